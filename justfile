@@ -99,10 +99,11 @@ shim *versions:
 wheel:
     {{ venv }}/bin/pip wheel --no-deps --wheel-dir target/wheels .
 
-# Format, clippy and documentation, no warning allowed
+# Format, clippy and documentation, no warning allowed; no test by the wall clock
 lint:
     cargo fmt --all --check
     cargo fmt --manifest-path fuzz/Cargo.toml --check
+    scripts/clocks
     cargo clippy --workspace --all-targets --features "{{ features }}" -- -D warnings
     cargo clippy --package tenure-plan --package tenure-cli --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

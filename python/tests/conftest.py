@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,12 @@ def in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def sample() -> Path:
     """A recorded training step of ResNet-50."""
     return ROOT / "tests/data/resnet50_step.pickle.xz"
+
+
+@pytest.fixture
+def nobody_is_asked_to_yield() -> Iterator[None]:
+    """Python's lock changes hands only where whoever has it gives it up."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)

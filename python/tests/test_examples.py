@@ -90,7 +90,7 @@ class Machine:
     def run(self, example: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-O", str(EXAMPLES / example), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
     def fails(self, example: str, *arguments: str) -> str:
         """The one line that it says."""

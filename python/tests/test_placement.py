@@ -321,7 +321,7 @@ def test_forked_workers_see_what_was_there_and_not_what_their_parent_writes_late
         child.start()
         shared.fill_(1)
         is_written.set()
-        assert answers.get(timeout=60) == (True, 1000, "a forked child has ordinary memory in its place")
+        assert answers.get(timeout=300) == (True, 1000, "a forked child has ordinary memory in its place")
         child.join()
         assert child.exitcode == 0 and shared.eq(1).all()
 

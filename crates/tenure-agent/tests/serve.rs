@@ -9,7 +9,8 @@ use std::ops::ControlFlow;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,8 +20,9 @@ use proptest::test_runner::{Config, TestRunner};
 use tempfile::TempDir;
 use tenure_agent::serve::frame::{Frame, Kind, MAX_BODY_BYTES};
 use tenure_agent::serve::{
-    Address, Answer, Client, Options, Placed, Refusal, Request, ServeError, Server, ServerConfig, Serving,
+    Address, Answer, Client, MAX_SECONDS, Options, Placed, Refusal, Request, ServeError, Server, ServerConfig, Serving,
 };
+use tenure_core::Clock;
 use tenure_plan::planner::{Evolutionary, Planned, PlannerError, PlannerOptions, Watch};
 use tenure_plan::{Mapping, Planner, Problem, Rule};
 
@@ -42,8 +44,24 @@ const PROBLEM: &str = r#"{
   ]
 }"#;
 
-/// Goes on for as long as it is asked to, one plan after the other.
-struct Restless;
+/// Longer than any test takes: what waits for so long hangs.
+const LONG: Duration = Duration::from_secs(300);
+
+/// Goes on for as long as it is asked to, one plan after the other, and shows how far it has come.
+#[derive(Clone, Default)]
+struct Restless {
+    /// Plans that it has tried.
+    tried: Arc<AtomicU64>,
+    /// Ends it.
+    is_enough: Arc<AtomicBool>,
+}
+
+impl Restless {
+    /// Waits until it plans.
+    fn wait(&self) {
+        eventually(|| self.tried.load(Ordering::Relaxed) > 0);
+    }
+}
 
 impl Planner for Restless {
     fn name(&self) -> &str {
@@ -56,7 +74,10 @@ impl Planner for Restless {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        Evolutionary { evaluations: u64::MAX }.plan(problem, options, watch)
+        Evolutionary { evaluations: u64::MAX }.plan(problem, options, &mut |progress| {
+            self.tried.store(progress.evaluations, Ordering::Relaxed);
+            if self.is_enough.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { watch(progress) }
+        })
     }
 }
 
@@ -78,12 +99,13 @@ fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) 
     let folder = tempfile::tempdir().unwrap();
     let (socket, results) = (folder.path().join("agent.sock"), folder.path().join("results"));
     fs::create_dir(&results).unwrap();
-    let mut config = ServerConfig::new(&results);
+    let mut config = ServerConfig { patience: LONG, ..ServerConfig::new(&results) };
     change(&mut config);
+    let restless = Restless::default();
     let planners: Vec<Box<dyn Planner + Send + Sync>> =
-        vec![Box::new(Rule::Density), Box::new(Rule::Hotness), Box::new(Restless), Box::new(Faulty)];
+        vec![Box::new(Rule::Density), Box::new(Rule::Hotness), Box::new(restless.clone()), Box::new(Faulty)];
     let server = Server::bind(&Address::Unix(socket.clone()), config, planners).unwrap();
-    let agent = Agent { socket, results, is_done: AtomicBool::new(false), _folder: folder };
+    let agent = Agent { socket, results, restless, is_done: AtomicBool::new(false), _folder: folder };
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&agent.is_done)));
         // Also if the client panics.
@@ -99,6 +121,7 @@ fn until(is_done: &AtomicBool) -> impl FnMut(&Serving) -> ControlFlow<()> {
 struct Agent {
     socket: PathBuf,
     results: PathBuf,
+    restless: Restless,
     is_done: AtomicBool,
     _folder: TempDir,
 }
@@ -118,7 +141,7 @@ impl Agent {
 
     fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
         stream
     }
 
@@ -152,6 +175,11 @@ fn frame(kind: Kind, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     Frame { kind, body: body.to_vec() }.write(&mut bytes).unwrap();
     bytes
+}
+
+/// A search that goes on until it is ended.
+fn endless() -> Options {
+    Options { seconds: MAX_SECONDS, fast_bytes: Some(60), ..with_planner("restless") }
 }
 
 fn proper() -> Vec<u8> {
@@ -216,11 +244,11 @@ fn options_are_followed() {
             let all = Options { fast_bytes: Some(1000), ..with_planner("hotness") };
             let answer = client.ask(&request(all)).unwrap();
             assert_eq!((answer.placed.planner.as_str(), answer.score), ("hotness", 1.0));
-            let some = Options { evaluations: Some(77), ..with_planner("restless") };
+            let some = Options { evaluations: Some(77), seconds: MAX_SECONDS, ..with_planner("restless") };
             assert_eq!(client.ask(&request(some)).unwrap().placed.evaluations, 77);
-            let begun = Instant::now();
-            client.ask(&request(Options { seconds: 0.2, fast_bytes: Some(60), ..with_planner("restless") })).unwrap();
-            assert!((0.2..10.0).contains(&begun.elapsed().as_secs_f64()));
+            // Without the limit it would go on until the client gives up.
+            let answer = client.ask(&request(Options { seconds: 0.2, ..endless() })).unwrap();
+            assert!(answer.placed.seconds >= 0.2, "{answer:?}");
         },
     );
 }
@@ -295,11 +323,13 @@ fn two_clients_are_planned_for_at_once_and_silent_ones_block_nobody() {
         |agent| {
             let _silent = [agent.connect(), agent.connect()];
             thread::scope(|scope| {
-                let begun = Instant::now();
-                let long = Options { seconds: 3.0, fast_bytes: Some(60), ..with_planner("restless") };
-                let slow = scope.spawn(move || agent.client().ask(&request(long)));
+                // Also if the other client is not answered.
+                let ends = Ends(&agent.restless.is_enough);
+                let slow = scope.spawn(|| agent.client().ask(&request(endless())));
+                agent.restless.wait();
                 agent.client().ask(&request(Options::default())).unwrap();
-                assert!(begun.elapsed() < Duration::from_secs(3) && !slow.is_finished());
+                assert!(!slow.is_finished());
+                drop(ends);
                 slow.join().unwrap().unwrap();
             });
             assert_eq!(agent.files().len(), 2);
@@ -309,14 +339,27 @@ fn two_clients_are_planned_for_at_once_and_silent_ones_block_nobody() {
 
 #[test]
 fn who_is_silent_for_too_long_is_told_and_makes_place() {
-    let config = |config: &mut ServerConfig| (config.connections, config.patience) = (1, Duration::from_millis(300));
+    let clock = Clock::manual();
+    let config = |config: &mut ServerConfig| {
+        config.connections = 1;
+        config.patience = Duration::from_secs(1);
+        config.clock = clock.clone();
+    };
     serve(config, |agent| {
         let mut slow = agent.connect();
         slow.write_all(&proper()[..30]).unwrap();
         let mut client = agent.connect();
         let busy = Frame::read(&mut client).unwrap().unwrap();
         assert_eq!(serde_json::from_slice::<Refusal>(&busy.body).unwrap().code, "busy");
-        let told = Frame::read(&mut slow).unwrap().unwrap();
+        // A connection's patience may have begun after the clock was set forward once.
+        let told = thread::scope(|scope| {
+            let told = scope.spawn(|| Frame::read(&mut slow));
+            eventually(|| {
+                clock.advance(Duration::from_secs(1));
+                told.is_finished()
+            });
+            told.join().unwrap().unwrap().unwrap()
+        });
         assert_eq!(serde_json::from_slice::<Refusal>(&told.body).unwrap().code, "time");
         drop(slow);
         eventually(|| agent.client().ask(&request(Options::default())).is_ok());
@@ -328,10 +371,9 @@ fn a_client_that_goes_away_ends_its_planning_and_leaves_no_file() {
     serve(
         |config| config.connections = 1,
         |agent| {
-            let long = Options { seconds: 3600.0, fast_bytes: Some(60), ..with_planner("restless") };
             let mut gone = agent.connect();
-            gone.write_all(&frame(Kind::Place, &request(long).to_json().unwrap())).unwrap();
-            thread::sleep(Duration::from_millis(200));
+            gone.write_all(&frame(Kind::Place, &request(endless()).to_json().unwrap())).unwrap();
+            agent.restless.wait();
             assert!(agent.client().ask(&request(Options::default())).is_err(), "it is planned");
             drop(gone);
             eventually(|| agent.client().ask(&request(Options::default())).is_ok());
@@ -345,11 +387,13 @@ fn an_agent_that_is_to_end_answers_with_the_best_so_far() {
     serve(
         |_| {},
         |agent| {
-            let long = Options { seconds: 3600.0, fast_bytes: Some(60), ..with_planner("restless") };
             thread::scope(|scope| {
-                let asked = scope.spawn(|| agent.client().ask(&request(long)));
-                thread::sleep(Duration::from_millis(300));
+                // If the agent does not end it, the planner ends after the test has failed.
+                let _enough = Ends(&agent.restless.is_enough);
+                let asked = scope.spawn(|| agent.client().ask(&request(endless())));
+                agent.restless.wait();
                 agent.is_done.store(true, Ordering::Relaxed);
+                eventually(|| asked.is_finished());
                 assert!(asked.join().unwrap().unwrap().placed.evaluations > 0);
             });
             eventually(|| !agent.socket.exists());
@@ -360,8 +404,8 @@ fn an_agent_that_is_to_end_answers_with_the_best_so_far() {
 fn eventually(mut happens: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happens() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it never happens");
-        thread::sleep(Duration::from_millis(20));
+        assert!(begun.elapsed() < LONG, "it never happens");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -383,7 +427,7 @@ fn an_agent_listens_on_the_loopback_too() {
 fn who_is_one_too_many_reads_why_whatever_was_sent() {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
-    let config = ServerConfig { connections: 1, ..ServerConfig::new(results.path()) };
+    let config = ServerConfig { connections: 1, patience: LONG, ..ServerConfig::new(results.path()) };
     let server = Server::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
     let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
     let mut problem = Problem::from_json(PROBLEM).unwrap().into_parts();

@@ -8,20 +8,11 @@ use std::{env, fs};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Builds `libtenure_capi.so`, as `cargo test` does not, and says where it is. `None` where there is no Rust.
-fn library() -> Option<PathBuf> {
-    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    if !has(&cargo) {
-        return None;
-    }
-    let arguments = ["build", "--offline", "--package", "tenure-capi", "--message-format", "json"];
-    let output = Command::new(cargo).args(arguments).current_dir(CRATE).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let messages = String::from_utf8(output.stdout).unwrap();
-    let messages = messages.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let built = messages.filter(|message| message["target"]["name"] == "tenure_capi");
-    let files = built.filter_map(|message| Some(message["filenames"].as_array()?[0].as_str()?.to_owned()));
-    Some(files.map(PathBuf::from).find(|file| file.extension().is_some_and(|name| name == "so")).unwrap())
+/// `libtenure_capi.so`, which cargo has built beside this program.
+fn library() -> PathBuf {
+    let library = env::current_exe().unwrap().with_file_name("libtenure_capi.so");
+    assert!(library.is_file(), "cargo has built no {}", library.display());
+    library
 }
 
 /// Whether a program can be run here; says so if not.
@@ -53,7 +44,7 @@ fn run_c(name: &str) {
     if !has("cc") {
         return;
     }
-    let Some(library) = library() else { return };
+    let library = library();
     let library = library.parent().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
@@ -77,7 +68,7 @@ fn the_benchmark_beside_pytorch_runs_without_it() {
     if !has("g++") || !has("python3") {
         return;
     }
-    let Some(library) = library() else { return };
+    let library = library();
     let folder = tempfile::tempdir().unwrap();
     let figures = folder.path().join("figures.json");
     let output = Command::new("python3")

@@ -13,6 +13,9 @@ use tenure::plan::packing::PackingProblem;
 /// At no moment is more alive than 8 bytes, and 9 are needed.
 const ODD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/odd.csv");
 
+/// No search that ends by itself takes so many seconds.
+const NO_LIMIT: &str = "1000000";
+
 fn plan(folder: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tenure")).current_dir(folder).arg("plan").args(args).output().unwrap()
 }
@@ -50,17 +53,17 @@ fn hard(folder: &Path) -> String {
 #[test]
 fn json_says_whether_buffers_fit() {
     for (capacity, feasible) in [(8, false), (9, true), (100, true)] {
-        let answer = answer(&[ODD, "--capacity", &capacity.to_string()]);
+        let answer = answer(&[ODD, "--capacity", &capacity.to_string(), "--seconds", NO_LIMIT]);
         assert_eq!(answer["feasible"], feasible, "{answer}");
         assert_eq!((&answer["buffers"], &answer["capacity"]), (&9.into(), &capacity.into()));
         assert_eq!(answer["height"].as_u64().unwrap() <= capacity, feasible);
-        assert!(answer["seconds"].as_f64().unwrap() < 60.0 && answer["nodes"].is_u64());
+        assert!(answer["seconds"].as_f64() >= Some(0.0) && answer["nodes"].is_u64(), "{answer}");
     }
 }
 
 #[test]
 fn without_a_capacity_the_lowest_packing_is_found() {
-    let answer = answer(&[ODD]);
+    let answer = answer(&[ODD, "--seconds", NO_LIMIT]);
     assert_eq!((&answer["feasible"], &answer["height"], &answer["lower_bound"]), (&true.into(), &9.into(), &9.into()));
     assert_eq!(answer["capacity"], Value::Null);
 }
@@ -80,7 +83,7 @@ fn what_is_not_known_in_time_is_null() {
 
 #[test]
 fn a_table_says_the_same() {
-    let output = plan(here().path(), &[ODD, "--capacity", "8"]);
+    let output = plan(here().path(), &[ODD, "--capacity", "8", "--seconds", NO_LIMIT]);
     assert!(output.status.success());
     let shown = text(&output.stdout);
     for part in
@@ -93,7 +96,7 @@ fn a_table_says_the_same() {
 #[test]
 fn offsets_are_written_beside_the_buffers() {
     let folder = here();
-    let output = plan(folder.path(), &[ODD, "--capacity", "9", "-o", "out.csv"]);
+    let output = plan(folder.path(), &[ODD, "--capacity", "9", "-o", "out.csv", "--seconds", NO_LIMIT]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let written = fs::read_to_string(folder.path().join("out.csv")).unwrap();
     assert!(written.starts_with("id,lower,upper,size,offset\n0,1,5,2,"), "{written}");
@@ -104,7 +107,7 @@ fn offsets_are_written_beside_the_buffers() {
 #[test]
 fn offsets_that_do_not_fit_are_not_written() {
     let folder = here();
-    let output = plan(folder.path(), &[ODD, "--capacity", "8", "-o", "out.csv", "--json"]);
+    let output = plan(folder.path(), &[ODD, "--capacity", "8", "-o", "out.csv", "--seconds", NO_LIMIT, "--json"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stdout).starts_with("{\"feasible\":false,"));
     assert_eq!(text(&output.stderr), "tenure: out.csv: not written: no packing that fits was found\n");
@@ -177,7 +180,7 @@ fn json_says_what_came_of_a_plan() {
     assert!(answer["makespan_us"].as_f64() >= answer["bound_makespan_us"].as_f64());
     assert!(answer["bound_makespan_us"].as_f64().unwrap() >= 4.0);
     assert_eq!(answer["evaluations"], 1);
-    assert!(answer["seconds"].as_f64().unwrap() < 60.0);
+    assert!(answer["seconds"].as_f64() >= Some(0.0), "{answer}");
 }
 
 #[test]
@@ -267,16 +270,42 @@ fn a_policy_is_trained_and_used() {
     assert!(text(&other.stderr).starts_with("tenure: curve.html: "), "{}", text(&other.stderr));
 }
 
-#[cfg(unix)]
+/// Waits until a process handles interrupts and has computed for a tenth of a second of its own processor time.
+#[cfg(target_os = "linux")]
+fn wait_until_it_computes(child: &mut std::process::Child) {
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    const INTERRUPT: u32 = 2;
+    let read = |file| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
+    let handles_interrupts = || {
+        let status = read("status");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (INTERRUPT - 1) != 0
+    };
+    let ticks = || -> u64 {
+        // The twelfth field behind the name: hundredths of a second in user mode.
+        let stat = read("stat");
+        stat.rsplit(") ").next().unwrap().split(' ').nth(11).unwrap().parse().unwrap()
+    };
+    let begun = Instant::now();
+    while !handles_interrupts() || ticks() < 10 {
+        assert!(begun.elapsed() < Duration::from_secs(300), "it computes nothing");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+}
+
+#[cfg(target_os = "linux")]
 #[test]
 fn an_interruption_answers_with_the_best_so_far() {
     let folder = here();
-    let child = Command::new(env!("CARGO_BIN_EXE_tenure"))
-        .args(["plan", &hard(folder.path()), "--seconds", "1000", "--json"])
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+        .args(["plan", &hard(folder.path()), "--seconds", NO_LIMIT, "--json"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    wait_until_it_computes(&mut child);
     let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(killed.success());
     let output = child.wait_with_output().unwrap();

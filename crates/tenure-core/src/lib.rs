@@ -24,6 +24,8 @@
 
 mod allocator;
 #[forbid(unsafe_code)]
+mod clock;
+#[forbid(unsafe_code)]
 mod context;
 mod data_ptr;
 #[forbid(unsafe_code)]
@@ -52,6 +54,7 @@ pub use allocator::{
     Allocator, AllocatorRegistry, AllocatorScope, CpuAllocator, MemoryReporter, MemoryUse, NumaMove, OutOfMemory,
     move_to_numa_node,
 };
+pub use clock::Clock;
 pub use context::{Context, ContextGuard};
 pub use data_ptr::{DataPtr, Deleter};
 pub use device::{Device, DeviceKind};

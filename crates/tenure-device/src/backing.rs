@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -8,7 +8,7 @@ use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
 use crate::share::Exports;
-use crate::{Access, CallError, Driver, ErrorKind, EventId, EventKind};
+use crate::{Access, CallError, Clock, Driver, ErrorKind, EventId, EventKind};
 
 /// How old a known overhead may be. Asking the system takes about a millisecond, and contexts and libraries come and
 /// go slowly.
@@ -25,7 +25,9 @@ pub struct DeviceBacking {
     driver: Arc<dyn Driver>,
     marks: Mutex<Marks>,
     held: Mutex<Held>,
-    overhead: Mutex<Option<(Instant, Option<u64>)>>,
+    /// When it was asked for last, and what it was.
+    overhead: Mutex<Option<(Duration, Option<u64>)>>,
+    clock: Clock,
     exports: Exports,
 }
 
@@ -33,7 +35,15 @@ impl DeviceBacking {
     /// A backing on `driver`, which others may use too.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         let exports = Exports::new(Arc::clone(&driver));
-        Self { driver, marks: Mutex::default(), held: Mutex::default(), overhead: Mutex::default(), exports }
+        let clock = Clock::default();
+        Self { driver, marks: Mutex::default(), held: Mutex::default(), overhead: Mutex::default(), clock, exports }
+    }
+
+    /// Measures the age of the known [overhead](Self::known_overhead_bytes) by `clock` instead of the system's.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
     }
 
     /// The driver underneath.
@@ -58,13 +68,13 @@ impl DeviceBacking {
     pub fn known_overhead_bytes(&self) -> Option<u64> {
         let mut overhead = self.overhead.lock();
         if let Some((asked, bytes)) = *overhead
-            && asked.elapsed() < OVERHEAD_AGE
+            && self.clock.now().saturating_sub(asked) < OVERHEAD_AGE
         {
             return bytes;
         }
         let known = overhead.and_then(|(_, bytes)| bytes);
         let bytes = self.measure_overhead().or_else(|| self.measure_overhead()).unwrap_or(known);
-        *overhead = Some((Instant::now(), bytes));
+        *overhead = Some((self.clock.now(), bytes));
         bytes
     }
 

@@ -47,3 +47,4 @@ pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use platform::{Link, Platform, Properties};
 pub use stream::{Stream, StreamGuard, StreamKind};
 pub use streams::{STREAMS_PER_POOL, Streams};
+pub use tenure_core::Clock;

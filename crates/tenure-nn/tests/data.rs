@@ -4,10 +4,6 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use tenure_nn::data::{
@@ -89,44 +85,6 @@ fn a_workers_error_is_its_batchs_and_the_others_come() {
     assert!(matches!(&found[1], Err(DataError::Bytes(reason)) if reason == "example 5 is bad"));
     let error = found[2].as_ref().unwrap_err().to_string();
     assert!(error.contains("batch 2") && error.contains("example 9 is cursed"), "{error}");
-}
-
-/// Says how many of its examples were read.
-struct Counted(Arc<AtomicUsize>);
-
-impl Dataset for Counted {
-    type Item = i64;
-
-    fn len(&self) -> usize {
-        1_000_000
-    }
-
-    fn item(&self, index: usize) -> Result<i64> {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Ok(index as i64)
-    }
-}
-
-#[test]
-fn workers_read_as_far_ahead_as_they_may_and_end_with_the_epoch() {
-    let read = Arc::new(AtomicUsize::new(0));
-    let options = LoaderOptions { batch_size: 4, workers: 3, prefetch: 2, ..LoaderOptions::default() };
-    let loader = DataLoader::new(Counted(Arc::clone(&read)), options);
-    let mut epoch = loader.epoch(0, 0);
-    let ahead = 3 * 2;
-    for taken in 1..=5 {
-        epoch.next().unwrap().unwrap();
-        let most = 4 * (taken + ahead);
-        let start = Instant::now();
-        while read.load(Ordering::SeqCst) < most {
-            assert!(start.elapsed() < Duration::from_secs(60), "{} of {most} were read", read.load(Ordering::SeqCst));
-            thread::yield_now();
-        }
-        thread::sleep(Duration::from_millis(5));
-        assert_eq!(read.load(Ordering::SeqCst), most);
-    }
-    drop(epoch);
-    assert_eq!(read.load(Ordering::SeqCst), 4 * (5 + ahead));
 }
 
 fn idx(sizes: &[u32], data: &[u8]) -> Vec<u8> {

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::dup2;
@@ -135,7 +135,8 @@ impl Spill {
         let mover = mover.unwrap();
         let planning = PlannerOptions {
             objective: Objective::Makespan,
-            time_limit: Duration::from_secs(5),
+            // Evaluations end the search, not the clock.
+            time_limit: Duration::from_secs(24 * 60 * 60),
             evaluations: Some(20),
             seed: 0,
         };
@@ -148,11 +149,7 @@ impl Spill {
     }
 
     fn expect_nothing_left(&self) {
-        let is_empty = |_| {
-            thread::sleep(Duration::from_millis(1));
-            self.disk.statistics().free_bytes == self.disk.capacity_bytes()
-        };
-        assert!((0..5000).any(is_empty), "something is left on disk");
+        wait_until("nothing is left on disk", || self.disk.statistics().free_bytes == self.disk.capacity_bytes());
         assert_eq!(fs::read_dir(self.path()).unwrap().count(), 0, "a file has a name");
     }
 
@@ -162,13 +159,21 @@ impl Spill {
     }
 }
 
-/// Waits until nothing is being written.
-fn settle(disk: &Disk) {
-    let mut written = u64::MAX;
-    while disk.statistics().written_bytes != written {
-        written = disk.statistics().written_bytes;
-        thread::sleep(Duration::from_millis(30));
+/// Waits for a condition. The limit only keeps a test that fails from hanging.
+fn wait_until(condition: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(300), "never: {condition}");
+        thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Waits until everything that was given to the disk is written.
+fn settle(disk: &Disk) {
+    wait_until("everything is written", || {
+        let statistics = disk.statistics();
+        statistics.raw_bytes == statistics.today_bytes
+    });
 }
 
 /// Another file in the place of the disk's.

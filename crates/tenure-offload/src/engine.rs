@@ -14,7 +14,7 @@ use tenure_plan::{PlanError, Planner, Problem, simulator};
 use tenure_tier::codec::Choice;
 use tenure_tier::{Destination, Mover, Stored};
 
-use crate::clock::{Clock, LEAD};
+use crate::clock::{Clock, HostTime, LEAD};
 use crate::held::{Held, Saved};
 use crate::memory::Peak;
 use crate::reclaim;
@@ -47,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) memory: Memory,
     pub(crate) mover: Mover,
     pub(crate) options: Options,
+    host_time: Mutex<HostTime>,
     /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
     limit: Mutex<Option<u64>>,
     pub(crate) state: Mutex<State>,
@@ -88,10 +89,19 @@ pub(crate) struct State {
 impl Engine {
     /// An engine for a memory whose bytes the mover moves. It has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
-        let shared = Arc::new(Shared { memory, mover, options, limit: Mutex::default(), state: Mutex::default() });
+        let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
+        let (limit, state) = Default::default();
+        let shared = Arc::new(Shared { memory, mover, options, host_time, limit, state });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
         Self { shared }
+    }
+
+    /// Measures the host's computing by `now` instead of the system's clock, from the next step on. For tests, whose plans
+    /// then depend on nothing else.
+    #[doc(hidden)]
+    pub fn set_host_time(&self, now: impl Fn() -> Instant + Send + Sync + 'static) {
+        *self.shared.host_time.lock() = Arc::new(now);
     }
 
     /// How many bytes of its memory may be held at any time, from the next step on.
@@ -473,9 +483,10 @@ impl Shared {
     }
 
     fn measured(&self, pass: Pass) -> Course {
+        let clock = Clock::with_host_time(Arc::clone(&self.host_time.lock()));
         let state = self.state.lock();
         let residents = state.residents.iter().map(|id| (*id, &state.held[id]));
-        Course::Measured(Box::new(Measured::new(pass, residents)))
+        Course::Measured(Box::new(Measured::new(pass, residents, clock)))
     }
 
     /// What a step of a signature goes by, within the budget.

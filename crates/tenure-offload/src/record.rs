@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tenure_tier::codec::Encoded;
 use tenure_tier::{Destination, Disk};
 
@@ -115,7 +116,8 @@ impl TierMoment {
 pub struct StepRecorder {
     engine: Engine,
     is_over: Arc<AtomicBool>,
-    looks: Option<JoinHandle<Vec<TierMoment>>>,
+    looks: Option<JoinHandle<()>>,
+    moments: Arc<Mutex<Vec<TierMoment>>>,
     began: Instant,
 }
 
@@ -127,26 +129,39 @@ impl StepRecorder {
         let is_over = Arc::new(AtomicBool::new(false));
         let (looked_at, until) = (engine.clone(), Arc::clone(&is_over));
         // The thread may begin late.
-        let mut moments = vec![TierMoment::now(&engine, began)];
+        let moments = Arc::new(Mutex::new(vec![TierMoment::now(&engine, began)]));
+        let kept = Arc::clone(&moments);
         let look = move || {
             while !until.load(Ordering::Relaxed) {
                 thread::sleep(interval);
-                moments.push(TierMoment::now(&looked_at, began));
+                look(&kept, &looked_at, began);
             }
-            moments
         };
-        Self { engine, is_over, looks: Some(thread::spawn(look)), began }
+        Self { engine, is_over, looks: Some(thread::spawn(look)), moments, began }
     }
 
-    /// What it saw.
+    /// Looks now, too.
+    pub fn look(&self) {
+        look(&self.moments, &self.engine, self.began);
+    }
+
+    /// What it saw. The last moment is that of this call.
     pub fn finish(mut self) -> StepRecord {
         let elapsed_us = since(self.began);
         self.is_over.store(true, Ordering::Relaxed);
         // It does not panic.
-        let moments = self.looks.take().and_then(|looks| looks.join().ok()).unwrap_or_default();
+        self.looks.take().map(JoinHandle::join);
+        self.look();
+        let moments = std::mem::take(&mut *self.moments.lock());
         let (saved, budget_bytes) = (self.engine.take_notes(), self.engine.budget_bytes());
         StepRecord { saved, moments, budget_bytes, elapsed_us }
     }
+}
+
+/// Looks with the moments locked, so that the earliest stays first.
+fn look(moments: &Mutex<Vec<TierMoment>>, engine: &Engine, began: Instant) {
+    let mut moments = moments.lock();
+    moments.push(TierMoment::now(engine, began));
 }
 
 impl Drop for StepRecorder {

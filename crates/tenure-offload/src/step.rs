@@ -135,13 +135,13 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    pub(crate) fn new<'a>(pass: Pass, of: impl Iterator<Item = (u64, &'a Held)>) -> Self {
+    pub(crate) fn new<'a>(pass: Pass, of: impl Iterator<Item = (u64, &'a Held)>, clock: Clock) -> Self {
         let (mut profile, mut residents) = (Profile::new(), Vec::new());
         for (id, held) in of {
             profile.add_resident(&held.name, held.bytes);
             residents.push(id);
         }
-        let (clock, events, operations) = (Clock::default(), Vec::new(), Operations::default());
+        let (events, operations) = (Vec::new(), Operations::default());
         let (saved, recomputes, codecs) = (HashMap::new(), Vec::new(), Vec::new());
         Self {
             pass,

@@ -3,8 +3,8 @@
 
 use std::error::Error;
 use std::slice;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage, WeakStorage};
@@ -24,6 +24,14 @@ const SPARSE: u64 = 6;
 
 static ONE: Mutex<()> = Mutex::new(());
 
+/// What the engines' clocks say: a test computes for as long as it says.
+static NOW: LazyLock<Mutex<Instant>> = LazyLock::new(|| Mutex::new(Instant::now()));
+
+/// Computes for some time, by those clocks.
+fn compute(time: Duration) {
+    *NOW.lock() += time;
+}
+
 fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(capacity)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
@@ -36,13 +44,15 @@ fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     };
     let planning = PlannerOptions {
         objective: Objective::Makespan,
-        time_limit: Duration::from_secs(5),
+        // Evaluations end the search, not the clock.
+        time_limit: Duration::from_secs(24 * 60 * 60),
         evaluations: Some(50),
         seed: 0,
     };
     let links = vec![(link, Destination::Disk)];
     let options = Options { least_bytes: MIB, links, planner: Box::new(Scheduled), planning };
     let engine = Engine::new(Memory::of(Device::CPU).unwrap(), mover, options);
+    engine.set_host_time(|| *NOW.lock());
     engine.set_budget(budget_bytes);
     engine
 }
@@ -59,11 +69,17 @@ fn fill(storage: &Storage, value: u8) {
 
 /// A forward and a backward pass over layers that save what they make.
 fn step(engine: &Engine, pass: Pass, layers: u64) -> Result<StepReport, OffloadError> {
-    step_back_to(engine, pass, layers, 0)
+    step_back_to(engine, pass, layers, 0, || ())
 }
 
-/// The same, whose backward pass ends behind a layer.
-fn step_back_to(engine: &Engine, pass: Pass, layers: u64, last: u64) -> Result<StepReport, OffloadError> {
+/// The same, whose backward pass ends behind a layer, with a look between the two passes.
+fn step_back_to(
+    engine: &Engine,
+    pass: Pass,
+    layers: u64,
+    last: u64,
+    look: impl FnOnce(),
+) -> Result<StepReport, OffloadError> {
     let step = engine.begin(layers, pass)?;
     let mut saved: Vec<Arc<Saved>> = Vec::new();
     for layer in 0..layers {
@@ -76,6 +92,7 @@ fn step_back_to(engine: &Engine, pass: Pass, layers: u64, last: u64) -> Result<S
             &engine.save(&out, 0, DType::U8, None, None, String::new)?.unwrap()
         ));
     }
+    look();
     for layer in (last..layers).rev() {
         let token = saved.pop().unwrap();
         let out = engine.need(&token, None)?;
@@ -83,7 +100,7 @@ fn step_back_to(engine: &Engine, pass: Pass, layers: u64, last: u64) -> Result<S
         let out = out.lock();
         // SAFETY: nobody writes to it any more.
         assert!(unsafe { out.as_slice() }.iter().all(|byte| u64::from(*byte) == layer));
-        std::thread::sleep(Duration::from_millis(2));
+        compute(Duration::from_millis(2));
     }
     step.finish()
 }
@@ -153,7 +170,7 @@ fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
     let _one = ONE.lock();
     let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
     // As where backward fails.
-    step_back_to(&engine, Pass::Budgeted, LAYERS, LAYERS - 1).unwrap();
+    step_back_to(&engine, Pass::Budgeted, LAYERS, LAYERS - 1, || ()).unwrap();
     assert!(!step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().peak_bytes.is_some());
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
@@ -284,7 +301,7 @@ fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
             }
             drop(storage(BYTES).unwrap());
             engine.give_back(&residents[layer as usize], bytes, None).unwrap();
-            std::thread::sleep(Duration::from_millis(2));
+            compute(Duration::from_millis(2));
         }
         let report = step.finish().unwrap();
         assert!(peak(&engine) <= budget, "step {number}: {} of {budget}", peak(&engine));
@@ -359,7 +376,7 @@ fn a_record_says_what_became_of_what_was_saved_and_where_it_was() {
     let engine = engine(budget, 256 * MIB);
     step(&engine, Pass::Budgeted, LAYERS).unwrap();
     let recorder = StepRecorder::begin(&engine, Duration::from_micros(200));
-    let report = step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    let report = step_back_to(&engine, Pass::Budgeted, LAYERS, 0, || recorder.look()).unwrap();
     let record = recorder.finish();
 
     assert_eq!((record.saved.len() as u64, record.budget_bytes), (LAYERS, Some(budget)));

@@ -194,6 +194,7 @@ fn bodies_have_a_limit_together() {
     let refused = served.infer("echo_fp32", &long);
     assert_eq!((refused.error().0, &*refused.headers["retry-after"]), (503, "1"));
     assert_eq!(served.infer("echo_fp32", INFER).status, 200);
+    served.fake.permits.add_permits(1);
     assert_eq!(receive(slow).unwrap().status, 200);
     assert_eq!(served.infer("echo_fp32", &long).status, 200);
 }
@@ -210,7 +211,8 @@ fn who_is_slow_to_send_is_not_waited_for() {
     let limits = Limits { receive: Duration::from_millis(50), ..Limits::default() };
     let served = Served::with(Config { limits, ..Config::default() });
     let head = "POST /v2/models/echo_fp32/infer HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n{";
-    let answer = receive(served.send(head.as_bytes())).unwrap();
+    // Where even the head comes too late, there is no answer.
+    let answer = (0..1000).find_map(|_| receive(served.send(head.as_bytes()))).unwrap();
     assert_eq!(answer.error(), (408, "the body did not come within 50ms".into()));
     assert!(receive(served.send(b"GET /v2 HT")).is_none());
 }
@@ -240,7 +242,7 @@ fn more_connections_than_there_are_places_for_wait() {
     second.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     assert!((&second).read(&mut [0]).is_err());
     drop(first);
-    second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    second.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
     assert_eq!(receive(second).unwrap().status, 200);
 }
 
@@ -251,10 +253,11 @@ fn a_server_that_ends_answers_what_it_has_begun() {
     let idle = served.send(b"");
     served.wait_for_waiting(1);
     served.stop.take().unwrap().send(()).unwrap();
+    wait_until("nobody listens", || TcpStream::connect(served.address).is_err());
+    served.fake.permits.add_permits(1);
     assert_eq!(receive(slow).unwrap().status, 200);
     served.runtime.block_on(served.running).unwrap();
     assert!(receive(idle).is_none());
-    assert!(TcpStream::connect(served.address).is_err());
 }
 
 #[test]

@@ -95,7 +95,9 @@ def test_a_fraction_is_kept_to() -> None:
     tensor(CAPACITY / 2 / MIB)
 
 
-def test_a_block_is_not_reused_while_another_stream_uses_it() -> None:
+def test_a_block_is_not_reused_while_another_stream_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The stream is busy until it is waited for.
+    monkeypatch.setenv("TENURE_CUDART_CLOCK", "virtual")
     install()
     side = torch.cuda.Stream()
     shared = tensor()

@@ -2,19 +2,23 @@
 
 They are a specification: each holds on PyTorch's own allocator and on Tenure's. `TENURE_TEST_ALLOCATOR=native` runs
 them on the former. They run on a GPU, or on the simulated CUDA of `tests/cudart`; there, kernels compute nothing, and
-tests marked `values` are skipped.
+tests marked `values` are skipped. Its clock stands still except for waits: a busy stream stays busy until then.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+
+# Read when CUDA starts, here and in the processes that the tests start.
+os.environ.setdefault("TENURE_CUDART_CLOCK", "virtual")
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -30,7 +30,7 @@ def configure(socket: str) -> None:
     """Sizes, and where: what stands in PipeSwitch's code."""
     tt.install()
     tt.configure_shared_cache(
-        pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=48 * MIB, socket=socket, wait=30.0
+        pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=48 * MIB, socket=socket, wait=300.0
     )
 
 

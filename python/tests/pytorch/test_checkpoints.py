@@ -142,7 +142,7 @@ def test_only_the_thread_that_asks_allocates_from_the_pool() -> None:
             torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
             try:
                 began.set()
-                other_done.wait(10)
+                other_done.wait(300)
                 for _ in range(3):
                     held = [tensor(20 * MIB) for _ in range(3)]
                     del held
@@ -151,7 +151,7 @@ def test_only_the_thread_that_asks_allocates_from_the_pool() -> None:
                 torch._C._cuda_releasePool(0, pool)
 
     def without() -> None:
-        began.wait(10)
+        began.wait(300)
         tensor(20 * MIB)
         other_done.set()
 

@@ -17,7 +17,7 @@ def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a program on the allocator that is tested."""
     hook = {"TENURE_TORCH": "1" if ALLOCATOR == "tenure" else "0"}
     return subprocess.run(
-        [sys.executable, "-c", text], env=os.environ | hook | environment, text=True, capture_output=True, timeout=120
+        [sys.executable, "-c", text], env=os.environ | hook | environment, text=True, capture_output=True, timeout=300
     )
 
 

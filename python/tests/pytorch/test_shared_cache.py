@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """This process's own cache."""
     socket = tmp_path_factory.mktemp("cache") / "memory.sock"
     tt.configure_shared_cache(
-        pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=32 * MIB, socket=socket, wait=1.0
+        pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=32 * MIB, socket=socket, wait=300.0
     )
     tt.allocate_shared_cache()
 
@@ -325,17 +324,20 @@ def computed(stream: torch.cuda.Stream) -> torch.Tensor:
     ids=["tensor", "storage", "storage.cuda", "resize_"],
 )
 def test_who_waits_to_compute_lets_other_threads_end(
-    computing: list[torch.cuda.Stream], allocate: Callable[[], object]
+    computing: list[torch.cuda.Stream], nobody_is_asked_to_yield: None, allocate: Callable[[], object]
 ) -> None:
     held = [computed(computing[0])]
+    goes_on = threading.Event()
 
     def end() -> None:
-        time.sleep(0.1)
+        goes_on.wait()
         held.clear()
 
     thread = threading.Thread(target=end)
     thread.start()
     with torch.cuda.stream(computing[1]):
+        # The thread gets Python's lock when this one gives it up.
+        goes_on.set()
         allocate()
     thread.join()
 

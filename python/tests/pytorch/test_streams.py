@@ -10,7 +10,7 @@ from memory import tensor
 
 
 def busy(stream: torch.cuda.Stream) -> None:
-    """Keeps a stream at work for some tenths of a second: on a busy machine it may end before the test looks."""
+    """Keeps a stream at work: on the simulated CUDA until it is waited for, on a GPU for some tenths of a second."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(400_000_000)
 

@@ -30,7 +30,7 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def in_a_process(function: Callable[[str], Any]) -> Any:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(function, request.param).result(timeout=120)
+            return pool.submit(function, request.param).result(timeout=300)
 
     return in_a_process
 

@@ -27,7 +27,7 @@ def serving(models: Path, *args: str) -> Iterator[str]:
         assert server.stdout is not None
         yield server.stdout.readline().rsplit("http://", 1)[1].strip()
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(300) == 0
     finally:
         server.kill()
         server.wait()

@@ -51,7 +51,7 @@ def milliseconds(text: str) -> float:
 def post(url: str, body: object) -> Any:
     """What is answered in JSON to a body in JSON."""
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=60) as answer:
+    with urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 
@@ -75,14 +75,14 @@ class Browser:
 
     def wait_for(self, is_so: Callable[[Any], bool]) -> Any:
         """The page, when it shows something."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 300
         while not is_so(page := self.read()):
             assert time.monotonic() < end, page
             time.sleep(0.1)
         return page
 
     def close(self) -> None:
-        urlopen(Request(self._session, method="DELETE"), timeout=60).close()
+        urlopen(Request(self._session, method="DELETE"), timeout=300).close()
 
 
 @pytest.fixture

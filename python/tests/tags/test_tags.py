@@ -93,14 +93,14 @@ def test_threads_have_purposes_of_their_own() -> None:
     class Waiting(Probe):
         def forward(self, x: Tensor) -> Tensor:
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(300)
             return super().forward(x)
 
     model = nn.Sequential(Waiting())
     with tenure.torch.tag(model):
         thread = threading.Thread(target=model, args=(torch.ones(2),))
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(300)
         assert purpose() == NOTHING
         with tenure.torch.tagged("input", "batch"):
             go_on.set()
@@ -156,7 +156,7 @@ def test_a_tagging_ends_on_every_thread() -> None:
     class Waiting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(300)
             return x
 
     def call() -> None:
@@ -167,7 +167,7 @@ def test_a_tagging_ends_on_every_thread() -> None:
     tagging = tenure.torch.tag(model)
     thread = threading.Thread(target=call)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(300)
     tagging.remove()
     go_on.set()
     thread.join()

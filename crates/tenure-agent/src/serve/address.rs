@@ -101,7 +101,6 @@ impl AsFd for Stream {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
 
     use super::*;
 
@@ -113,10 +112,8 @@ mod tests {
         net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         net::listen(&listener, 0).unwrap();
         let address = Address::Unix(path);
-        let begun = Instant::now();
         let connect = |_| Stream::connect(&address, Duration::from_millis(50));
         let connected: io::Result<Vec<Stream>> = (0..10).map(connect).collect();
         assert_eq!(connected.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

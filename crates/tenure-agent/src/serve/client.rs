@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
+use tenure_core::Clock;
 use tenure_plan::{Mapping, Plan, Problem, simulate};
 
 use super::address::Stream;
@@ -142,7 +143,8 @@ impl Client {
 }
 
 fn connect(address: &Address) -> Result<Connection<'static>, ServeError> {
-    let connection = Stream::connect(address, ACCEPTS).and_then(|stream| Connection::new(stream, &GOES_ON, GRACE));
+    let connection =
+        Stream::connect(address, ACCEPTS).and_then(|stream| Connection::new(stream, &GOES_ON, GRACE, Clock::default()));
     connection.map_err(|reason| ServeError::Socket {
         address: address.clone(),
         doing: "no agent answers here: start one with `tenure agent serve`",

@@ -3,11 +3,12 @@
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
+use tenure_core::Clock;
 
 use super::address::Stream;
 use super::frame::{Frame, FrameError, Kind};
@@ -19,19 +20,21 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 pub(super) struct Connection<'a> {
     stream: Stream,
     stop: &'a AtomicBool,
-    until: Instant,
+    clock: Clock,
+    until: Duration,
 }
 
 impl<'a> Connection<'a> {
     /// Writes wait for so long at most.
-    pub(super) fn new(stream: Stream, stop: &'a AtomicBool, patience: Duration) -> io::Result<Self> {
+    pub(super) fn new(stream: Stream, stop: &'a AtomicBool, patience: Duration, clock: Clock) -> io::Result<Self> {
         stream.set_write_timeout(patience)?;
-        Ok(Self { stream, stop, until: Instant::now() })
+        let until = clock.now();
+        Ok(Self { stream, stop, clock, until })
     }
 
     /// The next frame, which must be there whole in time; none if the other end has ended the connection.
     pub(super) fn receive(&mut self, patience: Duration) -> Result<Option<Frame>, FrameError> {
-        self.until = Instant::now() + patience;
+        self.until = self.clock.now() + patience;
         Frame::read(&mut *self)
     }
 
@@ -58,7 +61,7 @@ impl<'a> Connection<'a> {
     /// Ends it, when the other end has had time to take what was said last: what is closed with something unread may take
     /// that along.
     pub(super) fn close(mut self, patience: Duration) {
-        self.until = Instant::now() + patience;
+        self.until = self.clock.now() + patience;
         if self.stream.end_writing().is_ok() {
             let mut unread = [0; 1 << 16];
             while self.read(&mut unread).is_ok_and(|count| count > 0) {}
@@ -69,7 +72,7 @@ impl<'a> Connection<'a> {
 impl Read for Connection<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let left = self.until.saturating_duration_since(Instant::now());
+            let left = self.until.saturating_sub(self.clock.now());
             if self.is_stopped() {
                 return Err(io::Error::other("the agent ends"));
             }

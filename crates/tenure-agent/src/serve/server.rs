@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tenure_core::Clock;
 use tenure_plan::planner::Planned;
 use tenure_plan::{Mapping, Planner, simulate};
 
@@ -34,12 +35,14 @@ pub struct ServerConfig {
     pub connections: usize,
     /// How long a connection may be silent, or a request may take to come.
     pub patience: Duration,
+    /// The time by which patience is measured.
+    pub clock: Clock,
 }
 
 impl ServerConfig {
-    /// Results in a folder, 16 connections, half a minute.
+    /// Results in a folder, 16 connections, half a minute of the system's clock.
     pub fn new(results: impl Into<PathBuf>) -> Self {
-        Self { results: results.into(), connections: 16, patience: Duration::from_secs(30) }
+        Self { results: results.into(), connections: 16, patience: Duration::from_secs(30), clock: Clock::default() }
     }
 }
 
@@ -115,7 +118,8 @@ impl Server {
                     continue;
                 };
                 let Some(stream) = accepted else { continue };
-                let Ok(mut connection) = Connection::new(stream, &stop, server.config.patience) else { continue };
+                let ServerConfig { patience, clock, .. } = &server.config;
+                let Ok(mut connection) = Connection::new(stream, &stop, *patience, clock.clone()) else { continue };
                 let Some(place) = Place::take(&server.connections, server.config.connections) else {
                     let message =
                         format!("{} connections are served, and no more: try again", server.config.connections);

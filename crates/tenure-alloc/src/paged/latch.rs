@@ -52,7 +52,7 @@ impl RawLatch {
             match turn {
                 0..SPINS => std::hint::spin_loop(),
                 _ if turn < SPINS + YIELDS => thread::yield_now(),
-                _ => thread::sleep(NAP),
+                _ => nap(),
             }
             if !self.0.load(Ordering::Relaxed) && lock_api::RawMutex::try_lock(self) {
                 return;
@@ -61,9 +61,24 @@ impl RawLatch {
     }
 }
 
+fn nap() {
+    #[cfg(test)]
+    tests::NAPS.with(|naps| naps.fetch_add(1, Ordering::Relaxed));
+    thread::sleep(NAP);
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::mpsc;
+
     use super::*;
+
+    thread_local! {
+        /// Naps of this thread, for another to watch.
+        pub(super) static NAPS: Arc<AtomicU64> = Arc::default();
+    }
 
     #[test]
     fn one_thread_at_a_time_holds_it() {
@@ -89,8 +104,17 @@ mod tests {
         let latch = Latch::new(0);
         thread::scope(|scope| {
             let mut held = latch.lock();
-            let waiter = scope.spawn(|| *latch.lock());
-            thread::sleep(Duration::from_millis(20));
+            let (sender, receiver) = mpsc::channel();
+            let latch = &latch;
+            let waiter = scope.spawn(move || {
+                sender.send(NAPS.with(Arc::clone)).unwrap();
+                *latch.lock()
+            });
+            let naps = receiver.recv().unwrap();
+            while naps.load(Ordering::Relaxed) < 3 {
+                assert!(!waiter.is_finished());
+                thread::yield_now();
+            }
             assert!(!waiter.is_finished());
             *held = 7;
             drop(held);

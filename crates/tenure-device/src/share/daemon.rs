@@ -10,7 +10,7 @@ use super::ShareError;
 use super::listener::{Listener, default_socket};
 use super::service::Service;
 use super::store::Store;
-use crate::Driver;
+use crate::{Clock, Driver};
 
 /// How a [`MemoryDaemon`] serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +31,13 @@ pub struct DaemonConfig {
     /// When there is no place for another, the connection that holds nothing and has been silent for longest, and for
     /// at least so long, is closed.
     pub idle: Duration,
+    /// The clock that all of the daemon's time limits are measured by.
+    pub clock: Clock,
 }
 
 impl Default for DaemonConfig {
     /// Device 0's [default socket](default_socket), no pool, any number of chunks, a grace of 2 s, this user, 256
-    /// connections, idle after a minute.
+    /// connections, idle after a minute, by the system's clock.
     fn default() -> Self {
         Self {
             socket: default_socket(0),
@@ -45,6 +47,7 @@ impl Default for DaemonConfig {
             uid: rustix::process::getuid().as_raw(),
             clients: 256,
             idle: Duration::from_secs(60),
+            clock: Clock::default(),
         }
     }
 }

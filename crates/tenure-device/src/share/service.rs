@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -40,7 +40,8 @@ pub(super) struct Service {
     clients: BTreeMap<HolderId, Client>,
     /// Who waits for memory.
     waiting: Vec<Waiting>,
-    started: Instant,
+    /// When it started, by the configured clock.
+    started: Duration,
     /// Connections could not be accepted for want of something: it is tried again at the next tick.
     out_of_descriptors: bool,
 }
@@ -77,6 +78,7 @@ enum Event {
 
 impl Service {
     pub(super) fn new(listener: Listener, store: Store, config: DaemonConfig, stop: Arc<OwnedFd>) -> Self {
+        let started = config.clock.now();
         let leases = Leases::new(config.grace.as_millis().try_into().unwrap_or(u64::MAX));
         Self {
             config,
@@ -86,7 +88,7 @@ impl Service {
             leases,
             clients: BTreeMap::new(),
             waiting: Vec::new(),
-            started: Instant::now(),
+            started,
             out_of_descriptors: false,
         }
     }
@@ -432,6 +434,7 @@ impl Service {
             chunk_bytes: self.leases.chunk_bytes(),
             chunk_limit_bytes: self.config.chunk_limit_bytes,
             unreleased: self.store.unreleased() as u32,
+            waiting: self.waiting.len() as u32,
             attached: attached.into_iter().take(HOLDINGS).collect(),
             holdings,
             left_out,
@@ -439,6 +442,6 @@ impl Service {
     }
 
     fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        self.config.clock.now().saturating_sub(self.started).as_millis() as u64
     }
 }

@@ -131,6 +131,8 @@ pub struct Status {
     pub chunk_limit_bytes: Option<u64>,
     /// Chunks that the driver refused to take back so far; it is asked again.
     pub unreleased: u32,
+    /// Requests that wait for others to give back chunks.
+    pub waiting: u32,
     /// Processes that have mapped the pool, whatever they lease, and are connected; at most a thousand. Those that the
     /// daemon can not see are not among them.
     pub attached: Vec<u32>,

@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::Uid;
 use tenure_alloc::{PoolId, PoolUse, Request, paged};
@@ -162,6 +161,14 @@ fn threads_that_open_a_block_at_once_have_one_mapping() {
     assert_eq!(driver.calls(Some(Call::Release)), driver.calls(Some(Call::Import)));
 }
 
+/// How many sockets have the name that the sender of a handle listens at: its own, and one for each connection to it,
+/// accepted or not.
+fn sockets_of_sender(handle: &[u8]) -> usize {
+    // The token in the name follows the handle's magic bytes (6) and version (2).
+    let token: String = handle[8..24].iter().map(|byte| format!("{byte:02x}")).collect();
+    std::fs::read_to_string("/proc/net/unix").unwrap().lines().filter(|line| line.ends_with(&token)).count()
+}
+
 #[test]
 fn a_silent_sender_holds_up_no_other_block() {
     alone();
@@ -172,7 +179,7 @@ fn a_silent_sender_holds_up_no_other_block() {
     silent.stop();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| receiver.open(&block.handle).err().unwrap());
-        thread::sleep(Duration::from_millis(100));
+        eventually("it is connected", || sockets_of_sender(&block.handle) > 1);
         drop(receiver.open(&known.handle).unwrap());
         drop(opened);
         assert!(!waiting.is_finished(), "it waited too");

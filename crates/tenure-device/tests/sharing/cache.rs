@@ -13,7 +13,7 @@ use tenure_device::share::{
     Client, DaemonConfig, RangeUse, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Access, Call, Driver, ErrorKind, Platform, Priority};
+use tenure_device::{Access, Call, Clock, Driver, ErrorKind, Platform, Priority};
 
 use crate::common::{Daemon, GRANULE, fill, quick, sim, socket, sum};
 
@@ -24,9 +24,14 @@ pub(crate) const SIZES: SharedCacheConfig =
     SharedCacheConfig { pool_bytes: 12 * GRANULE, parameter_bytes: 2 * GRANULE, computation_bytes: 8 * GRANULE };
 
 pub(crate) fn serve() -> (SharedCache, TempDir) {
+    serve_by(Clock::default())
+}
+
+/// The same with a daemon that measures time by `clock`.
+pub(crate) fn serve_by(clock: Clock) -> (SharedCache, TempDir) {
     let (folder, socket) = socket();
     let mut cache = SharedCache::allocate_shared_cache(sim(), &SIZES).unwrap();
-    cache.send_shared_cache(DaemonConfig { socket, ..quick() }).unwrap();
+    cache.send_shared_cache(DaemonConfig { socket, clock, ..quick() }).unwrap();
     (cache, folder)
 }
 

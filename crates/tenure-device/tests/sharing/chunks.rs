@@ -1,16 +1,20 @@
 //! Chunks leased one by one, under an allocator.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
 use tenure_alloc::{AllocError, Backing, BackingError, CachingAllocator, Request, Resource};
 use tenure_core::StreamId;
-use tenure_device::Call;
 use tenure_device::share::{DaemonConfig, LeaseKind, LeasedBacking, Refusal, wire};
 use tenure_device::sim::SimDriver;
+use tenure_device::{Call, Clock};
 
-use crate::common::{Daemon, GRANULE, eventually, fill, paged, quick, sim, sum};
+use crate::common::{Daemon, GRANULE, eventually, fill, paged, quick, settle, sim, sum};
 use crate::process::Process;
+
+/// How long a request may wait: the most that the daemon allows.
+const WAIT: Duration = Duration::from_secs(60);
 
 fn backing(daemon: &Daemon, wait: Duration) -> (Arc<LeasedBacking>, Arc<SimDriver>) {
     let driver = sim();
@@ -18,7 +22,11 @@ fn backing(daemon: &Daemon, wait: Duration) -> (Arc<LeasedBacking>, Arc<SimDrive
 }
 
 fn limited(granules: u64) -> Daemon {
-    Daemon::new(DaemonConfig { chunk_limit_bytes: Some(granules * GRANULE), ..quick() })
+    limited_by(granules, Clock::default())
+}
+
+fn limited_by(granules: u64, clock: Clock) -> Daemon {
+    Daemon::new(DaemonConfig { chunk_limit_bytes: Some(granules * GRANULE), clock, ..quick() })
 }
 
 #[test]
@@ -97,55 +105,76 @@ fn segments_beside_the_daemon_s_budget_are_refused() {
 
 #[test]
 fn a_request_that_waits_is_served_when_memory_comes_back() {
-    let daemon = limited(2);
-    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::from_secs(20)));
+    let clock = Clock::manual();
+    let daemon = limited_by(2, clock.clone());
+    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, WAIT));
     let chunk = first.create(2 * GRANULE).unwrap();
     let allocator = Arc::new(paged(Arc::<LeasedBacking>::clone(&second)));
     let _recalls = second.serve(&allocator).unwrap();
-    let asked = Instant::now();
-    let waiting = std::thread::spawn(move || allocator.allocate(Request::new(2 * GRANULE, StreamId::NULL)).map(drop));
-    std::thread::sleep(Duration::from_millis(50));
+    let waiting = thread::spawn(move || allocator.allocate(Request::new(2 * GRANULE, StreamId::NULL)).map(drop));
+    eventually("it waits", || daemon.status().waiting == 1);
     first.release(chunk).unwrap();
+    settle(&daemon.client());
+    // The daemon sees that no more comes back, long before the wait is over.
+    clock.advance(WAIT / 60);
     waiting.join().unwrap().unwrap();
-    assert!(asked.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
 fn who_waits_does_not_keep_the_same_client_from_giving_back() {
-    let daemon = limited(2);
-    let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
+    let clock = Clock::manual();
+    let daemon = limited_by(2, clock.clone());
+    let (backing, _driver) = backing(&daemon, WAIT);
     let chunk = backing.create(2 * GRANULE).unwrap();
     backing.create(GRANULE).unwrap_err();
-    let (asked, waiting) = (Instant::now(), Arc::clone(&backing));
-    let waiting = std::thread::spawn(move || waiting.make_room());
-    std::thread::sleep(Duration::from_millis(50));
+    let waiting = Arc::clone(&backing);
+    let waiting = thread::spawn(move || waiting.make_room());
+    eventually("it waits", || daemon.status().waiting == 1);
     backing.release(chunk).unwrap();
+    settle(&daemon.client());
+    clock.advance(WAIT / 60);
     assert!(waiting.join().unwrap());
-    assert!(asked.elapsed() < Duration::from_secs(10));
     assert!(!backing.make_room(), "nothing was refused since");
 }
 
 #[test]
 fn a_request_waits_once_however_often_it_is_tried() {
-    let daemon = limited(2);
-    // Long enough that a busy machine does not take it for twice.
-    let wait = Duration::from_secs(3);
-    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, wait));
+    let clock = Clock::manual();
+    let daemon = limited_by(2, clock.clone());
+    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, WAIT));
     first.create(2 * GRANULE).unwrap();
     let allocator = Arc::new(paged(Arc::<LeasedBacking>::clone(&second)));
     let _recalls = second.serve(&allocator).unwrap();
-    let asked = Instant::now();
-    let error = allocator.allocate(Request::new(GRANULE, StreamId::NULL)).unwrap_err();
+    let waiting = thread::spawn(move || allocator.allocate(Request::new(GRANULE, StreamId::NULL)));
+    eventually("it waits", || daemon.status().waiting == 1);
+    let moment = Duration::from_millis(1);
+    clock.advance(WAIT - moment);
+    settle(&daemon.client());
+    assert_eq!(daemon.status().waiting, 1);
+    clock.advance(moment);
+    eventually("its wait is over", || daemon.status().waiting == 0);
+    eventually("it is refused", || {
+        assert_eq!(daemon.status().waiting, 0, "it waits again");
+        waiting.is_finished()
+    });
+    let error = waiting.join().unwrap().unwrap_err();
     assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
-    assert!((wait..2 * wait).contains(&asked.elapsed()));
 }
 
 #[test]
 fn who_waits_for_more_than_there_is_waits_on() {
-    let daemon = limited(3);
+    let clock = Clock::manual();
+    let daemon = limited_by(3, clock.clone());
     let (holder, _driver) = backing(&daemon, Duration::ZERO);
     holder.create(2 * GRANULE).unwrap();
-    let reply = daemon.raw().ask(&wire::Request::Room { bytes: 2 * GRANULE, wait_ms: 100 });
+    let waiting = daemon.raw();
+    waiting.send(&wire::encode(&wire::Request::Room { bytes: 2 * GRANULE, wait_ms: 100 }).unwrap());
+    eventually("it waits", || daemon.status().waiting == 1);
+    clock.advance(Duration::from_millis(99));
+    settle(&daemon.client());
+    assert_eq!(daemon.status().waiting, 1);
+    clock.advance(Duration::from_millis(1));
+    let reply = waiting.receive();
     let full = Refusal::Full { requested: 2 * GRANULE, available: GRANULE };
     assert_eq!(format!("{reply:?}"), format!("{:?}", Some(wire::Reply::Refused(full))));
 }
@@ -153,11 +182,19 @@ fn who_waits_for_more_than_there_is_waits_on() {
 #[test]
 fn what_can_never_be_had_is_refused_at_once() {
     let daemon = limited(1);
-    let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
-    let asked = Instant::now();
+    let hasty = daemon.raw();
+    // A client whose first request still waited would be dropped for the second.
+    for request in [wire::Request::Room { bytes: 2 * GRANULE, wait_ms: 60_000 }, wire::Request::Status] {
+        hasty.send(&wire::encode(&request).unwrap());
+    }
+    let replies = [(); 2].map(|()| hasty.receive());
+    assert!(
+        matches!(replies, [Some(wire::Reply::Refused(Refusal::Full { .. })), Some(wire::Reply::Status(_))]),
+        "{replies:?}"
+    );
+    let (backing, _driver) = backing(&daemon, WAIT);
     assert!(matches!(backing.create(2 * GRANULE), Err(BackingError::OutOfMemory { .. })));
     assert!(!backing.make_room());
-    assert!(asked.elapsed() < Duration::from_secs(10));
     backing.create(GRANULE).unwrap();
 }
 
@@ -167,7 +204,7 @@ fn others_are_asked_for_what_they_can_spare() {
     let mut hoarder = Process::simulated(&format!("hoard {} {}", daemon.daemon.socket().display(), 8 * GRANULE));
     assert_eq!(hoarder.hear(), "hoarding");
     assert_eq!(daemon.status().chunk_bytes, 8 * GRANULE);
-    let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
+    let (backing, _driver) = backing(&daemon, WAIT);
     backing.create(3 * GRANULE).unwrap_err();
     assert!(backing.make_room());
     backing.create(3 * GRANULE).unwrap();

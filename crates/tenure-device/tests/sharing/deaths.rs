@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use tenure_alloc::Backing;
 use tenure_device::share::{Client, DaemonConfig, LeaseState, LeasedBacking, MemoryDaemon, ShareError, SharedPool};
 use tenure_device::sim::SimDriver;
-use tenure_device::{Access, Driver, ProcessMemory};
+use tenure_device::{Access, Clock, Driver, ProcessMemory};
 
-use crate::common::{Footprint, GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
+use crate::common::{
+    Footprint, GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, settle, sim, socket, sum,
+};
 use crate::process::{Process, listen, tell};
 use crate::roles::SHARE;
 
@@ -22,7 +24,11 @@ const ROUNDS: u64 = 100;
 const AT_ONCE: u64 = 4;
 
 fn serve(driver: Arc<dyn Driver>, socket: &Path) -> MemoryDaemon {
-    MemoryDaemon::start(driver, DaemonConfig { socket: socket.into(), pool: vec![CHUNK; 2], ..quick() }).unwrap()
+    serve_by(driver, socket, Clock::default())
+}
+
+fn serve_by(driver: Arc<dyn Driver>, socket: &Path, clock: Clock) -> MemoryDaemon {
+    MemoryDaemon::start(driver, DaemonConfig { socket: socket.into(), pool: vec![CHUNK; 2], clock, ..quick() }).unwrap()
 }
 
 #[test]
@@ -81,9 +87,10 @@ fn a_daemon_whose_process_was_forked_dies_with_it() {
     daemon.kill();
     let status = client.status().map(drop);
     let mut next = Err(ShareError::Unexpected);
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + PATIENCE;
     // The child may be yet to run.
     while next.is_err() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
         next = MemoryDaemon::start(sim(), DaemonConfig { socket: socket.clone(), ..quick() }).map(drop);
     }
     // SAFETY: a number and a signal; nobody has waited for the child, so that its number is its own.
@@ -124,8 +131,8 @@ fn a_worker_killed_in_mid_copy_loses_its_lease_and_nobody_else_anything() {
 #[test]
 fn a_killed_worker_s_range_waits_until_the_driver_no_longer_lists_it() {
     let (_folder, socket) = socket();
-    let driver = sim();
-    let _daemon = serve(Arc::<SimDriver>::clone(&driver), &socket);
+    let (driver, clock) = (sim(), Clock::manual());
+    let _daemon = serve_by(Arc::<SimDriver>::clone(&driver), &socket, clock.clone());
     let client = Client::connect(&socket).unwrap();
     let mut victim = Process::simulated(&format!("copy {} 0", socket.display()));
     assert_eq!(victim.hear(), "copying");
@@ -133,7 +140,8 @@ fn a_killed_worker_s_range_waits_until_the_driver_no_longer_lists_it() {
     driver.set_processes(Some(vec![process(std::process::id()), process(victim.id())]));
     victim.kill();
     eventually("its chunk comes back", || client.status().unwrap().chunk_bytes == 0);
-    std::thread::sleep(2 * quick().grace);
+    clock.advance(1000 * quick().grace);
+    settle(&client);
     let [left] = client.status().unwrap().holdings[..] else { panic!("its range is left") };
     assert_eq!((left.state, left.bytes), (LeaseState::Orphaned, SHARE));
     driver.set_processes(Some(vec![process(std::process::id())]));

@@ -11,16 +11,16 @@ use tenure_alloc::{Address, BackingError, PoolId, PoolUse, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryError};
 use tenure_device::share::{Client, RangeUse, ShareError, SharedCache, WorkerCache};
-use tenure_device::{Access, Driver, ErrorKind, Priority};
+use tenure_device::{Access, Call, Clock, Driver, ErrorKind, Priority};
 
-use crate::cache::{SIZES, Worker, connect, memory, serve, worker};
+use crate::cache::{SIZES, Worker, connect, memory, serve, serve_by, worker};
 use crate::common::{GRANULE, PATIENCE, eventually, fill, sim};
 use crate::process::{Process, listen, tell};
 
 /// The tensors of two models, in bytes.
 const MODELS: [&[u64]; 2] = [&[3_000_000, 64, 512], &[4096, 1 << 20]];
 
-/// Not long.
+/// The patience of a worker that waits in vain.
 const SHORT: Duration = Duration::from_millis(60);
 
 fn allocate(memory: &DeviceMemory, bytes: u64, stream: StreamId) -> Result<Address, MemoryError> {
@@ -72,6 +72,17 @@ fn transfer_while(scheduler: &Worker, sizes: &[u64], seed: u64, meanwhile: impl 
 
 fn transfer(scheduler: &Worker, sizes: &[u64], seed: u64) {
     transfer_while(scheduler, sizes, seed, || ());
+}
+
+/// Waits until `worker`, which has made `copies` copies to the host, has looked at the transferred parameters and looks
+/// again: it does so at the start of each attempt to enter the range for computation.
+fn looks_again(worker: &Worker, copies: u64) {
+    // A look is two copies: the length of the list of parameters, and the list.
+    eventually("it looks again", || copies_to_host(worker) > copies + 2);
+}
+
+fn copies_to_host(worker: &Worker) -> u64 {
+    worker.driver.calls(Some(Call::CopyFromDevice))
 }
 
 /// Whether a model's tensors have the values of `seed`.
@@ -146,9 +157,10 @@ fn a_computation_waits_for_its_parameters() {
     let (worker_, models) = &placed(&owner, PATIENCE, &MODELS);
     let scheduler = worker(&owner);
     transfer(&scheduler, MODELS[1], 1);
+    let copies = copies_to_host(worker_);
     thread::scope(|scope| {
         scope.spawn(|| allocate(worker_.memory, GRANULE, models[0].computation).unwrap());
-        thread::sleep(SHORT);
+        looks_again(worker_, copies);
         transfer(&scheduler, MODELS[0], 2);
     });
     assert!(holds(worker_, &models[0], MODELS[0], 2));
@@ -247,13 +259,15 @@ fn computation_is_one_stream_s_while_it_has_blocks_there() {
 #[test]
 fn who_computes_is_waited_for() {
     let (owner, _folder) = serve();
-    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &[&[]]));
+    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &MODELS[..1]));
+    transfer(&worker(&owner), MODELS[0], 1);
     let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
     fill(&*first.driver, held, GRANULE, 5);
     let written = first.sum(held, GRANULE);
+    let copies = copies_to_host(&second);
     let found = thread::scope(|scope| {
         let waiting = scope.spawn(|| allocate(second.memory, GRANULE, other[0].computation).unwrap());
-        thread::sleep(SHORT);
+        looks_again(&second, copies);
         assert!(!waiting.is_finished());
         first.memory.free(held).unwrap();
         waiting.join().unwrap()
@@ -318,9 +332,12 @@ fn what_is_freed_in_a_capture_is_given_back_after_it() {
 
 #[test]
 fn who_waits_for_the_range_gets_it_before_who_had_it_gets_it_again() {
-    let (owner, _folder) = serve();
-    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &[&[]]));
+    // The clock stands still: a place in the queue is kept however rarely its holder gets to run.
+    let (owner, _folder) = serve_by(Clock::manual());
+    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &MODELS[..1]));
+    transfer(&worker(&owner), MODELS[0], 1);
     let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
+    let copies = copies_to_host(&second);
     let had = AtomicUsize::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -328,10 +345,13 @@ fn who_waits_for_the_range_gets_it_before_who_had_it_gets_it_again() {
             had.store(1, Ordering::SeqCst);
             second.memory.free(block).unwrap();
         });
-        thread::sleep(SHORT);
+        looks_again(&second, copies);
         first.memory.free(held).unwrap();
-        allocate(first.memory, GRANULE, one[0].computation).unwrap();
-        assert_eq!(had.load(Ordering::SeqCst), 1);
+        let again = allocate(first.memory, GRANULE, one[0].computation).unwrap();
+        let had = had.load(Ordering::SeqCst);
+        // Before the assertion, which would otherwise keep the other waiting.
+        first.memory.free(again).unwrap();
+        assert_eq!(had, 1);
     });
 }
 

@@ -51,8 +51,9 @@ fn holding() -> impl Strategy<Value = Holding> {
 
 fn status() -> impl Strategy<Value = Status> {
     let holdings = (prop::collection::vec(any::<u32>(), 0..100), prop::collection::vec(holding(), 0..100));
-    (terms(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<u64>>(), holdings).prop_map(
-        |(terms, [pid, connections, unreleased, left_out], [uptime_ms, chunk_bytes], limit, (attached, holdings))| {
+    (terms(), any::<[u32; 5]>(), any::<[u64; 2]>(), any::<Option<u64>>(), holdings).prop_map(
+        |(terms, counts, [uptime_ms, chunk_bytes], limit, (attached, holdings))| {
+            let [pid, connections, unreleased, waiting, left_out] = counts;
             Status {
                 terms,
                 pid,
@@ -61,6 +62,7 @@ fn status() -> impl Strategy<Value = Status> {
                 chunk_bytes,
                 chunk_limit_bytes: limit,
                 unreleased,
+                waiting,
                 attached,
                 holdings,
                 left_out,
@@ -179,6 +181,7 @@ fn the_longest_status_fits() {
         chunk_bytes: u64::MAX,
         chunk_limit_bytes: Some(u64::MAX),
         unreleased: u32::MAX,
+        waiting: u32::MAX,
         attached: vec![u32::MAX; 1000],
         holdings: vec![holding; 1000],
         left_out: u32::MAX,

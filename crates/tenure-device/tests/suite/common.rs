@@ -4,6 +4,8 @@ use std::env;
 use std::fs::File;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tenure_alloc::{Address, ChunkId};
 use tenure_device::sim::{SimConfig, SimDriver};
@@ -53,6 +55,15 @@ pub(crate) const GRANULE: u64 = 64 << 10;
 pub(crate) fn sim(seed: u64) -> Arc<SimDriver> {
     let config = SimConfig { capacity_bytes: 64 * GRANULE, granularity_bytes: GRANULE, seed, ..SimConfig::default() };
     Arc::new(SimDriver::new(config))
+}
+
+/// Waits until `condition` holds. The limit is a guard against waiting for ever.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in two minutes: {what}");
+        thread::sleep(Duration::from_micros(100));
+    }
 }
 
 /// A chunk of `bytes` bytes, mapped and accessible at an address of its own.

@@ -204,7 +204,7 @@ fn the_last_buffer_of_a_pool_dropped_in_a_host_function_gives_everything_back() 
     driver.synchronize_stream(stream).unwrap();
     let start = Instant::now();
     while calls(&driver) != (1, 1) {
-        assert!(start.elapsed() < Duration::from_secs(60), "the chunk is still registered");
+        assert!(start.elapsed() < Duration::from_secs(300), "the chunk is still registered");
         thread::yield_now();
     }
 }

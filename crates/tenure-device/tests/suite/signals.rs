@@ -1,13 +1,12 @@
 //! Events between simulated devices, each of which stands for the one device as a process sees it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Kernel, SimDriver};
-use tenure_device::{Driver, ErrorKind, EventHandle, EventId, EventKind, Priority};
+use tenure_device::{Call, Driver, ErrorKind, EventHandle, EventId, EventKind, Priority};
 
-use crate::common::{kind, read, sim};
+use crate::common::{eventually, kind, read, sim};
 
 /// Two processes: the event as the first made it, and as the second opened it.
 fn processes() -> [(Arc<SimDriver>, EventId); 2] {
@@ -101,7 +100,10 @@ fn a_blocked_host_goes_on_when_the_other_process_has_passed_the_event_and_others
             scope.spawn(|| importer.synchronize().unwrap()),
             scope.spawn(|| importer.synchronize_stream(StreamId::NULL).unwrap()),
         ];
-        std::thread::sleep(Duration::from_millis(5));
+        // A call is counted once it has begun, and has found that the event is not passed.
+        for call in [Call::SynchronizeEvent, Call::Synchronize, Call::SynchronizeStream] {
+            eventually("the host is blocked", || importer.calls(Some(call)) == 1);
+        }
         importer.memory_info().unwrap();
         exporter.synchronize().unwrap();
         waits.into_iter().for_each(|wait| wait.join().unwrap());

@@ -122,8 +122,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
             share: self.share,
             bridge: Arc::clone(&self.bridge),
         };
-        let state =
-            State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
+        let ahead = first + workers * prefetch.max(1);
+        let state = State { taken: first, ahead, idle: 0, ready: BTreeMap::new(), is_over: false };
         let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
         let worker = |index| {
             let (shared, context) = (Arc::clone(&shared), Context::capture());
@@ -289,6 +289,8 @@ struct State<B> {
     taken: usize,
     /// The first batch that none may begin yet.
     ahead: usize,
+    /// Workers that wait until a batch may be read.
+    idle: usize,
     ready: BTreeMap<usize, Result<Ready<B>>>,
     is_over: bool,
 }
@@ -299,7 +301,9 @@ impl<D: Dataset> Shared<D> {
         let mut state = self.state.lock();
         while !state.is_over && state.taken < self.work.batches {
             if state.taken >= state.ahead {
+                state.idle += 1;
                 self.wanted.wait(&mut state);
+                state.idle -= 1;
                 continue;
             }
             let batch = state.taken;
@@ -346,4 +350,57 @@ pub(super) fn generator(seed: u64, epoch: u64) -> Generator {
 /// A number below `end`.
 pub(super) fn below(generator: &Generator, end: usize) -> usize {
     ((u128::from(generator.next_u64()) * end as u128) >> 64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Says how many of its examples were read.
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Dataset for Counted {
+        type Item = i64;
+
+        fn len(&self) -> usize {
+            1_000_000
+        }
+
+        fn item(&self, index: usize) -> Result<i64> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Ok(index as i64)
+        }
+    }
+
+    #[test]
+    fn workers_read_as_far_ahead_as_they_may_and_end_with_the_epoch() {
+        const WORKERS: usize = 3;
+        let read = Arc::new(AtomicUsize::new(0));
+        let options = LoaderOptions { batch_size: 4, workers: WORKERS, prefetch: 2, ..LoaderOptions::default() };
+        let loader = DataLoader::new(Counted(Arc::clone(&read)), options);
+        let mut epoch = loader.epoch(0, 0);
+        let ahead = WORKERS * 2;
+        for taken in 1..=5 {
+            epoch.next().unwrap().unwrap();
+            let begun = Instant::now();
+            let is_idle = || {
+                let state = epoch.shared.state.lock();
+                // One that was woken counts as idle until it runs, and may then read a batch that nobody has begun.
+                state.idle == WORKERS && state.taken >= state.ahead
+            };
+            while !is_idle() {
+                assert!(begun.elapsed() < Duration::from_secs(300), "workers do not end: {read:?}");
+                thread::yield_now();
+            }
+            assert_eq!(read.load(Ordering::SeqCst), 4 * (taken + ahead));
+        }
+        drop(epoch);
+        assert_eq!(read.load(Ordering::SeqCst), 4 * (5 + ahead));
+    }
 }

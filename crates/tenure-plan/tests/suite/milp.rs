@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::drawn::{any_choices, any_parts, placements, plans, tier};
 use proptest::prelude::*;
@@ -15,8 +15,14 @@ use tenure_plan::{PlanError, Problem, Rule, simulate};
 /// What the solver's tolerances and gaps may make of an objective, as a share.
 const TOLERANCE: f64 = 1e-5;
 
-fn solve(problem: &Problem, objective: Objective, seconds: u64) -> Result<Planned, PlannerError> {
-    let time_limit = Duration::from_secs(seconds);
+/// Longer than any search here takes, however busy the machine is.
+const UNLIMITED: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn solve(problem: &Problem, objective: Objective) -> Result<Planned, PlannerError> {
+    solve_within(problem, objective, UNLIMITED)
+}
+
+fn solve_within(problem: &Problem, objective: Objective, time_limit: Duration) -> Result<Planned, PlannerError> {
     let options = PlannerOptions { objective, time_limit, evaluations: None, seed: 7 };
     Milp.plan(problem, &options, &mut |_| ControlFlow::Continue(()))
 }
@@ -42,7 +48,7 @@ proptest! {
         let problem = Problem::new(parts).unwrap();
         let capacity = problem.tiers()[0].capacity.unwrap();
         let best = placements(&problem, capacity).iter().map(|it| it.score(&problem)).fold(0.0, f64::max);
-        let planned = solve(&problem, Objective::Score, 60).unwrap();
+        let planned = solve(&problem, Objective::Score).unwrap();
         let outcome = simulate(&problem, &planned.plan).unwrap();
         prop_assert!(outcome.peak_bytes[0] <= capacity);
         prop_assert!((outcome.score() - best).abs() <= TOLERANCE, "{} {best}", outcome.score());
@@ -58,7 +64,7 @@ proptest! {
         let capacity = problem.tiers()[0].capacity.unwrap();
         let played = placements(&problem, capacity).into_iter().filter_map(|it| simulate(&problem, &it.plan()).ok());
         let best = played.map(|outcome| outcome.makespan_ns).fold(f64::INFINITY, f64::min);
-        match solve(&problem, Objective::Makespan, 60) {
+        match solve(&problem, Objective::Makespan) {
             Ok(planned) => {
                 let makespan_ns = simulate(&problem, &planned.plan).unwrap().makespan_ns;
                 prop_assert!(makespan_ns <= best * (1.0 + TOLERANCE), "{makespan_ns} {best}");
@@ -72,7 +78,7 @@ proptest! {
     #[test]
     fn no_plan_is_better_than_its_bound(parts in any_parts(7), choices in any_choices(7)) {
         let problem = Problem::new(parts).unwrap();
-        let Ok(planned) = solve(&problem, Objective::Makespan, 60) else { return Ok(()) };
+        let Ok(planned) = solve(&problem, Objective::Makespan) else { return Ok(()) };
         let bound = planned.bound.unwrap();
         prop_assert!(makespan_bound_ns(&problem) <= bound * (1.0 + TOLERANCE));
         for plan in plans(&problem, &choices).iter().chain([&planned.plan]) {
@@ -86,7 +92,7 @@ proptest! {
     fn the_same_problem_has_the_same_plan(parts in any_parts(9)) {
         let problem = Problem::new(parts).unwrap();
         for objective in [Objective::Score, Objective::Makespan] {
-            let [first, second] = [(); 2].map(|()| solve(&problem, objective, 60).map(|it| (it.plan, it.bound)));
+            let [first, second] = [(); 2].map(|()| solve(&problem, objective).map(|it| (it.plan, it.bound)));
             prop_assert_eq!(first, second);
         }
     }
@@ -95,20 +101,20 @@ proptest! {
 #[test]
 fn no_room_and_all_room_take_no_search() {
     let Some(problem) = bert(0) else { return };
-    assert_eq!(solve(&problem, Objective::Score, 60).unwrap().bound, Some(0.0));
+    assert_eq!(solve(&problem, Objective::Score).unwrap().bound, Some(0.0));
     let all = Rule::Density.place(&problem, 0).plan();
-    let planned = solve(&problem, Objective::Makespan, 60).unwrap();
+    let planned = solve(&problem, Objective::Makespan).unwrap();
     assert_eq!(simulate(&problem, &planned.plan), simulate(&problem, &all));
     let peak = problem.peak_bytes();
     let problem = problem.with_fast_bytes(peak);
     let kernels_ns: u64 = problem.kernels().iter().map(|kernel| kernel.time_ns).sum();
     for (objective, expected) in [(Objective::Score, 1.0), (Objective::Makespan, kernels_ns as f64)] {
-        let planned = solve(&problem, objective, 60).unwrap();
+        let planned = solve(&problem, objective).unwrap();
         assert_eq!(planned.bound, Some(expected));
         assert_eq!(simulate(&problem, &planned.plan).unwrap().makespan_ns, kernels_ns as f64);
     }
     let bare = Problem::new(Parts::default()).unwrap();
-    assert_eq!(solve(&bare, Objective::Score, 60).unwrap_err(), PlannerError::Plan(PlanError::NoTiers));
+    assert_eq!(solve(&bare, Objective::Score).unwrap_err(), PlannerError::Plan(PlanError::NoTiers));
 }
 
 /// The optimum of the table in the specification of placement.
@@ -116,9 +122,7 @@ fn no_room_and_all_room_take_no_search() {
 fn berts_optimum_is_known() {
     for (percent, expected) in [(20, 0.7047), (50, 0.8277)] {
         let Some(problem) = bert(percent) else { return };
-        let begun = Instant::now();
-        let planned = solve(&problem, Objective::Score, 60).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(60), "{percent} % took {:?}", begun.elapsed());
+        let planned = solve(&problem, Objective::Score).unwrap();
         let (score, bound) = (simulate(&problem, &planned.plan).unwrap().score(), planned.bound.unwrap());
         let relaxed = static_score_bound(&problem);
         assert!(bound <= relaxed * (1.0 + TOLERANCE) && relaxed <= score * 1.001, "{score} {bound} {relaxed}");
@@ -154,7 +158,7 @@ fn what_links_cannot_carry_is_computed_again() {
     };
     let found = |parts: &Parts| {
         let problem = Problem::new(parts.clone()).unwrap();
-        let planned = solve(&problem, Objective::Makespan, 60).unwrap();
+        let planned = solve(&problem, Objective::Makespan).unwrap();
         (simulate(&problem, &planned.plan).unwrap().makespan_ns, planned.bound.unwrap())
     };
     // Both are given up after they were written, and computed again.
@@ -171,11 +175,23 @@ fn what_links_cannot_carry_is_computed_again() {
 #[test]
 fn bert_needs_no_longer_with_a_fifth_of_its_memory() {
     let Some(problem) = bert(20) else { return };
-    let planned = solve(&problem, Objective::Makespan, 60).unwrap();
+    let planned = solve(&problem, Objective::Makespan).unwrap();
     let kernels_ns: u64 = problem.kernels().iter().map(|kernel| kernel.time_ns).sum();
     let makespan_ns = simulate(&problem, &planned.plan).unwrap().makespan_ns;
     assert!(makespan_ns <= kernels_ns as f64 * 1.001, "{makespan_ns}");
     assert!(planned.bound.unwrap() <= makespan_ns);
+}
+
+/// A plan that a search had when it was ended, which is far from what its bound allows.
+fn expect_ended_early(problem: &Problem, objective: Objective, planned: &Planned) {
+    let outcome = simulate(problem, &planned.plan).unwrap();
+    let bound = planned.bound.unwrap();
+    let is_far = match objective {
+        Objective::Score => bound > outcome.score() * 1.01,
+        Objective::Makespan => bound < outcome.makespan_ns * 0.99,
+    };
+    assert!(is_far && outcome.score() > 0.69, "{bound} {} {}", outcome.score(), outcome.makespan_ns);
+    assert_eq!(planned.evaluations, 1);
 }
 
 #[test]
@@ -185,15 +201,11 @@ fn it_ends_in_time_with_the_best_so_far() {
     parts.links.iter_mut().for_each(|link| link.bandwidth = 4_000_000_000);
     let problem = Problem::new(parts).unwrap();
     for objective in [Objective::Score, Objective::Makespan] {
-        let begun = Instant::now();
-        let planned = solve(&problem, objective, 0).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-        assert!(simulate(&problem, &planned.plan).unwrap().score() > 0.69);
+        let planned = solve_within(&problem, objective, Duration::ZERO).unwrap();
+        expect_ended_early(&problem, objective, &planned);
         // Whoever watches ends it, too.
-        let options = PlannerOptions { objective, time_limit: Duration::from_secs(600), evaluations: None, seed: 0 };
-        let begun = Instant::now();
+        let options = PlannerOptions { objective, time_limit: UNLIMITED, evaluations: None, seed: 0 };
         let planned = Milp.plan(&problem, &options, &mut |_| ControlFlow::Break(())).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-        assert!(simulate(&problem, &planned.plan).unwrap().score() > 0.69);
+        expect_ended_early(&problem, objective, &planned);
     }
 }

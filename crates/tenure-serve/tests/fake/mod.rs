@@ -10,15 +10,24 @@ use tenure_serve::metrics::{Metrics, Phases};
 use tenure_serve::protocol::{
     Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
 };
+use tokio::sync::Semaphore;
 
 /// Models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`; and those that do not answer: `slow`,
-/// `full`, `panics` and `broken`, which answers another output.
-#[derive(Default)]
+/// which waits until it may, `full`, `panics` and `broken`, which answers another output.
 pub(crate) struct Fake {
     metrics: Metrics,
     unloaded: Mutex<BTreeMap<String, ModelState>>,
     /// Requests for `slow` that wait.
     pub(crate) waiting: Arc<AtomicUsize>,
+    /// Lets them go on, one for each permit.
+    pub(crate) permits: Semaphore,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        let permits = Semaphore::new(0);
+        Self { metrics: Metrics::default(), unloaded: Mutex::default(), waiting: Arc::default(), permits }
+    }
 }
 
 impl Fake {
@@ -90,7 +99,7 @@ impl Service for Fake {
                 "slow" => {
                     self.waiting.fetch_add(1, Ordering::SeqCst);
                     let _waiting = Waiting(self.waiting.clone());
-                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    self.permits.acquire().await.unwrap().forget();
                 }
                 "full" => return Err(ServeError::QueueFull { model, retry_after: Duration::from_millis(1500) }),
                 "panics" => panic!("as it should"),

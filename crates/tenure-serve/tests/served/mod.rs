@@ -96,7 +96,7 @@ impl Served {
 
     fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String, Vec<u8>) {
         let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         stream.write_all(&self.request(method, path, headers, body)).unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
@@ -138,7 +138,7 @@ pub(crate) fn images(name: &str) -> usize {
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "never: {what}");
+        assert!(begun.elapsed() < Duration::from_secs(300), "never: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

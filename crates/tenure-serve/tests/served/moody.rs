@@ -55,6 +55,7 @@ impl Network for Moody {
         }
         let answer = inputs[0].mul(&self.weight.narrow(0, NUMBERS - 1, 1)?)?;
         if asked == LOOP || asked == HANG {
+            File::create(self.folder.join("endless")).unwrap();
             loop {
                 sleep(Duration::from_millis(2));
                 if asked == LOOP {
@@ -132,6 +133,11 @@ impl Served {
 
     pub(crate) fn release(&self, model: &str) {
         fs::remove_file(self.folder.path().join(model).join("hold")).unwrap();
+    }
+
+    /// Whether a call of a model goes on for ever.
+    pub(crate) fn is_endless(&self, model: &str) -> bool {
+        self.folder.path().join(model).join("endless").exists()
     }
 
     /// Whether a call of a model has begun since it was held.

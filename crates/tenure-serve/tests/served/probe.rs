@@ -56,7 +56,8 @@ impl Control {
         let is_held = |allowed: &mut Option<usize>| *allowed == Some(0);
         let allowed = self.allowed.lock().unwrap();
         // A test that failed holds it for ever.
-        let (mut allowed, waited) = self.changed.wait_timeout_while(allowed, Duration::from_secs(20), is_held).unwrap();
+        let (mut allowed, waited) =
+            self.changed.wait_timeout_while(allowed, Duration::from_secs(300), is_held).unwrap();
         assert!(!waited.timed_out(), "held for too long");
         *allowed = allowed.map(|calls| calls - 1);
     }

@@ -1,9 +1,14 @@
 //! Products of matrices.
 
+use std::sync::{PoisonError, RwLock};
+
 use tenure_tensor::{DType, Device, Tensor, tuning};
 
 use crate::common::{cuda, simulated};
 use crate::compare::{assert_near, numbers, tolerance, wide};
+
+/// How the process chooses algorithms: held by a test that changes it, and by one that needs it to stay.
+static CHOICE: RwLock<()> = RwLock::new(());
 
 const DTYPES: [DType; 7] = [DType::F16, DType::BF16, DType::F32, DType::F64, DType::U8, DType::I32, DType::I64];
 
@@ -37,6 +42,7 @@ fn any_sizes_and_orders() {
 /// Of which the library is given what is even, and the rest.
 #[test]
 fn sizes_that_are_no_multiple_of_eight() {
+    let _changed = CHOICE.write().unwrap_or_else(PoisonError::into_inner);
     for dtype in [DType::F16, DType::BF16] {
         for [m, k, n] in [[601, 16, 24], [16, 601, 24], [24, 16, 601], [601, 16, 603]] {
             for transposed in 0..4 {
@@ -134,6 +140,7 @@ fn a_layer_with_a_bias() {
 
 #[test]
 fn the_same_bits_every_time() {
+    let _stays = CHOICE.read().unwrap_or_else(PoisonError::into_inner);
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         // Long sums of few elements, which the library divides.
         let [a, b] =

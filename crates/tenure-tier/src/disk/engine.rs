@@ -73,7 +73,7 @@ impl Threads {
     }
 }
 
-fn carry_out(mut request: Request) {
+pub(super) fn carry_out(mut request: Request) {
     let Request { direction, file, offset, bytes, chunk, .. } = &mut request;
     let carried_out = match direction {
         Direction::In => file.file.read_exact_at(&mut chunk.bytes_mut()[..*bytes], *offset),

@@ -30,12 +30,13 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// As many chunks as that, each once.
+    /// As many chunks as that, each once. All of them are resident from the start, so that what a process takes does not
+    /// depend on how far a disk lags behind.
     pub(crate) fn chunks(count: usize) -> io::Result<Vec<Chunk>> {
         let bytes = count * CHUNK;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: at an address that the system chooses.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::PRIVATE)? };
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::PRIVATE | MapFlags::POPULATE)? };
         // The system maps nothing at 0 that it was not asked to.
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Arc::new(Self { start, bytes });

@@ -38,6 +38,55 @@ impl Engine for Faulty {
     }
 }
 
+/// An engine that carries out nothing one way while it is closed that way.
+struct Gated {
+    engine: Threads,
+    gate: Arc<Gate>,
+}
+
+/// Requests of each direction that wait, where it is closed: first in, then out.
+#[derive(Default)]
+pub(crate) struct Gate {
+    closed: Mutex<[Option<Vec<Request>>; 2]>,
+}
+
+impl Gate {
+    /// Requests of that direction wait from now on.
+    pub(crate) fn close(&self, direction: Direction) {
+        self.closed.lock()[direction as usize].get_or_insert_default();
+    }
+
+    /// Carries out what waits, and all that comes later.
+    pub(crate) fn open(&self, direction: Direction) {
+        let waiting = self.closed.lock()[direction as usize].take();
+        waiting.into_iter().flatten().for_each(engine::carry_out);
+    }
+}
+
+impl Engine for Gated {
+    fn begin(&self, request: Request) -> Result<(), Box<Request>> {
+        if let Some(waiting) = &mut self.gate.closed.lock()[request.direction as usize] {
+            waiting.push(request);
+            return Ok(());
+        }
+        self.engine.begin(request)
+    }
+
+    fn name(&self) -> &'static str {
+        "a gate"
+    }
+}
+
+/// One that can be closed.
+pub(crate) fn gated(paths: &[PathBuf], capacity: u64) -> (Disk, Arc<Gate>) {
+    let gate = Arc::<Gate>::default();
+    let engine = |_: &_, _| {
+        let (engine, gate) = (Threads::start(2)?, Arc::clone(&gate));
+        Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
+    };
+    (Disk::with_engine(paths, options(capacity), engine).unwrap(), gate)
+}
+
 pub(crate) fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
     let folders: Vec<TempDir> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
     let paths = folders.iter().map(|folder| folder.path().to_owned()).collect();

@@ -60,6 +60,8 @@ pub struct Links {
 pub(super) struct Tally {
     stalled_ns: AtomicU64,
     transfers: AtomicU64,
+    #[cfg(test)]
+    waiting: AtomicU64,
 }
 
 impl Tally {
@@ -70,9 +72,19 @@ impl Tally {
     /// Does something that waits.
     pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let since = Instant::now();
+        #[cfg(test)]
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         let waited = wait();
+        #[cfg(test)]
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.stalled_ns.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
         waited
+    }
+
+    /// Whether a thread waits now.
+    #[cfg(test)]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
     }
 
     pub(super) fn with(&self, bytes: u64, busy: Duration) -> LinkStatistics {

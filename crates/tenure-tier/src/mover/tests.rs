@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use std::{env, iter, thread};
 
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ use tenure_device::{Call, Driver, Executor};
 use super::*;
 use crate::DiskOptions;
 use crate::disk::Direction;
-use crate::disk::tests::{faulty, folders, some_bytes};
+use crate::disk::tests::{faulty, folders, gated, some_bytes};
 
 type Memory = &'static DeviceMemory;
 
@@ -114,13 +115,13 @@ fn fetch_host(mover: &Mover, stored: &Stored, urgency: Urgency) -> Result<Vec<u8
     Ok(std::mem::take(&mut *target.lock()))
 }
 
-/// Other threads have something to do before.
+/// Waits for a condition that other threads bring about. The limit only keeps a test that fails from hanging.
 fn eventually(is_so: impl Fn() -> bool) {
-    let look = |_| {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(300));
         thread::sleep(Duration::from_millis(1));
-        is_so()
-    };
-    assert!((0..10_000).any(look));
+    }
 }
 
 /// Nothing raced, and everything was given back but what movers keep.
@@ -159,9 +160,12 @@ fn what_is_out_is_freed_by_a_program_alone_and_not_by_how_long_it_took() {
         let allocated = || memory.allocator().statistics().all.allocated_bytes.current;
         let before = allocated();
         let stored = store(&mover, memory, MIB, 7, Destination::Host).unwrap();
-        stored.inner.progress.event().unwrap().synchronize().unwrap();
-        // Long enough for a thread that would free it.
-        thread::sleep(Duration::from_millis(50));
+        let (sender, receiver) = mpsc::channel();
+        let event = stored.inner.progress.event().unwrap();
+        // The thread that would free it takes one after the other: it is past it when it comes to this.
+        let departures = &mover.shared.side.as_ref().unwrap().departures;
+        departures.when_passed(event, move |passed| sender.send(passed).unwrap());
+        receiver.recv().unwrap().unwrap();
         assert!(stored.is_settled() && stored.keeps_source() && allocated() > before);
         drop(stored);
         eventually(|| allocated() == before);
@@ -332,7 +336,8 @@ fn memory_that_others_free_is_kept_until_it_is_not_used() {
 #[test]
 fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
     for memory in memories().into_iter().take(2) {
-        let (_folders, disk) = disk();
+        let (_folders, paths) = folders(1);
+        let (disk, gate) = gated(&paths, 64 << 20);
         let mover = mover(Some(memory), Some(&disk));
         let stay = |seed| store(&mover, memory, MIB / 2, seed, Destination::Host);
         let kept: Vec<_> = (0..).map_while(|seed| stay(seed).ok()).collect();
@@ -345,12 +350,28 @@ fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
         }
         drop(kept);
         memory.driver().synchronize().unwrap();
-        // More than there is memory for at once, several times.
-        let through: Vec<_> =
-            (0..3).map(|seed| store(&mover, memory, 5 * MIB + 1, seed, Destination::Disk).unwrap()).collect();
-        for (seed, stored) in through.iter().enumerate() {
-            assert!(fetch(&mover, memory, stored, Urgency::Ahead).unwrap() == expected(5 * MIB + 1, seed as u8));
-        }
+        // More than there is memory for at once, several times. The disk writes nothing until a store waits.
+        let stalls = &mover.shared.stalls;
+        gate.close(Direction::Out);
+        let through: Vec<_> = thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually(|| stalls.disk_write.is_waiting());
+                gate.open(Direction::Out);
+            });
+            (0..3).map(|seed| store(&mover, memory, 5 * MIB + 1, seed, Destination::Disk).unwrap()).collect()
+        });
+        // It reads nothing until a fetch waits.
+        through[0].wait().unwrap();
+        gate.close(Direction::In);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually(|| stalls.disk_read.is_waiting());
+                gate.open(Direction::In);
+            });
+            for (seed, stored) in through.iter().enumerate() {
+                assert!(fetch(&mover, memory, stored, Urgency::Ahead).unwrap() == expected(5 * MIB + 1, seed as u8));
+            }
+        });
         let links = mover.links();
         assert!(!links.disk_write.stalled.is_zero() && !links.disk_read.stalled.is_zero(), "{links:?}");
         assert!(mover.pinned().unwrap().peak_pinned_bytes <= SMALL as u64);
@@ -463,7 +484,7 @@ fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
     assert_eq!(order(), "ccaabb");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| arrivals[1].wait());
-        eventually(|| order() == "ccbbaa");
+        eventually(|| order() == "ccbbaa" && mover.shared.stalls.disk_read.is_waiting());
         mover.shared.reads.lock().lanes = lanes;
         mover.shared.pump();
         waiting.join().unwrap().unwrap();

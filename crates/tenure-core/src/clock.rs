@@ -1,0 +1,53 @@
+//! The clock of time limits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+/// The clock that time limits are measured by: the system's, or one that a test sets.
+#[derive(Clone, Debug, Default)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug, Default)]
+enum Source {
+    #[default]
+    System,
+    /// In ns.
+    Manual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// A clock that stands still until it is told to [advance](Self::advance). Its clones advance with it.
+    pub fn manual() -> Self {
+        Self(Source::Manual(Arc::default()))
+    }
+
+    /// Moves a [manual](Self::manual) clock on. The system's clock is left alone.
+    pub fn advance(&self, by: Duration) {
+        if let Source::Manual(now_ns) = &self.0 {
+            now_ns.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
+        }
+    }
+
+    /// The time since a moment that is the same for all calls.
+    pub fn now(&self) -> Duration {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        match &self.0 {
+            Source::System => START.elapsed(),
+            Source::Manual(now_ns) => Duration::from_nanos(now_ns.load(Ordering::SeqCst)),
+        }
+    }
+}
+
+/// Two are equal if they are the same clock.
+impl PartialEq for Clock {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Source::System, Source::System) => true,
+            (Source::Manual(one), Source::Manual(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Clock {}
