@@ -67,7 +67,9 @@ class Machine:
     ) -> list[str]:
         """The lines that a program says that installs Tenure; `load` stands for the loading of a library."""
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
-        variables = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self.folder / "cache")} | environment
+        # Without compiled files: they are taken for newer sources that are as long and of the same second.
+        own = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = os.environ | own | environment
         command = [sys.executable, "-c", PROGRAM.format(call=call, load=load, status=status, driver=self.has_driver)]
         result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr

@@ -103,9 +103,18 @@ def _install() -> None:
 
 
 def _say(text: str) -> None:
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # of a full disk, or of a file that is closed
-            print("tenure:", " ".join(text.split()), file=sys.stderr)
+    stderr = sys.stderr
+    if stderr is None:
+        return
+    line = f"tenure: {' '.join(text.split())}\n"
+    is_replaced = stderr is not sys.__stderr__
+    with contextlib.suppress(OSError, ValueError):  # of a full disk, or of a file that is closed
+        if is_replaced:
+            stderr.write(line)
+            return
+        # Past the buffer: some versions of Python end with status 120 if what it holds cannot be written.
+        stderr.flush()
+        os.write(stderr.fileno(), line.encode(errors="replace"))
 
 
 def _options(text: str) -> dict[str, Any]:
