@@ -110,7 +110,7 @@ impl Storage {
         }
     }
 
-    /// What is known of the bytes, which need not be there.
+    /// The storage's description; its bytes need not have arrived.
     fn state(&self) -> StorageGuard<'_> {
         // Recursive: a thread that holds a guard may take another, even while a resize waits for the first.
         StorageGuard { state: self.shared.state.read_recursive() }

@@ -46,7 +46,7 @@ pub(crate) struct ServeArgs {
     /// The port; 0 is any that is free, which is printed
     #[arg(long, default_value_t = 8000, value_name = "N")]
     port: u16,
-    /// Who may ask: a file with tokens, one a line, of which each request has to have one as `Authorization: Bearer TOKEN`
+    /// A file with tokens, one a line: each request must have one of them, as `Authorization: Bearer TOKEN`
     /// [default: everybody who reaches the server]
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,

@@ -2,8 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-/// The array of `element(0)` to `element(N - 1)`: [`std::array::from_fn`] for elements that need not be dropped, with a tenth
-/// of its code to compile. The kernels have it a thousand times.
+/// The array of `element(0)` to `element(N - 1)`: [`std::array::from_fn`] for elements that need not be dropped, with a
+/// quarter of its code to compile. The kernels have it a thousand times.
 #[inline(always)]
 pub(super) fn from_fn<T: Copy, const N: usize>(mut element: impl FnMut(usize) -> T) -> [T; N] {
     let mut array = MaybeUninit::<[T; N]>::uninit();

@@ -389,3 +389,20 @@ fn a_folder_in_memory_is_told_from_one_on_a_disk() {
         assert!(Disk::is_in_memory(shared));
     }
 }
+
+/// A process that measures what it takes beside tensors must not depend on how many chunks a disk has used by then.
+#[test]
+fn staging_memory_is_resident_from_the_start() {
+    const COUNT: usize = 32;
+    let chunks = Memory::chunks(COUNT).unwrap();
+    let address = chunks[0].as_ptr().addr();
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        let bound = |text| usize::from_str_radix(text, 16).ok();
+        !range.and_then(|(start, end)| Some(bound(start)?..bound(end)?)).is_some_and(|range| range.contains(&address))
+    });
+    let resident = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    let kib: usize = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(kib << 10 >= COUNT * CHUNK, "{kib} KiB are resident");
+}

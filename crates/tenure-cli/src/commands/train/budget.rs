@@ -26,8 +26,8 @@ use crate::resident;
 /// What has fewer bytes is kept on the CPU, where they are worth more than on a device.
 const LEAST_BYTES_ON_CPU: u64 = 128 << 10;
 
-/// What a budget that is said to do has beside what was found to be the least: that grows a little with the budget, as pieces
-/// of an optimizer's state do, and is not the same in each process.
+/// Added to the least budget that was found, before it is named: the least grows a little with the budget, as pieces of an
+/// optimizer's state do, and differs between processes.
 const MARGIN_BYTES: u64 = 1 << 20;
 const MARGIN: u64 = 32;
 
@@ -87,7 +87,7 @@ pub(super) struct Offloaded {
     is_lossy: bool,
     /// Bytes that went to disk, for each that was written there.
     compression: f64,
-    /// What the disk is, in words.
+    /// The kind of disk, in words.
     disk: Option<String>,
     tiers: BTreeMap<String, TierUse>,
 }
@@ -163,14 +163,14 @@ impl Budget {
         Ok(run)
     }
 
-    /// What a step takes without a budget, as that is counted: with what the process grew by beside tensors.
+    /// Bytes that a step takes without a budget, counted as a budget is: with the growth of the process beside tensors.
     fn plain_bytes<D: Examples>(&self, run: &mut Trainer<AnyTask, D>) -> anyhow::Result<u64> {
         resident::forget_most();
         let rehearsed = run.rehearse(Pass::Plain)?;
         Ok(rehearsed.peak_bytes.unwrap_or(0) + self.beside_bytes(&rehearsed))
     }
 
-    /// What the process grew by beside tensors, where that is a part of the budget as well.
+    /// Bytes that the process grew by beside tensors; 0 where these are no part of the budget.
     fn beside_bytes(&self, rehearsed: &StepReport) -> u64 {
         let most = resident::most().filter(|_| matches!(self.engine.memory(), OnCpu(_))).unwrap_or(0);
         most.saturating_sub(self.resident_bytes + rehearsed.reserved_bytes.unwrap_or(0))
@@ -281,7 +281,7 @@ impl Offloaded {
     }
 }
 
-/// What would do, when and what for, if an error is that a budget is too small.
+/// If an error is that a budget is too small: the least that would do, the moment that needs it, and its parts.
 fn too_small(error: &anyhow::Error) -> Option<(u64, &str, &Needed)> {
     let offload = error.chain().find_map(|cause| match cause.downcast_ref() {
         Some(nn::Error::Train(TrainError::Budget(error))) => Some(&**error),
