@@ -16,6 +16,7 @@
 #![warn(missing_docs)]
 
 mod access;
+mod arrays;
 #[forbid(unsafe_code)]
 pub mod autocast;
 #[forbid(unsafe_code)]

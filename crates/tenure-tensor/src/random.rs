@@ -14,12 +14,12 @@
 //! | integers in \[0, n) | ⌊`w` n / 2⁶⁴⌋, biased by less than n / 2⁶⁴ |
 //! | true with probability p | whether `w` < p 2³² |
 
-use std::array;
 use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::arrays;
 use crate::cuda::captured;
 use crate::scopes::Scopes;
 
@@ -131,10 +131,15 @@ impl State {
     /// The `N` blocks from `index` places on, computed side by side.
     #[inline(always)]
     pub(crate) fn blocks<const N: usize>(self, index: u64) -> [[u32; 4]; N] {
-        let places: [u64; N] = array::from_fn(|lane| self.offset.wrapping_add(index).wrapping_add(lane as u64));
-        let mut counters = [places.map(|place| place as u32), places.map(|place| (place >> 32) as u32), [0; N], [0; N]];
+        let places: [u64; N] = arrays::from_fn(|lane| self.offset.wrapping_add(index).wrapping_add(lane as u64));
+        let mut counters = [
+            arrays::map(places, |place| place as u32),
+            arrays::map(places, |place| (place >> 32) as u32),
+            [0; N],
+            [0; N],
+        ];
         philox(&mut counters, [self.seed as u32, (self.seed >> 32) as u32]);
-        array::from_fn(|lane| counters.each_ref().map(|word| word[lane]))
+        arrays::from_fn(|lane| arrays::from_fn(|word| counters[word][lane]))
     }
 }
 
@@ -183,12 +188,13 @@ pub(crate) fn low_and_high([a, b, c, d]: [u32; 4]) -> [u64; 2] {
 
 /// Philox4x32-10 of `N` counters, word by word, in place.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "a lane is one element of each word")]
 fn philox<const N: usize>(counters: &mut [[u32; N]; 4], mut key: [u32; 2]) {
     const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
     const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
     for _ in 0..10 {
         for lane in 0..N {
-            let [a, b, c, d] = counters.each_ref().map(|word| word[lane]);
+            let [a, b, c, d] = arrays::from_fn(|word| counters[word][lane]);
             let (first, second) = (MULTIPLIERS[0] * u64::from(a), MULTIPLIERS[1] * u64::from(c));
             counters[0][lane] = (second >> 32) as u32 ^ b ^ key[0];
             counters[1][lane] = second as u32;

@@ -5,6 +5,7 @@ use tenure_device::share::ShareError;
 use tenure_device::{CallError, DriverError};
 use tenure_plan::TraceError;
 use tenure_plan::packing::PackingError;
+#[cfg(feature = "nn")]
 use tenure_tensor::TensorError;
 
 use crate::replay::AllocatorKind;
@@ -33,9 +34,11 @@ pub enum Error {
     #[error(transparent)]
     Share(#[from] ShareError),
     /// An operation on tensors.
+    #[cfg(feature = "nn")]
     #[error(transparent)]
     Tensor(#[from] TensorError),
     /// Models, data, checkpoints, training.
+    #[cfg(feature = "nn")]
     #[error(transparent)]
     Nn(#[from] tenure_nn::Error),
     /// A trace could not be read or written.

@@ -51,7 +51,6 @@ pub mod tensorboard;
 pub mod units;
 
 pub use error::Error;
-pub use {
-    tenure_agent as agent, tenure_nn as nn, tenure_offload as offload, tenure_plan as plan, tenure_tensor as tensor,
-    tenure_tier as tier,
-};
+#[cfg(feature = "nn")]
+pub use {tenure_agent as agent, tenure_nn as nn, tenure_tensor as tensor};
+pub use {tenure_offload as offload, tenure_plan as plan, tenure_tier as tier};

@@ -15,11 +15,11 @@ pub use tenure_device::{
     Counters, DeviceBacking, Driver, Event as StreamEvent, EventKind, Platform, Priority, Stream, StreamGuard, Streams,
     cuda, functions, share,
 };
-pub use tenure_nn::layers::Layer;
-pub use tenure_nn::{Module, Parameter, Scope};
+#[cfg(feature = "nn")]
+pub use tenure_nn::{Module, Parameter, Scope, layers::Layer};
 pub use tenure_plan::{Action, Event, Format, ReadOptions, Settings, Summary, Trace, TraceError};
-pub use tenure_tensor::random::Generator;
-pub use tenure_tensor::{Tensor, TensorError};
+#[cfg(feature = "nn")]
+pub use tenure_tensor::{Tensor, TensorError, random::Generator};
 
 pub use crate::Error;
 pub use crate::replay::{AllocatorKind, Outcome, Replay};

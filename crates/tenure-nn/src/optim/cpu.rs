@@ -3,7 +3,7 @@
 use std::array;
 
 use parking_lot::Mutex;
-use tenure_tensor::{Access, Float, Result, Tensor, threads};
+use tenure_tensor::{Access, Float, Number, Result, Tensor, threads};
 
 use super::Stepped;
 
@@ -15,15 +15,15 @@ const GRAIN: usize = 32 * 1024;
 pub(super) fn for_each<T: Float, const N: usize>(
     op: &'static str,
     parameters: &[Stepped<'_>],
-    element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync,
+    element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync + Copy,
 ) -> Result<()> {
-    parameters.iter().try_for_each(|parameter| one::<T, N>(op, parameter, &element))
+    parameters.iter().try_for_each(|parameter| one::<T, N>(op, parameter, element))
 }
 
 fn one<T: Float, const N: usize>(
     op: &'static str,
     stepped: &Stepped<'_>,
-    element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync,
+    element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync + Copy,
 ) -> Result<()> {
     let written: Vec<&Tensor> = std::iter::once(stepped.parameter).chain(stepped.slots).take(N).collect();
     let mut access = Access::new(op, &written, &[stepped.grad])?;
@@ -43,7 +43,12 @@ fn one<T: Float, const N: usize>(
                 let n = grad.len();
                 let values = values.each_mut().map(|values| &mut values[..n]);
                 for i in 0..n {
-                    let stepped = element(array::from_fn(|slot| values[slot][i].widen()), grad[i].widen());
+                    // No function of arrays, which might be called.
+                    let mut before = [Number::ZERO; N];
+                    for slot in 0..N {
+                        before[slot] = values[slot][i].widen();
+                    }
+                    let stepped = element(before, grad[i].widen());
                     for slot in 0..N {
                         values[slot][i] = T::narrow(stepped[slot]);
                     }

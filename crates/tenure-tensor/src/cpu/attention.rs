@@ -13,7 +13,7 @@ use crate::element::Element;
 use crate::kernel::on_cpu;
 use crate::ops::{Dropping, Weighting};
 use crate::random::State;
-use crate::{Access, DType, Device, Entry, Result, Tensor, threads};
+use crate::{Access, DType, Device, Entry, Result, Tensor, arrays, threads};
 
 /// Writes the means of values, and the logarithms of the sums of weights, `(batch, heads, queries)`. Queries, keys and
 /// values are of four dimensions, the last dense, with fewer heads of keys and values perhaps; a mask, `bool` or what is
@@ -103,7 +103,7 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
                         hide::<T, P>(scores, [first, key], [lanes, block], at, mask, weighting.is_causal);
                         let before = online_softmax(&mut scores[..block * P], &mut largest, &mut total);
                         for row in sum.chunks_exact_mut(P) {
-                            row.iter_mut().zip(&before).for_each(|(sum, before)| *sum = *sum * *before);
+                            (0..P).for_each(|lane| row[lane] = row[lane] * before[lane]);
                         }
                         if let Some(dropped) = dropped {
                             let kept = dropped.kept::<P>(head * length + first, key, [lanes, block], count);
@@ -113,7 +113,7 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
                 );
                 accumulate::<T, P>(sum, scores, v.head(kv).at(key, 0), [block, value_width]);
             }
-            let share: [T; P] = total.map(|total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
+            let share: [T; P] = arrays::map(total, |total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
             let to = to.head(at).at(first, 0);
             for lane in 0..lanes {
                 let row = to.at(lane, 0).data;
@@ -406,8 +406,8 @@ impl Dropped {
         let scale = T::of(self.scale);
         for (rows, bits) in weights.chunks_mut(BITS * P).zip(kept) {
             for (index, row) in rows.chunks_exact_mut(P).enumerate() {
-                for (weight, bits) in row.iter_mut().zip(bits) {
-                    *weight = if bits >> index & 1 == 1 { *weight * scale } else { T::ZERO };
+                for lane in 0..P {
+                    row[lane] = if bits[lane] >> index & 1 == 1 { row[lane] * scale } else { T::ZERO };
                 }
             }
         }

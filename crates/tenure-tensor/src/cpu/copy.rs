@@ -4,7 +4,7 @@ use super::gather::with_width;
 use super::loops::{self, GRAIN};
 use super::{cast, runs};
 use crate::kernel::on_cpu;
-use crate::{Elementwise, Entry, Result, threads};
+use crate::{Elementwise, Entry, Result, arrays, threads};
 
 /// Writes the input to the output, whose dtype it is found by.
 pub(crate) type Copy = fn(&Elementwise<'_>) -> Result<()>;
@@ -115,9 +115,9 @@ unsafe fn tile<T: std::marker::Copy, const SIDE: usize>(from: *const u8, right: 
     loops::vectorized!({
         // SAFETY: the caller's promise.
         let lines: [[T; SIDE]; SIDE] =
-            std::array::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });
+            arrays::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });
         (0..SIDE).for_each(|row| {
-            let line: [T; SIDE] = std::array::from_fn(|column| lines[column][row]);
+            let line: [T; SIDE] = arrays::from_fn(|column| lines[column][row]);
             // SAFETY: the caller's promise.
             unsafe { to.add(row * down).cast::<[T; SIDE]>().write_unaligned(line) };
         });

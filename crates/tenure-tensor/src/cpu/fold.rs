@@ -1,28 +1,33 @@
-//! Folds: many elements made one, for any dimensions of any layout.
+//! Folds: many elements made one, for any dimensions of any layout and dtype.
 //!
 //! Sizes and strides alone say in which order elements are gathered, never how many threads there are. Gathering is
 //! pairwise: a *leaf* of elements is gathered in one loop, and leaves are merged like a tree, so that errors of rounding
 //! grow with the logarithm of the count. Where the densest dimension is kept, whole rows of outputs (*columns*) are
 //! gathered at once; where it is reduced, neighbours are gathered in *lanes*, which are merged at the end of a leaf.
+//!
+//! A fold is compiled for one type of elements, side by side. Elements of another dtype, or at a distance, are copied to a
+//! buffer first, a leaf at a time.
 
-use super::arrays;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::cast::{self, Cast};
 use super::loops::vectorized;
 use super::slots::Slots;
-use crate::{Access, Element, Result, Scalar, Tensor, TensorError, threads};
+use super::strided::strided;
+use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays, threads};
 
 /// What is done with the elements of `N` inputs to make `K` outputs. One element of `Given` belongs to each output.
 pub(crate) trait Fold<const N: usize, const K: usize>: Sync {
-    /// Elements of the inputs.
+    /// What elements of the inputs are converted to.
     type From: Element;
     /// What is gathered.
     type Sum: Copy + Send + Sync;
-    /// Elements of the outputs.
+    /// What elements of the outputs are converted from.
     type To: Element;
-    /// What is known of an output beforehand; false where nothing is given.
+    /// What is known of an output beforehand, converted; false where nothing is given.
     type Given: Element;
 
     /// What no element gives.
@@ -50,6 +55,8 @@ const LEAF: usize = LANES * DEPTH;
 const WIDTH: usize = 512;
 /// Elements that are gathered one after the other into one sum.
 const DEPTH: usize = 32;
+/// Outputs that are finished, and rows that are gathered, in one loop.
+const ROWS: usize = 32;
 
 /// Folds `inputs`, all of the same sizes, to `outputs`, which are contiguous and have size 1 where dimensions are reduced.
 /// So has `given`.
@@ -60,8 +67,8 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     inputs: [&Tensor; N],
     given: Option<&Tensor>,
 ) -> Result<()> {
-    check::<F, N, K>(op, outputs, inputs, given)?;
-    let reads: SmallVec<[&Tensor; 3]> = inputs.into_iter().chain(given).collect();
+    check(op, &outputs, &inputs, given)?;
+    let reads: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(given).collect();
     let mut access = Access::new(op, &outputs, &reads)?;
     let (kept, reduced) = dimensions(outputs[0], inputs);
     let count = reduced.iter().map(|dim| dim.size).product();
@@ -73,8 +80,10 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     let work = Work {
         fold,
         inputs: arrays::from_fn(|input| access.read_ptr(input)),
-        outputs: arrays::from_fn(|output| access.write_ptr(output).cast()),
-        given: given.map(|_| access.read_ptr(N).cast()),
+        readers: arrays::from_fn(|input| Elements::between(inputs[input].dtype(), F::From::DTYPE)),
+        outputs: arrays::from_fn(|output| access.write_ptr(output)),
+        writers: arrays::from_fn(|output| Elements::between(F::To::DTYPE, outputs[output].dtype())),
+        given: given.map(|given| (access.read_ptr(N), Elements::between(given.dtype(), F::Given::DTYPE))),
         count,
         outer: kept.iter().skip(usize::from(is_columns)).map(|dim| dim.size).product(),
         columns: if is_columns { kept[0].size } else { 1 },
@@ -86,24 +95,15 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     Ok(())
 }
 
-fn check<F: Fold<N, K>, const N: usize, const K: usize>(
-    op: &'static str,
-    outputs: [&Tensor; K],
-    inputs: [&Tensor; N],
-    given: Option<&Tensor>,
-) -> Result<()> {
+fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], given: Option<&Tensor>) -> Result<()> {
     let (to, from) = (outputs[0].sizes(), inputs[0].sizes());
     let reduces = to.len() == from.len() && to.iter().zip(from).all(|(to, from)| to == from || *to == 1);
-    let written =
-        outputs.iter().map(|tensor| (*tensor, F::To::DTYPE)).chain(given.map(|given| (given, F::Given::DTYPE)));
-    let fits = |(tensor, dtype): (&Tensor, _)| {
-        tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu() && tensor.dtype() == dtype
-    };
-    let read = |tensor: &Tensor| tensor.sizes() == from && tensor.device().is_cpu() && tensor.dtype() == F::From::DTYPE;
-    if reduces && written.into_iter().all(fits) && inputs.into_iter().all(read) {
+    let is_output = |tensor: &Tensor| tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu();
+    let is_input = |tensor: &&Tensor| tensor.sizes() == from && tensor.device().is_cpu();
+    if reduces && outputs.iter().copied().chain(given).all(is_output) && inputs.iter().all(is_input) {
         return Ok(());
     }
-    Err(TensorError::shape(op, format!("sizes {from:?} cannot be folded to {to:?} of these dtypes and layouts")))
+    Err(TensorError::shape(op, format!("sizes {from:?} cannot be folded to {to:?} of these layouts")))
 }
 
 /// A dimension of all inputs, or more of them that can be gone through as one.
@@ -149,11 +149,97 @@ fn coalesce<const N: usize>(dims: impl Iterator<Item = Dim<N>>) -> Dims<N> {
     merged
 }
 
+/// How elements are converted between memory and a loop.
+#[derive(Clone, Copy)]
+struct Elements {
+    /// Bytes of one before it is converted, and after.
+    from: usize,
+    to: usize,
+    cast: Option<Cast>,
+}
+
+impl Elements {
+    fn between(from: DType, to: DType) -> Self {
+        Self { from: from.size(), to: to.size(), cast: (from != to).then(|| cast::between(from, to)) }
+    }
+
+    /// Whether a loop can use elements `step` bytes apart where they are.
+    fn is_direct(&self, step: usize) -> bool {
+        self.cast.is_none() && step == self.from
+    }
+
+    /// `n` elements, `step` bytes apart, side by side and converted: where they are if they are so, else in the buffers.
+    ///
+    /// # Safety
+    /// The elements are at `place`, and `n` is at most [`LEAF`].
+    unsafe fn load(&self, place: *const u8, step: usize, n: usize, buffers: &mut Buffers) -> *const u8 {
+        if n == 0 {
+            // Of a tensor without elements, there is no place either.
+            return place;
+        }
+        // SAFETY: the caller's promise; a buffer has room for `LEAF` elements.
+        unsafe {
+            let mut elements = place;
+            if step != self.from {
+                strided(self.from).gather(place, step, buffers.elements(), n);
+                elements = buffers.elements();
+            }
+            let Some(cast) = self.cast else { return elements };
+            cast(elements, buffers.converted(), n);
+            buffers.converted()
+        }
+    }
+
+    /// Converts `n` elements that lie side by side, and writes them `step` bytes apart.
+    ///
+    /// # Safety
+    /// The elements are at `values`, their places at `place`, and `n` is at most [`LEAF`].
+    unsafe fn store(&self, values: *const u8, place: *mut u8, step: usize, n: usize) {
+        let mut buffers = Buffers::new();
+        // SAFETY: the caller's promise; a buffer has room for `LEAF` elements.
+        unsafe {
+            let mut elements = values;
+            if let Some(cast) = self.cast {
+                cast(values, buffers.converted(), n);
+                elements = buffers.converted();
+            }
+            strided(self.to).scatter(elements, place, step, n);
+        }
+    }
+}
+
+/// Memory for a leaf: its elements side by side, and converted.
+struct Buffers {
+    elements: MaybeUninit<Buffer>,
+    converted: MaybeUninit<Buffer>,
+}
+
+#[repr(align(64))]
+struct Buffer {
+    _bytes: [u8; LEAF * size_of::<u64>()],
+}
+
+impl Buffers {
+    const fn new() -> Self {
+        Self { elements: MaybeUninit::uninit(), converted: MaybeUninit::uninit() }
+    }
+
+    fn elements(&mut self) -> *mut u8 {
+        self.elements.as_mut_ptr().cast()
+    }
+
+    fn converted(&mut self) -> *mut u8 {
+        self.converted.as_mut_ptr().cast()
+    }
+}
+
 struct Work<'a, F: Fold<N, K>, const N: usize, const K: usize> {
     fold: &'a F,
     inputs: [*const u8; N],
-    outputs: [*mut F::To; K],
-    given: Option<*const F::Given>,
+    readers: [Elements; N],
+    outputs: [*mut u8; K],
+    writers: [Elements; K],
+    given: Option<(*const u8, Elements)>,
     kept: Dims<N>,
     reduced: Dims<N>,
     /// Elements that an output is made of.
@@ -202,22 +288,33 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let steps = self.reduced[0].steps;
         let (size, next) = self.kept.first().map_or((1, [0; N]), |dim| (dim.size, dim.steps));
         let output = self.kept.first().map_or(0, |dim| dim.output);
+        let is_one_run = (0..N).all(|input| next[input] == self.count * steps[input]);
+        let most = match self.is_direct(steps) {
+            true => ROWS,
+            false if is_one_run => (LEAF / self.count.max(1)).clamp(1, ROWS),
+            false => 1,
+        };
+        let mut sums = [self.fold.start(); ROWS];
+        let mut given = [self.nothing(); ROWS];
+        let mut buffers = [const { Buffers::new() }; N];
         let mut at = range.start;
         while at < range.end {
-            let (first, n) = (self.tile(at), (size - at % size).min(range.end - at));
-            let row = |row: usize| {
-                let inputs = arrays::from_fn(|input| first.inputs[input].wrapping_add(row * next[input]));
-                Tile { inputs, output: first.output + row * output, width: 1 }
+            let (tile, n) = (self.tile(at), (size - at % size).min(range.end - at).min(most));
+            let (first, pitch) = match self.is_direct(steps) {
+                true => (tile.inputs.map(<*const u8>::cast), next),
+                false => {
+                    let load = |input: usize, buffers: &mut Buffers| {
+                        // SAFETY: `n` rows of the input, which are one run if there is more than one.
+                        unsafe {
+                            self.readers[input].load(tile.inputs[input], steps[input], n * self.count, buffers).cast()
+                        }
+                    };
+                    (self.load_each(&mut buffers, load), [self.count * size_of::<F::From>(); N])
+                }
             };
-            if steps == [size_of::<F::From>(); N] {
-                vectorized!(for number in 0..n {
-                    let tile = row(number);
-                    let sums = self.row_leaf_of(&tile, 0..self.count, [size_of::<F::From>(); N]);
-                    self.write(&tile, |_| sums);
-                });
-            } else {
-                (0..n).for_each(|number| self.whole(&row(number)));
-            }
+            self.load_given(tile.output, output, &mut given[..n]);
+            self.gather_rows(first, pitch, self.count, 0, &given[..n], &mut sums[..n]);
+            self.write(tile.output, output, n, |row| (sums[row], given[row]));
             at += n;
         }
     }
@@ -227,10 +324,10 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         if self.is_columns {
             let mut sums = self.empty();
             self.gather_columns(tile, 0..self.count, &mut sums);
-            self.write(tile, |column| arrays::from_fn(|k| sums[k][column]));
+            self.write_tile(tile, |column| arrays::from_fn(|k| sums[k][column]));
         } else {
             let sums = self.gather_row(tile, 0..self.count);
-            self.write(tile, |_| sums);
+            self.write_tile(tile, |_| sums);
         }
     }
 
@@ -267,7 +364,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 }
                 gap *= 2;
             }
-            self.write(&self.tile(tile), |column| parts[column]);
+            self.write_tile(&self.tile(tile), |column| parts[column]);
         }
     }
 
@@ -290,31 +387,72 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         Tile { inputs, output, width: (self.columns - column).min(WIDTH) }
     }
 
-    #[inline(always)]
-    fn write(&self, tile: &Tile<N>, sums: impl Fn(usize) -> [F::Sum; K]) {
+    fn write_tile(&self, tile: &Tile<N>, sums: impl Fn(usize) -> [F::Sum; K]) {
         let step = if self.is_columns { self.kept[0].output } else { 0 };
-        for column in 0..tile.width {
-            let output = tile.output + column * step;
-            let values = self.fold.finish(sums(column), self.given(output));
-            for (to, value) in self.outputs.iter().zip(values) {
-                // SAFETY: an output of this tile, which no other thread writes; outputs are contiguous.
-                unsafe { to.add(output).write(value) };
+        let mut given = [self.nothing(); WIDTH];
+        self.load_given(tile.output, step, &mut given[..tile.width]);
+        self.write(tile.output, step, tile.width, |column| (sums(column), given[column]));
+    }
+
+    /// Finishes `n` outputs, `step` elements apart.
+    #[inline(always)]
+    fn write(&self, output: usize, step: usize, n: usize, sums: impl Fn(usize) -> ([F::Sum; K], F::Given)) {
+        for first in (0..n).step_by(ROWS) {
+            let n = ROWS.min(n - first);
+            let mut values = [MaybeUninit::<[F::To; ROWS]>::uninit(); K];
+            for at in 0..n {
+                let (sums, given) = sums(first + at);
+                let finished = self.fold.finish(sums, given);
+                for (values, value) in values.iter_mut().zip(finished) {
+                    // SAFETY: one of `ROWS`.
+                    unsafe { values.as_mut_ptr().cast::<F::To>().add(at).write(value) };
+                }
+            }
+            for (k, values) in values.iter().enumerate() {
+                let writer = &self.writers[k];
+                let place = self.outputs[k].wrapping_add((output + first * step) * writer.to);
+                // SAFETY: outputs that no other thread writes.
+                unsafe { writer.store(values.as_ptr().cast(), place, step * writer.to, n) };
             }
         }
     }
 
-    #[inline(always)]
-    fn given(&self, output: usize) -> F::Given {
-        match self.given {
-            // SAFETY: one for each output, contiguous as they are.
-            Some(given) => unsafe { given.add(output).read() },
-            None => F::Given::from_scalar(Scalar::Bool(false)),
+    /// Loads what is given for outputs, `step` elements apart.
+    fn load_given(&self, output: usize, step: usize, given: &mut [F::Given]) {
+        let Some((first, reader)) = self.given else { return };
+        let mut buffers = Buffers::new();
+        let place = first.wrapping_add(output * reader.from);
+        // SAFETY: one for each output, contiguous as they are; a tile has no more of them than a leaf has elements.
+        unsafe {
+            let loaded = reader.load(place, step * reader.from, given.len(), &mut buffers);
+            given.as_mut_ptr().copy_from_nonoverlapping(loaded.cast(), given.len());
         }
+    }
+
+    fn nothing(&self) -> F::Given {
+        F::Given::from_scalar(Scalar::Bool(false))
     }
 
     fn empty(&self) -> Sums<F::Sum, K> {
         let start = self.fold.start();
         arrays::from_fn(|k| [start[k]; WIDTH])
+    }
+
+    fn is_direct(&self, steps: [usize; N]) -> bool {
+        self.readers.iter().zip(steps).all(|(reader, step)| reader.is_direct(step))
+    }
+
+    /// What `load` makes of each input, with its buffers.
+    fn load_each(
+        &self,
+        buffers: &mut [Buffers; N],
+        load: impl Fn(usize, &mut Buffers) -> *const F::From,
+    ) -> [*const F::From; N] {
+        let mut loaded = [std::ptr::null(); N];
+        for (input, (loaded, buffers)) in loaded.iter_mut().zip(buffers).enumerate() {
+            *loaded = load(input, buffers);
+        }
+        loaded
     }
 
     fn gather_row(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
@@ -328,25 +466,97 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
-        let steps = self.reduced.first().map_or([0; N], |dim| dim.steps);
-        if steps == [size_of::<F::From>(); N] {
-            // Constants of the function that is compiled for wide vectors, so that these are loaded whole.
-            return vectorized!(self.row_leaf_of(tile, range.clone(), [size_of::<F::From>(); N]));
-        }
-        vectorized!(self.row_leaf_of(tile, range.clone(), steps))
+        let mut buffers = [const { Buffers::new() }; N];
+        let first = self.load_each(&mut buffers, |input, buffers| self.load_row(tile, &range, input, buffers));
+        let (mut sums, mut given) = ([self.fold.start()], [self.nothing()]);
+        self.load_given(tile.output, 0, &mut given);
+        self.gather_rows(first, [0; N], range.len(), range.start, &given, &mut sums);
+        sums[0]
     }
 
+    /// Elements of a row, side by side and converted.
+    fn load_row(&self, tile: &Tile<N>, range: &Range<usize>, input: usize, buffers: &mut Buffers) -> *const F::From {
+        let reader = &self.readers[input];
+        let step = self.reduced.first().map_or(0, |dim| dim.steps[input]);
+        let inner = self.reduced.first().map_or(1, |dim| dim.size);
+        // SAFETY: runs of the input, together no longer than a leaf.
+        unsafe {
+            if self.reduced.len() <= 1 || range.start % inner + range.len() <= inner {
+                let place = self.place(tile, input, range.start);
+                return reader.load(place, step, range.len(), buffers).cast();
+            }
+            let elements = buffers.elements();
+            self.for_each_run(range, |at, n| {
+                let to = elements.add((at - range.start) * reader.from);
+                strided(reader.from).gather(self.place(tile, input, at), step, to, n);
+            });
+            reader.load(elements, reader.from, range.len(), buffers).cast()
+        }
+    }
+
+    /// Where the input's element of number `at` is, of those that are gathered for the tile's first output.
+    fn place(&self, tile: &Tile<N>, input: usize, at: usize) -> *const u8 {
+        let (mut place, mut rest) = (tile.inputs[input], at);
+        for dim in &self.reduced {
+            place = place.wrapping_add(rest % dim.size * dim.steps[input]);
+            rest /= dim.size;
+        }
+        place
+    }
+
+    /// Goes through elements in runs along the densest reduced dimension: `run(number of the first, length)`.
+    fn for_each_run(&self, range: &Range<usize>, mut run: impl FnMut(usize, usize)) {
+        let inner = self.reduced.first().map_or(1, |dim| dim.size);
+        let mut at = range.start;
+        while at < range.end {
+            let n = (inner - at % inner).min(range.end - at);
+            run(at, n);
+            at += n;
+        }
+    }
+
+    /// Gathers rows of `count` neighbours, `pitch` bytes apart, that begin with number `at` of those that are gathered.
+    fn gather_rows(
+        &self,
+        first: [*const F::From; N],
+        pitch: [usize; N],
+        count: usize,
+        at: usize,
+        given: &[F::Given],
+        sums: &mut [[F::Sum; K]],
+    ) {
+        vectorized!(for (row, (sums, given)) in sums.iter_mut().zip(given).enumerate() {
+            let row = arrays::from_fn(|input| first[input].wrapping_byte_add(row * pitch[input]));
+            *sums = self.gather_lanes(row, count, at, *given);
+        });
+    }
+
+    /// Gathers `n` neighbours in lanes, and merges these.
     #[inline(always)]
-    fn row_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N]) -> [F::Sum; K] {
-        let given = self.given(tile.output);
+    fn gather_lanes(&self, row: [*const F::From; N], n: usize, at: usize, given: F::Given) -> [F::Sum; K] {
         let start = self.fold.start();
-        let mut lanes = arrays::from_fn(|k| [start[k]; LANES]);
-        self.for_each_run(
-            tile,
-            range,
-            #[inline(always)]
-            |inputs, at, n| self.gather_lanes(&mut lanes, inputs, steps, at, n, given),
-        );
+        let mut lanes: [[F::Sum; LANES]; K] = arrays::from_fn(|k| [start[k]; LANES]);
+        let whole = n - n % LANES;
+        if whole > 0 {
+            // A copy that is indexed with constants alone stays in registers.
+            let mut sums = lanes;
+            for i in (0..whole).step_by(LANES) {
+                // SAFETY: elements of the row.
+                let block: [[F::From; LANES]; N] =
+                    arrays::from_fn(|input| unsafe { row[input].add(i).cast::<[F::From; LANES]>().read() });
+                #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
+                for lane in 0..LANES {
+                    let values = arrays::from_fn(|input| block[input][lane]);
+                    self.step_lane(&mut sums, lane, values, given, at + i + lane);
+                }
+            }
+            lanes = sums;
+        }
+        for lane in 0..n - whole {
+            // SAFETY: an element of the row.
+            let values = arrays::from_fn(|input| unsafe { row[input].add(whole + lane).read() });
+            self.step_lane(&mut lanes, lane, values, given, at + whole + lane);
+        }
         let mut width = LANES;
         while width > 1 {
             width /= 2;
@@ -357,49 +567,6 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             }
         }
         arrays::from_fn(|k| lanes[k][0])
-    }
-
-    /// Gathers `n` neighbours in lanes.
-    #[inline(always)]
-    fn gather_lanes(
-        &self,
-        lanes: &mut [[F::Sum; LANES]; K],
-        inputs: [*const u8; N],
-        steps: [usize; N],
-        at: usize,
-        n: usize,
-        given: F::Given,
-    ) {
-        let value = |i: usize| {
-            // SAFETY: an element of the run.
-            arrays::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() })
-        };
-        let whole = n - n % LANES;
-        if whole > 0 {
-            // A copy that is indexed with constants alone stays in registers.
-            let mut sums = *lanes;
-            for i in (0..whole).step_by(LANES) {
-                // What is dense is loaded whole.
-                let block: [[F::From; LANES]; N] = if steps == [size_of::<F::From>(); N] {
-                    // SAFETY: elements of the run.
-                    arrays::from_fn(|input| unsafe {
-                        inputs[input].add(i * steps[input]).cast::<[F::From; LANES]>().read()
-                    })
-                } else {
-                    let values: [[F::From; N]; LANES] = arrays::from_fn(|lane| value(i + lane));
-                    arrays::from_fn(|input| arrays::from_fn(|lane| values[lane][input]))
-                };
-                #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
-                for lane in 0..LANES {
-                    let values = arrays::from_fn(|input| block[input][lane]);
-                    self.step_lane(&mut sums, lane, values, given, at + i + lane);
-                }
-            }
-            *lanes = sums;
-        }
-        for lane in 0..n - whole {
-            self.step_lane(lanes, lane, value(whole + lane), given, at + whole + lane);
-        }
     }
 
     #[inline(always)]
@@ -434,73 +601,51 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
-        let steps = self.kept[0].steps;
-        if steps == [size_of::<F::From>(); N] {
-            return vectorized!(self.column_leaf_of(tile, range.clone(), [size_of::<F::From>(); N], sums));
-        }
-        vectorized!(self.column_leaf_of(tile, range.clone(), steps, sums));
-    }
-
-    #[inline(always)]
-    fn column_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N], sums: &mut Sums<F::Sum, K>) {
+        let (steps, width) = (self.kept[0].steps, tile.width);
         let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
-        let mut given = [self.given(tile.output); WIDTH];
-        for (column, given) in given[..tile.width].iter_mut().enumerate() {
-            *given = self.given(tile.output + column * self.kept[0].output);
-        }
-        self.for_each_run(
-            tile,
-            range,
-            #[inline(always)]
-            |inputs, at, n| {
-                for i in 0..n {
-                    let row = arrays::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
-                    self.row(sums, row, steps, at + i, tile.width, &given);
-                }
-            },
-        );
-    }
-
-    /// Gathers one element for each column.
-    #[inline(always)]
-    fn row(
-        &self,
-        sums: &mut Sums<F::Sum, K>,
-        inputs: [*const u8; N],
-        steps: [usize; N],
-        at: usize,
-        width: usize,
-        given: &[F::Given; WIDTH],
-    ) {
-        for column in 0..width.min(WIDTH) {
-            // SAFETY: an element of the row.
-            let values =
-                arrays::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
-            let sum = self.fold.step(arrays::from_fn(|k| sums[k][column]), values, given[column], at);
-            (0..K).for_each(|k| sums[k][column] = sum[k]);
-        }
-    }
-
-    /// Goes through the reduced dimensions in runs along the densest: `run(first elements, their number, length)`.
-    #[inline(always)]
-    fn for_each_run(&self, tile: &Tile<N>, range: Range<usize>, mut run: impl FnMut([*const u8; N], usize, usize)) {
-        if let [dim] = &self.reduced[..] {
-            let inputs = arrays::from_fn(|input| tile.inputs[input].wrapping_add(range.start * dim.steps[input]));
-            return run(inputs, range.start, range.len());
-        }
-        let inner = self.reduced.first().map_or(1, |dim| dim.size);
-        let mut at = range.start;
-        while at < range.end {
-            let n = (inner - at % inner).min(range.end - at);
-            let mut inputs = tile.inputs;
-            let mut rest = at;
-            for dim in &self.reduced {
-                inputs = arrays::from_fn(|input| inputs[input].wrapping_add(rest % dim.size * dim.steps[input]));
-                rest /= dim.size;
+        let mut given = [self.nothing(); WIDTH];
+        self.load_given(tile.output, self.kept[0].output, &mut given[..width]);
+        let is_direct = self.is_direct(steps);
+        let is_one_run = (0..N).all(|input| below[input] == width * steps[input]);
+        let mut buffers = [const { Buffers::new() }; N];
+        self.for_each_run(&range, |at, n| {
+            if is_direct {
+                let first = arrays::from_fn(|input| self.place(tile, input, at).cast());
+                return self.gather_below(first, below, at..at + n, &given[..width], sums);
             }
-            run(inputs, at, n);
-            at += n;
-        }
+            let most = if is_one_run { LEAF / width } else { 1 };
+            for row in (at..at + n).step_by(most) {
+                let rows = row..(row + most).min(at + n);
+                let first = self.load_each(&mut buffers, |input, buffers| {
+                    let place = self.place(tile, input, row);
+                    // SAFETY: rows of the input, which are one run if there is more than one.
+                    unsafe { self.readers[input].load(place, steps[input], rows.len() * width, buffers).cast() }
+                });
+                self.gather_below(first, [width * size_of::<F::From>(); N], rows, &given[..width], sums);
+            }
+        });
+    }
+
+    /// Gathers rows, `pitch` bytes apart, one element for each column: those of numbers `rows` of all that are gathered.
+    fn gather_below(
+        &self,
+        first: [*const F::From; N],
+        pitch: [usize; N],
+        rows: Range<usize>,
+        given: &[F::Given],
+        sums: &mut Sums<F::Sum, K>,
+    ) {
+        let given: &[F::Given] = &given[..given.len().min(WIDTH)];
+        vectorized!(for row in 0..rows.len() {
+            let at = rows.start + row;
+            let row: [*const F::From; N] = arrays::from_fn(|input| first[input].wrapping_byte_add(row * pitch[input]));
+            for (column, given) in given.iter().enumerate() {
+                // SAFETY: an element of the row.
+                let values = arrays::from_fn(|input| unsafe { row[input].add(column).read() });
+                let sum = self.fold.step(arrays::from_fn(|k| sums[k][column]), values, *given, at);
+                (0..K).for_each(|k| sums[k][column] = sum[k]);
+            }
+        });
     }
 }
 

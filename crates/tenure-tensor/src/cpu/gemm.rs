@@ -31,11 +31,18 @@ unsafe impl<T: Send> Send for Matrix<T> {}
 unsafe impl<T: Sync> Sync for Matrix<T> {}
 
 impl<T> Matrix<T> {
+    #[inline]
     pub(crate) fn new(data: *const T, row: usize, column: usize) -> Self {
         Self { data: data.cast_mut(), row, column }
     }
 
+    #[inline]
+    fn transposed(self) -> Self {
+        Self { row: self.column, column: self.row, ..self }
+    }
+
     /// The part that begins at an element.
+    #[inline]
     pub(crate) fn at(self, row: usize, column: usize) -> Self {
         Self { data: self.data.wrapping_add(row * self.row + column * self.column), ..self }
     }
@@ -51,34 +58,44 @@ pub(crate) trait Multiply: Number {
 }
 
 macro_rules! multiply_with_library {
-    ($($type:ty),*) => {$(
+    ($($type:ty, $library:path;)*) => {$(
         impl Multiply for $type {
             unsafe fn multiply(
-                [m, k, n]: [usize; 3],
-                out: Matrix<Self>,
-                a: Matrix<Self>,
-                b: Matrix<Self>,
+                [mut m, k, mut n]: [usize; 3],
+                mut out: Matrix<Self>,
+                mut a: Matrix<Self>,
+                mut b: Matrix<Self>,
                 alpha: Self,
                 beta: Self,
             ) {
+                use $library as library;
+
+                // The library is fast where neighbours are in a column of the output.
+                if out.column < out.row {
+                    (m, n) = (n, m);
+                    (out, a, b) = (out.transposed(), b.transposed(), a.transposed());
+                }
                 let strides = |matrix: Matrix<Self>| (matrix.column as isize, matrix.row as isize);
                 let ((out_column, out_row), (a_column, a_row), (b_column, b_row)) =
                     (strides(out), strides(a), strides(b));
                 // SAFETY: the caller's promise is what the library asks for.
                 unsafe {
-                    gemm::gemm(
+                    library::get_gemm_fn()(
                         m, n, k,
                         out.data, out_column, out_row, beta != 0.0,
                         a.data, a_column, a_row,
                         b.data, b_column, b_row,
-                        beta, alpha, false, false, false, gemm::Parallelism::None,
+                        beta, alpha, false, false, false, gemm_common::Parallelism::None,
                     );
                 }
             }
         }
     )*};
 }
-multiply_with_library!(f32, f64);
+multiply_with_library! {
+    f32, gemm_f32::gemm::f32;
+    f64, gemm_f64::gemm::f64;
+}
 
 macro_rules! multiply_integers {
     ($($type:ty),*) => {$(

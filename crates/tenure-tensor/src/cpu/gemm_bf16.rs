@@ -9,7 +9,7 @@ use super::gemm::{Matrix, matrix_of_batch};
 use super::scatter::Shared;
 use super::scratch;
 use super::slots::Slots;
-use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, threads};
+use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, arrays, threads};
 
 /// Rows and columns of what is in registers at a time.
 const ROWS: usize = 12;
@@ -110,8 +110,8 @@ fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: 
                             (1, column) if is_whole => transpose(from.data, column, to),
                             _ => {
                                 for (pair, to) in to.iter_mut().enumerate() {
-                                    *to = std::array::from_fn(|column| {
-                                        let [low, high] = [2 * pair, 2 * pair + 1].map(|row| match () {
+                                    *to = arrays::from_fn(|column| {
+                                        let [low, high] = arrays::map([2 * pair, 2 * pair + 1], |row| match () {
                                             () if row < rows && column < width => from.at(row, column).data.read(),
                                             () => 0,
                                         });
@@ -132,9 +132,10 @@ fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: 
 unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Pair; W]]) {
     for (pair, to) in to.iter_mut().enumerate() {
         // SAFETY: two rows of the matrix, as the caller says.
-        let [low, high] =
-            [2 * pair, 2 * pair + 1].map(|at| unsafe { from.add(at * row).cast::<[u16; W]>().read_unaligned() });
-        *to = std::array::from_fn(|column| pair_of(low[column], high[column]));
+        let [low, high] = arrays::map([2 * pair, 2 * pair + 1], |at| unsafe {
+            from.add(at * row).cast::<[u16; W]>().read_unaligned()
+        });
+        *to = arrays::from_fn(|column| pair_of(low[column], high[column]));
     }
 }
 
@@ -143,9 +144,9 @@ unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Pa
 unsafe fn transpose<const W: usize>(from: *const u16, column: usize, to: &mut [[Pair; W]]) {
     let lines: [[Pair; BLOCK]; W] =
         // SAFETY: a column of the matrix, as the caller says. A pair in memory is one on a processor of this kind.
-        std::array::from_fn(|at| unsafe { from.add(at * column).cast::<[Pair; BLOCK]>().read_unaligned() });
+        arrays::from_fn(|at| unsafe { from.add(at * column).cast::<[Pair; BLOCK]>().read_unaligned() });
     for (pair, to) in to.iter_mut().enumerate().take(BLOCK) {
-        *to = std::array::from_fn(|column| lines[column][pair]);
+        *to = arrays::from_fn(|column| lines[column][pair]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Numbers of rows gathered in lanes, so that whole vectors are gathered at once. For loops compiled for wide vectors.
 
-use super::arrays;
+use crate::arrays;
 use crate::element::Real;
 
 /// Some vectors, so that one need not wait for the one before.

@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use smallvec::SmallVec;
 
 use super::cast::{self, Cast};
+use super::strided::strided;
 use crate::elementwise::{Elementwise, Operand};
 use crate::{DType, Element, threads};
 
@@ -354,7 +355,7 @@ impl<'a> Port<'a> {
 
     /// Goes through elements `at..at + n` in runs along the densest dimension: `run(first, how many went before, length)`.
     fn for_each_run(&self, at: usize, n: usize, mut run: impl FnMut(*mut u8, usize, usize)) {
-        let strides = &self.operand.strides;
+        let strides = &self.operand.strides[..];
         let mut index: SmallVec<[usize; 5]> = SmallVec::new();
         let (mut rest, mut offset) = (at, 0);
         for (size, stride) in self.sizes.iter().zip(strides) {
@@ -362,6 +363,7 @@ impl<'a> Port<'a> {
             offset += rest % size * stride;
             rest /= size;
         }
+        let index = &mut index[..];
         let (inner, mut along) = (self.inner(), index.first().copied().unwrap_or(0));
         let mut done = 0;
         loop {
@@ -381,79 +383,6 @@ impl<'a> Port<'a> {
                 }
                 offset -= index[dim] * strides[dim];
                 index[dim] = 0;
-            }
-        }
-    }
-}
-
-/// Moves elements of one width between places at a distance and places side by side.
-#[derive(Clone, Copy)]
-enum Strided {
-    One,
-    Two,
-    Four,
-    Eight,
-}
-
-fn strided(width: usize) -> Strided {
-    match width {
-        1 => Strided::One,
-        2 => Strided::Two,
-        4 => Strided::Four,
-        _ => Strided::Eight,
-    }
-}
-
-impl Strided {
-    /// # Safety
-    /// `n` elements at `from`, `stride` bytes apart, and place for them at `to`.
-    unsafe fn gather(self, from: *const u8, stride: usize, to: *mut u8, n: usize) {
-        unsafe fn of<T: Copy>(from: *const u8, stride: usize, to: *mut u8, n: usize) {
-            let to = to.cast::<T>();
-            // SAFETY: the caller's promise.
-            unsafe {
-                if stride == size_of::<T>() {
-                    to.copy_from_nonoverlapping(from.cast(), n);
-                } else if stride == 0 {
-                    let value = from.cast::<T>().read();
-                    vectorized!((0..n).for_each(|i| to.add(i).write(value)));
-                } else {
-                    (0..n).for_each(|i| to.add(i).write(from.add(i * stride).cast::<T>().read()));
-                }
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Self::One => of::<u8>(from, stride, to, n),
-                Self::Two => of::<u16>(from, stride, to, n),
-                Self::Four => of::<u32>(from, stride, to, n),
-                Self::Eight => of::<u64>(from, stride, to, n),
-            }
-        }
-    }
-
-    /// # Safety
-    /// `n` elements at `from`, and place for them at `to`, `stride` bytes apart.
-    unsafe fn scatter(self, from: *const u8, to: *mut u8, stride: usize, n: usize) {
-        unsafe fn of<T: Copy>(from: *const u8, to: *mut u8, stride: usize, n: usize) {
-            let from = from.cast::<T>();
-            // SAFETY: the caller's promise.
-            unsafe {
-                if stride == size_of::<T>() {
-                    to.cast::<T>().copy_from_nonoverlapping(from, n);
-                } else {
-                    (0..n).for_each(|i| to.add(i * stride).cast::<T>().write(from.add(i).read()));
-                }
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Self::One => of::<u8>(from, to, stride, n),
-                Self::Two => of::<u16>(from, to, stride, n),
-                Self::Four => of::<u32>(from, to, stride, n),
-                Self::Eight => of::<u64>(from, to, stride, n),
             }
         }
     }

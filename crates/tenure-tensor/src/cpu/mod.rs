@@ -1,6 +1,5 @@
 //! Kernels on the CPU.
 
-mod arrays;
 mod cast;
 mod fold;
 mod gemm_bf16;
@@ -11,6 +10,7 @@ mod loops;
 mod narrow;
 mod runs;
 mod slots;
+mod strided;
 
 pub(crate) mod activation;
 pub(crate) mod attention;

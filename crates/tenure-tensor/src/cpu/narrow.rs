@@ -10,7 +10,7 @@ use super::loops::vectorized;
 use super::scratch;
 use super::slots::{Slots, unbound};
 use super::sweep::{Channels, Sweep};
-use crate::{Access, Device, Number, Result, Tensor, threads};
+use crate::{Access, Device, Number, Result, Tensor, arrays, threads};
 
 /// Rows of a group, at most, for which this is faster than a product of matrices.
 const ROWS: usize = 8;
@@ -266,14 +266,14 @@ fn dots<T: Number>(grid: &[T], run: &[T], offsets: &[usize]) -> [T; BLOCK.1] {
     let mut sums = [[T::ZERO; BLOCK.0]; BLOCK.1];
     let mut starts = [0; BLOCK.1];
     starts[..offsets.len()].copy_from_slice(offsets);
-    let grids = starts.map(|start| &grid[start..][..run.len()]);
+    let grids = arrays::map(starts, |start| &grid[start..][..run.len()]);
     for (at, values) in run.as_chunks::<{ BLOCK.0 }>().0.iter().enumerate() {
-        for (sums, grid) in sums.iter_mut().zip(grids) {
-            let read = &grid[at * BLOCK.0..][..BLOCK.0];
+        for (tap, sums) in sums.iter_mut().enumerate() {
+            let read = &grids[tap][at * BLOCK.0..][..BLOCK.0];
             sums.iter_mut().zip(values).zip(read).for_each(|((sum, value), read)| *sum = sum.plus(value.times(*read)));
         }
     }
-    sums.map(|lanes| lanes.into_iter().fold(T::ZERO, Number::plus))
+    arrays::map(sums, |lanes| lanes.into_iter().fold(T::ZERO, Number::plus))
 }
 
 fn channels_of(tensor: &Tensor) -> Channels {

@@ -9,7 +9,7 @@ use super::math::Math;
 use super::slots::{Slots, unbound};
 use crate::element::Real;
 use crate::kernel::on_cpu;
-use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, threads};
+use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, arrays, threads};
 
 /// What rows are normalised by.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cpu!(lanes of floats: norma
 pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cpu!(lanes of floats: normalize_backward::<T>);
 pub(crate) const NORMALIZE_RELU_BACKWARD: &[Entry<NormalizeBackward>] =
     on_cpu!(lanes of floats: normalize_relu_backward::<T>);
-pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cpu!(floats: normalize_sums::<T>);
+pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cpu!(lanes of floats: normalize_sums::<T>);
 
 fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
     let writes: Vec<&Tensor> = [out, rows.rstd].into_iter().chain(rows.mean).collect();
@@ -212,14 +212,14 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
 #[inline(always)]
 fn row_backward<T: Float<Compute: Math>, const N: usize>(
     rows: [&[T]; N],
-    g: impl Fn([T; N]) -> T::Compute,
+    g: impl Fn([T; N]) -> T::Compute + Copy,
     x: &[T],
     [mean, rstd]: [T::Compute; 2],
     has_mean: bool,
     out: &mut [T],
 ) {
     let n = out.len();
-    let (rows, x) = (rows.map(|row| &row[..n]), &x[..n]);
+    let (rows, x) = (arrays::map(rows, |row| &row[..n]), &x[..n]);
     let count = T::Compute::of(n as f64);
     let along = sum(
         rows,
@@ -227,9 +227,9 @@ fn row_backward<T: Float<Compute: Math>, const N: usize>(
         |row| g(row) * (row[0].widen() - mean),
     );
     let slope = rstd * rstd * along / count;
-    let shift = if has_mean { sum(rows, &g) / count } else { T::Compute::ZERO };
+    let shift = if has_mean { sum(rows, g) / count } else { T::Compute::ZERO };
     for i in 0..n {
-        out[i] = T::narrow((g(rows.map(|row| row[i])) - shift - (x[i].widen() - mean) * slope) * rstd);
+        out[i] = T::narrow((g(arrays::map(rows, |row| row[i])) - shift - (x[i].widen() - mean) * slope) * rstd);
     }
 }
 
@@ -267,7 +267,7 @@ fn normalize_relu_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
     Ok(())
 }
 
-fn normalize_sums<T: Float>(
+fn normalize_sums<T: Real>(
     out: [&Tensor; 2],
     grad: &Tensor,
     input: &Tensor,
@@ -284,31 +284,31 @@ fn normalize_sums<T: Float>(
 /// Of a gradient and an input; and of an output, if there are three.
 struct Products<T>(PhantomData<fn(T)>);
 
-impl<T: Float, const N: usize> Fold<N, 2> for Products<T> {
+impl<T: Real, const N: usize> Fold<N, 2> for Products<T> {
     type From = T;
-    type Sum = T::Compute;
-    type To = T::Compute;
-    type Given = T::Compute;
+    type Sum = T;
+    type To = T;
+    type Given = T;
 
     #[inline(always)]
-    fn start(&self) -> [T::Compute; 2] {
-        [Number::ZERO; 2]
+    fn start(&self) -> [T; 2] {
+        [T::ZERO; 2]
     }
 
     #[inline(always)]
-    fn step(&self, sums: [T::Compute; 2], values: [T; N], mean: T::Compute, _: usize) -> [T::Compute; 2] {
-        let is_out = N > 2 && values[N - 1].widen() <= T::Compute::ZERO;
-        let grad = if is_out { T::Compute::ZERO } else { values[0].widen() };
-        [sums[0] + grad, sums[1] + grad * (values[1].widen() - mean)]
+    fn step(&self, sums: [T; 2], values: [T; N], mean: T, _: usize) -> [T; 2] {
+        let is_out = N > 2 && values[N - 1] <= T::ZERO;
+        let grad = if is_out { T::ZERO } else { values[0] };
+        [sums[0] + grad, sums[1] + grad * (values[1] - mean)]
     }
 
     #[inline(always)]
-    fn merge(&self, left: [T::Compute; 2], right: [T::Compute; 2]) -> [T::Compute; 2] {
+    fn merge(&self, left: [T; 2], right: [T; 2]) -> [T; 2] {
         [left[0] + right[0], left[1] + right[1]]
     }
 
     #[inline(always)]
-    fn finish(&self, sums: [T::Compute; 2], _: T::Compute) -> [T::Compute; 2] {
+    fn finish(&self, sums: [T; 2], _: T) -> [T; 2] {
         sums
     }
 }

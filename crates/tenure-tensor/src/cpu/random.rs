@@ -1,13 +1,14 @@
 //! Random numbers, as [`crate::random`] says.
 
-use std::array;
 use std::f64::consts::TAU;
 
 use super::loops::vectorized;
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::random::{State, low_and_high};
-use crate::{Access, DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor, TensorError, threads};
+use crate::{
+    Access, DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor, TensorError, arrays, threads,
+};
 
 /// Writes numbers between the first and the second number, or of this mean and deviation. The output is contiguous, here
 /// and below.
@@ -209,10 +210,11 @@ impl Words for f32 {
     #[inline(always)]
     fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]) {
         for half in 0..2 {
-            let [u, v] = [0, 1]
-                .map(|word| blocks.map(|block| (block[2 * half + word] as Self + 0.5) * (1.0 / (1_u64 << 32) as Self)));
+            let unit = 1.0 / (1_u64 << 32) as Self;
+            let [u, v] =
+                arrays::from_fn(|word| arrays::map(*blocks, |block| (block[2 * half + word] as Self + 0.5) * unit));
             for (lane, [cos, sin]) in box_muller(u, v).into_iter().enumerate() {
-                normals[4 * lane + 2 * half..][..2].copy_from_slice(&[cos, sin]);
+                (normals[4 * lane + 2 * half], normals[4 * lane + 2 * half + 1]) = (cos, sin);
             }
         }
     }
@@ -229,10 +231,11 @@ impl Words for f64 {
 
     #[inline(always)]
     fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]) {
-        let [u, v] = [0, 1]
-            .map(|word| blocks.map(|block| (low_and_high(block)[word] as Self + 0.5) * (1.0 / (1_u128 << 64) as Self)));
+        let unit = 1.0 / (1_u128 << 64) as Self;
+        let [u, v] =
+            arrays::from_fn(|word| arrays::map(*blocks, |block| (low_and_high(block)[word] as Self + 0.5) * unit));
         for (lane, [cos, sin]) in box_muller(u, v).into_iter().enumerate() {
-            normals[2 * lane..][..2].copy_from_slice(&[cos, sin]);
+            (normals[2 * lane], normals[2 * lane + 1]) = (cos, sin);
         }
     }
 }
@@ -245,7 +248,7 @@ fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
         let (radius, angle) = ((T::of(-2.0) * u[lane].log()).sqrt(), T::of(TAU) * v[lane]);
         (cos[lane], sin[lane]) = (radius * angle.cos(), radius * angle.sin());
     }
-    array::from_fn(|lane| [cos[lane], sin[lane]])
+    arrays::from_fn(|lane| [cos[lane], sin[lane]])
 }
 
 /// A number below `count`, from 64 bits.

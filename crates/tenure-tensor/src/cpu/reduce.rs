@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use super::fold::{Fold, fold};
 use super::lanes::larger;
 use super::math::Math;
+use crate::element::Real;
 use crate::kernel::on_cpu;
-use crate::{DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor};
+use crate::{DType, DeviceKind, Element, Entry, Number, Result, Scalar, Tensor};
 
 /// Reduces the input to the output, which has size 1 where a dimension is reduced.
 pub(crate) type Reduce = fn(&Tensor, &Tensor) -> Result<()>;
@@ -19,95 +20,87 @@ pub(crate) type Moments = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 
 /// Sums. Of `bool`, how many are true; other integers are converted first, here and below.
 pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [
-    on_cpu!(floats: sum::<T>),
-    &[(DeviceKind::Cpu, DType::Bool, sum_integers::<bool>), (DeviceKind::Cpu, DType::I64, sum_integers::<i64>)],
+    on_cpu!(lanes of floats: sum::<T>),
+    &[(DeviceKind::Cpu, DType::Bool, sum_integers), (DeviceKind::Cpu, DType::I64, sum_integers)],
 ];
 /// Sums over how many elements each is of.
-pub(crate) const MEAN: &[Entry<Reduce>] = on_cpu!(floats: mean::<T>);
+pub(crate) const MEAN: &[Entry<Reduce>] = on_cpu!(lanes of floats: mean::<T>);
 /// Products.
 pub(crate) const PROD: [&[Entry<Reduce>]; 2] =
-    [on_cpu!(floats: prod::<T>), &[(DeviceKind::Cpu, DType::I64, prod_integers)]];
+    [on_cpu!(lanes of floats: prod::<T>), &[(DeviceKind::Cpu, DType::I64, prod_integers)]];
 /// Sums of absolute values.
-pub(crate) const NORM_1: &[Entry<Reduce>] = on_cpu!(floats: norm_1::<T>);
+pub(crate) const NORM_1: &[Entry<Reduce>] = on_cpu!(lanes of floats: norm_1::<T>);
 /// Roots of sums of squares.
-pub(crate) const NORM_2: &[Entry<Reduce>] = on_cpu!(floats: norm_2::<T>);
+pub(crate) const NORM_2: &[Entry<Reduce>] = on_cpu!(lanes of floats: norm_2::<T>);
 /// The largest, or smallest; what is no number wins.
 pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
-    on_cpu!(floats: extreme::<T>),
-    &[(DeviceKind::Cpu, DType::Bool, extreme_integers::<bool>), (DeviceKind::Cpu, DType::I64, extreme_integers::<i64>)],
+    on_cpu!(lanes of floats: extreme::<T>),
+    &[(DeviceKind::Cpu, DType::Bool, extreme_integers), (DeviceKind::Cpu, DType::I64, extreme_integers)],
 ];
 /// Where the largest or smallest, which is given, is first, as `int64`.
 pub(crate) const POSITION: [&[Entry<Given>]; 2] =
-    [on_cpu!(floats: position::<T>), &[(DeviceKind::Cpu, DType::I64, position::<i64>)]];
+    [on_cpu!(lanes of floats: position::<T>), &[(DeviceKind::Cpu, DType::I64, position::<i64>)]];
 /// Logarithms of sums of exponentials; the largest elements are given.
-pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cpu!(floats: logsumexp::<T>);
+pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cpu!(lanes of floats: logsumexp::<T>);
 /// See [`Moments`].
-pub(crate) const MOMENTS: &[Entry<Moments>] = on_cpu!(floats: moments::<T>);
+pub(crate) const MOMENTS: &[Entry<Moments>] = on_cpu!(lanes of floats: moments::<T>);
 
-fn sum<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
-    sum_over::<T, T>("sum", out, input, T::Compute::ONE)
+fn sum<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
+    sum_over("sum", out, input, T::ONE)
 }
 
-fn sum_integers<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("sum", out, input, 0, integer::<T>, i64::wrapping_add, |sum| sum)
+fn sum_integers(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("sum", out, input, 0, |value: i64| value, i64::wrapping_add, |sum| sum)
 }
 
-fn mean<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
-    sum_over::<T, T>("mean", out, input, count(out, input))
+fn mean<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
+    sum_over::<T>("mean", out, input, count(out, input))
 }
 
 /// Sums over a number.
-fn sum_over<T: Float, O: Float<Compute = T::Compute>>(
-    op: &'static str,
-    out: &Tensor,
-    input: &Tensor,
-    divisor: T::Compute,
-) -> Result<()> {
-    each(op, out, input, T::Compute::ZERO, |value: T| value.widen(), Number::plus, |sum| O::narrow(sum / divisor))
+fn sum_over<T: Real>(op: &'static str, out: &Tensor, input: &Tensor, divisor: T) -> Result<()> {
+    each(op, out, input, T::ZERO, |value: T| value, Number::plus, |sum| sum / divisor)
 }
 
-fn prod<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("prod", out, input, T::Compute::ONE, |value: T| value.widen(), Number::times, T::narrow)
+fn prod<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("prod", out, input, T::ONE, |value: T| value, Number::times, |product| product)
 }
 
 fn prod_integers(out: &Tensor, input: &Tensor) -> Result<()> {
     each("prod", out, input, 1, |value: i64| value, i64::wrapping_mul, |product| product)
 }
 
-fn norm_1<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("norm", out, input, T::Compute::ZERO, |value: T| value.widen().abs(), Number::plus, T::narrow)
+fn norm_1<T: Math>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("norm", out, input, T::ZERO, Math::abs, Number::plus, |sum: T| sum)
 }
 
-fn norm_2<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor) -> Result<()> {
-    let square = |value: T| value.widen() * value.widen();
-    each("norm", out, input, T::Compute::ZERO, square, Number::plus, |sum: T::Compute| T::narrow(sum.sqrt()))
+fn norm_2<T: Math>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("norm", out, input, T::ZERO, |value: T| value * value, Number::plus, Math::sqrt)
 }
 
-fn extreme<T: Float>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
+fn extreme<T: Real>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
     // The smallest is the largest of those with the other sign.
-    let sign = if largest { T::Compute::ONE } else { -T::Compute::ONE };
-    let start = T::Compute::from_scalar(Scalar::Float(f64::NEG_INFINITY));
-    let map = |value: T| value.widen() * sign;
-    each("amax", out, input, start, map, larger, |value| T::narrow(value * sign))
+    let sign = if largest { T::ONE } else { -T::ONE };
+    let start = T::from_scalar(Scalar::Float(f64::NEG_INFINITY));
+    each("amax", out, input, start, |value: T| value * sign, larger, |value| value * sign)
 }
 
-fn extreme_integers<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
+fn extreme_integers(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
     // Turning every bit turns the order.
     let flip = if largest { 0 } else { -1 };
-    let map = |value: T| integer(value) ^ flip;
-    each("amax", out, input, i64::MIN, map, Ord::max, |value| T::from_scalar(Scalar::Int(value ^ flip)))
+    each("amax", out, input, i64::MIN, |value: i64| value ^ flip, Ord::max, |value| value ^ flip)
 }
 
 fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
     fold("argmax", &Position::<T>(PhantomData), [out], [input], Some(given))
 }
 
-fn logsumexp<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
+fn logsumexp<T: Math>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
     fold("logsumexp", &LogSumExp::<T>(PhantomData), [out], [input], Some(largest))
 }
 
-fn moments<T: Float>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
-    sum_over::<T, T::Compute>("mean", mean, input, count(mean, input))?;
+fn moments<T: Real>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
+    sum_over::<T>("mean", mean, input, count(mean, input))?;
     fold("var", &Deviations::<T>(PhantomData), [squares], [input], Some(mean))
 }
 
@@ -115,11 +108,6 @@ fn moments<T: Float>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<
 fn count<R: Number>(out: &Tensor, input: &Tensor) -> R {
     let reduced = out.sizes().iter().zip(input.sizes()).filter(|(to, from)| to != from);
     R::from_scalar(Scalar::Int(reduced.map(|(_, from)| *from).product::<usize>() as i64))
-}
-
-#[inline(always)]
-fn integer<T: Element>(value: T) -> i64 {
-    value.to_scalar().to_i64()
 }
 
 /// A fold of each element for itself.
@@ -211,67 +199,65 @@ impl<T: Element> Fold<1, 1> for Position<T> {
 
 struct LogSumExp<T>(PhantomData<fn(T)>);
 
-impl<T: Float<Compute: Math>> Fold<1, 1> for LogSumExp<T> {
+impl<T: Math> Fold<1, 1> for LogSumExp<T> {
     type From = T;
-    type Sum = T::Compute;
+    type Sum = T;
     type To = T;
     type Given = T;
 
     #[inline(always)]
-    fn start(&self) -> [T::Compute; 1] {
-        [Number::ZERO]
+    fn start(&self) -> [T; 1] {
+        [T::ZERO]
     }
 
     #[inline(always)]
-    fn step(&self, [sum]: [T::Compute; 1], [value]: [T; 1], largest: T, _: usize) -> [T::Compute; 1] {
-        [sum + (value.widen() - finite(largest)).exp()]
+    fn step(&self, [sum]: [T; 1], [value]: [T; 1], largest: T, _: usize) -> [T; 1] {
+        [sum + (value - finite(largest)).exp()]
     }
 
     #[inline(always)]
-    fn merge(&self, [left]: [T::Compute; 1], [right]: [T::Compute; 1]) -> [T::Compute; 1] {
+    fn merge(&self, [left]: [T; 1], [right]: [T; 1]) -> [T; 1] {
         [left + right]
     }
 
     #[inline(always)]
-    fn finish(&self, [sum]: [T::Compute; 1], largest: T) -> [T; 1] {
-        [T::narrow(sum.log() + finite(largest))]
+    fn finish(&self, [sum]: [T; 1], largest: T) -> [T; 1] {
+        [sum.log() + finite(largest)]
     }
 }
 
 /// What is subtracted before exponentials are taken: infinities less themselves would be no number.
 #[inline(always)]
-fn finite<T: Float>(largest: T) -> T::Compute {
-    let largest = largest.widen();
-    let infinity = T::Compute::from_scalar(Scalar::Float(f64::INFINITY));
-    if largest == infinity || largest == -infinity { T::Compute::ZERO } else { largest }
+fn finite<T: Math>(largest: T) -> T {
+    if largest.abs() == T::of(f64::INFINITY) { T::ZERO } else { largest }
 }
 
 struct Deviations<T>(PhantomData<fn(T)>);
 
-impl<T: Float> Fold<1, 1> for Deviations<T> {
+impl<T: Real> Fold<1, 1> for Deviations<T> {
     type From = T;
-    type Sum = T::Compute;
-    type To = T::Compute;
-    type Given = T::Compute;
+    type Sum = T;
+    type To = T;
+    type Given = T;
 
     #[inline(always)]
-    fn start(&self) -> [T::Compute; 1] {
-        [Number::ZERO]
+    fn start(&self) -> [T; 1] {
+        [T::ZERO]
     }
 
     #[inline(always)]
-    fn step(&self, [sum]: [T::Compute; 1], [value]: [T; 1], mean: T::Compute, _: usize) -> [T::Compute; 1] {
-        let deviation = value.widen() - mean;
+    fn step(&self, [sum]: [T; 1], [value]: [T; 1], mean: T, _: usize) -> [T; 1] {
+        let deviation = value - mean;
         [sum + deviation * deviation]
     }
 
     #[inline(always)]
-    fn merge(&self, [left]: [T::Compute; 1], [right]: [T::Compute; 1]) -> [T::Compute; 1] {
+    fn merge(&self, [left]: [T; 1], [right]: [T; 1]) -> [T; 1] {
         [left + right]
     }
 
     #[inline(always)]
-    fn finish(&self, sum: [T::Compute; 1], _: T::Compute) -> [T::Compute; 1] {
+    fn finish(&self, sum: [T; 1], _: T) -> [T; 1] {
         sum
     }
 }

@@ -1,12 +1,10 @@
 //! Runs of elements of an [`Elementwise`], as they lie in memory.
 
-use std::array;
-
 use smallvec::SmallVec;
 
 use super::loops::GRAIN;
-use crate::elementwise::{Elementwise, Operand};
-use crate::threads;
+use crate::elementwise::Elementwise;
+use crate::{arrays, threads};
 
 /// Goes through all elements in runs along the densest dimension: `run(first elements, distances in bytes, length)`, each
 /// element once.
@@ -21,19 +19,21 @@ pub(crate) fn for_each_run<const N: usize>(
     assert_eq!(operands.len(), N, "{}: {N} operands", iter.op());
     let sizes = iter.sizes();
     let inner = sizes.first().copied().unwrap_or(1);
-    let steps: [usize; N] = array::from_fn(|operand| operands[operand].strides.first().copied().unwrap_or(0));
+    let strides: [&[usize]; N] = arrays::from_fn(|operand| &operands[operand].strides[..]);
+    let steps: [usize; N] = arrays::from_fn(|operand| strides[operand].first().copied().unwrap_or(0));
     threads::for_each_range(iter.numel(), GRAIN, |range| {
         crate::vectorized(
             #[inline(always)]
             || {
                 let mut index: SmallVec<[usize; 5]> = SmallVec::new();
-                let mut places: [*mut u8; N] = array::from_fn(|operand| operands[operand].data);
+                let mut places: [*mut u8; N] = arrays::from_fn(|operand| operands[operand].data);
                 let mut rest = range.start;
                 for (dim, size) in sizes.iter().enumerate() {
                     index.push(rest % size);
                     rest /= size;
-                    move_on(&mut places, operands, dim, index[dim]);
+                    move_on(&mut places, strides, dim, index[dim]);
                 }
+                let index = &mut index[..];
                 let (mut along, mut left) = (index.first().copied().unwrap_or(0), range.len());
                 loop {
                     let n = (inner - along).min(left);
@@ -43,15 +43,15 @@ pub(crate) fn for_each_run<const N: usize>(
                         return;
                     }
                     // Back to the beginning of the run, and on to the next one.
-                    move_back(&mut places, operands, 0, along);
+                    move_back(&mut places, strides, 0, along);
                     along = 0;
                     for dim in 1..sizes.len() {
                         index[dim] += 1;
-                        move_on(&mut places, operands, dim, 1);
+                        move_on(&mut places, strides, dim, 1);
                         if index[dim] < sizes[dim] {
                             break;
                         }
-                        move_back(&mut places, operands, dim, sizes[dim]);
+                        move_back(&mut places, strides, dim, sizes[dim]);
                         index[dim] = 0;
                     }
                 }
@@ -61,15 +61,15 @@ pub(crate) fn for_each_run<const N: usize>(
 }
 
 #[inline(always)]
-fn move_on<const N: usize>(places: &mut [*mut u8; N], operands: &[Operand], dim: usize, by: usize) {
-    for (place, operand) in places.iter_mut().zip(operands) {
-        *place = place.wrapping_add(by * operand.strides[dim]);
+fn move_on<const N: usize>(places: &mut [*mut u8; N], strides: [&[usize]; N], dim: usize, by: usize) {
+    for operand in 0..N {
+        places[operand] = places[operand].wrapping_add(by * strides[operand][dim]);
     }
 }
 
 #[inline(always)]
-fn move_back<const N: usize>(places: &mut [*mut u8; N], operands: &[Operand], dim: usize, by: usize) {
-    for (place, operand) in places.iter_mut().zip(operands) {
-        *place = place.wrapping_sub(by * operand.strides[dim]);
+fn move_back<const N: usize>(places: &mut [*mut u8; N], strides: [&[usize]; N], dim: usize, by: usize) {
+    for operand in 0..N {
+        places[operand] = places[operand].wrapping_sub(by * strides[operand][dim]);
     }
 }

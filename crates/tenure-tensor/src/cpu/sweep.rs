@@ -5,6 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::Number;
+use crate::arrays;
 use crate::ops::Geometry;
 
 /// Which pixels are written, and which are read for each.
@@ -141,15 +142,14 @@ impl Sweep {
         pitch: usize,
     ) {
         let taps = self.taps.len();
-        let [depth, height, _] = self.source.map(|size| size as isize);
+        let [depth, height, _] = arrays::map(self.source, |size| size as isize);
         let step = self.source_step[2];
         assert!(
             columns.len() >= channels * taps * pitch && runs.iter().all(|run| run.column + run.length + SLACK <= pitch)
         );
         for (number, tap) in self.taps.iter().enumerate() {
             for run in runs {
-                let at: [isize; 3] =
-                    std::array::from_fn(|dim| (run.at[dim] * self.source_step[dim]) as isize + tap[dim]);
+                let at: [isize; 3] = arrays::from_fn(|dim| (run.at[dim] * self.source_step[dim]) as isize + tap[dim]);
                 let is_inside = (0..depth).contains(&at[0]) && (0..height).contains(&at[1]);
                 let inside = if is_inside { self.inside(at[2], run.length) } else { 0..0 };
                 let row = (at[0] * height + at[1]) * self.source[2] as isize + at[2];
@@ -209,7 +209,7 @@ impl Sweep {
         for channel in 0..channels {
             let bias = bias(channel);
             for run in runs {
-                let at: [usize; 3] = std::array::from_fn(|dim| self.start[dim] + run.at[dim] * self.step[dim]);
+                let at: [usize; 3] = arrays::from_fn(|dim| self.start[dim] + run.at[dim] * self.step[dim]);
                 let pixel = (at[0] * self.target[1] + at[1]) * self.target[2] + at[2];
                 let step = self.step[2];
                 // SAFETY: columns of the row that are the run's, and its pixels.

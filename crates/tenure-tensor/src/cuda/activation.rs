@@ -5,7 +5,7 @@ use super::on_cpu;
 use crate::cpu;
 use crate::cpu::activation::{Band, BandBackward};
 use crate::kernel::on_cuda;
-use crate::{Element, Elementwise, Entry, Result, Scalar};
+use crate::{DType, Element, Elementwise, Entry, Result, Scalar};
 
 expressions! {
     of activation:
@@ -40,6 +40,10 @@ expressions! {
 pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cuda!(lanes of floats: band_backward::<T>);
 
 fn band_backward<E: Element>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
+    band_backward_as(E::DTYPE, iter, band)
+}
+
+fn band_backward_as(dtype: DType, iter: &Elementwise<'_>, band: Band) -> Result<()> {
     // A gradient that is infinite does not come through where the slope is zero.
     macro_rules! expression {
         ($name:literal, $inside:literal) => {{
@@ -57,7 +61,7 @@ fn band_backward<E: Element>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
         false => expression!("open_band_backward", "(b > n0 && b < n1)"),
     };
     let numbers = [band.low, band.high, band.inside, band.outside].map(Scalar::Float);
-    elementwise::run(iter, E::DTYPE, expression, &numbers, move |iter| {
-        on_cpu(iter.op(), &[cpu::activation::BAND_BACKWARD], E::DTYPE)?(iter, band)
+    elementwise::run(iter, dtype, expression, &numbers, move |iter| {
+        on_cpu(iter.op(), &[cpu::activation::BAND_BACKWARD], dtype)?(iter, band)
     })
 }

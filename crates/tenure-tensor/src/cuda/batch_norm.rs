@@ -15,10 +15,14 @@ use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
 const TEMPLATE: &str = include_str!("source/channels.cu");
 
 pub(crate) const SETTLE: &[Entry<Settle>] = on_cuda!(floats: settle::<T>);
-pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(floats: normalize::<T>);
+pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(floats: normalize);
 pub(crate) const GRADIENTS: &[Entry<Gradients>] = on_cuda!(floats: gradients::<T>);
 
 fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+    settle_as(T::DTYPE, settled, count, momentum, eps)
+}
+
+fn settle_as(dtype: DType, settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
     let Settled { mean, squares, weight, running, rstd, scale } = settled;
     let averages = running.map_or([None; 2], |(mean, variance)| [Some(mean), Some(variance)]);
     let has_running = running.is_some();
@@ -29,7 +33,7 @@ fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64)
     let channels = [Some(mean), Some(squares), weight, averages[0], averages[1], Some(rstd), scales.map(|[_, to]| to)];
     let numbers = [count, momentum, eps];
     let dtypes = [weight, averages[0], averages[1], None];
-    launch(false, T::DTYPE, [&writes, &reads], &channels, dtypes, &numbers, move |writes, reads| {
+    launch(false, dtype, [&writes, &reads], &channels, dtypes, &numbers, move |writes, reads| {
         let (running, rest) = writes.split_at(if has_running { 2 } else { 0 });
         let settled = Settled {
             mean: &reads[0],
@@ -39,18 +43,22 @@ fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64)
             rstd: &rest[0],
             scale: rest.last().unwrap_or(&rest[0]),
         };
-        on_cpu("batch_norm", &[cpu::batch_norm::SETTLE], T::DTYPE)?(settled, count, momentum, eps)
+        on_cpu("batch_norm", &[cpu::batch_norm::SETTLE], dtype)?(settled, count, momentum, eps)
     })
 }
 
 fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
+    gradients_as(T::DTYPE, gradients, count)
+}
+
+fn gradients_as(dtype: DType, gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
     let ChannelGradients { grads, products, rstd, weight, slope, shift, to_weight, to_bias } = gradients;
     let (has_to_weight, has_to_bias) = (to_weight.is_some(), to_bias.is_some());
     let writes: Vec<&Tensor> = [slope, shift].into_iter().chain(to_weight).chain(to_bias).collect();
     let reads: Vec<&Tensor> = [grads, products, rstd].into_iter().chain(weight).collect();
     let channels = [Some(grads), Some(products), Some(rstd), weight, Some(slope), Some(shift), to_weight, to_bias];
     let dtypes = [weight, None, None, to_bias];
-    launch(true, T::DTYPE, [&writes, &reads], &channels, dtypes, &[count], move |writes, reads| {
+    launch(true, dtype, [&writes, &reads], &channels, dtypes, &[count], move |writes, reads| {
         let gradients = ChannelGradients {
             grads: &reads[0],
             products: &reads[1],
@@ -61,7 +69,7 @@ fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<
             to_weight: has_to_weight.then(|| &writes[2]),
             to_bias: if has_to_bias { writes.last() } else { None },
         };
-        on_cpu("batch_norm_backward", &[cpu::batch_norm::GRADIENTS], T::DTYPE)?(gradients, count)
+        on_cpu("batch_norm_backward", &[cpu::batch_norm::GRADIENTS], dtype)?(gradients, count)
     })
 }
 
@@ -122,7 +130,8 @@ macro_rules! expressions {
     }};
 }
 
-fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()> {
+fn normalize(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()> {
+    let dtype = x.dtype();
     let mut inputs = vec![x, by.mean];
     let (expressions, eps) = match by.scale {
         Scale::Is(scale) => {
@@ -151,7 +160,7 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
     };
     let numbers: Vec<Scalar> = eps.map(Scalar::Float).into_iter().collect();
     let iter = Elementwise::new("batch_norm", &[out], &inputs)?;
-    elementwise::run_of(&iter, element::computed(T::DTYPE), expressions[which], &numbers, move |writes, reads| {
+    elementwise::run_of(&iter, element::computed(dtype), expressions[which], &numbers, move |writes, reads| {
         let (scale, shift) = match eps {
             None => (Scale::Is(&reads[2]), 3),
             Some(eps) => (Scale::Of { variance: &reads[2], weight: &reads[3], eps }, 4),
@@ -162,6 +171,6 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
             _ => Then::AddRelu(&reads[shift + 1]),
         };
         let by = By { mean: &reads[1], scale, shift: &reads[shift] };
-        on_cpu("batch_norm", &[cpu::batch_norm::NORMALIZE], T::DTYPE)?(&writes[0], &reads[0], by, then)
+        on_cpu("batch_norm", &[cpu::batch_norm::NORMALIZE], dtype)?(&writes[0], &reads[0], by, then)
     })
 }

@@ -5,12 +5,12 @@ use super::{on_cpu, queue, transpose};
 use crate::cpu;
 use crate::cpu::copy::Copy;
 use crate::kernel::on_cuda;
-use crate::{Element, Elementwise, Entry, Result};
+use crate::{Elementwise, Entry, Result};
 
-pub(crate) const COPY: &[Entry<Copy>] = on_cuda!(all: copy::<T>);
+pub(crate) const COPY: &[Entry<Copy>] = on_cuda!(all: copy);
 
 /// Of the same dtype, bits are moved; of others, values are converted.
-fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
+fn copy(iter: &Elementwise<'_>) -> Result<()> {
     macro_rules! moved {
         ($name:literal, $type:literal) => {{
             static EXPRESSION: Expression =
@@ -29,7 +29,7 @@ fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
         4 => moved!("copy_4", "u32"),
         _ => moved!("copy_8", "u64"),
     };
-    let host = |iter: &Elementwise<'_>| on_cpu(iter.op(), &[cpu::copy::COPY], E::DTYPE)?(iter);
+    let host = move |iter: &Elementwise<'_>| on_cpu(iter.op(), &[cpu::copy::COPY], to)?(iter);
     if let Some(across) = transpose::across(iter).filter(|_| iter.numel() > 0) {
         let op = iter.op();
         return queue::submit(
@@ -38,5 +38,5 @@ fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
             move |writes, reads| host(&Elementwise::new(op, &[&writes[0]], &[&reads[0]])?),
         );
     }
-    elementwise::run(iter, E::DTYPE, expression, &[], host)
+    elementwise::run(iter, to, expression, &[], host)
 }

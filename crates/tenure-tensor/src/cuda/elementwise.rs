@@ -49,11 +49,17 @@ macro_rules! expressions {
                 values: &[$value $(, $second)?],
                 fault: elementwise::expressions!(@fault $($fault)?),
             };
-            fn kernel<E: $crate::Element>(iter: &$crate::Elementwise<'_> $(, $given: $type)?) -> $crate::Result<()> {
+            // What dtypes have in common is compiled once.
+            fn run(
+                iter: &$crate::Elementwise<'_>, dtype: $crate::DType $(, $given: $type)?
+            ) -> $crate::Result<()> {
                 let numbers = elementwise::expressions!(@numbers $($given)?);
-                elementwise::run(iter, E::DTYPE, &EXPRESSION, &numbers, move |iter| {
-                    $crate::cuda::on_cpu(iter.op(), &[$crate::cpu::$module::$name], E::DTYPE)?(iter $(, $given)?)
+                elementwise::run(iter, dtype, &EXPRESSION, &numbers, move |iter| {
+                    $crate::cuda::on_cpu(iter.op(), &[$crate::cpu::$module::$name], dtype)?(iter $(, $given)?)
                 })
+            }
+            fn kernel<E: $crate::Element>(iter: &$crate::Elementwise<'_> $(, $given: $type)?) -> $crate::Result<()> {
+                run(iter, E::DTYPE $(, $given)?)
             }
             $crate::kernel::on_cuda!($($dtypes)*: kernel::<T>)
         };

@@ -9,41 +9,41 @@ use super::{late, on_cpu};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy, CrossEntropyBackward, Targets};
 use crate::kernel::on_cuda;
-use crate::{Access, Element, Entry, Result, Tensor, TensorError};
+use crate::{Access, Entry, Result, Tensor, TensorError};
 
 const TEMPLATE: &str = include_str!("source/loss.cu");
 
-pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cuda!(floats: cross_entropy::<T>);
-pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cuda!(floats: cross_entropy_backward::<T>);
+pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cuda!(floats: cross_entropy);
+pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cuda!(floats: cross_entropy_backward);
 
 /// A class that is not there is an error that comes late, and its row counts for nothing.
-fn cross_entropy<T: Element>(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
+fn cross_entropy(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy", &out, &reads)?;
     let [losses, logs, weights] = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
     let read = |index: usize| access.read_ptr(index).addr() as u64;
     let weight = targets.weight.map_or(0, |_| read(2));
     let places = [losses, read(0), read(1), weight, logs, weights, 0];
-    let launch = |queue: &mut Queue| launch::<T>(queue, "cross_entropy", &targets, places, &[places[1]]);
-    let Targets { ignored, smoothing, .. } = targets;
+    let launch = |queue: &mut Queue| launch(queue, "cross_entropy", &targets, places, &[places[1]]);
+    let (dtype, Targets { ignored, smoothing, .. }) = (targets.scores.dtype(), targets);
     queue::submit(&access, launch, move |writes, reads| {
         let scores = reads[0].contiguous()?;
         let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(2), ignored, smoothing };
         expect_classes(&targets)?;
-        let host = on_cpu("cross_entropy", &[cpu::loss::CROSS_ENTROPY], T::DTYPE)?;
+        let host = on_cpu("cross_entropy", &[cpu::loss::CROSS_ENTROPY], dtype)?;
         host([&writes[0], &writes[1], &writes[2]], targets)
     })
 }
 
-fn cross_entropy_backward<T: Element>(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: Targets<'_>) -> Result<()> {
+fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: Targets<'_>) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes, grad, logs].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy_backward", &[out], &reads)?;
     let out = access.write_ptr(0).addr() as u64;
     let read = |index: usize| access.read_ptr(index).addr() as u64;
     let weight = targets.weight.map_or(0, |_| read(4));
     let places = [out, read(0), read(1), weight, read(3), 0, read(2)];
-    let launch = |queue: &mut Queue| launch::<T>(queue, "cross_entropy_backward", &targets, places, &[out, places[1]]);
-    let Targets { ignored, smoothing, .. } = targets;
+    let launch = |queue: &mut Queue| launch(queue, "cross_entropy_backward", &targets, places, &[out, places[1]]);
+    let (dtype, Targets { ignored, smoothing, .. }) = (targets.scores.dtype(), targets);
     queue::submit(&access, launch, move |writes, reads| {
         let scores = reads[0].contiguous()?;
         let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(4), ignored, smoothing };
@@ -52,25 +52,19 @@ fn cross_entropy_backward<T: Element>(out: &Tensor, grad: &Tensor, logs: &Tensor
             return Ok(());
         }
         let dense = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
-        let host = on_cpu("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD], T::DTYPE)?;
+        let host = on_cpu("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD], dtype)?;
         host(&dense, &reads[2], &reads[3], targets)?;
         writes[0].copy_raw(&dense)
     })
 }
 
 /// `aligned` are the places of what is read and written by vectors.
-fn launch<T: Element>(
-    queue: &Queue,
-    op: &'static str,
-    targets: &Targets<'_>,
-    places: [u64; 7],
-    aligned: &[u64],
-) -> Result<()> {
+fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 7], aligned: &[u64]) -> Result<()> {
     let (rows, n) = (targets.classes.numel(), targets.scores.sizes()[1]);
     if rows == 0 {
         return Ok(());
     }
-    let lines = Lines::new(T::DTYPE, aligned, 1, rows, n, Edges::Any);
+    let lines = Lines::new(targets.scores.dtype(), aligned, 1, rows, n, Edges::Any);
     let flags = [aligned.len() == 2, targets.weight.is_some(), targets.smoothing != 0.0].map(u64::from);
     let variant = flags.into_iter().fold(lines.variant(), |variant, flag| variant << 1 | flag);
     let source = || {

@@ -11,17 +11,16 @@ use super::reduce::{Fold, fold};
 use crate::cpu;
 use crate::cpu::norm::{NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
 use crate::kernel::on_cuda;
-use crate::{Access, Element, Entry, Result, Tensor};
+use crate::{Access, Entry, Result, Tensor};
 
 const TEMPLATE: &str = include_str!("source/norm.cu");
 
 /// Blocks that [`NORMALIZE_ROWS_BACKWARD`] keeps a device busy with: it makes a part of the sums in each.
 pub(crate) const PARTS: usize = 264;
 
-pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cuda!(floats: normalize_rows::<T>);
-pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
-    on_cuda!(floats: normalize_rows_backward::<T>);
-pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cuda!(floats: normalize_sums::<T>);
+pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cuda!(floats: normalize_rows);
+pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] = on_cuda!(floats: normalize_rows_backward);
+pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cuda!(floats: normalize_sums);
 
 expressions! {
     of norm:
@@ -31,8 +30,8 @@ expressions! {
         "(g <= (T)0 ? (T)0 : a) * d + (b - c) * e + f";
 }
 
-fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
-    let count = rows.rstd.numel();
+fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
+    let (count, dtype) = (rows.rstd.numel(), rows.input.dtype());
     if out.numel() == 0 && count == 0 {
         return Ok(());
     }
@@ -46,7 +45,7 @@ fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<
     let input = read(0);
     let (weight, bias) = (rows.weight.map_or(0, |_| read(1)), rows.bias.map_or(0, |_| read(reads.len() - 1)));
     let launch = |queue: &mut Queue| {
-        let lines = Lines::new(T::DTYPE, &[out, input, weight, bias], 1, count, n, Edges::None);
+        let lines = Lines::new(dtype, &[out, input, weight, bias], 1, count, n, Edges::None);
         let places = [out, input, weight, bias, mean, rstd, 0, eps.to_bits()];
         let name = KernelName { op: "layer_norm", variant: lines.variant() };
         let source = || lines.source(&[("BACKWARD", 0)], TEMPLATE);
@@ -61,11 +60,11 @@ fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<
             mean: has_mean.then(|| &writes[2]),
             rstd: &writes[1],
         };
-        on_cpu("layer_norm", &[cpu::norm::NORMALIZE_ROWS], T::DTYPE)?(&writes[0], rows, eps)
+        on_cpu("layer_norm", &[cpu::norm::NORMALIZE_ROWS], dtype)?(&writes[0], rows, eps)
     })
 }
 
-fn normalize_rows_backward<T: Element>(
+fn normalize_rows_backward(
     out: &Tensor,
     parts: &Tensor,
     grad: &Tensor,
@@ -74,6 +73,7 @@ fn normalize_rows_backward<T: Element>(
 ) -> Result<()> {
     /// A thread has sums of its elements beside them, and registers for both.
     const MOST_THREADS: usize = 512;
+    let dtype = rows.input.dtype();
     let optional = [rows.mean, rows.weight, base];
     let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(optional.into_iter().flatten()).collect();
     let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
@@ -89,7 +89,7 @@ fn normalize_rows_backward<T: Element>(
     let launch = |queue: &mut Queue| {
         let arrays: SmallVec<[u64; 3]> = [grad].into_iter().chain((base != 0).then_some(base)).chain([input]).collect();
         let places = [out, grad, input, weight, base];
-        let lines = Lines::new(T::DTYPE, &places, arrays.len(), count, n, Edges::None).in_blocks_of(MOST_THREADS, n);
+        let lines = Lines::new(dtype, &places, arrays.len(), count, n, Edges::None).in_blocks_of(MOST_THREADS, n);
         let length = count.div_ceil(blocks);
         let places: SmallVec<[u64; 10]> =
             [out].into_iter().chain(arrays).chain([weight, 0, mean, rstd, parts, 0]).collect();
@@ -108,12 +108,12 @@ fn normalize_rows_backward<T: Element>(
         let mut next = reads[3..].iter();
         let [mean, weight, base] = is_there.map(|is_there| if is_there { next.next() } else { None });
         let rows = Rows { input: &reads[1], weight, bias: None, mean, rstd: &reads[2] };
-        let host = on_cpu("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD], T::DTYPE)?;
+        let host = on_cpu("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD], dtype)?;
         host(&writes[0], &writes[1], &reads[0], rows, base)
     })
 }
 
-fn normalize_sums<T: Element>(
+fn normalize_sums(
     out: [&Tensor; 2],
     grad: &Tensor,
     input: &Tensor,
@@ -122,10 +122,10 @@ fn normalize_sums<T: Element>(
 ) -> Result<()> {
     static PRODUCTS: Fold = Fold { name: "norm_sums", fold: "typedef Products Fold;", part_bytes: [8, 16] };
     static OF_RELU: Fold = Fold { name: "norm_relu_sums", ..PRODUCTS };
-    let has_output = output.is_some();
+    let (has_output, dtype) = (output.is_some(), input.dtype());
     let host = move |writes: &[Tensor], reads: &[Tensor]| {
         let (output, mean) = if has_output { (Some(&reads[2]), &reads[3]) } else { (None, &reads[2]) };
-        let host = on_cpu(PRODUCTS.name, &[cpu::norm::NORMALIZE_SUMS], T::DTYPE)?;
+        let host = on_cpu(PRODUCTS.name, &[cpu::norm::NORMALIZE_SUMS], dtype)?;
         host([&writes[0], &writes[1]], &reads[0], &reads[1], mean, output)
     };
     match output {

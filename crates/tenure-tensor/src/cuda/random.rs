@@ -6,14 +6,14 @@ use super::{captured, computed, late, on_cpu, queue, stored};
 use crate::cpu::random::{self as cpu, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::kernel::on_cuda;
 use crate::random::State;
-use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor};
+use crate::{Access, DType, DeviceKind, Entry, Result, Tensor};
 
-pub(crate) const UNIFORM: &[Entry<Reals>] = on_cuda!(floats: uniform::<T>);
-pub(crate) const NORMAL: &[Entry<Reals>] = on_cuda!(floats: normal::<T>);
-pub(crate) const INTEGERS: &[Entry<Integers>] = on_cuda!(all: integers::<T>);
-pub(crate) const BERNOULLI: &[Entry<Bernoulli>] = on_cuda!(all: bernoulli::<T>);
-pub(crate) const BERNOULLI_EACH: &[Entry<BernoulliEach>] = on_cuda!(floats: bernoulli_each::<T>);
-pub(crate) const DROPOUT: &[Entry<Dropout>] = on_cuda!(floats: dropout::<T>);
+pub(crate) const UNIFORM: &[Entry<Reals>] = on_cuda!(floats: uniform);
+pub(crate) const NORMAL: &[Entry<Reals>] = on_cuda!(floats: normal);
+pub(crate) const INTEGERS: &[Entry<Integers>] = on_cuda!(all: integers);
+pub(crate) const BERNOULLI: &[Entry<Bernoulli>] = on_cuda!(all: bernoulli);
+pub(crate) const BERNOULLI_EACH: &[Entry<BernoulliEach>] = on_cuda!(floats: bernoulli_each);
+pub(crate) const DROPOUT: &[Entry<Dropout>] = on_cuda!(floats: dropout);
 pub(crate) const PERMUTATION: &[Entry<Permutation>] = &[(DeviceKind::Cuda, DType::I64, permutation)];
 
 pub(super) const PHILOX: &str = include_str!("source/philox.cu");
@@ -29,46 +29,52 @@ struct Draw {
     fault: Option<u64>,
 }
 
-fn uniform<T: Element>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
+fn uniform(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
     let draw = Draw { name: "uniform", numbers: [low, high - low].map(f64::to_bits), fault: None };
+    let dtype = out.dtype();
     run("uniform", [out, out], state, &draw, move |[out, _], state| {
-        on_cpu("uniform", &[cpu::UNIFORM], T::DTYPE)?(out, state, low, high)
+        on_cpu("uniform", &[cpu::UNIFORM], dtype)?(out, state, low, high)
     })
 }
 
-fn normal<T: Element>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
+fn normal(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     let draw = Draw { name: "normal", numbers: [mean, deviation].map(f64::to_bits), fault: None };
+    let dtype = out.dtype();
     run("normal", [out, out], state, &draw, move |[out, _], state| {
-        on_cpu("normal", &[cpu::NORMAL], T::DTYPE)?(out, state, mean, deviation)
+        on_cpu("normal", &[cpu::NORMAL], dtype)?(out, state, mean, deviation)
     })
 }
 
-fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
+fn integers(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
     let draw = Draw { name: "randint", numbers: [first as u64, count], fault: None };
+    let dtype = out.dtype();
     run("randint", [out, out], state, &draw, move |[out, _], state| {
-        on_cpu("randint", &[cpu::INTEGERS], T::DTYPE)?(out, state, first, count)
+        on_cpu("randint", &[cpu::INTEGERS], dtype)?(out, state, first, count)
     })
 }
 
-fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
+fn bernoulli(out: &Tensor, state: State, probability: f64) -> Result<()> {
     let draw = Draw { name: "bernoulli", numbers: [cpu::limit(probability), 0], fault: None };
+    let dtype = out.dtype();
     run("bernoulli", [out, out], state, &draw, move |[out, _], state| {
-        on_cpu("bernoulli", &[cpu::BERNOULLI], T::DTYPE)?(out, state, probability)
+        on_cpu("bernoulli", &[cpu::BERNOULLI], dtype)?(out, state, probability)
     })
 }
 
-fn bernoulli_each<T: Element>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
+fn bernoulli_each(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
     let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(late::PROBABILITY) };
+    let dtype = probabilities.dtype();
     run("bernoulli", [out, probabilities], state, &draw, move |[out, input], state| {
-        on_cpu("bernoulli", &[cpu::BERNOULLI_EACH], T::DTYPE)?(out, input, state)
+        on_cpu("bernoulli", &[cpu::BERNOULLI_EACH], dtype)?(out, input, state)
     })
 }
 
-fn dropout<T: Element>(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
+fn dropout(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
     let kept = 1.0 - probability;
     let draw = Draw { name: "dropout", numbers: [cpu::limit(kept), (1.0 / kept).to_bits()], fault: None };
+    let dtype = input.dtype();
     run("dropout", [out, input], state, &draw, move |[out, input], state| {
-        on_cpu("dropout", &[cpu::DROPOUT], T::DTYPE)?(out, input, state, probability)
+        on_cpu("dropout", &[cpu::DROPOUT], dtype)?(out, input, state, probability)
     })
 }
 

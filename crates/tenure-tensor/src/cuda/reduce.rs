@@ -10,7 +10,7 @@ use super::{on_cpu, stored, summed};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, Given, Moments, Reduce};
 use crate::kernel::on_cuda;
-use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor};
+use crate::{Access, DType, DeviceKind, Entry, Result, Tensor};
 
 const FOLDS: &str = include_str!("source/folds.cu");
 const TEMPLATE: &str = include_str!("source/reduce.cu");
@@ -48,87 +48,81 @@ macro_rules! each {
     }};
 }
 
-pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [
-    on_cuda!(floats: sum::<T>),
-    &[(DeviceKind::Cuda, DType::Bool, sum::<bool>), (DeviceKind::Cuda, DType::I64, sum::<i64>)],
-];
-pub(crate) const MEAN: &[Entry<Reduce>] = on_cuda!(floats: mean::<T>);
-pub(crate) const PROD: [&[Entry<Reduce>]; 2] =
-    [on_cuda!(floats: prod::<T>), &[(DeviceKind::Cuda, DType::I64, prod::<i64>)]];
-pub(crate) const NORM_1: &[Entry<Reduce>] = on_cuda!(floats: norm_1::<T>);
-pub(crate) const NORM_2: &[Entry<Reduce>] = on_cuda!(floats: norm_2::<T>);
-pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
-    on_cuda!(floats: extreme::<T>),
-    &[(DeviceKind::Cuda, DType::Bool, extreme::<bool>), (DeviceKind::Cuda, DType::I64, extreme::<i64>)],
-];
+pub(crate) const SUM: [&[Entry<Reduce>]; 2] =
+    [on_cuda!(floats: sum), &[(DeviceKind::Cuda, DType::Bool, sum), (DeviceKind::Cuda, DType::I64, sum)]];
+pub(crate) const MEAN: &[Entry<Reduce>] = on_cuda!(floats: mean);
+pub(crate) const PROD: [&[Entry<Reduce>]; 2] = [on_cuda!(floats: prod), &[(DeviceKind::Cuda, DType::I64, prod)]];
+pub(crate) const NORM_1: &[Entry<Reduce>] = on_cuda!(floats: norm_1);
+pub(crate) const NORM_2: &[Entry<Reduce>] = on_cuda!(floats: norm_2);
+pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] =
+    [on_cuda!(floats: extreme), &[(DeviceKind::Cuda, DType::Bool, extreme), (DeviceKind::Cuda, DType::I64, extreme)]];
 pub(crate) const POSITION: [&[Entry<Given>]; 2] =
-    [on_cuda!(floats: position::<T>), &[(DeviceKind::Cuda, DType::I64, position::<i64>)]];
-pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cuda!(floats: logsumexp::<T>);
-pub(crate) const MOMENTS: &[Entry<Moments>] = on_cuda!(floats: moments::<T>);
+    [on_cuda!(floats: position), &[(DeviceKind::Cuda, DType::I64, position)]];
+pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cuda!(floats: logsumexp);
+pub(crate) const MOMENTS: &[Entry<Moments>] = on_cuda!(floats: moments);
 
-fn sum<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    reduce(each!("sum", "EACH(C, (C)0, x, a + b, s)"), T::DTYPE, &cpu::reduce::SUM, out, input)
+fn sum(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("sum", "EACH(C, (C)0, x, a + b, s)"), &cpu::reduce::SUM, out, input)
 }
 
-fn mean<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    reduce(each!("mean", "EACH(C, (C)0, x, a + b, s / (C)count)"), T::DTYPE, &[cpu::reduce::MEAN], out, input)
+fn mean(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("mean", "EACH(C, (C)0, x, a + b, s / (C)count)"), &[cpu::reduce::MEAN], out, input)
 }
 
-fn prod<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    reduce(each!("prod", "EACH(C, (C)1, x, a * b, s)"), T::DTYPE, &cpu::reduce::PROD, out, input)
+fn prod(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("prod", "EACH(C, (C)1, x, a * b, s)"), &cpu::reduce::PROD, out, input)
 }
 
-fn norm_1<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    reduce(each!("norm_1", "EACH(C, (C)0, absolute(x), a + b, s)"), T::DTYPE, &[cpu::reduce::NORM_1], out, input)
+fn norm_1(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("norm_1", "EACH(C, (C)0, absolute(x), a + b, s)"), &[cpu::reduce::NORM_1], out, input)
 }
 
-fn norm_2<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    reduce(each!("norm_2", "EACH(C, (C)0, x * x, a + b, sqrt(s))"), T::DTYPE, &[cpu::reduce::NORM_2], out, input)
+fn norm_2(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("norm_2", "EACH(C, (C)0, x * x, a + b, sqrt(s))"), &[cpu::reduce::NORM_2], out, input)
 }
 
-fn reduce(
-    how: &'static Fold,
-    dtype: DType,
-    host: &'static [&[Entry<Reduce>]],
-    out: &Tensor,
-    input: &Tensor,
-) -> Result<()> {
+fn reduce(how: &'static Fold, host: &'static [&[Entry<Reduce>]], out: &Tensor, input: &Tensor) -> Result<()> {
+    let dtype = input.dtype();
     fold(how, [out], [input], None, move |writes, reads| on_cpu(how.name, host, dtype)?(&writes[0], &reads[0]))
 }
 
-fn extreme<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
+fn extreme(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
     let how = match largest {
         true => each!("amax", "EACH(C, lowest<C>(), x, maximum(a, b), s)"),
         false => each!("amin", "EACH(C, highest<C>(), x, minimum(a, b), s)"),
     };
+    let dtype = input.dtype();
     fold(how, [out], [input], None, move |writes, reads| {
-        on_cpu(how.name, &cpu::reduce::EXTREME, T::DTYPE)?(&writes[0], &reads[0], largest)
+        on_cpu(how.name, &cpu::reduce::EXTREME, dtype)?(&writes[0], &reads[0], largest)
     })
 }
 
-fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
+fn position(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
     static POSITION: Fold = Fold {
         name: "argmax",
         // What is no number does not equal itself, and is there only if it is given.
         fold: "EACH(i64, highest<i64>(), x == given || x != x ? at : highest<i64>(), a < b ? a : b, s)",
         part_bytes: [8, 8],
     };
-    fold(&POSITION, [out], [input], Some(given), |writes, reads| {
-        on_cpu(POSITION.name, &cpu::reduce::POSITION, T::DTYPE)?(&writes[0], &reads[0], &reads[1])
+    let dtype = input.dtype();
+    fold(&POSITION, [out], [input], Some(given), move |writes, reads| {
+        on_cpu(POSITION.name, &cpu::reduce::POSITION, dtype)?(&writes[0], &reads[0], &reads[1])
     })
 }
 
-fn logsumexp<T: Element>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
+fn logsumexp(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
     let how = each!("logsumexp", "EACH(C, (C)0, exp(x - base_of(given)), a + b, log(s) + base_of(given))");
+    let dtype = input.dtype();
     fold(how, [out], [input], Some(largest), move |writes, reads| {
-        on_cpu(how.name, &[cpu::reduce::LOGSUMEXP], T::DTYPE)?(&writes[0], &reads[0], &reads[1])
+        on_cpu(how.name, &[cpu::reduce::LOGSUMEXP], dtype)?(&writes[0], &reads[0], &reads[1])
     })
 }
 
-fn moments<T: Element>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
+fn moments(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
     static MOMENTS: Fold = Fold { name: "moments", fold: "typedef Moments Fold;", part_bytes: [12, 24] };
-    fold(&MOMENTS, [mean, squares], [input], None, |writes, reads| {
-        on_cpu(MOMENTS.name, &[cpu::reduce::MOMENTS], T::DTYPE)?(&writes[0], &writes[1], &reads[0])
+    let dtype = input.dtype();
+    fold(&MOMENTS, [mean, squares], [input], None, move |writes, reads| {
+        on_cpu(MOMENTS.name, &[cpu::reduce::MOMENTS], dtype)?(&writes[0], &writes[1], &reads[0])
     })
 }
 

@@ -8,7 +8,7 @@ use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::scan::Scan;
 use crate::kernel::on_cuda;
-use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor};
+use crate::{Access, DType, DeviceKind, Entry, Result, Tensor};
 
 const TEMPLATE: &str = include_str!("source/scan.cu");
 const THREADS: usize = 256;
@@ -21,35 +21,27 @@ const BLOCKS: usize = 512;
 /// Parts of a row that threads are divided in: each adds up those before its own.
 const MOST_PARTS: usize = 64;
 
-pub(crate) const CUMSUM: [&[Entry<Scan>]; 2] =
-    [on_cuda!(floats: cumsum::<T>), &[(DeviceKind::Cuda, DType::I64, cumsum::<i64>)]];
-pub(crate) const CUMPROD: [&[Entry<Scan>]; 2] =
-    [on_cuda!(floats: cumprod::<T>), &[(DeviceKind::Cuda, DType::I64, cumprod::<i64>)]];
+pub(crate) const CUMSUM: [&[Entry<Scan>]; 2] = [on_cuda!(floats: cumsum), &[(DeviceKind::Cuda, DType::I64, cumsum)]];
+pub(crate) const CUMPROD: [&[Entry<Scan>]; 2] = [on_cuda!(floats: cumprod), &[(DeviceKind::Cuda, DType::I64, cumprod)]];
 
-fn cumsum<T: Element>(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
-    scan("cumsum", out, input, dim, &cpu::scan::CUMSUM, T::DTYPE)
+fn cumsum(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    scan("cumsum", out, input, dim, &cpu::scan::CUMSUM)
 }
 
-fn cumprod<T: Element>(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
-    scan("cumprod", out, input, dim, &cpu::scan::CUMPROD, T::DTYPE)
+fn cumprod(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    scan("cumprod", out, input, dim, &cpu::scan::CUMPROD)
 }
 
-fn scan(
-    op: &'static str,
-    out: &Tensor,
-    input: &Tensor,
-    dim: usize,
-    host: &'static [&[Entry<Scan>]],
-    dtype: DType,
-) -> Result<()> {
+fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: &'static [&[Entry<Scan>]]) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());
     }
+    let dtype = out.dtype();
     let mut access = Access::new(op, &[out], &[input])?;
     let places = [access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64];
     let (outer, step) = lines::around(out.sizes(), dim);
     let (rows, n) = (outer * step, out.sizes().get(dim).copied().unwrap_or(1));
-    let launch = |queue: &mut Queue| launch(queue, op, out.dtype(), places, [n, rows, step]);
+    let launch = |queue: &mut Queue| launch(queue, op, dtype, places, [n, rows, step]);
     queue::submit(&access, launch, move |writes, reads| on_cpu(op, host, dtype)?(&writes[0], &reads[0], dim))
 }
 

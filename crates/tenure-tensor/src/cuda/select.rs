@@ -1,11 +1,13 @@
 //! One of two.
 
+use smallvec::SmallVec;
+
 use super::elementwise::{self, Expression, expressions};
 use super::on_cpu;
 use crate::cpu;
 use crate::cpu::select::Clamp;
 use crate::kernel::on_cuda;
-use crate::{Element, Elementwise, Entry, Result, Scalar};
+use crate::{DType, Element, Elementwise, Entry, Result, Scalar};
 
 pub(crate) const CLAMP: &[Entry<Clamp>] = on_cuda!(lanes of numbers: clamp::<T>);
 
@@ -17,6 +19,10 @@ expressions! {
 }
 
 fn clamp<E: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
+    clamp_as(E::DTYPE, iter, min, max)
+}
+
+fn clamp_as(dtype: DType, iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
     static BOTH: Expression = Expression {
         name: "clamp",
         lanes: &["T", "T"],
@@ -29,11 +35,14 @@ fn clamp<E: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Sc
     static MAX: Expression =
         Expression { name: "clamp_max", lanes: &["T", "T"], values: &["a > n0 ? n0 : a"], fault: None };
     static NEITHER: Expression = Expression { name: "clamp_none", lanes: &["T", "T"], values: &["a"], fault: None };
-    let host = move |iter: &Elementwise<'_>| on_cpu(iter.op(), &[cpu::select::CLAMP], E::DTYPE)?(iter, min, max);
-    match (min, max) {
-        (Some(min), Some(max)) => elementwise::run(iter, E::DTYPE, &BOTH, &[min, max], host),
-        (Some(min), None) => elementwise::run(iter, E::DTYPE, &MIN, &[min], host),
-        (None, Some(max)) => elementwise::run(iter, E::DTYPE, &MAX, &[max], host),
-        (None, None) => elementwise::run(iter, E::DTYPE, &NEITHER, &[], host),
-    }
+    let expression = match (min, max) {
+        (Some(_), Some(_)) => &BOTH,
+        (Some(_), None) => &MIN,
+        (None, Some(_)) => &MAX,
+        (None, None) => &NEITHER,
+    };
+    let limits: SmallVec<[Scalar; 2]> = min.into_iter().chain(max).collect();
+    elementwise::run(iter, dtype, expression, &limits, move |iter| {
+        on_cpu(iter.op(), &[cpu::select::CLAMP], dtype)?(iter, min, max)
+    })
 }

@@ -8,7 +8,7 @@ use super::queue::{self, Queue};
 use crate::cpu;
 use crate::cpu::softmax::{Softmax, SoftmaxBackward};
 use crate::kernel::on_cuda;
-use crate::{Access, Element, Entry, Result, Tensor};
+use crate::{Access, Entry, Result, Tensor};
 
 /// Sums of exponentials, as far as rows were read.
 pub(super) const EXPONENTIALS: &str = include_str!("source/exponentials.cu");
@@ -17,24 +17,20 @@ const TEMPLATE: &str = include_str!("source/softmax.cu");
 const THREADS: usize = 256;
 const WARP: usize = 32;
 
-pub(crate) const SOFTMAX: &[Entry<Softmax>] = on_cuda!(floats: softmax::<T>);
-pub(crate) const SOFTMAX_BACKWARD: &[Entry<SoftmaxBackward>] = on_cuda!(floats: softmax_backward::<T>);
+pub(crate) const SOFTMAX: &[Entry<Softmax>] = on_cuda!(floats: softmax);
+pub(crate) const SOFTMAX_BACKWARD: &[Entry<SoftmaxBackward>] = on_cuda!(floats: softmax_backward);
 
-fn softmax<T: Element>(out: &Tensor, input: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
+fn softmax(out: &Tensor, input: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
+    let dtype = out.dtype();
     run("softmax", out, &[input], dim, logarithmic, move |writes, reads| {
-        on_cpu("softmax", &[cpu::softmax::SOFTMAX], T::DTYPE)?(&writes[0], &reads[0], dim, logarithmic)
+        on_cpu("softmax", &[cpu::softmax::SOFTMAX], dtype)?(&writes[0], &reads[0], dim, logarithmic)
     })
 }
 
-fn softmax_backward<T: Element>(
-    out: &Tensor,
-    grad: &Tensor,
-    output: &Tensor,
-    dim: usize,
-    logarithmic: bool,
-) -> Result<()> {
+fn softmax_backward(out: &Tensor, grad: &Tensor, output: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
+    let dtype = out.dtype();
     run("softmax_backward", out, &[grad, output], dim, logarithmic, move |writes, reads| {
-        let host = on_cpu("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD], T::DTYPE)?;
+        let host = on_cpu("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD], dtype)?;
         host(&writes[0], &reads[0], &reads[1], dim, logarithmic)
     })
 }

@@ -5,22 +5,28 @@
 //! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
 //! charts' hover texts what the lines stand for.
 
+#[cfg_attr(not(feature = "nn"), expect(dead_code, reason = "what the reports of training show"))]
 mod chart;
 mod history;
 mod html;
+#[cfg(feature = "nn")]
 mod learning;
 mod memory;
+#[cfg(feature = "nn")]
 mod offload;
 mod page;
 mod svg;
+#[cfg(feature = "nn")]
 mod training;
 
 use std::ops::ControlFlow;
 
 use tenure_plan::{Summary, Trace};
 
+#[cfg(feature = "nn")]
 pub use learning::LearningReport;
 pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
+#[cfg(feature = "nn")]
 pub use training::TrainingReport;
 
 use crate::Error;

@@ -1,11 +1,20 @@
-//! Arrays made element by element.
+//! Arrays made element by element, in loops: always inlined, unlike those of the standard library.
 
 use std::mem::MaybeUninit;
+
+/// `function` of each element: `[T; N]::map`, which the compiler may leave as a call.
+#[inline(always)]
+pub(crate) fn map<T: Copy, R: Copy, const N: usize>(array: [T; N], mut function: impl FnMut(T) -> R) -> [R; N] {
+    from_fn(
+        #[inline(always)]
+        |index| function(array[index]),
+    )
+}
 
 /// The array of `element(0)` to `element(N - 1)`: [`std::array::from_fn`] for elements that need not be dropped, with a
 /// quarter of its code to compile. The kernels have it a thousand times.
 #[inline(always)]
-pub(super) fn from_fn<T: Copy, const N: usize>(mut element: impl FnMut(usize) -> T) -> [T; N] {
+pub(crate) fn from_fn<T: Copy, const N: usize>(mut element: impl FnMut(usize) -> T) -> [T; N] {
     let mut array = MaybeUninit::<[T; N]>::uninit();
     let first = array.as_mut_ptr().cast::<T>();
     let mut index = 0;
