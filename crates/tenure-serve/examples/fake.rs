@@ -1,7 +1,7 @@
 //! A server whose models answer what they are asked, to try clients on: `cargo run --example fake 8000`.
 #![allow(clippy::unwrap_used, reason = "a test's service may panic")]
 
-#[path = "../tests/fake/mod.rs"]
+#[path = "../tests/suite/fake/mod.rs"]
 mod fake;
 
 use std::env;

@@ -4,7 +4,7 @@
 
 pub(crate) mod configs;
 #[path = "../../../tenure-tensor/tests/common/mod.rs"]
-mod cuda;
+pub(crate) mod cuda;
 
 use std::cell::Cell;
 

@@ -1,0 +1,10 @@
+//! The program, as it is called.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod agent;
+mod embed;
+mod memory;
+mod plan;
+mod program;
+mod serve;
+mod train;

@@ -1,0 +1,381 @@
+//! The program, run as its users run it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tenure::prelude::*;
+
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
+
+fn tenure(folder: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tenure")).current_dir(folder).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    str::from_utf8(&output.stderr).unwrap()
+}
+
+fn here() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// What a folder holds, hidden files included.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into()).collect();
+    files.sort();
+    files
+}
+
+/// The keys of an object's outer level, or of an object in it, as they stand there.
+fn keys(json: &str) -> Vec<&str> {
+    let parts = json.split("\":").collect::<Vec<_>>();
+    parts[..parts.len() - 1].iter().map(|part| part.rsplit('"').next().unwrap()).collect()
+}
+
+#[test]
+fn info_says_what_a_trace_holds() {
+    let output = tenure(here().path(), &["trace", "info", SAMPLE]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    for fact in ["resnet50_step", "2,914", "1,259 on 1 stream", "5,954,812,784 bytes", "111", "256 MiB and up"] {
+        assert!(text.contains(fact), "{fact} is missing from\n{text}");
+    }
+    assert_eq!(stderr(&output), "", "no progress bar in a pipe");
+}
+
+#[test]
+fn every_format_holds_the_same_trace() {
+    let folder = here();
+    let mut source = SAMPLE.to_owned();
+    for target in ["one.ttrace", "two.pickle", "three.pickle.gz", "four.pickle.xz", "five.ttrace"] {
+        let output = tenure(folder.path(), &["trace", "convert", &source, "-o", target]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        source = target.into();
+    }
+    let (first, last) = (Trace::read(SAMPLE).unwrap(), Trace::read(folder.path().join("five.ttrace")).unwrap());
+    assert_eq!(first.events(), last.events());
+    assert_eq!(first.settings(), last.settings());
+    assert_eq!(files(folder.path()).len(), 5, "nothing else is left");
+}
+
+#[test]
+fn a_format_that_the_name_does_not_say_is_an_error() {
+    let folder = here();
+    let output = tenure(folder.path(), &["trace", "convert", SAMPLE, "-o", "trace.zip"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("tenure: trace.zip: the name does not say the format"));
+    assert_eq!(files(folder.path()).len(), 0);
+}
+
+#[test]
+fn a_file_that_can_not_be_written_is_named_as_it_was_given() {
+    for (command, path) in [("convert", "missing/a.ttrace"), ("report", "missing/a.html")] {
+        let output = tenure(here().path(), &["trace", command, SAMPLE, "-o", path]);
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(said.contains(path) && !said.contains(".tenure-"), "{said}");
+    }
+}
+
+#[test]
+fn replay_prints_one_json_object_for_each_allocator() {
+    let args = ["replay", SAMPLE, "--repeat", "2", "--lag-us", "100", "--driver", "sim", "--json"];
+    let output = tenure(here().path(), &args);
+    let calls = ["malloc", "free", "create", "map", "set_access", "unmap", "release"];
+    #[rustfmt::skip]
+    let expected = [
+        &["trace", "allocator", "events", "operations", "peak_requested_bytes", "peak_allocated_bytes",
+          "peak_reserved_bytes", "peak_segments", "created_bytes", "driver_calls"][..], &calls,
+        &["driver_calls_last_repeat"], &calls,
+        &["modelled_driver_us", "modelled_driver_us_last_repeat", "trace_duration_us", "host_syncs",
+          "cross_stream_waits", "mismatched_addresses", "alloc_ns_median", "alloc_ns_p99", "free_ns_median"],
+    ].concat();
+    let mut allocators = Vec::new();
+    for line in stdout(&output).lines() {
+        assert_eq!(keys(line), expected);
+        let outcome: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&outcome["trace"], &outcome["events"]), (&"resnet50_step".into(), &2914.into()));
+        let is_native = outcome["allocator"] == "native";
+        assert_eq!(outcome["mismatched_addresses"], if is_native { 0.into() } else { serde_json::Value::Null });
+        allocators.push(outcome["allocator"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(allocators, AllocatorKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>());
+}
+
+#[test]
+fn replay_prints_a_table_and_a_verdict() {
+    let output = tenure(here().path(), &["replay", SAMPLE]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    for part in ["native       7.49 GB", "every block is at the address", "paged would have held", "saved."] {
+        assert!(text.contains(part), "{part} is missing from\n{text}");
+    }
+    let native = tenure(here().path(), &["replay", SAMPLE, "--allocator", "native"]);
+    assert!(!stdout(&native).contains("paged"));
+}
+
+#[test]
+fn report_writes_a_page_and_a_picture() {
+    let folder = here();
+    let output = tenure(folder.path(), &["trace", "report", SAMPLE, "--svg", "chart.svg"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(files(folder.path()), ["chart.svg", "resnet50_step.html"].map(PathBuf::from));
+    let page = fs::read_to_string(folder.path().join("resnet50_step.html")).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+    assert!(fs::read_to_string(folder.path().join("chart.svg")).unwrap().starts_with("<svg"));
+}
+
+/// Files that no command can use, and what is said of each.
+fn bad_files(folder: &Path) -> Vec<(&'static str, &'static str)> {
+    let sample = fs::read(SAMPLE).unwrap();
+    let pickle = folder.join("whole.pickle");
+    Trace::read(SAMPLE).unwrap().write(&pickle, Format::Pickle).unwrap();
+    let text = fs::read(&pickle).unwrap();
+    fs::remove_file(pickle).unwrap();
+    let put = |name: &str, content: &[u8]| fs::write(folder.join(name), content).unwrap();
+    put("truncated.pickle.xz", &sample[..sample.len() / 2]);
+    put("notes.txt", b"not a snapshot at all");
+    put("import.pickle", b"\x80\x04cos\nsystem\n(S'true'\ntR.");
+    put("empty.pickle", b"");
+    put("twice.pickle", &replace(&text, b"free_completed", b"free_requested"));
+    put("early.pickle", &replace(&text, b"free_requested", b"free_completed"));
+    fs::create_dir(folder.join("folder.pickle")).unwrap();
+    vec![
+        ("truncated.pickle.xz", "truncated: it ends at byte "),
+        ("notes.txt", "not a PyTorch memory snapshot: "),
+        ("import.pickle", "refused: the pickle "),
+        ("empty.pickle", "truncated: it ends at byte 0"),
+        ("twice.pickle", "event "),
+        ("early.pickle", "event "),
+        ("folder.pickle", "Is a directory"),
+        ("absent.pickle", "No such file"),
+    ]
+}
+
+fn replace(content: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut content = content.to_vec();
+    for start in 0..content.len() - from.len() {
+        if content[start..].starts_with(from) {
+            content[start..start + to.len()].copy_from_slice(to);
+        }
+    }
+    content
+}
+
+#[test]
+fn a_bad_file_gets_one_line_and_no_output() {
+    let folder = here();
+    let bad = bad_files(folder.path());
+    let before = files(folder.path());
+    for (name, said) in bad {
+        for args in [
+            &["trace", "info", name][..],
+            &["trace", "convert", name, "-o", "out.ttrace"],
+            &["trace", "report", name, "-o", "out.html"],
+            &["replay", name, "--json"],
+            &["replay", name],
+        ] {
+            let output = tenure(folder.path(), args);
+            assert_eq!(output.status.code(), Some(2), "{args:?}");
+            assert_eq!(stdout(&output), "", "{args:?}");
+            let line = stderr(&output);
+            assert!(line.starts_with(&format!("tenure: {name}: {said}")), "{args:?}: {line}");
+            assert_eq!((line.lines().count(), line.ends_with('\n')), (1, true), "{args:?}: {line}");
+        }
+    }
+    assert_eq!(files(folder.path()), before, "nothing was written");
+}
+
+#[test]
+fn an_event_that_an_allocator_refuses_is_named_with_its_file() {
+    let folder = here();
+    let event = |index, bytes| Event {
+        time_us: index,
+        address: index << 60,
+        bytes,
+        stream: StreamId::NULL,
+        action: Action::Alloc,
+    };
+    let trace = Trace::new("huge", 0, Settings::default(), vec![event(1, 512), event(2, 5 << 61)]).unwrap();
+    trace.write(folder.path().join("huge.ttrace"), Format::Compact).unwrap();
+    for args in [&["replay", "huge.ttrace"][..], &["trace", "report", "huge.ttrace"]] {
+        let output = tenure(folder.path(), args);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""));
+        assert!(stderr(&output).starts_with("tenure: huge.ttrace: event 1: native: "), "{}", stderr(&output));
+        assert_eq!(stderr(&output).lines().count(), 1);
+    }
+    assert_eq!(files(folder.path()).len(), 1);
+}
+
+#[test]
+fn other_files_are_processed_all_the_same() {
+    let folder = here();
+    let args = ["replay", "--allocator", "native", "--json", SAMPLE, "absent.pickle", SAMPLE];
+    let output = tenure(folder.path(), &args);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(stdout(&output).lines().count(), 2);
+    assert_eq!(stderr(&output).lines().count(), 1);
+}
+
+#[test]
+fn wrong_usage_is_explained() {
+    for args in [
+        &["replay"][..],
+        &["replay", SAMPLE, "--repeat", "0"],
+        &["trace"],
+        &["replay", "--driver", "hip", SAMPLE],
+        &["bench", "alloc", "--threads", "0"],
+        &["bench", "alloc", "--allocator", "paged,none"],
+    ] {
+        let output = tenure(here().path(), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains("Usage:") || stderr(&output).contains("--help"), "{args:?}");
+    }
+    assert!(stdout(&tenure(here().path(), &["--version"])).starts_with("tenure "));
+}
+
+/// Whether there is a real device, so that a test of its absence shows nothing.
+fn has_gpu() -> bool {
+    let present = Path::new("/dev/nvidiactl").exists();
+    if present {
+        eprintln!("skipped: this machine has a GPU");
+    }
+    present
+}
+
+#[test]
+fn devices_lists_the_cpu_and_says_why_there_is_no_gpu() {
+    if has_gpu() {
+        return;
+    }
+    let output = tenure(here().path(), &["devices"]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    for part in ["cpu ", "cores", "memory", "no GPU: no CUDA driver was found", "everything that needs no GPU works"] {
+        assert!(text.contains(part), "{part} is missing from\n{text}");
+    }
+    let output = tenure(here().path(), &["devices", "--json"]);
+    let listing: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert!(listing["cpu"]["cores"].as_u64().unwrap() > 0);
+    assert!(listing["unavailable"].as_str().unwrap().starts_with("no CUDA driver"));
+    assert_eq!(listing["devices"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn devices_lists_simulated_ones_too() {
+    let output = tenure(here().path(), &["devices", "--driver", "sim", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let listing: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(listing["unavailable"], serde_json::Value::Null);
+    let device = &listing["devices"][0];
+    assert_eq!((&device["name"], &device["total_bytes"]), (&"Simulated H200".into(), &(143_771_u64 << 20).into()));
+    assert_eq!((&device["compute_capability"], &device["has_virtual_memory"]), (&"9.0".into(), &true.into()));
+}
+
+#[test]
+fn without_a_gpu_what_needs_one_is_one_line_of_complaint() {
+    if has_gpu() {
+        return;
+    }
+    for args in [&["replay", "--driver", "cuda", SAMPLE, SAMPLE][..], &["bench", "alloc", "--driver", "cuda"]] {
+        let output = tenure(here().path(), args);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{args:?}");
+        let line = stderr(&output);
+        assert!(line.starts_with("tenure: no CUDA driver was found"), "{args:?}: {line}");
+        assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let output = tenure(here().path(), &["bench", "alloc", "--device", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("tenure: there is no device 7: `tenure devices`"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_real_device_has_no_lag() {
+    let output = tenure(here().path(), &["replay", "--driver", "cuda", "--lag-us", "5", SAMPLE]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("tenure: --lag-us is for --driver sim"), "{}", stderr(&output));
+}
+
+#[test]
+fn bench_prints_one_json_object_for_each_case_and_allocator() {
+    let args = ["bench", "alloc", "--driver", "sim", "--threads", "2", "--allocator", "paged", "--json"];
+    let output = tenure(here().path(), &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut cases = Vec::new();
+    for line in stdout(&output).lines() {
+        let expected = ["case", "allocator", "median_ns", "fastest_ns", "slowest_ns", "pairs", "repeats"];
+        assert_eq!(keys(line), expected);
+        let figure: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(figure["median_ns"].as_f64().unwrap() > 0.0);
+        cases.push(format!("{} {}", figure["case"].as_str().unwrap(), figure["allocator"].as_str().unwrap()));
+    }
+    assert_eq!((cases.len(), &*cases[0]), (10, "pair 512 B paged"));
+    assert!(cases.contains(&"threads 2 paged".into()) && cases.contains(&"record_stream paged".into()));
+    assert_eq!(stderr(&output), "", "no progress bar in a pipe");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+        .args(["trace", "info", SAMPLE, SAMPLE])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interruption_leaves_no_part_of_a_file() {
+    let folder = here();
+    let (large, out) = (folder.path().join("large.ttrace"), folder.path().join("out.pickle.xz"));
+    let event = |index: u64| Event {
+        time_us: index * (index % 7919),
+        address: (index + 1) << 32 | index.wrapping_mul(0x9e37_79b9) & 0xffff_fe00,
+        bytes: 512 + index % 4093,
+        stream: StreamId::NULL,
+        action: Action::Alloc,
+    };
+    // Compressing this takes seconds. If it is over before the signal comes, a larger file is next.
+    for events in (1..=8).map(|times| 300_000 * times) {
+        let trace = Trace::new("large", 0, Settings::default(), (0..events).map(event).collect()).unwrap();
+        trace.write(&large, Format::Compact).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+            .current_dir(folder.path())
+            .args(["trace", "convert", "large.ttrace", "-o", "out.pickle.xz"])
+            .spawn()
+            .unwrap();
+        while files(folder.path()).len() == 1 && child.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let code = child.wait().unwrap().code();
+        if out.exists() {
+            assert_eq!(Trace::read(&out).unwrap().events().len() as u64, events, "it is there as a whole");
+            fs::remove_file(&out).unwrap();
+            continue;
+        }
+        assert!(killed.success());
+        assert_eq!(code, Some(130));
+        assert_eq!(files(folder.path()), [PathBuf::from("large.ttrace")]);
+        return;
+    }
+    panic!("it was never caught in the middle");
+}

@@ -1,0 +1,148 @@
+//! `tenure serve` and `tenure models`, run as their users run them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A BERT of a few numbers.
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-nn/tests/goldens/tiny_bert");
+
+fn tenure(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn init(folder: &Path, more: &[&str]) -> Output {
+    tenure(&[&["models", "init", folder.to_str().unwrap()], more].concat()).output().unwrap()
+}
+
+fn said(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A server, and what it said when it was there.
+fn serve(args: &[&str]) -> (Child, String) {
+    let mut server = tenure(&[&["serve"], args].concat()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (server, line)
+}
+
+fn get(line: &str, path: &str, headers: &str) -> String {
+    ask(line, "GET", path, headers, "")
+}
+
+fn ask(line: &str, method: &str, path: &str, headers: &str, body: &str) -> String {
+    let address = line.rsplit("http://").next().unwrap().trim();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n").unwrap();
+    write!(stream, "{headers}\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn models_are_written_once_and_served_until_somebody_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    let output = init(&models, &["--encoder", TINY]);
+    assert!(output.status.success(), "{}", said(&output.stderr));
+    assert!(said(&output.stdout).starts_with("digits, next-byte, tiny_bert: written to "), "{}", said(&output.stdout));
+    let again = init(&models, &[]);
+    assert!(again.status.code() == Some(2) && said(&again.stderr).contains("digits: there is something already"));
+
+    let tokens = folder.path().join("tokens");
+    fs::write(&tokens, "one\n\ntwo\n").unwrap();
+    let [models, tokens] = [&models, &tokens].map(|path| path.to_str().unwrap());
+    let (mut server, line) = serve(&[models, "--port", "0", "--memory", "8MiB", "--tokens", tokens]);
+    assert!(line.starts_with("serving 3 of 3 models with 8.39 MB for weights at http://127.0.0.1:"), "{line}");
+    assert!(get(&line, "/v2/models/tiny_bert", "").starts_with("HTTP/1.1 401"));
+    let metadata = get(&line, "/v2/models/tiny_bert", "Authorization: Bearer two\r\n");
+    assert!(metadata.starts_with("HTTP/1.1 200") && metadata.contains("sentence_embedding"), "{metadata}");
+    assert!(Command::new("kill").args(["-INT", &server.id().to_string()]).status().unwrap().success());
+    assert!(server.wait().unwrap().success());
+}
+
+/// Processes that a process has started, and that are not reaped yet.
+fn children(process: u32) -> Vec<u32> {
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let is_child = |child: &u32| {
+        // State and parent stand behind the name.
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)) == Some(&process.to_string())
+    };
+    let mut children: Vec<u32> = processes.filter(is_child).collect();
+    children.sort_unstable();
+    children
+}
+
+fn signal(name: &str, process: u32) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap().success());
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(300), "never: {what}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn workers_compute_are_replaced_and_end_with_their_server() {
+    const ASKED: &str =
+        r#"{"inputs": [{"name": "tokens", "datatype": "INT64", "shape": [1, 3], "data": [72, 101, 108]}]}"#;
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    assert!(init(&models, &["--encoder", TINY]).status.success());
+    for end in ["INT", "KILL"] {
+        let (mut server, line) = serve(&[models.to_str().unwrap(), "--port", "0", "--memory", "8MiB"]);
+        let asked = || ask(&line, "POST", "/v2/models/next-byte/infer", "", ASKED);
+        let first = asked();
+        assert!(first.starts_with("HTTP/1.1 200"), "{first}");
+        until("two workers", || children(server.id()).len() == 2);
+        let workers = children(server.id());
+        workers.iter().for_each(|worker| signal("KILL", *worker));
+        until("two others", || {
+            let now = children(server.id());
+            now.len() == 2 && now.iter().all(|worker| !workers.contains(worker))
+        });
+        let answer = |answer: &str| answer.rsplit_once("\r\n\r\n").unwrap().1.to_owned();
+        assert_eq!(answer(&asked()), answer(&first));
+        // An interrupt of a terminal goes to all of them: it is the server that follows it.
+        let workers = children(server.id());
+        workers.iter().for_each(|worker| signal("INT", *worker));
+        assert_eq!((answer(&asked()), children(server.id())), (answer(&first), workers.clone()));
+        signal(end, server.id());
+        assert_eq!(server.wait().unwrap().success(), end == "INT");
+        until("no worker is left", || workers.iter().all(|worker| !Path::new(&format!("/proc/{worker}")).exists()));
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_a_line_of_complaint() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().to_str().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let empty = folder.path().join("tokens");
+    fs::write(&empty, "\n").unwrap();
+    for (args, expected) in [
+        (&["nowhere"][..], "tenure: nowhere: No such file"),
+        (&[models, "--port", &port], "nothing can be served here"),
+        (&[models, "--tokens", empty.to_str().unwrap()], "no token: write one a line"),
+        (&[models, "--memory", "some"], "expected a whole number of bytes"),
+    ] {
+        let output = tenure(&[&["serve"], args].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said(&output.stderr).contains(expected), "{}", said(&output.stderr));
+    }
+}

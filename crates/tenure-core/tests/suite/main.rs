@@ -1,0 +1,11 @@
+//! Tests of what the crate offers.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod allocator;
+mod data_ptr;
+mod error;
+mod layout;
+mod layout_limits;
+mod layout_model;
+mod storage;
+mod tag;

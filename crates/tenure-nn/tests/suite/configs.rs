@@ -1,0 +1,160 @@
+//! Models of what a `config.json` says, beside those that Transformers makes of it (`goldens/configs.py`).
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tenure_nn::layers::{Activation, Layer};
+use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Rope, RopeScaling};
+use tenure_tensor::Tensor;
+
+use crate::common::{check, configs, on_devices, tensor, with_scope};
+
+on_devices! {
+    an_unusual_llama_is_what_its_file_says
+    an_unusual_gpt2_is_what_its_file_says
+    an_unusual_bert_is_what_its_file_says
+}
+
+fn golden(model: &str) -> Value {
+    let goldens: Value = serde_json::from_str(include_str!("../goldens/configs.json")).unwrap();
+    goldens[model].clone()
+}
+
+fn read<C: DeserializeOwned>(file: &Value) -> Result<C, serde_json::Error> {
+    serde_json::from_str(&file.to_string())
+}
+
+fn tokens() -> Tensor {
+    let tokens: Vec<i64> = (0..10).map(|i| (7 * i + 3) % 11).collect();
+    tensor(&tokens, &[2, 5])
+}
+
+fn an_unusual_llama_is_what_its_file_says() {
+    let golden = golden("llama");
+    let model = with_scope(|scope| Llama::new(scope, &read(&golden["file"]).unwrap()).unwrap());
+    // Theirs normalises, turns and takes the softmax in single precision.
+    check(&golden, &model, 1e-5, || model.forward(&tokens()));
+}
+
+fn an_unusual_gpt2_is_what_its_file_says() {
+    let golden = golden("gpt2");
+    let model = with_scope(|scope| Gpt2::new(&scope.at("transformer"), &read(&golden["file"]).unwrap()).unwrap());
+    check(&golden, &model, 1e-8, || model.forward(&tokens()));
+}
+
+fn an_unusual_bert_is_what_its_file_says() {
+    let mut golden = golden("bert");
+    for name in ["pooler.dense.weight", "pooler.dense.bias"] {
+        golden["norms"][name] = json!(0.0);
+    }
+    let model = with_scope(|scope| Bert::new(scope, &read(&golden["file"]).unwrap()).unwrap());
+    check(&golden, &model, 1e-8, || model.forward(&tokens(), None));
+}
+
+#[test]
+fn what_a_file_does_not_say_is_as_in_transformers() {
+    let sizes = json!({ "vocab_size": 11, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 8, "num_key_value_heads": null });
+    let expected = LlamaConfig { num_key_value_heads: 4, rms_norm_eps: 1e-6, ..configs::llama() };
+    assert_eq!(read::<LlamaConfig>(&sizes).unwrap(), expected);
+    let bert: BertConfig = read(&sizes).unwrap();
+    assert_eq!((bert.hidden_act, bert.pad_token_id, bert.hidden_dropout_prob), (Activation::Gelu, Some(0), 0.1));
+    let mut without_padding = sizes;
+    without_padding["pad_token_id"] = Value::Null;
+    assert_eq!(read::<BertConfig>(&without_padding).unwrap().pad_token_id, None);
+    let sizes = json!({ "vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12 });
+    assert_eq!(read::<Gpt2Config>(&sizes).unwrap(), Gpt2Config::default());
+}
+
+/// What is said of a file with one key of another value.
+fn refusal<C: DeserializeOwned>(model: &str, key: &str, value: Value) -> String {
+    let mut file = golden(model)["file"].clone();
+    file[key] = value;
+    read::<C>(&file).err().unwrap_or_else(|| panic!("{key} of {model} is taken")).to_string()
+}
+
+#[test]
+fn a_file_of_what_models_here_cannot_be_is_refused() {
+    let only =
+        |key: &str, found: &str, known: &str| format!("{key} is {found}: only models with {known} can be loaded");
+    let unknown = |name: &str| {
+        let known = "gelu, gelu_new, relu, relu6, leaky_relu, silu, mish, sigmoid, tanh";
+        format!("hidden_act is {name:?}: only models with one of {known} can be loaded")
+    };
+    let cases = [
+        ("model_type", json!("mistral"), only("model_type", r#""mistral""#, r#""llama""#)),
+        ("hidden_act", json!("xielu"), unknown("xielu")),
+        ("attention_bias", json!("yes"), r#"attention_bias: invalid type: string "yes", expected a boolean"#.into()),
+        ("pruned_heads", json!({ "1": [0] }), only("pruned_heads", r#"{"1": Array [Number(0)]}"#, "{}")),
+        ("partial_rotary_factor", json!(0.5), only("partial_rotary_factor", "0.5", "1.0")),
+        ("hidden_size", Value::Null, "missing field `hidden_size`".into()),
+    ];
+    for (key, value, expected) in cases {
+        assert_eq!(refusal::<LlamaConfig>("llama", key, value), expected);
+    }
+    let cases = [
+        ("model_type", json!("gpt_neo"), only("model_type", r#""gpt_neo""#, r#""gpt2""#)),
+        ("tie_word_embeddings", json!(false), only("tie_word_embeddings", "false", "true")),
+        ("add_cross_attention", json!(true), only("add_cross_attention", "true", "false")),
+    ];
+    for (key, value, expected) in cases {
+        assert_eq!(refusal::<Gpt2Config>("gpt2", key, value), expected);
+    }
+    let cases = [
+        (
+            "position_embedding_type",
+            json!("relative_key"),
+            only("position_embedding_type", r#""relative_key""#, r#""absolute""#),
+        ),
+        ("is_decoder", json!(true), only("is_decoder", "true", "false")),
+        ("add_cross_attention", json!(true), only("add_cross_attention", "true", "false")),
+    ];
+    for (key, value, expected) in cases {
+        assert_eq!(refusal::<BertConfig>("bert", key, value), expected);
+    }
+}
+
+#[test]
+fn heads_that_do_not_go_together_are_refused() {
+    let refused = |config: LlamaConfig| with_scope(|scope| Llama::new(scope, &config)).err().unwrap().to_string();
+    for heads in [0, 5] {
+        let error = refused(LlamaConfig { num_attention_heads: heads, ..configs::llama() });
+        assert!(error.contains(&format!("{heads} attention heads do not divide a hidden size of 24")), "{error}");
+    }
+    for key_heads in [0, 3] {
+        let error = refused(LlamaConfig { num_key_value_heads: key_heads, ..configs::llama() });
+        assert!(error.contains(&format!("{key_heads} heads of keys and values cannot be shared by 4")), "{error}");
+    }
+    let error = refused(LlamaConfig { head_dim: Some(5), ..configs::llama() });
+    assert!(error.contains("positions turn pairs of a head's numbers, of which there are 5"), "{error}");
+    let error = refused(LlamaConfig { pad_token_id: Some(11), ..configs::llama() });
+    assert!(error.contains("the token 11 for padding is none of 11"), "{error}");
+
+    let gpt2 = Gpt2Config { n_head: 0, ..configs::gpt2() };
+    let error = with_scope(|scope| Gpt2::new(scope, &gpt2)).err().unwrap().to_string();
+    assert!(error.contains("0 attention heads do not divide a hidden size of 12"), "{error}");
+    let bert = BertConfig { num_attention_heads: 5, ..configs::bert() };
+    let error = with_scope(|scope| Bert::new(scope, &bert)).err().unwrap().to_string();
+    assert!(error.contains("5 attention heads do not divide a hidden size of 12"), "{error}");
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_when_a_model_is_made() {
+    let llama = |config: LlamaConfig| with_scope(|scope| Llama::new(scope, &config)).err().unwrap().to_string();
+    let rope = |theta, scaling| LlamaConfig { rope: Rope { theta, scaling }, ..configs::llama() };
+    let bert = |config: BertConfig| with_scope(|scope| Bert::new(scope, &config)).err().unwrap().to_string();
+    let gpt2 = |config: Gpt2Config| with_scope(|scope| Gpt2::new(scope, &config)).err().unwrap().to_string();
+    let probability = "dropout is a probability, between 0 and 1, got 2";
+    let cases = [
+        (llama(rope(-1.0, RopeScaling::Default)), "theta is -1: a number above 0"),
+        (llama(rope(1e4, RopeScaling::Linear { factor: 0.0 })), "factor is 0: a number above 0"),
+        (llama(LlamaConfig { rms_norm_eps: -1.0, ..configs::llama() }), "eps is -1: a number from 0 on"),
+        (llama(LlamaConfig { attention_dropout: 2.0, ..configs::llama() }), probability),
+        (bert(BertConfig { hidden_dropout_prob: 2.0, ..configs::bert() }), probability),
+        (bert(BertConfig { attention_probs_dropout_prob: 2.0, ..configs::bert() }), probability),
+        (gpt2(Gpt2Config { attn_pdrop: 2.0, ..configs::gpt2() }), probability),
+        (gpt2(Gpt2Config { embd_pdrop: 2.0, ..configs::gpt2() }), probability),
+    ];
+    for (error, expected) in cases {
+        assert!(error.contains(expected), "{error}");
+    }
+}

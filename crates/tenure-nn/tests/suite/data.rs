@@ -1,0 +1,254 @@
+//! Data sets, loaders and readers.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::Write;
+
+use proptest::prelude::*;
+use tenure_nn::data::{
+    DataError, DataLoader, Dataset, FashionMnist, Idx, ImageFolder, ImageOptions, LoaderOptions, Result, TextWindows,
+};
+
+/// The number of each example; some fail, one panics.
+struct Numbers {
+    count: usize,
+    fails_at: Option<usize>,
+    panics_at: Option<usize>,
+}
+
+fn numbers(count: usize) -> Numbers {
+    Numbers { count, fails_at: None, panics_at: None }
+}
+
+impl Dataset for Numbers {
+    type Item = i64;
+
+    fn len(&self) -> usize {
+        self.count
+    }
+
+    fn item(&self, index: usize) -> Result<i64> {
+        assert!(self.panics_at != Some(index), "example {index} is cursed");
+        if self.fails_at == Some(index) {
+            return Err(DataError::Bytes(format!("example {index} is bad")));
+        }
+        Ok(index as i64)
+    }
+}
+
+fn batches(loader: &DataLoader<Numbers>, epoch: u64, first: usize) -> Vec<Vec<i64>> {
+    loader.epoch(epoch, first).map(|batch| batch.unwrap().to_vec().unwrap()).collect()
+}
+
+#[test]
+fn batches_are_the_same_for_any_number_of_workers() {
+    let with = |workers, prefetch| {
+        let options = LoaderOptions { batch_size: 7, shuffle: Some(3), workers, prefetch, ..LoaderOptions::default() };
+        DataLoader::new(numbers(100), options)
+    };
+    let expected = batches(&with(0, 1), 5, 0);
+    assert_eq!(expected.len(), 15);
+    for (workers, prefetch) in [(1, 1), (2, 2), (5, 3), (usize::MAX, usize::MAX)] {
+        assert_eq!(batches(&with(workers, prefetch), 5, 0), expected);
+    }
+    assert_eq!(batches(&with(2, 2), 5, 11), expected[11..], "an epoch goes on where it was left");
+}
+
+#[test]
+fn an_epoch_has_every_example_once_in_an_order_of_its_own() {
+    let options = LoaderOptions { batch_size: 8, shuffle: Some(1), ..LoaderOptions::default() };
+    let loader = DataLoader::new(numbers(1000), options);
+    let [first, second] = [0, 1].map(|epoch| batches(&loader, epoch, 0).concat());
+    assert_ne!(first, second);
+    for order in [first, second] {
+        assert_eq!(order.iter().collect::<HashSet<_>>().len(), 1000);
+        assert_ne!(order, (0..1000).collect::<Vec<i64>>());
+    }
+}
+
+#[test]
+fn the_last_batch_may_be_left_out() {
+    let options = LoaderOptions { batch_size: 4, ..LoaderOptions::default() };
+    assert_eq!(batches(&DataLoader::new(numbers(10), options), 0, 0), [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]);
+    let options = LoaderOptions { drop_last: true, ..options };
+    let loader = DataLoader::new(numbers(10), options);
+    assert_eq!((loader.batches(), batches(&loader, 0, 0).len()), (2, 2));
+}
+
+#[test]
+fn a_workers_error_is_its_batchs_and_the_others_come() {
+    let set = Numbers { fails_at: Some(5), panics_at: Some(9), ..numbers(12) };
+    let loader = DataLoader::new(set, LoaderOptions { batch_size: 4, workers: 2, ..LoaderOptions::default() });
+    let found: Vec<_> = loader.epoch(0, 0).collect();
+    assert!(found[0].is_ok());
+    assert!(matches!(&found[1], Err(DataError::Bytes(reason)) if reason == "example 5 is bad"));
+    let error = found[2].as_ref().unwrap_err().to_string();
+    assert!(error.contains("batch 2") && error.contains("example 9 is cursed"), "{error}");
+}
+
+fn idx(sizes: &[u32], data: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, sizes.len() as u8];
+    sizes.iter().for_each(|size| bytes.extend(size.to_be_bytes()));
+    bytes.extend(data);
+    bytes
+}
+
+#[test]
+fn idx_files_are_read_packed_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let pixels: Vec<u8> = (0..2 * 28 * 28).map(|pixel| (pixel % 251) as u8).collect();
+    fs::write(path("train-labels-idx1-ubyte"), idx(&[2], &[3, 9])).unwrap();
+    let file = fs::File::create(path("train-images-idx3-ubyte.gz")).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    packed.write_all(&idx(&[2, 28, 28], &pixels)).unwrap();
+    packed.finish().unwrap();
+
+    let set = FashionMnist::open(folder.path(), "train").unwrap();
+    assert_eq!(set.len(), 2);
+    let (image, label) = set.item(1).unwrap();
+    assert_eq!((image.sizes(), label), (&[1, 28, 28][..], 9));
+    let expected = (f32::from(pixels[784]) / 255.0 - 0.2860) / 0.3530;
+    assert_eq!(image.to_vec::<f32>().unwrap()[0], expected);
+
+    let error = FashionMnist::open(folder.path(), "t10k").err().unwrap().to_string();
+    for expected in ["there is no t10k-images-idx3-ubyte", "four files are expected", "dataset-fashion-mnist"] {
+        assert!(error.contains(expected), "{error}");
+    }
+    fs::write(path("train-labels-idx1-ubyte"), idx(&[3], &[3, 9, 1])).unwrap();
+    let error = FashionMnist::open(folder.path(), "train").err().unwrap().to_string();
+    assert!(error.contains("3 labels for 2 images"), "{error}");
+}
+
+#[test]
+fn a_bad_idx_file_says_what_is_wrong() {
+    let error = |bytes: &[u8]| Idx::parse(bytes).unwrap_err().to_string();
+    assert!(error(&[]).contains("magic"));
+    assert!(error(&[1, 0, 8, 1]).contains("two zeros"));
+    assert!(error(&[0, 0, 13, 1]).contains("0x0d"));
+    assert!(error(&[0, 0, 8, 2, 0, 0, 0, 1]).contains("size 1 of 2"));
+    assert!(error(&idx(&[4], &[1, 2, 3])).contains("take 4 bytes, but there are 3"));
+    assert!(error(&idx(&[2], &[1, 2, 3])).contains("more"));
+    assert!(error(&idx(&[u32::MAX; 3], &[])).contains("larger than any memory"));
+    assert!(error(&idx(&[u32::MAX], &[1])).contains("there are 1"));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_an_array_or_an_error(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..64),
+        is_near in any::<bool>(),
+    ) {
+        if is_near && bytes.len() > 8 {
+            let count = bytes.len() as u8 - 8;
+            bytes[..8].copy_from_slice(&[0, 0, 8, 1, 0, 0, 0, count]);
+        }
+        match Idx::parse(&bytes[..]) {
+            Ok(idx) => prop_assert_eq!(idx.sizes.iter().product::<usize>(), idx.data.len()),
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    #[test]
+    fn arrays_are_read_as_they_were_written(sizes in prop::collection::vec(0..5_u32, 0..4)) {
+        let data: Vec<u8> = (0..sizes.iter().product::<u32>()).map(|i| i as u8).collect();
+        let read = Idx::parse(&idx(&sizes, &data)[..]).unwrap();
+        prop_assert_eq!(read.data, data);
+    }
+}
+
+#[test]
+fn a_folder_for_each_class_is_a_data_set() {
+    let folder = tempfile::tempdir().unwrap();
+    for (class, colour) in [("blue", [0, 0, 255]), ("red", [255, 0, 0])] {
+        fs::create_dir(folder.path().join(class)).unwrap();
+        let image = image::RgbImage::from_pixel(20, 10, image::Rgb(colour));
+        image.save(folder.path().join(class).join("one.png")).unwrap();
+    }
+    let options = ImageOptions { size: 8, resize: 8, mean: [0.0; 3], deviation: [1.0; 3] };
+    let set = ImageFolder::open(folder.path(), options).unwrap();
+    assert_eq!((set.classes(), set.len()), (&["blue".to_owned(), "red".to_owned()][..], 2));
+    let (image, label) = set.item(1).unwrap();
+    assert_eq!((image.sizes(), label), (&[3, 8, 8][..], 1));
+    assert_eq!(image.to_vec::<f32>().unwrap(), [vec![1.0; 64], vec![0.0; 128]].concat());
+
+    fs::write(folder.path().join("red/one.png"), b"no image").unwrap();
+    let error = set.item(1).unwrap_err().to_string();
+    assert!(error.contains("one.png"), "{error}");
+    let empty = tempfile::tempdir().unwrap();
+    let error = ImageFolder::open(empty.path(), options).err().unwrap().to_string();
+    assert!(error.contains("a folder for each class"), "{error}");
+    fs::create_dir(folder.path().join("green")).unwrap();
+    let error = ImageFolder::open(folder.path(), options).err().unwrap().to_string();
+    assert!(error.contains("green: no image is in this folder"), "{error}");
+}
+
+#[test]
+fn of_a_long_strip_the_middle_is_scaled() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("strip")).unwrap();
+    // Scaled whole, it would take 16 GB.
+    let colour = |y| if (14_999..=15_001).contains(&y) { image::Rgb([255, 0, 0]) } else { image::Rgb([0, 0, 0]) };
+    let image = image::RgbImage::from_fn(1, 30_001, |_, y| colour(y));
+    image.save(folder.path().join("strip/long.png")).unwrap();
+    let options = ImageOptions { size: 400, resize: 400, mean: [0.0; 3], deviation: [1.0; 3] };
+    let (strip, _) = ImageFolder::open(folder.path(), options).unwrap().item(0).unwrap();
+    let strip = strip.to_vec::<f32>().unwrap();
+    let red = strip[..400 * 400].iter().filter(|red| **red > 0.9).count();
+    assert!(red > 400 * 300, "{red} of its pixels are red");
+}
+
+#[test]
+fn text_comes_in_windows_with_what_follows() {
+    let set = TextWindows::of_tokens(vec![10, 11, 12, 13, 14, 15], 2).unwrap();
+    assert_eq!(set.len(), 2);
+    assert_eq!(set.item(1).unwrap(), (vec![12, 13], vec![13, 14]));
+    let loader = DataLoader::new(set, LoaderOptions { batch_size: 2, ..LoaderOptions::default() });
+    let (inputs, targets) = loader.epoch(0, 0).next().unwrap().unwrap();
+    assert_eq!(inputs.to_vec::<i64>().unwrap(), [10, 11, 12, 13]);
+    assert_eq!((targets.sizes(), targets.to_vec::<i64>().unwrap()), (&[2, 2][..], vec![11, 12, 13, 14]));
+
+    assert_eq!(TextWindows::of_tokens((0..6).collect(), 2).unwrap().item_of_epoch(1, 9).unwrap().0, [2, 3]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    fs::write(&path, "é").unwrap();
+    assert_eq!(TextWindows::open_bytes(&path, 1).unwrap().item(0).unwrap(), (vec![0xc3], vec![0xa9]));
+    assert!(TextWindows::open_bytes(&path, 2).err().unwrap().to_string().contains("there are 2"));
+}
+
+#[test]
+fn windows_begin_elsewhere_in_each_epoch_and_the_same_in_the_same() {
+    let tokens = || (0..103).collect::<Vec<u32>>();
+    let with = |seed, workers| {
+        let set = TextWindows::of_tokens(tokens(), 10).unwrap().shifted(seed);
+        assert_eq!(set.len(), 9);
+        DataLoader::new(set, LoaderOptions { batch_size: 4, shuffle: Some(1), workers, ..LoaderOptions::default() })
+    };
+    let epoch = |loader: &DataLoader<TextWindows>, epoch, first| -> Vec<Vec<i64>> {
+        loader.epoch(epoch, first).map(|batch| batch.unwrap().0.to_vec().unwrap()).collect()
+    };
+    let shift = |batches: &[Vec<i64>]| batches.concat().into_iter().min().unwrap();
+    let loader = with(3, 0);
+    let shifts: HashSet<i64> = (0..50).map(|number| shift(&epoch(&loader, number, 0))).collect();
+    assert!(shifts.len() > 5 && shifts.iter().all(|shift| *shift < 10), "{shifts:?}");
+    assert_eq!(epoch(&with(3, 2), 7, 1), epoch(&loader, 7, 0)[1..]);
+    assert!((0..50).any(|number| epoch(&with(4, 0), number, 0) != epoch(&loader, number, 0)));
+    // Side by side, wherever they begin.
+    let mut starts: Vec<i64> = epoch(&loader, 7, 0).concat().into_iter().step_by(10).collect();
+    starts.sort();
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == 10) && starts.len() == 9, "{starts:?}");
+}
+
+#[test]
+fn a_text_is_split_between_windows() {
+    let (first, second) = TextWindows::of_tokens((0..103).collect(), 10).unwrap().split(7);
+    assert_eq!((first.len(), second.len()), (7, 3));
+    assert_eq!(first.item(6).unwrap(), ((60..70).collect(), (61..71).collect()));
+    assert_eq!(second.item(0).unwrap().0, (70..80).collect::<Vec<i64>>());
+    let shifted = first.shifted(5);
+    let last = (0..50).map(|epoch| *shifted.item_of_epoch(shifted.len() - 1, epoch).unwrap().1.last().unwrap());
+    assert_eq!(last.max(), Some(69), "it does not reach into the other part by more than what follows");
+    let (all, none) = TextWindows::of_tokens((0..21).collect(), 10).unwrap().split(2);
+    assert_eq!((all.len(), none.len()), (2, 0));
+}

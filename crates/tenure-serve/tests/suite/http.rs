@@ -1,0 +1,306 @@
+//! The server over loopback, and a service that computes nothing.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::loopback::{Answer, Served, receive, request, wait_until};
+use flate2::Compression;
+use flate2::write::{GzEncoder, ZlibEncoder};
+use tenure_serve::http::{Config, Limits};
+
+const INFER: &str = r#"{"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]}"#;
+
+impl Served {
+    fn new() -> Self {
+        Self::with(Config::default())
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], &[])
+    }
+
+    fn infer(&self, model: &str, body: &str) -> Answer {
+        self.ask("POST", &format!("/v2/models/{model}/infer"), &[], body.as_bytes())
+    }
+
+    fn wait_for_waiting(&self, requests: usize) {
+        wait_until("a request or its end", || self.fake.waiting.load(Ordering::SeqCst) == requests);
+    }
+
+    fn is_counted(&self, line: &str) -> bool {
+        self.get("/metrics").text().lines().any(|counted| counted == line)
+    }
+}
+
+#[test]
+fn an_answer_in_json_is_that_of_the_protocol() {
+    let answer = Served::new().infer("echo_fp32", INFER);
+    assert_eq!((answer.status, &*answer.headers["content-type"]), (200, "application/json"));
+    assert_eq!(
+        answer.text(),
+        r#"{"model_name":"echo_fp32","model_version":"1","id":"7","outputs":[{"name":"y","datatype":"FP32","shape":[1,2],"data":[1.5,2.0]}]}"#
+    );
+}
+
+#[test]
+fn an_answer_in_bytes_says_where_they_begin() {
+    let json = r#"{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP16", "parameters": {"binary_data_size": 4}}],
+        "parameters": {"binary_data_output": true}}"#;
+    let header = format!("inference-header-content-length: {}", json.len());
+    let body = [json.as_bytes(), &[1, 2, 3, 4]].concat();
+    let answer = Served::new().ask("POST", "/v2/models/echo_fp16/versions/1/infer", &[&header], &body);
+    assert_eq!((answer.status, &*answer.headers["content-type"]), (200, "application/octet-stream"));
+    let json_bytes = answer.headers["inference-header-content-length"].parse::<usize>().unwrap();
+    let (json, bytes) = answer.body.split_at(json_bytes);
+    assert_eq!(bytes, [1, 2, 3, 4]);
+    assert!(json.ends_with(br#""parameters":{"binary_data_size":4}}]}"#));
+}
+
+#[test]
+fn a_server_and_its_models_say_what_they_are() {
+    let served = Served::new();
+    for path in
+        ["/v2/health/live", "/v2/health/ready", "/v2/models/echo_int8/ready", "/v2/models/slow/versions/1/ready"]
+    {
+        assert_eq!(served.get(path).status, 200, "{path}");
+    }
+    let server = served.get("/v2").text();
+    assert!(server.starts_with(r#"{"name":"tenure","version":""#));
+    assert!(server.ends_with(r#""extensions":["binary_tensor_data","model_repository"]}"#));
+    let model = r#"{"name":"echo_int8","versions":["1"],"platform":"fake","inputs":[{"name":"x","datatype":"INT8","shape":[-1,-1]}],"outputs":[{"name":"y","datatype":"INT8","shape":[-1,-1]}]}"#;
+    assert_eq!(served.get("/v2/models/echo_int8").text(), model);
+    assert_eq!(served.get("/v2/models/echo%5Fint8/versions/1").text(), model);
+}
+
+#[test]
+fn a_model_that_is_unloaded_is_unavailable_until_it_is_loaded() {
+    let served = Served::new();
+    let post = |path: &str, body: &str| served.ask("POST", path, &[], body.as_bytes());
+    let unload = r#"{"parameters": {"unload_dependents": false}}"#;
+    assert_eq!(post("/v2/repository/models/echo_fp32/unload", unload).status, 200);
+    assert_eq!(served.get("/v2/models/echo_fp32/ready").status, 503);
+    assert_eq!(
+        served.infer("echo_fp32", INFER).error(),
+        (503, "model \"echo_fp32\" is not ready: it was unloaded".into())
+    );
+    let entry = r#"{"name":"echo_fp32","version":"1","state":"UNAVAILABLE","reason":""}"#;
+    assert!(post("/v2/repository/index", "").text().contains(entry));
+    assert!(!post("/v2/repository/index", r#"{"ready": true}"#).text().contains("UNAVAILABLE"));
+    assert_eq!(post("/v2/repository/models/echo_fp32/load", "").status, 200);
+    assert_eq!(served.infer("echo_fp32", INFER).status, 200);
+    let (status, error) = post("/v2/repository/models/echo_fp32/load", r#"{"parameters": {"config": "{}"}}"#).error();
+    assert!(status == 400 && error.starts_with("the parameter \"config\" is not supported"), "{error}");
+}
+
+#[test]
+fn an_error_has_its_status_and_says_what_to_do() {
+    let served = Served::new();
+    let no_model = "there is no model \"m\": POST v2/repository/index lists models";
+    let named = |model: &str, body: &str| served.infer(model, body).error();
+    assert_eq!(named("m", INFER), (404, no_model.into()));
+    assert_eq!(served.get("/v2/models/m").error(), (404, no_model.into()));
+    assert_eq!(served.get("/v2/models/m/config").error(), (404, "nothing is served at GET /v2/models/m/config".into()));
+    assert_eq!(named("echo_fp32", "{").0, 400);
+    let (status, error) = named("broken", &INFER.replace(r#""id""#, r#""outputs": [{"name": "y"}], "id""#));
+    assert!(status == 500 && error.starts_with("the server answered something else: "), "{error}");
+    assert_eq!(served.ask("POST", "/v2/models/%ff/infer", &[], &[]).error().0, 400);
+
+    let method = served.get("/v2/models/echo_fp32/infer");
+    assert_eq!((method.error().0, &*method.headers["allow"]), (405, "POST"));
+    let full = served.infer("full", INFER);
+    assert_eq!((full.error().0, &*full.headers["retry-after"]), (503, "2"));
+    let length = served.ask("POST", "/v2/models/echo_fp32/infer", &["Inference-Header-Content-Length: -1"], b"{}");
+    assert_eq!(length.error(), (400, "Inference-Header-Content-Length is no length: \"-1\"".into()));
+    let long =
+        format!(r#"{{"inputs": [{{"name": "{}", "shape": [], "datatype": "INT8", "data": [0]}}]}}"#, "é".repeat(9000));
+    assert!(named("echo_fp32", &long).1.len() < 3000);
+}
+
+#[test]
+fn a_panic_is_an_error_of_one_request() {
+    let served = Served::new();
+    assert_eq!(served.infer("panics", INFER).error().0, 500);
+    assert_eq!(served.infer("echo_fp32", INFER).status, 200);
+    assert!(served.is_counted(r#"tenure_requests_total{model="panics",outcome="failed"} 1"#));
+}
+
+#[test]
+fn a_request_whose_time_passes_is_dropped() {
+    let served = Served::new();
+    let request = INFER.replace(r#""id": "7""#, r#""parameters": {"timeout": 20000}"#);
+    let error = served.infer("slow", &request).error();
+    assert_eq!(error, (504, "there was no answer within 20ms, which was the request's timeout".into()));
+    assert_eq!(served.fake.waiting.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_request_whose_client_goes_away_is_dropped() {
+    let served = Served::new();
+    let stream = served.send(&request("POST", "/v2/models/slow/infer", &[], INFER.as_bytes()));
+    served.wait_for_waiting(1);
+    drop(stream);
+    served.wait_for_waiting(0);
+    let line = r#"tenure_requests_total{model="slow",outcome="cancelled"} 1"#;
+    wait_until("its count", || served.is_counted(line));
+}
+
+#[test]
+fn bodies_may_be_compressed() {
+    let served = Served::new();
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(INFER.as_bytes()).unwrap();
+    let mut zlib = ZlibEncoder::new(Vec::new(), Compression::fast());
+    zlib.write_all(INFER.as_bytes()).unwrap();
+    let path = "/v2/models/echo_fp32/infer";
+    for (encoding, body) in [("gzip", gzip.finish().unwrap()), ("deflate", zlib.finish().unwrap())] {
+        let header = format!("Content-Encoding: {encoding}");
+        assert_eq!(served.ask("POST", path, &[&header], &body).status, 200, "{encoding}");
+        let (status, error) = served.ask("POST", path, &[&header], &body[..body.len() / 2]).error();
+        assert!(status == 400 && error.starts_with("the body is not what Content-Encoding says"), "{error}");
+    }
+    assert_eq!(served.ask("POST", path, &["Content-Encoding: br"], &[]).error().0, 415);
+}
+
+#[test]
+fn a_body_has_a_limit_packed_and_unpacked() {
+    let limits = Limits { body_bytes: 1000, ..Limits::default() };
+    let served = Served::with(Config { limits, ..Config::default() });
+    let path = "/v2/models/echo_fp32/infer";
+    let expected = (413, "the body is longer than 1000 bytes, which is the server's limit".into());
+    assert_eq!(served.ask("POST", path, &[], &vec![b' '; 1 << 20]).error(), expected);
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    gzip.write_all(&vec![0; 1 << 19]).unwrap();
+    let bomb = gzip.finish().unwrap();
+    assert!(bomb.len() < 1000);
+    assert_eq!(served.ask("POST", path, &["Content-Encoding: gzip"], &bomb).error(), expected);
+    let chunked =
+        format!("POST {path} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n{}", "x".repeat(1024));
+    assert_eq!(receive(served.send(chunked.as_bytes())).unwrap().error(), expected);
+}
+
+#[test]
+fn bodies_have_a_limit_together() {
+    let limits = Limits { all_body_bytes: 4096, ..Limits::default() };
+    let served = Served::with(Config { limits, ..Config::default() });
+    let long = format!("{INFER}{}", " ".repeat(2500));
+    let slow = served.send(&request("POST", "/v2/models/slow/infer", &[], long.as_bytes()));
+    served.wait_for_waiting(1);
+    let refused = served.infer("echo_fp32", &long);
+    assert_eq!((refused.error().0, &*refused.headers["retry-after"]), (503, "1"));
+    assert_eq!(served.infer("echo_fp32", INFER).status, 200);
+    served.fake.permits.add_permits(1);
+    assert_eq!(receive(slow).unwrap().status, 200);
+    assert_eq!(served.infer("echo_fp32", &long).status, 200);
+}
+
+#[test]
+fn headers_have_a_limit() {
+    let served = Served::new();
+    let header = format!("X: {}", "x".repeat(40 << 10));
+    assert_eq!(served.ask("GET", "/v2", &[&header], &[]).status, 431);
+}
+
+#[test]
+fn who_is_slow_to_send_is_not_waited_for() {
+    let limits = Limits { receive: Duration::from_millis(50), ..Limits::default() };
+    let served = Served::with(Config { limits, ..Config::default() });
+    let head = "POST /v2/models/echo_fp32/infer HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n{";
+    // Where even the head comes too late, there is no answer.
+    let answer = (0..1000).find_map(|_| receive(served.send(head.as_bytes()))).unwrap();
+    assert_eq!(answer.error(), (408, "the body did not come within 50ms".into()));
+    assert!(receive(served.send(b"GET /v2 HT")).is_none());
+}
+
+#[test]
+fn who_takes_no_answer_is_not_waited_for() {
+    let limits = Limits { receive: Duration::from_millis(300), connections: 1, ..Limits::default() };
+    let served = Served::with(Config { limits, ..Config::default() });
+    let bytes = vec![0; 16 << 20];
+    let json = format!(
+        r#"{{"inputs": [{{"name": "x", "shape": [1, {size}], "datatype": "INT8", "parameters": {{"binary_data_size": {size}}}}}],
+        "parameters": {{"binary_data_output": true}}}}"#,
+        size = bytes.len()
+    );
+    let header = format!("Inference-Header-Content-Length: {}", json.len());
+    let request = request("POST", "/v2/models/echo_int8/infer", &[&header], &[json.as_bytes(), &bytes].concat());
+    let _deaf = served.send(&request);
+    assert_eq!(served.get("/v2").status, 200);
+}
+
+#[test]
+fn more_connections_than_there_are_places_for_wait() {
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let served = Served::with(Config { limits, ..Config::default() });
+    let first = served.send(b"");
+    let second = served.send(&request("GET", "/v2", &[], &[]));
+    second.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert!((&second).read(&mut [0]).is_err());
+    drop(first);
+    second.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
+    assert_eq!(receive(second).unwrap().status, 200);
+}
+
+#[test]
+fn a_server_that_ends_answers_what_it_has_begun() {
+    let mut served = Served::new();
+    let slow = served.send(&request("POST", "/v2/models/slow/infer", &[], INFER.as_bytes()));
+    let idle = served.send(b"");
+    served.wait_for_waiting(1);
+    served.stop.take().unwrap().send(()).unwrap();
+    wait_until("nobody listens", || TcpStream::connect(served.address).is_err());
+    served.fake.permits.add_permits(1);
+    assert_eq!(receive(slow).unwrap().status, 200);
+    served.runtime.block_on(served.running).unwrap();
+    assert!(receive(idle).is_none());
+}
+
+#[test]
+fn a_server_that_ends_does_not_wait_for_ever() {
+    let limits = Limits { drain: Duration::from_millis(20), ..Limits::default() };
+    let mut served = Served::with(Config { limits, ..Config::default() });
+    let slow = served.send(&request("POST", "/v2/models/slow/infer", &[], INFER.as_bytes()));
+    served.wait_for_waiting(1);
+    served.stop.take().unwrap().send(()).unwrap();
+    served.runtime.block_on(served.running).unwrap();
+    assert_eq!(served.fake.waiting.load(Ordering::SeqCst), 0);
+    assert!(receive(slow).is_none());
+}
+
+#[test]
+fn who_has_no_token_is_refused() {
+    let served = Served::with(Config { tokens: vec!["first".into(), "second".into()], ..Config::default() });
+    for header in ["X: y", "Authorization: Bearer", "Authorization: Bearer secon", "Authorization: Basic second"] {
+        for (method, path) in
+            [("GET", "/"), ("GET", "/metrics"), ("GET", "/v2"), ("POST", "/v2/models/echo_fp32/infer")]
+        {
+            let answer = served.ask(method, path, &[header], &[]);
+            assert_eq!((answer.error().0, &*answer.headers["www-authenticate"]), (401, "Bearer"), "{header} {path}");
+        }
+    }
+    for header in ["Authorization: Bearer first", "authorization: bearer second"] {
+        assert_eq!(served.ask("GET", "/v2", &[header], &[]).status, 200);
+    }
+    assert_eq!(served.get("/v2/health/ready").status, 200);
+}
+
+#[test]
+fn another_sites_page_changes_nothing() {
+    let served = Served::new();
+    let unload = |header: &str| served.ask("POST", "/v2/repository/models/echo_fp32/unload", &[header], &[]).status;
+    assert_eq!(unload("Sec-Fetch-Site: cross-site"), 403);
+    assert_eq!(served.get("/v2/models/echo_fp32/ready").status, 200);
+    assert_eq!(unload("Sec-Fetch-Site: same-origin"), 200);
+}
+
+#[test]
+fn the_page_shows_what_was_answered() {
+    let served = Served::new();
+    assert_eq!(served.infer("echo_fp32", INFER).status, 200);
+    let page = served.get("/");
+    assert_eq!((page.status, &*page.headers["content-type"]), (200, "text/html; charset=utf-8"));
+    assert!(page.text().contains("<dt>Requests answered</dt><dd>1</dd>"));
+    assert!(page.text().contains("3.0 ms"));
+    assert!(served.is_counted(r#"tenure_requests_total{model="echo_fp32",outcome="answered"} 1"#));
+}

@@ -1,0 +1,278 @@
+//! The scheduler's rules, one by one.
+
+use std::time::Duration;
+
+use tenure_serve::scheduler::{
+    Batch, Decision, DeviceId, Model, ModelId, Outcome, Refusal, RegisterError, Request, RequestId, Scheduler,
+    SchedulerConfig,
+};
+
+const COMPUTE: Duration = ms(10);
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Devices of 10 bytes, each a chunk, that are copied in 10 ms each.
+fn scheduler(devices: usize) -> (Scheduler, Vec<DeviceId>) {
+    let config = SchedulerConfig { chunk_bytes: 1, copy_bytes_per_second: 100.0, ..SchedulerConfig::default() };
+    let mut scheduler = Scheduler::new(config);
+    let devices = (0..devices).map(|_| scheduler.add_device(10)).collect();
+    (scheduler, devices)
+}
+
+fn model(bytes: u64) -> Model {
+    Model { bytes, max_rows: 4, ..Model::default() }
+}
+
+fn ask(scheduler: &mut Scheduler, model: ModelId, now: Duration) -> RequestId {
+    scheduler.submit(Request::new(model), now).unwrap()
+}
+
+fn run(scheduler: &mut Scheduler, now: Duration) -> Batch {
+    match scheduler.poll(now) {
+        Some(Decision::Run(batch)) => batch,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(request: RequestId, outcome: Outcome) -> Option<Decision> {
+    Some(Decision::Answer { request, outcome })
+}
+
+/// Runs a request for a model, so that its weights are there.
+fn warm(scheduler: &mut Scheduler, model: ModelId, now: Duration) {
+    ask(scheduler, model, now);
+    let batch = run(scheduler, now);
+    scheduler.loaded(batch.device, model, ms(10) * batch.load_bytes as u32, now);
+    assert_eq!(scheduler.finished(batch.id, Some(COMPUTE), now), batch.requests);
+}
+
+#[test]
+fn a_model_that_could_never_run_is_not_registered() {
+    let (mut scheduler, _) = scheduler(1);
+    let refused = scheduler.add_model(model(11)).unwrap_err();
+    assert_eq!(refused, RegisterError::TooLarge { bytes: 11, available: 10 });
+    scheduler.add_model(model(7)).unwrap();
+    let pinned = Model { is_pinned: true, ..model(4) };
+    assert_eq!(scheduler.add_model(pinned.clone()), Err(RegisterError::PinsTooMuch { bytes: 4, largest: 7 }));
+    scheduler.add_model(Model { bytes: 3, ..pinned }).unwrap();
+    assert_eq!(scheduler.add_model(model(8)), Err(RegisterError::TooLarge { bytes: 8, available: 7 }));
+    assert!(matches!(scheduler.add_model(Model { max_rows: 0, ..model(1) }), Err(RegisterError::NoBatch { .. })));
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let (mut scheduler, _) = scheduler(1);
+    let name = scheduler.add_model(Model { max_queued: 8, ..model(2) }).unwrap();
+    (0..8).for_each(|_| {
+        ask(&mut scheduler, name, ms(0));
+    });
+    // Weights of two bytes, and two batches.
+    let refused = scheduler.submit(Request::new(name), ms(0)).unwrap_err();
+    assert_eq!(refused, Refusal::Full { queued: 8, retry_after: ms(20) + COMPUTE * 2 });
+    assert_eq!(refused.to_string(), "8 requests wait for the model, and no more may: try again in 40 ms");
+    let large = scheduler.submit(Request { rows: 5, ..Request::new(name) }, ms(0)).unwrap_err();
+    assert_eq!(
+        large.to_string(),
+        "a request of 5 rows is larger than a batch of 4: split it, or raise the model's max_rows"
+    );
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_is_refused_once_that_is_certain() {
+    let (mut scheduler, _) = scheduler(1);
+    let name = scheduler.add_model(model(2)).unwrap();
+    let by = |at| Request { deadline: Some(ms(at)), ..Request::new(name) };
+    let early = scheduler.submit(by(1), ms(0)).unwrap();
+    assert_eq!(scheduler.next_wake(ms(0)), Some(ms(1)));
+    assert_eq!(scheduler.poll(ms(1)), answer(early, Outcome::Expired));
+    // The first takes its weights' time, and a few more may be slow.
+    (0..9).for_each(|_| warm(&mut scheduler, name, ms(2)));
+    assert_eq!(scheduler.submit(by(11), ms(2)), Err(Refusal::TooLate { left: ms(9), least: COMPUTE }));
+    let (first, second) = (ask(&mut scheduler, name, ms(2)), scheduler.submit(by(14), ms(2)).unwrap());
+    // It could still be met when it was queued.
+    assert_eq!(scheduler.poll(ms(5)), answer(second, Outcome::TooLate));
+    assert_eq!(run(&mut scheduler, ms(5)).requests, [first]);
+}
+
+#[test]
+fn a_batch_waits_for_others_and_only_takes_those_of_its_shape() {
+    let (mut scheduler, _) = scheduler(1);
+    let name = scheduler.add_model(Model { max_delay: ms(5), ..model(2) }).unwrap();
+    let mut ask = |rows, shape: u64, at| {
+        let request = Request { rows, shape: [shape].into(), ..Request::new(name) };
+        scheduler.submit(request, ms(at)).unwrap()
+    };
+    let [a, b, c, d] = [ask(1, 7, 0), ask(1, 8, 1), ask(2, 7, 2), ask(2, 7, 3)];
+    // Five rows of one shape fill a batch; the one that does not fit waits.
+    let batch = run(&mut scheduler, ms(3));
+    assert_eq!((batch.requests, batch.rows), (vec![a, c], 3));
+    scheduler.finished(batch.id, Some(COMPUTE), ms(4));
+    assert_eq!((scheduler.poll(ms(4)), scheduler.next_wake(ms(4))), (None, Some(ms(6))));
+    let batch = run(&mut scheduler, ms(6));
+    assert_eq!(batch.requests, [b]);
+    scheduler.finished(batch.id, Some(COMPUTE), ms(7));
+    assert_eq!(scheduler.next_wake(ms(7)), Some(ms(8)));
+    assert_eq!(run(&mut scheduler, ms(8)).requests, [d]);
+}
+
+#[test]
+fn what_is_resident_goes_first_until_another_is_due() {
+    let (mut scheduler, _) = scheduler(1);
+    let [here, absent] = [8, 7].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
+    warm(&mut scheduler, here, ms(0));
+    let waits = ask(&mut scheduler, absent, ms(0));
+    for at in (0..200).step_by(10) {
+        ask(&mut scheduler, here, ms(at));
+        let batch = run(&mut scheduler, ms(at));
+        assert_eq!((batch.model, batch.load_bytes), (here, 0));
+        scheduler.finished(batch.id, Some(COMPUTE), ms(at + 10));
+    }
+    ask(&mut scheduler, here, ms(200));
+    let batch = run(&mut scheduler, ms(200));
+    assert_eq!((batch.requests, batch.load_bytes), (vec![waits], 7));
+    // Only as much leaves as must, from the end of the weights.
+    assert_eq!(batch.evict.iter().map(|left| (left.model, left.chunks)).collect::<Vec<_>>(), [(here, 5)]);
+}
+
+#[test]
+fn priority_goes_first_and_waits_less() {
+    let (mut scheduler, _) = scheduler(1);
+    let [low, high] = [0, 2].map(|priority| scheduler.add_model(Model { priority, ..model(2) }).unwrap());
+    ask(&mut scheduler, low, ms(0));
+    ask(&mut scheduler, high, ms(0));
+    let batch = run(&mut scheduler, ms(0));
+    assert_eq!(batch.model, high);
+    // Of one model, the request's own priority.
+    let [first, second] = [0, 1].map(|priority| {
+        let request = Request { rows: 3, priority, ..Request::new(high) };
+        scheduler.submit(request, ms(1)).unwrap()
+    });
+    scheduler.finished(batch.id, Some(COMPUTE), ms(2));
+    let batch = run(&mut scheduler, ms(2));
+    assert_eq!(batch.requests, [second]);
+    scheduler.finished(batch.id, Some(COMPUTE), ms(3));
+    assert_eq!(run(&mut scheduler, ms(51)).requests, [first], "it is due after 50 ms, the other model's after 200");
+}
+
+#[test]
+fn a_request_that_runs_is_cancelled_for_itself_alone() {
+    let (mut scheduler, devices) = scheduler(1);
+    let name = scheduler.add_model(model(2)).unwrap();
+    let [a, b, c] = [0, 0, 0].map(|at| ask(&mut scheduler, name, ms(at)));
+    assert!(scheduler.cancel(c));
+    assert_eq!(scheduler.poll(ms(0)), answer(c, Outcome::Cancelled));
+    let batch = run(&mut scheduler, ms(0));
+    assert!(scheduler.cancel(a) && !scheduler.cancel(a) && !scheduler.cancel(c));
+    let discard = Decision::Discard { device: devices[0], batch: batch.id, request: a };
+    assert_eq!(scheduler.poll(ms(1)), Some(discard));
+    assert_eq!(scheduler.poll(ms(1)), answer(a, Outcome::Cancelled));
+    assert_eq!(scheduler.finished(batch.id, Some(COMPUTE), ms(10)), [b]);
+    assert!(scheduler.finished(batch.id, Some(COMPUTE), ms(10)).is_empty(), "it is over");
+}
+
+#[test]
+fn what_a_lost_executor_had_not_started_runs_again_once_and_first() {
+    let (mut scheduler, devices) = scheduler(1);
+    let name = scheduler.add_model(Model { max_rows: 1, ..model(2) }).unwrap();
+    let [first, second] = [0, 1].map(|at| ask(&mut scheduler, name, ms(at)));
+    run(&mut scheduler, ms(1));
+    scheduler.executor_lost(devices[0]);
+    assert_eq!(scheduler.poll(ms(2)), None);
+    scheduler.executor_ready(devices[0]);
+    let batch = run(&mut scheduler, ms(3));
+    assert_eq!((batch.requests, batch.load_bytes), (vec![first], 2), "nothing is left on the device");
+    scheduler.executor_lost(devices[0]);
+    assert_eq!(scheduler.poll(ms(4)), answer(first, Outcome::Lost));
+    scheduler.executor_ready(devices[0]);
+    let batch = run(&mut scheduler, ms(5));
+    assert_eq!(batch.requests, [second]);
+    scheduler.started(batch.id, ms(5));
+    scheduler.executor_lost(devices[0]);
+    assert_eq!(scheduler.poll(ms(6)), answer(second, Outcome::Lost));
+}
+
+#[test]
+fn a_model_that_is_removed_answers_what_waits_and_leaves_when_it_has_run() {
+    let (mut scheduler, devices) = scheduler(1);
+    let name = scheduler.add_model(model(2)).unwrap();
+    let runs = ask(&mut scheduler, name, ms(0));
+    let batch = run(&mut scheduler, ms(0));
+    let waits = ask(&mut scheduler, name, ms(1));
+    assert!(scheduler.remove_model(name));
+    assert_eq!(scheduler.poll(ms(1)), answer(waits, Outcome::Removed));
+    assert_eq!(scheduler.poll(ms(1)), None);
+    assert_eq!(scheduler.submit(Request::new(name), ms(1)), Err(Refusal::UnknownModel));
+    assert_eq!(scheduler.finished(batch.id, Some(COMPUTE), ms(30)), [runs]);
+    assert_eq!(scheduler.poll(ms(30)), Some(Decision::Unload { device: devices[0], model: name }));
+    assert_eq!(scheduler.residency(devices[0]).free_bytes(), 10);
+}
+
+#[test]
+fn the_next_model_is_copied_while_one_computes() {
+    let (mut scheduler, devices) = scheduler(1);
+    let [a, b, c] = [5, 5, 5].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
+    warm(&mut scheduler, c, ms(0));
+    ask(&mut scheduler, a, ms(0));
+    let batch = run(&mut scheduler, ms(0));
+    assert_eq!((batch.model, batch.evict.len(), scheduler.upcoming(devices[0], ms(0))), (a, 0, None));
+    scheduler.loaded(devices[0], a, ms(50), ms(50));
+    ask(&mut scheduler, b, ms(51));
+    ask(&mut scheduler, c, ms(52));
+    assert_eq!(scheduler.upcoming(devices[0], ms(52)), Some(b));
+    assert_eq!(scheduler.prefetch(devices[0], b, ms(52)), Ok(None), "it would displace what is wanted, or runs");
+    let Some(Decision::Run(last)) = ({
+        scheduler.finished(batch.id, Some(COMPUTE), ms(60));
+        scheduler.poll(ms(60))
+    }) else {
+        panic!("the device is idle")
+    };
+    assert_eq!(last.model, c);
+    let load = scheduler.prefetch(devices[0], b, ms(61)).unwrap().unwrap();
+    assert_eq!((load.bytes, load.evict[0].model, load.evict[0].chunks), (5, a, 5));
+    assert_eq!(scheduler.upcoming(devices[0], ms(61)), None, "one after the other");
+    scheduler.loaded(devices[0], b, ms(9), ms(70));
+    scheduler.finished(last.id, Some(COMPUTE), ms(70));
+    assert_eq!(run(&mut scheduler, ms(70)).load_bytes, 0);
+}
+
+#[test]
+fn background_work_runs_when_nothing_waits_and_yields_at_once() {
+    let (mut scheduler, devices) = scheduler(2);
+    let name = scheduler.add_model(model(2)).unwrap();
+    warm(&mut scheduler, name, ms(0));
+    assert!(scheduler.begin_background(devices[0]) && scheduler.begin_background(devices[1]));
+    assert!(!scheduler.must_yield(devices[0], ms(1)));
+    ask(&mut scheduler, name, ms(1));
+    // Only where the model is.
+    assert!(scheduler.must_yield(devices[0], ms(1)) && !scheduler.must_yield(devices[1], ms(1)));
+    assert_eq!(scheduler.poll(ms(1)), None);
+    scheduler.end_background(devices[0]);
+    assert!(!scheduler.begin_background(devices[0]), "a request waits");
+    assert_eq!(run(&mut scheduler, ms(2)).device, devices[0]);
+}
+
+#[test]
+fn a_model_runs_where_it_is_until_it_is_worth_a_copy() {
+    let (mut scheduler, devices) = scheduler(2);
+    let [a, b] = [2, 2].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
+    warm(&mut scheduler, a, ms(0));
+    ask(&mut scheduler, b, ms(0));
+    let batch = run(&mut scheduler, ms(0));
+    assert_eq!(batch.device, devices[1], "there is most room");
+    scheduler.loaded(devices[1], b, ms(20), ms(0));
+    scheduler.finished(batch.id, Some(COMPUTE), ms(20));
+
+    ask(&mut scheduler, a, ms(20));
+    assert_eq!(run(&mut scheduler, ms(20)).device, devices[0]);
+    ask(&mut scheduler, a, ms(21));
+    // The other device would have to copy for 20 ms, and this one is free in 9.
+    assert_eq!((scheduler.poll(ms(21)), scheduler.next_wake(ms(21))), (None, Some(ms(30))));
+    // With three batches more it is not.
+    (0..12).for_each(|_| {
+        ask(&mut scheduler, a, ms(22));
+    });
+    let batch = run(&mut scheduler, ms(22));
+    assert_eq!((batch.device, batch.rows, batch.load_bytes), (devices[1], 4, 2));
+}

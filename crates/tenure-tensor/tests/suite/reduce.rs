@@ -1,0 +1,146 @@
+//! What reductions, norms and losses promise beside their values.
+
+use tenure_tensor::ops::{BatchNorm, CrossEntropy};
+use tenure_tensor::{DType, Device, MemoryFormat, Result, Tensor, autograd, threads};
+
+/// Numbers without a pattern.
+fn noise(sizes: &[usize]) -> Tensor {
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let values: Vec<f32> = (0..sizes.iter().product()).map(|_| next()).collect();
+    Tensor::from_slice(&values, sizes).unwrap()
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
+}
+
+/// The bits of what `function` makes of `x` and of the gradient of its sum.
+fn run(x: &Tensor, function: &dyn Fn(&Tensor) -> Result<Tensor>) -> Vec<Vec<u32>> {
+    let x = x.detach().requires_grad_(true).unwrap();
+    let y = function(&x).unwrap();
+    let upstream = noise(y.sizes());
+    let grad = autograd::grad(&[&y], &[&x], &[Some(&upstream)], autograd::Options::default()).unwrap();
+    vec![bits(&y), bits(grad[0].as_ref().unwrap())]
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let rows = noise(&[300, 1000]);
+    let images = noise(&[8, 16, 40, 40]);
+    let last = images.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap();
+    let classes = Tensor::from_slice(&(0..300).map(|row| row * 3).collect::<Vec<i64>>(), &[300]).unwrap();
+    let ones = |n: usize| Tensor::ones(&[n], DType::F32, Device::CPU).unwrap();
+    let (thousand, sixteen) = (ones(1000), ones(16));
+    let normalized = |x: &Tensor| x.batch_norm(None, Some(&sixteen), Some(&sixteen), true, 0.1, 1e-5);
+    type Function<'a> = (&'a str, &'a Tensor, &'a dyn Fn(&Tensor) -> Result<Tensor>);
+    let functions: [Function<'_>; 15] = [
+        ("sum all", &rows, &|x| x.sum_all()),
+        ("sum rows", &rows, &|x| x.sum(&[1], false)),
+        ("sum columns", &rows, &|x| x.sum(&[0], false)),
+        ("sum of planes", &images, &|x| x.sum(&[0, 2, 3], false)),
+        ("mean of pixels", &last, &|x| x.mean(&[2, 3], false)),
+        ("var", &rows, &|x| x.var(&[0], 1.0, false)),
+        ("norm", &rows, &|x| x.norm(2.0, &[], false)),
+        ("softmax", &rows, &|x| x.softmax(1)),
+        ("log_softmax", &images, &|x| x.log_softmax(1)),
+        ("layer_norm", &rows, &|x| x.layer_norm(&[1000], Some(&thousand), Some(&thousand), 1e-5)),
+        ("batch_norm", &images, &normalized),
+        ("batch_norm, channels last", &last, &normalized),
+        ("group_norm", &images, &|x| x.group_norm(4, Some(&sixteen), Some(&sixteen), 1e-5)),
+        ("cross_entropy", &rows, &|x| x.cross_entropy(&classes, &CrossEntropy::default())),
+        ("cumsum", &rows, &|x| x.cumsum(0)),
+    ];
+    for (name, x, function) in functions {
+        let results = [1, 2, 3].map(|count| {
+            threads::set_threads(count).unwrap();
+            run(x, function)
+        });
+        assert!(results[0] == results[1] && results[0] == results[2], "{name} differs");
+    }
+}
+
+#[test]
+fn sums_do_not_lose_digits() {
+    let n = 1 << 20;
+    for sizes in [[n, 1], [1, n], [1024, 1024], [n / 4, 4]] {
+        let x = noise(&sizes).add(1.0).unwrap();
+        let exact = |values: Vec<f32>| values.iter().map(|value| f64::from(*value)).sum::<f64>();
+        let expected = exact(x.to_vec().unwrap());
+        let all = f64::from(x.sum_all().unwrap().item::<f32>().unwrap());
+        let columns = exact(x.sum(&[0], false).unwrap().to_vec().unwrap());
+        assert!((all - expected).abs() <= 2e-7 * expected, "{sizes:?}: {all}, expected {expected}");
+        assert!((columns - expected).abs() <= 1e-6 * expected, "{sizes:?}: {columns}, expected {expected}");
+    }
+}
+
+#[test]
+fn what_is_no_number_wins() {
+    let x = Tensor::from_slice(&[1.0_f32, f32::NAN, 3.0, f32::NAN], &[4]).unwrap();
+    assert!(x.max_all().unwrap().item::<f32>().unwrap().is_nan());
+    assert!(x.amin(&[0], false).unwrap().item::<f32>().unwrap().is_nan());
+    assert_eq!(x.argmax(None, false).unwrap().item::<i64>().unwrap(), 1);
+    assert_eq!(x.argmin(Some(0), false).unwrap().item::<i64>().unwrap(), 1);
+    assert_eq!(x.argsort(0, false).unwrap().to_vec::<i64>().unwrap(), [0, 2, 1, 3]);
+    assert_eq!(x.argsort(0, true).unwrap().to_vec::<i64>().unwrap(), [1, 3, 2, 0]);
+}
+
+#[test]
+fn channels_stay_last() {
+    let x = noise(&[2, 3, 4, 5]).contiguous_in(MemoryFormat::ChannelsLast2d).unwrap();
+    let y = x.batch_norm(None, None, None, true, 0.1, 1e-5).unwrap();
+    assert!(y.layout().is_contiguous_in(MemoryFormat::ChannelsLast2d));
+}
+
+#[test]
+fn a_batch_norm_with_what_follows_is_the_same_bits() {
+    let bits = |tensor: &Tensor| tensor.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+        let new = |sizes: &[usize]| noise(sizes).to_dtype(dtype).unwrap().requires_grad_(true).unwrap();
+        let leaves = [new(&[4, 8, 5, 5]), new(&[8]), new(&[8]), new(&[4, 8, 5, 5])];
+        let [x, weight, bias, carried] = leaves.each_ref();
+        let grad = noise(&[4, 8, 5, 5]).to_dtype(dtype).unwrap();
+        for (training, around) in [(true, false), (true, true), (false, false), (false, true)] {
+            let found = [false, true].map(|at_once| {
+                let [mean, variance] = [noise(&[8]), noise(&[8]).abs().unwrap()];
+                let (weight, bias, running) = (Some(weight), Some(bias), Some((&mean, &variance)));
+                let norm = BatchNorm { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
+                let out = if at_once {
+                    x.batch_norm_relu(around.then_some(carried), &norm).unwrap()
+                } else {
+                    let out = x.batch_norm(running, weight, bias, training, 0.1, 1e-5).unwrap();
+                    if around { out.add(carried).unwrap().relu().unwrap() } else { out.relu().unwrap() }
+                };
+                let without = autograd::no_grad(|| x.batch_norm_relu(around.then_some(carried), &norm)).unwrap();
+                assert!(training || bits(&without) == bits(&out));
+                let inputs = if around { &leaves[..] } else { &leaves[..3] };
+                let inputs: Vec<&Tensor> = inputs.iter().collect();
+                let mut found = autograd::grad(&[&out], &inputs, &[Some(&grad)], autograd::Options::default()).unwrap();
+                found.extend([Some(out.detach()), Some(mean.clone()), Some(variance.clone())]);
+                found.into_iter().map(|tensor| bits(&tensor.unwrap())).collect::<Vec<_>>()
+            });
+            assert_eq!(found[0], found[1], "{dtype}, training {training}, around {around}");
+        }
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let said = |result: Result<Tensor>| result.err().unwrap().to_string();
+    let (x, integers) = (noise(&[2, 3]), Tensor::from_slice(&[0_i64, 5], &[2]).unwrap());
+    let error = said(integers.mean_all());
+    assert!(error.contains("mean") && error.contains("to_dtype"), "{error}");
+    let error = said(x.cross_entropy(&integers, &CrossEntropy::default()));
+    assert!(error.contains("class 5") && error.contains("classes 0 to 2"), "{error}");
+    let error = said(x.sum(&[0, -2], false));
+    assert!(error.contains("twice"), "{error}");
+    let error = said(x.layer_norm(&[4], None, None, 1e-5));
+    assert!(error.contains("[2, 3]") && error.contains("[4]"), "{error}");
+    let error = said(x.batch_norm(None, None, None, false, 0.1, 1e-5));
+    assert!(error.contains("running averages"), "{error}");
+    let error = said(Tensor::zeros(&[0], DType::F32, Device::CPU).unwrap().max_all());
+    assert!(error.contains("no element"), "{error}");
+}

@@ -1,0 +1,16 @@
+//! Tests of what the library offers.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../../tenure-alloc/tests/suite/common/mod.rs"]
+mod backing;
+mod bench;
+mod common;
+mod goals;
+mod layering;
+mod memory_report;
+mod native_traces;
+mod replay;
+mod replay_on_device;
+mod report;
+mod streams;
+mod tensorboard;

@@ -1,0 +1,83 @@
+//! Reports are whole, safe and small.
+
+use tenure::prelude::*;
+
+use crate::common::assert_self_contained;
+
+fn sample() -> Trace {
+    Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap()
+}
+
+/// `events` recorded from `source`: each a block of `bytes` on a stream, never freed.
+fn small(source: &str, blocks: &[(u64, u64)]) -> Trace {
+    let blocks = (1..).zip(blocks).map(|(index, &(bytes, stream))| Event {
+        time_us: index,
+        address: index << 32,
+        bytes,
+        stream: StreamId(stream),
+        action: Action::Alloc,
+    });
+    Trace::new(source, 0, Settings::default(), blocks.collect()).unwrap()
+}
+
+#[test]
+fn a_report_needs_no_network_and_no_script() {
+    let trace = sample();
+    let report = Report::new(&trace).unwrap();
+    let html = report.html();
+    assert!(html.len() < 1_000_000, "{} bytes", html.len());
+    assert_self_contained(&html);
+}
+
+#[test]
+fn a_report_names_every_allocator_and_the_peak() {
+    let trace = sample();
+    let report = Report::new(&trace).unwrap();
+    let html = report.html();
+    for outcome in report.outcomes() {
+        assert!(html.contains(&format!("{}, peak {}", outcome.allocator, Bytes(outcome.peak_reserved_bytes))));
+    }
+    assert!(html.contains("peak 5.95 GB"));
+    assert!(report.comparison_svg().contains("<style>"));
+}
+
+#[test]
+fn names_from_a_trace_are_text() {
+    let trace = small("<script>alert('&')</script>\u{7}", &[(512, 0)]);
+    let report = Report::new(&trace).unwrap();
+    for page in [report.html(), report.comparison_svg()] {
+        assert!(!page.contains("<script>") && !page.contains('\u{7}'));
+        assert!(page.contains("&lt;script&gt;alert('&amp;')&lt;/script&gt;\\u{7}"));
+    }
+}
+
+#[test]
+fn a_block_counts_for_the_stream_that_it_was_allocated_on() {
+    let actions = [(Action::Alloc, 0), (Action::Alloc, 1), (Action::FreeRequested, 9), (Action::FreeCompleted, 9)];
+    let events = actions.map(|(action, stream)| Event {
+        time_us: stream,
+        address: if stream == 1 { 2 << 32 } else { 1 << 32 },
+        bytes: 512,
+        stream: StreamId(stream),
+        action,
+    });
+    let trace = Trace::new("a free on another stream", 0, Settings::default(), events.to_vec()).unwrap();
+    assert_self_contained(&Report::new(&trace).unwrap().html());
+}
+
+#[test]
+fn streams_are_told_apart_when_there_are_several() {
+    let one = small("one", &[(512, 0), (512, 0)]);
+    let many: Vec<_> = (0..20).map(|stream| (512 << stream, stream)).collect();
+    let many = small("many", &many);
+    assert!(!Report::new(&one).unwrap().html().contains("by stream"));
+    let html = Report::new(&many).unwrap().html();
+    assert!(html.contains("stream 0x6") && html.contains("other streams") && !html.contains("stream 0x7"));
+}
+
+#[test]
+fn an_empty_trace_has_a_report() {
+    let trace = small("empty", &[]);
+    let html = Report::new(&trace).unwrap().html();
+    assert!(!html.contains("NaN") && !html.contains("inf"));
+}
