@@ -122,8 +122,8 @@ bench *args:
 
 # Tenure's allocator beside PyTorch's in one process, on a GPU; `--driver sim` runs Tenure's alone, anywhere
 bench-pytorch *args:
-    cargo build --release --package tenure-capi
-    python3 bench/pytorch/bench.py --library target/release/libtenure_capi.so {{ args }}
+    cargo build --profile gpu --package tenure-capi
+    python3 bench/pytorch/bench.py --library target/gpu/libtenure_capi.so {{ args }}
 
 # A disk as Tenure uses it beside fio, which must be installed: `just bench-disk FOLDER`
 bench-disk *args:

@@ -4,8 +4,8 @@
 Builds bench.cpp (which needs g++, and the headers of PyTorch and CUDA) and runs both allocators in turns inside C++
 loops. The figures are nanoseconds for a pair of an allocation and a free, medians over the repetitions.
 
-    bench.py --library target/release/libtenure_capi.so             # beside PyTorch, on a GPU
-    bench.py --library target/release/libtenure_capi.so --driver sim  # Tenure alone, on the simulated device, without PyTorch
+    bench.py --library target/gpu/libtenure_capi.so             # beside PyTorch, on a GPU
+    bench.py --library target/gpu/libtenure_capi.so --driver sim  # Tenure alone, on the simulated device, without PyTorch
 """
 
 import argparse

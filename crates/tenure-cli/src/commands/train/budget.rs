@@ -29,6 +29,8 @@ const LEAST_BYTES_ON_CPU: u64 = 128 << 10;
 /// Added to the least budget that was found, before it is named: the least grows a little with the budget, as pieces of an
 /// optimizer's state do, and differs between processes.
 const MARGIN_BYTES: u64 = 1 << 20;
+/// What a process takes beside tensors on the CPU, some MiB, is more in one run than in another by up to so much.
+const VARIES_BYTES: u64 = 4 << 20;
 const MARGIN: u64 = 32;
 
 /// For disks' wear.
@@ -195,8 +197,8 @@ impl Budget {
         Ok(self.engine.enforce()?)
     }
 
-    /// Why so many bytes are too few, with a budget that would do: one that was tried. What is set aside, and which pieces
-    /// of an optimizer's state there are, depends on it.
+    /// Why so many bytes are too few, with a budget that would do: one that was tried, and what varies. What is set aside,
+    /// and which pieces of an optimizer's state there are, depends on it.
     fn refuse<D: Examples>(
         &self,
         run: &mut Trainer<AnyTask, D>,
@@ -208,9 +210,11 @@ impl Budget {
         while let Some((least, when, needed)) = too_small(&error) {
             tried = least.max(tried) + least / MARGIN + MARGIN_BYTES;
             let Err(next) = self.settle(run, tried) else {
-                let needed = Needed { aside_bytes: needed.aside_bytes + tried - least, ..needed.clone() };
+                let varies_bytes = if let OnCpu(_) = self.engine.memory() { VARIES_BYTES } else { 0 };
+                let least_bytes = tried + varies_bytes;
+                let needed = Needed { aside_bytes: needed.aside_bytes + least_bytes - least, ..needed.clone() };
                 let when = when.to_owned();
-                return ProfileError::TooSmall { budget_bytes, least_bytes: tried, when, needed }.into();
+                return ProfileError::TooSmall { budget_bytes, least_bytes, when, needed }.into();
             };
             error = next;
         }
