@@ -476,6 +476,9 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 
     /// Elements of a row, side by side and converted.
     fn load_row(&self, tile: &Tile<N>, range: &Range<usize>, input: usize, buffers: &mut Buffers) -> *const F::From {
+        if range.is_empty() {
+            return tile.inputs[input].cast();
+        }
         let reader = &self.readers[input];
         let step = self.reduced.first().map_or(0, |dim| dim.steps[input]);
         let inner = self.reduced.first().map_or(1, |dim| dim.size);

@@ -14,3 +14,4 @@ mod pool;
 mod reduce;
 mod scatter;
 mod shape;
+mod views;

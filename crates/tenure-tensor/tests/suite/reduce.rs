@@ -1,7 +1,10 @@
 //! What reductions, norms and losses promise beside their values.
 
+use proptest::prelude::*;
 use tenure_tensor::ops::{BatchNorm, CrossEntropy};
 use tenure_tensor::{DType, Device, MemoryFormat, Result, Tensor, autograd, threads};
+
+use crate::views::{View, views};
 
 /// Numbers without a pattern.
 fn noise(sizes: &[usize]) -> Tensor {
@@ -143,4 +146,83 @@ fn errors_say_what_to_do() {
     assert!(error.contains("running averages"), "{error}");
     let error = said(Tensor::zeros(&[0], DType::F32, Device::CPU).unwrap().max_all());
     assert!(error.contains("no element"), "{error}");
+}
+
+/// A view's elements, small whole numbers of any of these dtypes, whose sums are exact.
+fn whole_numbers(view: &View, dtype: DType) -> (Tensor, Vec<f64>) {
+    let number = |place: usize| (place * 7 % 9) as f64 - 4.0;
+    let number = |place| if dtype == DType::Bool { f64::from(number(place) > 0.0) } else { number(place) };
+    let base: Vec<f64> = (0..view.layout().extent().end).map(number).collect();
+    let base = Tensor::from_slice(&base, &[base.len()]).unwrap().to_dtype(dtype).unwrap();
+    let tensor = Tensor::from_storage(base.storage().clone(), view.layout(), dtype).unwrap();
+    let elements = (0..tensor.numel()).map(|at| number(view.place(at, &view.sizes))).collect();
+    (tensor, elements)
+}
+
+/// Which output an element belongs to, if those dimensions are reduced.
+fn output(mut at: usize, sizes: &[usize], is_reduced: &[bool]) -> usize {
+    let (mut output, mut stride) = (0, 1);
+    for (size, is_reduced) in sizes.iter().zip(is_reduced).rev() {
+        if !is_reduced {
+            output += at % size * stride;
+            stride *= size;
+        }
+        at /= size;
+    }
+    output
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_dtype(DType::F64).unwrap().to_vec().unwrap()
+}
+
+/// As that dtype holds them.
+fn rounded(numbers: &[f64], dtype: DType) -> Vec<f64> {
+    self::numbers(&Tensor::from_slice(numbers, &[numbers.len()]).unwrap().to_dtype(dtype).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn of_any_layout_and_dtype_they_are_those_of_a_plain_loop(
+        (_, views) in views(1),
+        is_reduced in prop::collection::vec(any::<bool>(), 5),
+        dtype in prop::sample::select(vec![DType::Bool, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64]),
+    ) {
+        let sizes = &views[0].sizes;
+        let mut is_reduced = is_reduced[..sizes.len()].to_vec();
+        if !is_reduced.contains(&true) {
+            is_reduced.fill(true);
+        }
+        let dims: Vec<isize> = (0..sizes.len()).filter(|dim| is_reduced[*dim]).map(|dim| dim as isize).collect();
+        let (x, elements) = whole_numbers(&views[0], dtype);
+        let kept: usize = (0..sizes.len()).filter(|dim| !is_reduced[*dim]).map(|dim| sizes[dim]).product();
+        let (mut sums, mut largest) = (vec![0.0; kept], vec![f64::NEG_INFINITY; kept]);
+        for (at, element) in elements.iter().enumerate() {
+            let output = output(at, sizes, &is_reduced);
+            sums[output] += element;
+            largest[output] = largest[output].max(*element);
+        }
+        let found = x.sum(&dims, false).unwrap();
+        prop_assert_eq!(numbers(&found), rounded(&sums, found.dtype()));
+        if x.numel() > 0 {
+            prop_assert_eq!(numbers(&x.amax(&dims, false).unwrap()), &largest[..]);
+        }
+
+        // The first of the largest along one dimension.
+        let Some(along) = dims.first().filter(|_| x.numel() > 0).map(|dim| *dim as usize) else { return Ok(()) };
+        let is_along: Vec<bool> = (0..sizes.len()).map(|dim| dim == along).collect();
+        let inner: usize = sizes[along + 1..].iter().product();
+        let mut first = vec![(f64::NEG_INFINITY, 0); x.numel() / sizes[along]];
+        for (at, element) in elements.iter().enumerate() {
+            let first = &mut first[output(at, sizes, &is_along)];
+            if *element > first.0 {
+                *first = (*element, at / inner % sizes[along]);
+            }
+        }
+        let (values, places) = x.max(along as isize, false).unwrap();
+        prop_assert_eq!(numbers(&values), first.iter().map(|(value, _)| *value).collect::<Vec<_>>());
+        prop_assert_eq!(numbers(&places), first.iter().map(|(_, place)| *place as f64).collect::<Vec<_>>());
+    }
 }
