@@ -9,7 +9,7 @@ use tenure_device::{DriverError, Event, EventKind, Stream};
 /// So far ahead a host gets when its device has nothing left to do: some hundred operations.
 pub(crate) const LEAD: Duration = Duration::from_millis(20);
 
-/// What tells the host's time.
+/// A source of the host's time.
 pub(crate) type HostTime = Arc<dyn Fn() -> Instant + Send + Sync>;
 
 /// Intervals of time, each from a mark to another.

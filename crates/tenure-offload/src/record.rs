@@ -145,7 +145,7 @@ impl StepRecorder {
         look(&self.moments, &self.engine, self.began);
     }
 
-    /// What it saw. The last moment is that of this call.
+    /// The record of the step. Its last moment is that of this call.
     pub fn finish(mut self) -> StepRecord {
         let elapsed_us = since(self.began);
         self.is_over.store(true, Ordering::Relaxed);

@@ -59,7 +59,7 @@ fn layers() -> impl Strategy<Value = Vec<Layer>> {
     prop::collection::vec(layer, 4..14)
 }
 
-/// What an operation makes and what is held meanwhile, or what it makes of its output in the backward pass.
+/// The tensors that an operation makes and those held meanwhile, or those that its backward pass makes of its output.
 fn needed_mib(layers: &[Layer], number: usize) -> u64 {
     let is_held = |(earlier, layer): &(usize, &Layer)| earlier + layer.held >= number;
     let held: u64 = layers[..number].iter().enumerate().filter(is_held).map(|(_, layer)| layer.mib).sum();

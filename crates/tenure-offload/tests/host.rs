@@ -24,7 +24,7 @@ const SPARSE: u64 = 6;
 
 static ONE: Mutex<()> = Mutex::new(());
 
-/// What the engines' clocks say: a test computes for as long as it says.
+/// The time of the engines' clocks: a test computes for as long as it says.
 static NOW: LazyLock<Mutex<Instant>> = LazyLock::new(|| Mutex::new(Instant::now()));
 
 /// Computes for some time, by those clocks.

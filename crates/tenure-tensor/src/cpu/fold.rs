@@ -19,15 +19,15 @@ use super::slots::Slots;
 use super::strided::strided;
 use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays, threads};
 
-/// What is done with the elements of `N` inputs to make `K` outputs. One element of `Given` belongs to each output.
+/// A fold of the elements of `N` inputs to `K` outputs. One element of `Given` belongs to each output.
 pub(crate) trait Fold<const N: usize, const K: usize>: Sync {
-    /// What elements of the inputs are converted to.
+    /// The type that elements of the inputs are converted to.
     type From: Element;
-    /// What is gathered.
+    /// The type of what is gathered.
     type Sum: Copy + Send + Sync;
-    /// What elements of the outputs are converted from.
+    /// The type that elements of the outputs are converted from.
     type To: Element;
-    /// What is known of an output beforehand, converted; false where nothing is given.
+    /// The type of what is known of an output beforehand, once it is converted; false where nothing is given.
     type Given: Element;
 
     /// What no element gives.
