@@ -8,6 +8,7 @@ use tenure::prelude::AllocatorKind;
 use tenure::tensor::Device;
 
 use crate::commands::agent::AgentCommand;
+use crate::commands::bench::BenchCommand;
 use crate::commands::memory::MemoryCommand;
 use crate::commands::models::ModelsCommand;
 use crate::commands::plan::PlanArgs;
@@ -62,11 +63,6 @@ pub(crate) enum Command {
     /// Compute for `tenure serve`, which starts this
     #[command(hide = true)]
     Worker,
-}
-
-#[derive(Subcommand)]
-pub(crate) enum BenchCommand {
-    Alloc(BenchAllocArgs),
 }
 
 #[derive(Subcommand)]
@@ -203,40 +199,6 @@ pub(crate) struct EmbedArgs {
     /// How many texts to compute at once
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     pub(crate) batch_size: u16,
-}
-
-/// Measure what an allocation and a free cost when they need no driver call
-#[derive(clap::Args)]
-#[command(after_help = "\
-Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced
-(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times
-are those of a pair of an allocation and a free, on one thread.
-
-Examples:
-  tenure bench alloc
-  tenure bench alloc --driver cuda --allocator paged --threads 1,16 --json")]
-pub(crate) struct BenchAllocArgs {
-    /// The driver underneath
-    #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
-    pub(crate) driver: DriverKind,
-    /// The device of --driver cuda to measure on
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(crate) device: u8,
-    /// The allocators to measure, one or several
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "paged,native", value_name = "NAMES")]
-    pub(crate) allocator: Vec<Allocators>,
-    /// Numbers of threads to measure with
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "1,4,16",
-        value_parser = clap::value_parser!(u8).range(1..),
-        value_name = "NUMBERS"
-    )]
-    pub(crate) threads: Vec<u8>,
-    /// Print one JSON object for each case and allocator, each on a line
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Which trace of a file.

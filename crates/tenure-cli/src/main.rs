@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Args, BenchCommand, Command, TraceCommand};
+use args::{Args, Command, TraceCommand};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             | Command::Serve(_)
             | Command::Train(_)
             | Command::Worker
-    );
+    ) || matches!(&args.command, Command::Bench(command) if command.has_own_end());
     if !has_own_end {
         output::clean_up_when_interrupted();
     }
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Worker => commands::serve::work(),
         Command::Embed(args) => commands::embed::run(args),
-        Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
+        Command::Bench(command) => commands::bench::run(&command),
     }
 }
 

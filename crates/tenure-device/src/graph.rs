@@ -35,7 +35,20 @@ use crate::{Event, EventKind, GraphId, Stream, StreamGuard};
 /// ```
 pub struct Graph {
     id: GraphId,
-    pool: Pool,
+    pool: GraphPool,
+}
+
+/// Memory that several graphs share, of which one runs at a time: each writes over what the others left there. So it takes what
+/// the largest of them needs. A handle: clones are one.
+#[derive(Clone)]
+pub struct GraphPool {
+    shared: Arc<SharedPool>,
+}
+
+/// A private pool of the allocator.
+struct SharedPool {
+    memory: &'static DeviceMemory,
+    id: PoolId,
 }
 
 impl Graph {
@@ -51,23 +64,28 @@ impl Graph {
         memory: &'static DeviceMemory,
         work: impl FnOnce(&Stream) -> Result<T, E>,
     ) -> Result<(Self, T), E> {
-        let (driver, allocator) = (memory.driver(), memory.allocator());
-        let pool = next_pool();
-        let asked = Arc::clone(driver);
-        // A side stream that joined the capture allocates from the pool too.
-        let is_captured = move |stream| asked.is_capturing(stream).unwrap_or(false);
-        allocator.begin_pool(pool, PoolUse::Capture, Box::new(is_captured)).map_err(MemoryError::from)?;
-        let mut pool = Pool { memory, id: pool, is_open: true };
-        // With segments of fixed sizes, a step of ResNet-50 takes a fifth more than it uses.
-        allocator.set_expandable(pool.id).map_err(MemoryError::from)?;
-        let capture = Capture::begin(memory)?;
+        Self::capture_in(&GraphPool::new(memory)?, work)
+    }
+
+    /// The same, with memory that other graphs use too. What was allocated in the capture and is freed, the next graph of the pool
+    /// may have. Who launches sees to it that no two of them run at once, on whichever streams, and reads results before the
+    /// next one.
+    ///
+    /// # Errors
+    /// Those of [`capture`](Self::capture); another capture in this pool goes on.
+    pub fn capture_in<T, E: From<MemoryError>>(
+        pool: &GraphPool,
+        work: impl FnOnce(&Stream) -> Result<T, E>,
+    ) -> Result<(Self, T), E> {
+        let allocations = Allocations::begin(pool)?;
+        let capture = Capture::begin(pool.memory())?;
         let made = {
             let _current = StreamGuard::new(&capture.stream);
             work(&capture.stream)?
         };
         let id = capture.end()?;
-        pool.close();
-        Ok((Self { id, pool }, made))
+        drop(allocations);
+        Ok((Self { id, pool: pool.clone() }, made))
     }
 
     /// Puts all of it on the thread's current stream. Launches come one after the other, on whichever streams.
@@ -86,12 +104,44 @@ impl Graph {
 
     /// The device's memory.
     pub fn memory(&self) -> &'static DeviceMemory {
-        self.pool.memory
+        self.pool.memory()
     }
 
     /// Where the memory that was allocated in the capture lies.
     pub fn pool(&self) -> PoolId {
-        self.pool.id
+        self.pool.id()
+    }
+}
+
+impl GraphPool {
+    /// A pool without memory.
+    ///
+    /// # Errors
+    /// The allocator makes none.
+    pub fn new(memory: &'static DeviceMemory) -> Result<Self, MemoryError> {
+        let id = next_pool();
+        memory.allocator().create_pool(id, None)?;
+        let pool = Self { shared: Arc::new(SharedPool { memory, id }) };
+        // With segments of fixed sizes, a step of ResNet-50 takes a fifth more than it uses.
+        memory.allocator().set_expandable(id)?;
+        Ok(pool)
+    }
+
+    /// The device's memory.
+    pub fn memory(&self) -> &'static DeviceMemory {
+        self.shared.memory
+    }
+
+    /// What the allocator calls it.
+    pub fn id(&self) -> PoolId {
+        self.shared.id
+    }
+}
+
+impl Drop for SharedPool {
+    fn drop(&mut self) {
+        // It is given back when memory is asked back, or wanted, after all launches on the device.
+        let _ = self.memory.allocator().release_pool(self.id);
     }
 }
 
@@ -134,28 +184,28 @@ impl Drop for Capture {
     }
 }
 
-/// A private pool of the allocator.
-struct Pool {
-    memory: &'static DeviceMemory,
-    id: PoolId,
-    /// Whether allocations go to it.
-    is_open: bool,
+/// Allocations go to a pool as long as this lives.
+struct Allocations<'a> {
+    pool: &'a GraphPool,
 }
 
-impl Pool {
-    fn close(&mut self) {
-        if std::mem::take(&mut self.is_open) {
-            // It is open, which is all that this can fail for.
-            let _ = self.memory.allocator().end_pool(self.id);
-        }
+impl<'a> Allocations<'a> {
+    fn begin(pool: &'a GraphPool) -> Result<Self, MemoryError> {
+        let memory = pool.memory();
+        let asked = Arc::clone(memory.driver());
+        // A side stream that joined the capture allocates from the pool too.
+        let is_captured = move |stream| asked.is_capturing(stream).unwrap_or(false);
+        memory.allocator().begin_pool(pool.id(), PoolUse::Capture, Box::new(is_captured))?;
+        Ok(Self { pool })
     }
 }
 
-impl Drop for Pool {
+impl Drop for Allocations<'_> {
     fn drop(&mut self) {
-        self.close();
-        // It is given back when memory is asked back, or wanted, after all launches on the device.
-        let _ = self.memory.allocator().release_pool(self.id);
+        let allocator = self.pool.memory().allocator();
+        // The pool is there, which is all that these can fail for.
+        let _ = allocator.end_pool(self.pool.id());
+        let _ = allocator.release_pool(self.pool.id());
     }
 }
 

@@ -1,9 +1,13 @@
 //! What can go wrong around tensors.
 
+use tenure_switch::SwitchError;
 use tenure_tensor::TensorError;
+use tenure_tier::TierError;
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::networks::NetworkError;
+use crate::switched::SwitchedError;
 use crate::train::TrainError;
 
 /// What this crate returns where more than tensors can fail.
@@ -28,6 +32,18 @@ pub enum Error {
     /// A run does not go on.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// A network cannot be built.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// A file of weights cannot be opened.
+    #[error(transparent)]
+    Open(#[from] TierError),
+    /// Weights are not where they are wanted.
+    #[error(transparent)]
+    Switch(#[from] SwitchError),
+    /// A model cannot be switched so.
+    #[error(transparent)]
+    Switched(#[from] SwitchedError),
 }
 
 /// Why tensors are not the state of a module. Nothing was changed.

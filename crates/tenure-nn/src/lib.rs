@@ -7,6 +7,7 @@
 //! - A [`train::Trainer`] makes steps, measures them, and goes on where it was interrupted.
 //! - A [`checkpoint::Checkpoint`] is all that a run needs to go on, bit for bit, in one safetensors file.
 //! - A [`sentence::SentenceEncoder`] makes vectors of texts.
+//! - A [`switched::Switcher`] keeps more [`networks`] than fit on a device, each computed with while its weights come.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -17,6 +18,7 @@ mod init;
 pub mod layers;
 pub mod models;
 mod module;
+pub mod networks;
 mod offload;
 mod operators;
 pub mod optim;
@@ -24,6 +26,7 @@ mod panics;
 pub mod purpose;
 mod scope;
 pub mod sentence;
+pub mod switched;
 pub mod train;
 
 pub use error::{Error, Result, StateError};

@@ -6,7 +6,6 @@ pub mod examples;
 mod executor;
 pub mod http;
 pub mod metrics;
-pub mod networks;
 pub mod protocol;
 pub mod repository;
 pub mod scheduler;

@@ -14,8 +14,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use served::moody::{self, ABORT, HANG, LOOP, PANIC};
 use served::{Served, example_models, floats, integers, probe, request, until};
+use tenure_nn::networks::Architectures;
 use tenure_serve::http::Service;
-use tenure_serve::networks::Architectures;
 use tenure_serve::protocol::{Encoding, InferRequest};
 use tenure_serve::serving::{Serving, ServingError, ServingOptions};
 

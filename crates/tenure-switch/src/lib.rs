@@ -36,6 +36,7 @@ mod images;
 mod mapped;
 mod progress;
 mod room;
+mod run;
 mod switch;
 
 pub use error::SwitchError;
@@ -43,4 +44,5 @@ pub use image::{ALIGNMENT, Entry, Image, Make, Manifest, Origin};
 pub use images::{ImageStatistics, Images};
 pub use mapped::Mapped;
 pub use progress::{Arrived, FirstUse, Stopped};
+pub use run::{DeviceUse, Run};
 pub use switch::{Loaded, Model, Switch, SwitchOptions, SwitchStatistics};

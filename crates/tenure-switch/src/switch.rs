@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tenure_alloc::{Address, Backing, Mark};
+use tenure_core::Device;
 use tenure_device::graph::Gate;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Priority, Stream};
 
 use crate::room::{Free, Room, Window};
+use crate::run::Runs;
 use crate::{Image, Manifest, SwitchError};
 
 /// What a device's weights are kept in.
@@ -68,6 +70,7 @@ pub struct Model {
     manifest: Arc<Manifest>,
     address: Address,
     gates: Mutex<Vec<Gate>>,
+    runs: Runs,
     /// Locked before the switch's state.
     residence: Mutex<Residence>,
 }
@@ -121,7 +124,7 @@ impl Switch {
         let window = state.room.reserve(manifest.bytes())?;
         let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
         let residence = Mutex::new(Residence { window, copied: None, used: None });
-        Ok(Model { shared, manifest, address, gates: Mutex::new(gates), residence })
+        Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
     }
 
     /// Bytes that a model can have without anybody's eviction.
@@ -190,6 +193,22 @@ impl Model {
     /// What it is made of.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.shared.memory.device()
+    }
+
+    pub(crate) fn memory(&self) -> &'static DeviceMemory {
+        self.shared.memory
+    }
+
+    pub(crate) fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     /// Where a tensor of it lies, when it is there.

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenure::prelude::*;
 use tenure::tier;
+use tenure_nn::networks::Architectures;
 use tenure_serve::http::{Config, Limits, Server, Service};
-use tenure_serve::networks::Architectures;
 use tenure_serve::protocol::ModelState;
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::{self, WorkerCommand};

@@ -1,34 +1,16 @@
 use std::path::PathBuf;
 
 use tenure_core::DType;
-use tenure_nn::{Error, StateError};
+use tenure_nn::Error;
 use tenure_switch::SwitchError;
 use tenure_tensor::TensorError;
-use tenure_tier::TierError;
 
-use crate::networks::BuildError;
 use crate::protocol::{Datatype, ProtocolError};
 
 /// Why a model cannot be served. Always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// Nobody builds such networks.
-    #[error("there is no architecture {name:?}: there are {}", known.join(", "))]
-    Architecture {
-        /// What the configuration says.
-        name: String,
-        /// Those that there are.
-        known: Vec<String>,
-    },
-    /// The architecture does not take the options.
-    #[error("{architecture} cannot be built of these options: {}", reason.to_string().replace('\n', " "))]
-    Options {
-        /// The architecture.
-        architecture: String,
-        /// What is wrong with them.
-        reason: BuildError,
-    },
     /// Another number of inputs or outputs.
     #[error(
         "{architecture} has {expected} {role}, and the configuration {found}: list them in the architecture's order"
@@ -66,27 +48,15 @@ pub enum ModelError {
         /// What the configuration says.
         wanted: DType,
     },
-    /// Weights whose bytes may be no values.
-    #[error("{tensor} is of bool, which cannot be served as it is stored: store it as uint8")]
-    Bool {
-        /// The tensor.
-        tensor: String,
-    },
     /// The files are not those that were looked at.
     #[error("{}: it is gone or was written again, and will be looked at again: ask then", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// The weights are not the network's.
+    /// The network cannot be built, or its weights are not in the files.
     #[error(transparent)]
-    State(#[from] StateError),
-    /// A file of weights is none.
-    #[error(transparent)]
-    Weights(#[from] Error),
-    /// A file of weights cannot be opened.
-    #[error(transparent)]
-    Open(#[from] TierError),
+    Network(#[from] Error),
     /// Nothing is computed without weights.
     #[error("the weights are not there")]
     NoWeights,

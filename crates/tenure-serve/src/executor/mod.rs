@@ -15,6 +15,6 @@ mod weights;
 
 pub use error::ModelError;
 pub(crate) use model::{Answer, Model};
-pub(crate) use network::{Bound, Computed, Placed, build};
+pub(crate) use network::{Bound, Computed, Placed};
 pub(crate) use place::{Computer, Here, Place};
 pub(crate) use tensors::{RawTensor, dtype};

@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tenure_nn::networks::{Architectures, Network};
+use tenure_nn::switched::Order;
+use tenure_switch::groups::Grouping;
 use tenure_switch::{FirstUse, Image, Images, Manifest};
 use tokio::sync::oneshot;
 
-use super::network::{self, Computed, Placed};
+use super::network::{Computed, Placed};
 use super::place::{Computer, Place};
-use super::weights::{Order, Stored, StoredTensor};
+use super::weights::Stored;
 use super::{ModelError, dtype, tensors};
-use crate::networks::{Architectures, Network};
 use crate::protocol;
 use crate::repository::StoredModel;
 
@@ -65,10 +67,10 @@ impl Model {
     ) -> Result<(Self, oneshot::Receiver<()>), ModelError> {
         let network = build(stored, architectures)?;
         let weights = Stored::find(stored, &network.state())?;
-        let order = Order::unknown(weights.tensors.len());
-        let manifest = weights.manifest(&order)?;
+        let order = Order::unknown(weights.tensors.tensors().len());
+        let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
         let (_gone, gone) = oneshot::channel();
-        let (bytes, resident) = (weights.bytes(), AtomicU64::new(0));
+        let (bytes, resident) = (weights.tensors.bytes(), AtomicU64::new(0));
         let state = State {
             computer: place.open(network, stored),
             weights,
@@ -137,7 +139,8 @@ impl Model {
         }
         if let Some((uses, ended)) = state.first_run.take() {
             let read = image.read_time().unwrap_or_default();
-            state.recorded = Some(Order::recorded(&state.weights, &uses, ended, read));
+            let tensors = &state.weights.tensors;
+            state.recorded = Some(Order::of_host_run(tensors, &uses, ended, read, Grouping::Searched));
         }
         Ok(())
     }
@@ -178,16 +181,17 @@ impl Drop for Model {
 impl State {
     /// Whether the order is still to be recorded.
     fn is_first_run(&self) -> bool {
-        self.order.is_unknown() && self.recorded.is_none()
+        !self.order.is_recorded() && self.recorded.is_none()
     }
 
     /// Has an image computed with.
     fn bind(&mut self, image: Arc<Image>) -> Result<(), ModelError> {
-        let placed = (0..self.weights.tensors.len()).map(|place| {
-            let StoredTensor { entry, dtype, .. } = &self.weights.tensors[self.order.tensor(place)];
-            let group = self.manifest.group_of(place);
-            let begin = self.manifest.place(place).start - self.manifest.groups()[group].start;
-            Placed { name: entry.name.clone(), dtype: *dtype, group, begin }
+        let placed = self.weights.tensors.placed(&self.order, &self.manifest);
+        let placed = placed.map(|placed| Placed {
+            name: placed.name.into(),
+            dtype: placed.dtype,
+            group: placed.group,
+            begin: placed.begin,
         });
         self.computer.bind(&image, placed.collect())?;
         (self.resident, self.is_whole) = (Some(image), false);
@@ -200,7 +204,7 @@ impl State {
         drop(image);
         images.forget(&self.manifest);
         if let Some(order) = self.recorded.take()
-            && let Ok(manifest) = self.weights.manifest(&order)
+            && let Ok(manifest) = self.weights.tensors.manifest(self.manifest.name(), &order)
         {
             (self.order, self.manifest) = (order, manifest);
         }
@@ -217,7 +221,7 @@ fn waited(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
 
 fn build(stored: &StoredModel, architectures: &Architectures) -> Result<Box<dyn Network>, ModelError> {
     let config = &stored.config;
-    let network = network::build(&config.architecture, config.options.clone(), architectures)?;
+    let network = architectures.build(&config.architecture, config.options.clone())?;
     for (role, expected, specs) in
         [("inputs", network.inputs(), &config.inputs), ("outputs", network.outputs(), &config.outputs)]
     {

@@ -1,22 +1,19 @@
 //! A network, with weights or without, and what it answers.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
-use tenure_core::{Layout, Storage};
-use tenure_nn::Scope;
+use tenure_core::Storage;
+use tenure_nn::networks::Network;
+use tenure_nn::switched;
 use tenure_switch::{FirstUse, Image, Mapped, Stopped, SwitchError};
-use tenure_tensor::random::Generator;
-use tenure_tensor::{DType, Tensor, TensorError, autograd};
+use tenure_tensor::{DType, autograd};
 
 use super::tensors::RawTensor;
 use super::{ModelError, text};
-use crate::networks::{Architectures, Network};
 
 /// Where a tensor of a network lies in its image, row by row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,27 +80,7 @@ pub(crate) struct Bound<G> {
 
 struct Weights<G> {
     groups: G,
-    /// The network's tensors without values, and what is in their places.
-    tensors: Vec<(Tensor, Tensor)>,
-}
-
-/// Builds a network without values.
-pub(crate) fn build(
-    architecture: &str,
-    options: Map<String, Value>,
-    architectures: &Architectures,
-) -> Result<Box<dyn Network>, ModelError> {
-    let build = architectures.find(architecture).ok_or_else(|| ModelError::Architecture {
-        name: architecture.into(),
-        known: architectures.names().map(String::from).collect(),
-    })?;
-    let scope = Scope::new(&Generator::new(0)).shapes();
-    let built = catch_unwind(AssertUnwindSafe(|| build(&scope, options)));
-    let built = built.map_err(|panic| ModelError::Panic(message(&*panic)))?;
-    let mut network = built.map_err(|reason| ModelError::Options { architecture: architecture.into(), reason })?;
-    network.eval();
-    network.set_requires_grad(false)?;
-    Ok(network)
+    bound: switched::Bound,
 }
 
 impl<G: Groups> Bound<G> {
@@ -117,27 +94,21 @@ impl<G: Groups> Bound<G> {
 
     /// Puts views of groups in the places of tensors that have no values.
     pub(crate) fn bind(&mut self, groups: G, placed: &[Placed]) -> Result<(), ModelError> {
-        let storages: HashMap<usize, Storage> =
-            placed.iter().map(|placed| (placed.group, groups.storage(placed.group))).collect();
-        let shapes: HashMap<&str, &Tensor> = self.network.state().into_iter().collect();
-        let mut tensors = Vec::new();
-        for Placed { name, dtype, group, begin } in placed {
-            let shape = *shapes.get(name.as_str()).ok_or(ModelError::NoWeights)?;
-            let layout = Layout::contiguous(shape.sizes()).map_err(tenure_core::Error::from);
-            let layout = layout.map_err(TensorError::from)?;
-            let layout = Layout::strided(layout.sizes(), layout.strides(), *begin as usize / dtype.size());
-            let layout = layout.map_err(tenure_core::Error::from).map_err(TensorError::from)?;
-            tensors.push((shape.clone(), Tensor::from_storage(storages[group].clone(), layout, *dtype)?));
-        }
-        replace(&mut *self.network, tensors.iter().map(|(shape, view)| (shape, view)))?;
-        self.weights = Some(Weights { groups, tensors });
+        let placed = placed.iter().map(|Placed { name, dtype, group, begin }| switched::Placed {
+            name,
+            dtype: *dtype,
+            group: *group,
+            begin: *begin,
+        });
+        let bound = switched::Bound::bind(&mut *self.network, placed, |group| groups.storage(group))?;
+        self.weights = Some(Weights { groups, bound });
         Ok(())
     }
 
     /// Lets go of the groups.
     pub(crate) fn unbind(&mut self) {
-        let Some(Weights { tensors, .. }) = self.weights.take() else { return };
-        if let Err(error) = replace(&mut *self.network, tensors.iter().map(|(shape, view)| (view, shape))) {
+        let Some(Weights { bound, .. }) = self.weights.take() else { return };
+        if let Err(error) = bound.unbind(&mut *self.network) {
             tracing::error!("weights stay in memory: {error}");
         }
     }
@@ -161,15 +132,6 @@ impl<G: Groups> Bound<G> {
         let outputs = computed?.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
         Ok(Computed { outputs, begun, ended, first_uses: groups.first_uses() })
     }
-}
-
-/// Puts tensors in the places of others.
-fn replace<'a>(
-    network: &mut dyn Network,
-    pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>,
-) -> Result<(), ModelError> {
-    let by_id: HashMap<usize, &Tensor> = pairs.map(|(from, to)| (from.id(), to)).collect();
-    Ok(network.change(&|tensor| Ok(by_id.get(&tensor.id()).map_or(tensor, |to| to).clone()))?)
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

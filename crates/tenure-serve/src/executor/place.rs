@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use tenure_nn::networks::Network;
 use tenure_switch::Image;
 
 use super::ModelError;
 use super::network::{Bound, Computed, Placed};
 use super::tensors::RawTensor;
-use crate::networks::Network;
 use crate::repository::StoredModel;
 
 /// A place that computes one batch at a time.

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use tenure_nn::networks::Architectures;
 use tenure_switch::Images;
 
 use super::registry::Entry;
@@ -14,7 +15,6 @@ use super::request::Waiting;
 use super::threads::{Job, Run};
 use crate::executor::{Model, Place};
 use crate::metrics::Metrics;
-use crate::networks::Architectures;
 use crate::repository::Repository;
 use crate::scheduler::{Batch, BatchId, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
 

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use tenure_nn::networks::Architectures;
 use tenure_switch::{Images, SwitchError};
 use tokio::task::spawn_blocking;
 
@@ -16,7 +17,6 @@ use super::threads::Job;
 use crate::executor::{Here, Place};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Tier};
 use crate::metrics::Metrics;
-use crate::networks::Architectures;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
 use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{Model, Scheduler, SchedulerConfig};

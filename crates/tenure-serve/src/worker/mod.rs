@@ -11,7 +11,7 @@
 //! use std::env;
 //! use std::process::ExitCode;
 //!
-//! use tenure_serve::networks::Architectures;
+//! use tenure_nn::networks::Architectures;
 //! use tenure_serve::serving::{Serving, ServingOptions};
 //! use tenure_serve::worker::{self, WorkerCommand};
 //!

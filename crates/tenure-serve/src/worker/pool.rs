@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
+use tenure_nn::networks::Network;
 
 use super::link::Worker;
 use super::remote::Remote;
 use super::{IS_WORKER, WorkerCommand};
 use crate::executor::{Computer, Place};
-use crate::networks::Network;
 use crate::repository::StoredModel;
 
 /// How long nobody is started after several have ended one after the other at once: the first time, and the most.

@@ -11,12 +11,12 @@ use std::{fs, thread};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::process::{Signal, set_parent_process_death_signal};
+use tenure_nn::networks::Architectures;
 use tenure_switch::{Arrived, Mapped, SwitchError};
 
 use super::message::{Description, Done, Failure, Map, MessageError, Order, Report, Sizes, unpack};
 use super::socket::{Incoming, Outgoing, receive};
-use crate::executor::{Bound, Computed, ModelError, Placed, build};
-use crate::networks::Architectures;
+use crate::executor::{Bound, Computed, ModelError, Placed};
 
 /// What the system takes first when there is no memory: a worker, before its server.
 const OOM_SCORE: &str = "500";
@@ -191,7 +191,7 @@ impl Worker {
             None => {
                 let Description { architecture, options, .. } = &image.network;
                 let options = serde_json::from_str(options).map_err(|error| elsewhere(&error))?;
-                let bound = Bound::new(build(architecture, options, &self.architectures)?);
+                let bound = Bound::new(self.architectures.build(architecture, options)?);
                 Arc::clone(self.networks.lock().entry(image.model).or_insert(Arc::new(Mutex::new(bound))))
             }
         };

@@ -8,8 +8,8 @@ use std::{env, process};
 
 use tempfile::TempDir;
 use tenure_nn::checkpoint;
+use tenure_nn::networks::{Architectures, Network};
 use tenure_nn::{Init, Parameter, module};
-use tenure_serve::networks::{Architectures, Network};
 use tenure_serve::serving::ServingOptions;
 use tenure_serve::worker::{self, WorkerCommand};
 use tenure_tensor::{DType, Device, Result, Tensor};

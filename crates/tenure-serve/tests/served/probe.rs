@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use tenure_nn::checkpoint;
+use tenure_nn::networks::{Architectures, Network};
 use tenure_nn::{Init, Parameter, module};
-use tenure_serve::networks::{Architectures, Network};
 use tenure_serve::protocol::Tensor as Message;
 use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
 

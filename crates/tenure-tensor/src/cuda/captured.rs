@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenure_core::{Generation, Purpose, Storage, Tag};
-use tenure_device::graph::Graph;
+use tenure_device::graph::{Graph, GraphPool};
 use tenure_device::memory::{self, MemoryError};
 use tenure_device::pinned::{PinnedConfig, PinnedPool};
 use tenure_device::{Event, EventKind, Stream};
@@ -59,7 +59,8 @@ const PINNED_BYTES: u64 = 1 << 30;
 /// ```
 pub struct Captured {
     graph: Graph,
-    words: Tensor,
+    /// Nothing if nothing varies.
+    words: Option<Tensor>,
     varying: Vec<Varying>,
     origins: Vec<Origin>,
     /// What the words are in the next replay.
@@ -132,13 +133,26 @@ impl Captured {
             return Err(TensorError::argument(OP, "work on a CUDA device is captured, not on the CPU").into());
         }
         let memory = memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))?;
+        Self::new_in(&GraphPool::new(memory).map_err(|error| TensorError::memory(OP, error))?, work)
+    }
+
+    /// The same, in memory that captures share which never run at once: [`Graph::capture_in`] says what that takes.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn new_in<T, E: From<TensorError>>(
+        pool: &GraphPool,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(Self, T), E> {
+        let memory = pool.memory();
+        let device = memory.device();
         super::arrive(OP, device)?;
         let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
         let pinned = PinnedPool::new(memory.driver().clone(), pinned);
         let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
         let recording = Recording::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
-        let captured = Graph::capture(memory, |_| work().map_err(Failure::Work));
+        let captured = Graph::capture_in(pool, |_| work().map_err(Failure::Work));
         let Recorder { words, used, varying, origins, kept, written, failed, .. } = recording.end();
         let (graph, made) = captured.map_err(|failure| match failure {
             Failure::Memory(error) => TensorError::memory(OP, error).into(),
@@ -146,7 +160,7 @@ impl Captured {
         })?;
         failed.map_or(Ok(()), Err)?;
         let kept = kept.into_values().collect();
-        let next = vec![0; used];
+        let (words, next) = ((used > 0).then_some(words), vec![0; used]);
         Ok((Self { graph, words, varying, origins, next, pinned, kept, written, stream: None }, made))
     }
 
@@ -207,10 +221,8 @@ impl Captured {
             let ordered = done.record(last).and_then(|()| done.wait(stream));
             ordered.map_err(|error| TensorError::memory(OP, error.into()))?;
         }
-        if self.next.is_empty() {
-            return Ok(());
-        }
-        let target = Access::new(OP, &[&self.words], &[])?.write_ptr(0).addr() as u64;
+        let Some(words) = &self.words else { return Ok(()) };
+        let target = Access::new(OP, &[words], &[])?.write_ptr(0).addr() as u64;
         memory.record_use(target, stream.id()).map_err(|error| TensorError::memory(OP, error))?;
         let bytes = self.next.len() * size_of::<u64>();
         let mut buffer = self.pinned.allocate(bytes).map_err(|error| TensorError::memory(OP, error.into()))?;

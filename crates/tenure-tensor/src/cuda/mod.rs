@@ -49,6 +49,7 @@ pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod binary;
+mod call;
 pub(crate) mod captured;
 pub(crate) mod compare;
 pub(crate) mod conv;
@@ -73,6 +74,7 @@ pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod unary;
 
+pub use call::CapturedCall;
 pub(crate) use captured::note_write;
 pub use captured::{Captured, is_capturing, varying};
 pub(crate) use check::probabilities;

@@ -9,7 +9,9 @@ use anyhow::Context as _;
 use serde::Serialize;
 use tenure::agent::{Marl, Policy};
 use tenure::plan::bound;
-use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Objective, Planned, PlannerOptions, Scheduled};
+use tenure::plan::planner::{
+    self, Evolutionary, FlashNeuron, Objective, Planned, PlannerError, PlannerOptions, Scheduled,
+};
 use tenure::plan::simulator::Outcome;
 use tenure::plan::{Mapping, Planner, Problem, Rule, simulate};
 use tenure::units::{Bytes, Count, Micros, Percent};
@@ -120,9 +122,13 @@ impl PlannerName {
 
 /// The planner `milp`; in a build without it, an error that says how to get one with it.
 pub(crate) fn milp() -> anyhow::Result<AnyPlanner> {
-    let install =
-        "--planner milp: `cargo install --path crates/tenure-cli --features milp` installs a program that has it";
-    planner::milp().context(install)
+    or_how_to_get_it(planner::milp())
+}
+
+fn or_how_to_get_it(milp: Result<AnyPlanner, PlannerError>) -> anyhow::Result<AnyPlanner> {
+    milp.context(
+        "--planner milp: `cargo install --path crates/tenure-cli --features milp` installs a program that has it",
+    )
 }
 
 /// What is printed for machines.
@@ -316,4 +322,18 @@ fn text(problem: &Problem, answers: &[Answer]) -> String {
     let rows: Vec<_> = answers.iter().map(row).collect();
     let heads = ["planner", "score", "below bound", "takes", "peak", "plans tried", "in"];
     format!("{}\n{facts}\n{}", problem.name(), table(&heads, &rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_milp_says_how_to_get_one_with_it() {
+        assert_eq!(milp().is_ok(), cfg!(feature = "milp"));
+        // As such a build has it: CI builds with the feature.
+        let Err(error) = or_how_to_get_it(Err(PlannerError::NoMilp)) else { panic!("there is no planner") };
+        let said = format!("{error:#}");
+        assert!(said.contains("cargo install") && said.contains("--features milp") && said.contains("cmake"), "{said}");
+    }
 }

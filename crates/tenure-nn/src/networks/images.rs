@@ -1,9 +1,9 @@
 //! Classes of images and videos.
 
 use serde::Deserialize;
-use tenure_nn::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
 
 use super::{Architectures, one_to_one, parse};
+use crate::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
 
 /// What differs from the architecture that is named.
 #[derive(Deserialize)]

@@ -1,14 +1,50 @@
+//! What an allocation costs.
+
 use std::process::ExitCode;
 
 use tenure::bench::{Bench, Case, Figure};
 use tenure::prelude::*;
 use tenure::units::Count;
 
-use crate::args::BenchAllocArgs;
+use crate::args::{Allocators, DriverKind};
 use crate::files;
 use crate::platform::device;
 use crate::progress;
 use crate::table::table;
+
+/// Measure what an allocation and a free cost when they need no driver call
+#[derive(clap::Args)]
+#[command(after_help = "\
+Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced
+(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times
+are those of a pair of an allocation and a free, on one thread.
+
+Examples:
+  tenure bench alloc
+  tenure bench alloc --driver cuda --allocator paged --threads 1,16 --json")]
+pub(crate) struct BenchAllocArgs {
+    /// The driver underneath
+    #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
+    pub(crate) driver: DriverKind,
+    /// The device of --driver cuda to measure on
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) device: u8,
+    /// The allocators to measure, one or several
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "paged,native", value_name = "NAMES")]
+    pub(crate) allocator: Vec<Allocators>,
+    /// Numbers of threads to measure with
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,4,16",
+        value_parser = clap::value_parser!(u8).range(1..),
+        value_name = "NUMBERS"
+    )]
+    pub(crate) threads: Vec<u8>,
+    /// Print one JSON object for each case and allocator, each on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &BenchAllocArgs) -> ExitCode {
     files::print(measure(args).and_then(|figures| {

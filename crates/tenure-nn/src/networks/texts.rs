@@ -1,10 +1,10 @@
 //! Texts, as tokens.
 
-use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig};
-use tenure_nn::{module, sentence};
 use tenure_tensor::{Result, Tensor};
 
 use super::{Architectures, Network, one_to_one, parse};
+use crate::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig};
+use crate::{module, sentence};
 
 pub(super) fn register(architectures: &mut Architectures) {
     for (name, has_vectors) in [("bert", false), ("sentences", true)] {

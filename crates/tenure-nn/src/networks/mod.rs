@@ -24,9 +24,12 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tenure_nn::layers::Layer;
-use tenure_nn::{Module, Scope, module};
+use tenure_tensor::random::Generator;
 use tenure_tensor::{Result, Tensor};
+
+use crate::layers::Layer;
+use crate::panics::caught;
+use crate::{Module, Scope, module};
 
 /// A module that can be asked. It computes the same for the same inputs, and each row of a batch by itself.
 pub trait Network: Module {
@@ -43,8 +46,33 @@ pub trait Network: Module {
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 }
 
-/// Why a network is not built.
+/// Why an architecture does not take its options.
 pub type BuildError = Box<dyn Error + Send + Sync>;
+
+/// Why a network is not built. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// Nothing builds such networks.
+    #[error("there is no architecture {name:?}: there are {}", known.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The architecture does not take the options.
+    #[error("{architecture} cannot be built of these options: {}", reason.to_string().replace('\n', " "))]
+    Options {
+        /// The architecture.
+        architecture: String,
+        /// What is wrong with them.
+        reason: BuildError,
+    },
+    /// The architecture's code gave up.
+    #[error("the network panicked: {0}")]
+    Panic(String),
+}
 
 /// Builds a network of options.
 pub type Build = dyn Fn(&Scope, Map<String, Value>) -> Result<Box<dyn Network>, BuildError> + Send + Sync;
@@ -81,9 +109,21 @@ impl Architectures {
         self.builds.insert(name.into(), Arc::new(build));
     }
 
-    /// What builds an architecture.
-    pub fn find(&self, name: &str) -> Option<&Build> {
-        self.builds.get(name).map(|build| &**build)
+    /// A network for inference that has no values yet: shapes alone, and no gradients.
+    ///
+    /// # Errors
+    /// [`NetworkError`]; no memory.
+    pub fn build(&self, architecture: &str, options: Map<String, Value>) -> crate::Result<Box<dyn Network>> {
+        let unknown =
+            || NetworkError::Unknown { name: architecture.into(), known: self.builds.keys().cloned().collect() };
+        let build = self.builds.get(architecture).ok_or_else(unknown)?;
+        let scope = Scope::new(&Generator::new(0)).shapes();
+        let built = caught(|| build(&scope, options)).map_err(|panic| NetworkError::Panic(panic.replace('\n', " ")))?;
+        let mut network =
+            built.map_err(|reason| NetworkError::Options { architecture: architecture.into(), reason })?;
+        network.eval();
+        network.set_requires_grad(false)?;
+        Ok(network)
     }
 
     /// All names.

@@ -1,0 +1,401 @@
+//! The times of one model.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use indicatif::ProgressBar;
+use serde::Serialize;
+use tenure::nn::Source as _;
+use tenure::nn::checkpoint::Weights;
+use tenure::nn::networks::Network;
+use tenure::nn::switched::{Grouping, StoredTensors, SwitchedModel, Switcher, SwitcherOptions};
+use tenure::tensor::autograd::no_grad;
+use tenure::tensor::cuda::CapturedCall;
+use tenure::tensor::{Device, Tensor};
+use tenure_device::graph::GraphPool;
+use tenure_device::memory::{self, DeviceMemory};
+use tenure_device::{Event, EventKind};
+
+use super::workload::Workload;
+use crate::output;
+
+/// What is measured of a model: files, ready, searched, no pool, three other groupings, two without a switcher.
+pub(super) const STAGES: u64 = 9;
+
+/// Calls of a model until it is learned and captured.
+const LEARNING: usize = 4;
+
+/// Bytes of a chunk of the device.
+const CHUNK_BYTES: u64 = 16 << 20;
+
+/// What was measured of a model. Times are medians.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) model: String,
+    pub(super) device: String,
+    pub(super) bytes: u64,
+    ready_ms: f64,
+    cold_ms: f64,
+    resident_ms: f64,
+    pub(super) copy_ms: f64,
+    pub(super) compute_ms: f64,
+    pub(super) groups: usize,
+    peak_bytes: u64,
+    pub(super) equal: bool,
+    /// No cold start ends before: the longer of copying and computing, and the copy of the first group.
+    floor_ms: f64,
+    first_group_bytes: u64,
+    /// The copy of all weights as one.
+    whole_copy_ms: f64,
+    ready_plainly_ms: f64,
+    whole_ms: f64,
+    per_layer_ms: f64,
+    per_block_ms: f64,
+    no_pool_ms: Option<f64>,
+    no_pinning_ms: Option<f64>,
+    one_process_ms: Option<f64>,
+}
+
+impl Row {
+    /// The times from a request to its answer.
+    pub(super) fn times(&self) -> Vec<(&'static str, f64)> {
+        let always = [
+            ("ready", self.ready_ms),
+            ("resident", self.resident_ms),
+            ("cold", self.cold_ms),
+            ("whole", self.whole_ms),
+            ("per layer", self.per_layer_ms),
+            ("per block", self.per_block_ms),
+        ];
+        let maybe =
+            [("no pool", self.no_pool_ms), ("no pinning", self.no_pinning_ms), ("one process", self.one_process_ms)];
+        always.into_iter().chain(maybe.into_iter().filter_map(|(name, ms)| Some((name, ms?)))).collect()
+    }
+}
+
+/// What all measurements of a model have in common.
+struct Bench<'a> {
+    workload: Workload,
+    device: Device,
+    memory: Option<&'static DeviceMemory>,
+    repeats: u32,
+    inputs: Vec<Tensor>,
+    paths: Vec<PathBuf>,
+    /// The answers of each model.
+    expected: Vec<Vec<Vec<u8>>>,
+    equal: bool,
+    bar: &'a ProgressBar,
+}
+
+/// Measures a model; nothing if that was interrupted.
+pub(super) fn measure(
+    workload: Workload,
+    device: Device,
+    repeats: u32,
+    folder: &Path,
+    bar: &ProgressBar,
+) -> anyhow::Result<Option<Row>> {
+    bar.set_message(format!("{}: weights", workload.name()));
+    let paths: Vec<PathBuf> =
+        (0..workload.models()).map(|seed| folder.join(format!("{}-{seed}.safetensors", workload.name()))).collect();
+    for (path, seed) in paths.iter().zip(0..) {
+        workload.write_weights(path, seed)?;
+    }
+    bar.inc(1);
+    let memory = (!device.is_cpu()).then(|| memory::device(device.index())).transpose()?;
+    let inputs = workload.inputs(device)?;
+    let mut bench = Bench { workload, device, memory, repeats, inputs, paths, expected: Vec::new(), equal: true, bar };
+    let row = bench.row();
+    for path in &bench.paths {
+        // The folder goes in any case.
+        let _ = std::fs::remove_file(path);
+    }
+    if output::is_interrupted() { Ok(None) } else { row.map(Some) }
+}
+
+impl Bench<'_> {
+    fn row(&mut self) -> anyhow::Result<Row> {
+        let Ready { ready_ms, compute_ms, plainly_ms, no_pinning_ms, one_process_ms } = self.ready()?;
+        let searched = self.switched(Grouping::Searched)?;
+        let [whole, per_layer, per_block] =
+            [Grouping::Whole, Grouping::PerLayer, Grouping::PerBlock].map(|grouping| self.switched(grouping));
+        let (whole, per_layer, per_block) = (whole?, per_layer?, per_block?);
+        let first_ms = whole.copy_ms * searched.first_group_bytes as f64 / searched.bytes as f64;
+        Ok(Row {
+            model: self.workload.name(),
+            device: self.device.to_string(),
+            bytes: searched.bytes,
+            ready_ms,
+            cold_ms: searched.cold_ms,
+            resident_ms: searched.resident_ms,
+            copy_ms: searched.copy_ms,
+            compute_ms,
+            groups: searched.groups,
+            peak_bytes: searched.peak_bytes,
+            equal: self.equal,
+            floor_ms: whole.copy_ms.max(compute_ms) + first_ms,
+            first_group_bytes: searched.first_group_bytes,
+            whole_copy_ms: whole.copy_ms,
+            ready_plainly_ms: plainly_ms,
+            whole_ms: whole.cold_ms,
+            per_layer_ms: per_layer.cold_ms,
+            per_block_ms: per_block.cold_ms,
+            no_pool_ms: searched.no_pool_ms,
+            no_pinning_ms,
+            one_process_ms,
+        })
+    }
+
+    /// Waits until the device has done all.
+    fn finish(&self) -> anyhow::Result<()> {
+        Ok(self.memory.map_or(Ok(()), |memory| memory.driver().synchronize())?)
+    }
+
+    /// The median time of a call until its answer is there, in ms. `before` is not timed.
+    fn timed(
+        &self,
+        mut before: impl FnMut(usize) -> anyhow::Result<()>,
+        mut call: impl FnMut(usize) -> anyhow::Result<Vec<Tensor>>,
+    ) -> anyhow::Result<f64> {
+        let mut times = Vec::new();
+        for turn in 0..self.repeats as usize {
+            anyhow::ensure!(!output::is_interrupted(), "interrupted");
+            before(turn)?;
+            self.finish()?;
+            let begun = Instant::now();
+            let answers = call(turn)?;
+            self.finish()?;
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
+            drop(answers);
+        }
+        Ok(median(times))
+    }
+
+    /// A model that has the device's memory for itself.
+    fn ready(&mut self) -> anyhow::Result<Ready> {
+        self.bar.set_message(format!("{}: ready", self.workload.name()));
+        for path in self.paths.clone().iter().rev() {
+            let plain = Plain::open(self.workload, path, self.device)?;
+            let answers = plain.forward(&self.inputs)?;
+            self.expected.insert(0, bytes(&answers)?);
+        }
+        let mut plain = Plain::open(self.workload, &self.paths[0], self.device)?;
+        plain.forward(&self.inputs)?;
+        let plainly_ms = self.timed(|_| Ok(()), |_| plain.forward(&self.inputs))?;
+        let Some(memory) = self.memory else {
+            self.bar.inc(3);
+            let (ready_ms, compute_ms) = (plainly_ms, plainly_ms);
+            return Ok(Ready { ready_ms, compute_ms, plainly_ms, no_pinning_ms: None, one_process_ms: None });
+        };
+        let mut captured =
+            CapturedCall::new(&GraphPool::new(memory)?, &self.inputs, |inputs| plain.network.forward(inputs))?;
+        captured.call(&self.inputs)?;
+        let ready_ms = self.timed(|_| Ok(()), |_| Ok(captured.call(&self.inputs)?))?;
+        let mut computed = Vec::new();
+        for _ in 0..self.repeats {
+            let [mut begun, mut ended] = [(); 2].map(|()| Event::new(memory.driver().clone(), EventKind::Timing));
+            let stream = memory.streams().current();
+            begun.record(&stream)?;
+            captured.call(&self.inputs)?;
+            ended.record(&stream)?;
+            ended.synchronize()?;
+            computed.push(begun.elapsed_us(&ended)? / 1e3);
+        }
+        drop(captured);
+        self.bar.inc(1);
+        self.bar.set_message(format!("{}: without a switcher", self.workload.name()));
+        plain.leave()?;
+        let again = std::cell::RefCell::new(plain);
+        let come = |_| {
+            let mut plain = again.borrow_mut();
+            plain.come(self.device)?;
+            plain.forward(&self.inputs)
+        };
+        let no_pinning_ms = self.timed(|_| again.borrow_mut().leave(), come)?;
+        self.bar.inc(1);
+        let leave = |_| {
+            again.borrow_mut().leave()?;
+            self.finish()?;
+            Ok(memory.allocator().release_cached()?)
+        };
+        let one_process_ms = self.timed(leave, come)?;
+        drop(again);
+        self.finish()?;
+        memory.allocator().release_cached()?;
+        self.bar.inc(1);
+        Ok(Ready {
+            ready_ms,
+            compute_ms: median(computed),
+            plainly_ms,
+            no_pinning_ms: Some(no_pinning_ms),
+            one_process_ms: Some(one_process_ms),
+        })
+    }
+
+    /// Models of which one fewer has room than there are.
+    fn switched(&mut self, grouping: Grouping) -> anyhow::Result<Switched> {
+        self.bar.set_message(format!("{}: {grouping:?}", self.workload.name()));
+        let count = self.paths.len();
+        let options = self.options(grouping)?;
+        let switcher = Switcher::new(self.device, options)?;
+        let mut models: Vec<SwitchedModel> = Vec::new();
+        for path in &self.paths {
+            models.push(switcher.add(&path.to_string_lossy(), self.workload.network()?, &[path])?);
+        }
+        for (model, expected) in models.iter().zip(&self.expected) {
+            for _ in 0..LEARNING {
+                self.equal &= bytes(&model.forward(&self.inputs)?)? == *expected;
+                if self.memory.is_none() {
+                    // The next image is in the order that was learned.
+                    model.evict()?;
+                }
+            }
+        }
+        let mut copies = Vec::new();
+        let mut is_equal = true;
+        let cold_ms = {
+            let turn = |turn: usize| {
+                let model = &models[turn % count];
+                anyhow::ensure!(!model.is_resident()?, "{} is there already", model.name());
+                Ok(model.forward(&self.inputs)?)
+            };
+            // What is checked is the answer before, so that nothing is read back in time that counts.
+            let mut last: Option<(usize, Vec<Tensor>)> = None;
+            let mut times = Vec::new();
+            for number in 0..self.repeats as usize {
+                anyhow::ensure!(!output::is_interrupted(), "interrupted");
+                self.finish()?;
+                let begun = Instant::now();
+                let answers = turn(number)?;
+                self.finish()?;
+                times.push(begun.elapsed().as_secs_f64() * 1e3);
+                copies.extend(models[number % count].copy_time()?.map(|time| time.as_secs_f64() * 1e3));
+                if let Some((number, answers)) = last.replace((number, answers)) {
+                    is_equal &= bytes(&answers)? == self.expected[number % count];
+                }
+            }
+            if let Some((number, answers)) = last {
+                is_equal &= bytes(&answers)? == self.expected[number % count];
+            }
+            median(times)
+        };
+        self.equal &= is_equal;
+        let group_bytes = models[0].group_bytes()?;
+        let (mut resident_ms, mut no_pool_ms) = (cold_ms, None);
+        if grouping == Grouping::Searched {
+            // As many as have room, in turn.
+            models.iter().take(count - 1).try_for_each(SwitchedModel::load)?;
+            resident_ms = self.timed(|_| Ok(()), |turn| Ok(models[turn % (count - 1)].forward(&self.inputs)?))?;
+            if self.memory.is_some() {
+                let empty = |turn: usize| {
+                    models.iter().try_for_each(SwitchedModel::evict)?;
+                    switcher.trim()?;
+                    let others = (1..count - 1).map(|other| &models[(turn + other) % count]);
+                    Ok(others.into_iter().try_for_each(SwitchedModel::load)?)
+                };
+                no_pool_ms = Some(self.timed(empty, |turn| Ok(models[turn % count].forward(&self.inputs)?))?);
+            }
+            self.bar.inc(1);
+        }
+        let peak_bytes = switcher.report().peak_bytes;
+        models.iter().try_for_each(SwitchedModel::remove)?;
+        switcher.trim()?;
+        self.bar.inc(1);
+        Ok(Switched {
+            cold_ms,
+            resident_ms,
+            no_pool_ms,
+            copy_ms: median(copies),
+            groups: group_bytes.len(),
+            first_group_bytes: group_bytes.first().copied().unwrap_or(0),
+            bytes: group_bytes.iter().sum(),
+            peak_bytes,
+        })
+    }
+
+    /// Room for one model less than there are.
+    fn options(&self, grouping: Grouping) -> anyhow::Result<SwitcherOptions> {
+        let image_bytes = StoredTensors::find(&self.paths[..1], &self.workload.network()?.state())?.bytes();
+        let room = if self.device.is_cpu() { image_bytes } else { image_bytes.next_multiple_of(CHUNK_BYTES) };
+        let count = self.paths.len() as u64;
+        let options = SwitcherOptions::new((count - 1) * room, (count + 1) * image_bytes);
+        Ok(SwitcherOptions { chunk_bytes: CHUNK_BYTES, grouping, ..options })
+    }
+}
+
+struct Ready {
+    ready_ms: f64,
+    compute_ms: f64,
+    plainly_ms: f64,
+    no_pinning_ms: Option<f64>,
+    one_process_ms: Option<f64>,
+}
+
+struct Switched {
+    cold_ms: f64,
+    resident_ms: f64,
+    no_pool_ms: Option<f64>,
+    copy_ms: f64,
+    groups: usize,
+    first_group_bytes: u64,
+    bytes: u64,
+    peak_bytes: u64,
+}
+
+/// A network with values of its own.
+struct Plain {
+    network: Box<dyn Network>,
+    /// On the host: each with the one that stands in the network now.
+    values: Vec<(Tensor, Tensor)>,
+}
+
+impl Plain {
+    fn open(workload: Workload, path: &Path, device: Device) -> anyhow::Result<Self> {
+        let (mut network, weights) = (workload.network()?, Weights::open(path)?);
+        let mut values = HashMap::new();
+        for (name, shape) in network.state() {
+            if weights.sizes(name).is_some() {
+                values.insert(shape.id(), weights.tensor(name)?);
+            }
+        }
+        network.change(&|shape| Ok(values.get(&shape.id()).unwrap_or(shape).clone()))?;
+        let values = values.into_values().map(|value| (value.clone(), value)).collect();
+        let mut plain = Self { network, values };
+        plain.come(device)?;
+        Ok(plain)
+    }
+
+    /// Brings each tensor to the device.
+    fn come(&mut self, device: Device) -> anyhow::Result<()> {
+        self.put(|host| host.to_device(device))
+    }
+
+    /// Puts the host's tensors in the places of those on the device.
+    fn leave(&mut self) -> anyhow::Result<()> {
+        self.put(|host| Ok(host.clone()))
+    }
+
+    fn put(&mut self, of: impl Fn(&Tensor) -> tenure::tensor::Result<Tensor>) -> anyhow::Result<()> {
+        let mut by_id = HashMap::new();
+        for (host, there) in &mut self.values {
+            let next = of(host)?;
+            by_id.insert(there.id(), next.clone());
+            *there = next;
+        }
+        Ok(self.network.change(&|tensor| Ok(by_id.get(&tensor.id()).unwrap_or(tensor).clone()))?)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> anyhow::Result<Vec<Tensor>> {
+        Ok(no_grad(|| self.network.forward(inputs))?)
+    }
+}
+
+fn bytes(answers: &[Tensor]) -> anyhow::Result<Vec<Vec<u8>>> {
+    Ok(answers.iter().map(Tensor::to_bytes).collect::<tenure::tensor::Result<_>>()?)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,144 @@
+//! How soon a model answers that is not on the device.
+
+mod measure;
+mod workload;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use tenure::report::{ModelTimes, SwitchReport};
+use tenure::tensor::Device;
+use tenure::units::Bytes;
+use tenure_device::memory;
+
+use crate::args::DriverKind;
+use crate::table::table;
+use crate::{files, output, platform, progress};
+use measure::Row;
+use workload::Workload;
+
+/// Measure how soon a model answers whose weights are not on the device
+#[derive(clap::Args)]
+#[command(after_help = "\
+Each model is made several times, of weights that are drawn, and one fewer of them has room than there are: so the one that is
+called next is not there, unless it is said to be. On a GPU its weights come from pinned memory of the host, on the CPU from a
+file. Times are in ms, from a request to its answer, and the median of --repeats:
+
+  ready        the weights are there, and nothing else was asked meanwhile
+  resident     they are there, and another model was asked before
+  cold         they are not there
+  whole, per layer, per block
+               the same in one group, in one for each layer or each block, where `cold` searches for the best groups
+  no pool      the device's memory is taken from the driver anew
+  no pinning   tensors come one by one from memory that is not pinned, and are computed with afterwards
+  one process  the same, and memory was given back to the driver before
+
+--json prints a line for each model: {\"model\",\"device\",\"bytes\",\"ready_ms\",\"cold_ms\",\"resident_ms\",\"copy_ms\",\"compute_ms\",\
+\"groups\",\"peak_bytes\",\"equal\"} and the other times. copy_ms is that of all weights, compute_ms what the device computes. \
+peak_bytes is the most that weights took of the device. equal says whether every answer was the model's own, bit for bit.
+
+Examples:
+  tenure bench switch --model resnet18
+  tenure bench switch --device cuda --report switch.html --figure switch.svg
+  tenure bench switch --device cuda --model llama_8b --repeats 5 --json")]
+pub(crate) struct BenchSwitchArgs {
+    /// A model; may be repeated [default: resnet152, inception_v3, bert_base]
+    #[arg(long, value_enum, value_name = "NAME")]
+    model: Vec<Workload>,
+    /// Where to compute: cpu, cuda, or cuda:N
+    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
+    device: Device,
+    /// Whose devices: simulated ones are for tests
+    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true)]
+    driver: DriverKind,
+    /// How often each time is measured
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    repeats: u32,
+    /// The folder for files of weights while it runs [default: the system's for temporary files]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Write the times as a figure
+    #[arg(long, value_name = "FILE.svg")]
+    figure: Option<PathBuf>,
+    /// Write a page with the figure
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Print one JSON object for each model, each on a line
+    #[arg(long)]
+    json: bool,
+}
+
+const DEFAULT: [Workload; 3] = [Workload::Resnet152, Workload::InceptionV3, Workload::BertBase];
+
+pub(crate) fn run(args: &BenchSwitchArgs) -> ExitCode {
+    output::note_interrupts("ending when this answer is there");
+    let printed = files::print(measure(args));
+    if output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+}
+
+fn measure(args: &BenchSwitchArgs) -> anyhow::Result<String> {
+    for path in args.figure.iter().chain(&args.report) {
+        tenure::nn::checkpoint::check_writable(path)?;
+    }
+    if !args.device.is_cpu() {
+        if matches!(args.driver, DriverKind::Sim) {
+            platform::simulate(&[args.device.index()])?;
+        }
+        memory::device(args.device.index()).with_context(|| format!("--device {}", args.device))?;
+    }
+    let models = if args.model.is_empty() { &DEFAULT[..] } else { &args.model };
+    let folder = match &args.folder {
+        Some(folder) => tempfile::tempdir_in(folder).map_err(|error| files::about(folder, error))?,
+        None => tempfile::tempdir().context("there is no folder for weights: name one with --folder")?,
+    };
+    let bar = progress::cases(models.len() as u64 * measure::STAGES);
+    let mut rows = Vec::new();
+    for &model in models {
+        match measure::measure(model, args.device, args.repeats, folder.path(), &bar)? {
+            Some(row) => rows.push(row),
+            None => break,
+        }
+    }
+    bar.finish_and_clear();
+    draw(args, &rows)?;
+    if args.json {
+        return rows.iter().map(|row| Ok(serde_json::to_string(row)? + "\n")).collect();
+    }
+    Ok(describe(&rows))
+}
+
+fn draw(args: &BenchSwitchArgs, rows: &[Row]) -> anyhow::Result<()> {
+    let models: Vec<ModelTimes> = rows
+        .iter()
+        .map(|row| ModelTimes { model: format!("{}, {}", row.model, Bytes(row.bytes)), times: row.times() })
+        .collect();
+    let facts = [("device", args.device.to_string()), ("repeats", args.repeats.to_string())];
+    let report = SwitchReport::new("Answers of models that come when they are asked", &facts, &models);
+    for (path, text) in [(&args.figure, report.svg()), (&args.report, report.html())] {
+        if let Some(path) = path {
+            output::write(path, |out| out.write_all(text.as_bytes()))?;
+        }
+    }
+    Ok(())
+}
+
+fn describe(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let times = row.times();
+        let cells: Vec<_> = times.iter().map(|(name, ms)| [(*name).to_owned(), format!("{ms:.2}")]).collect();
+        text += &format!(
+            "{} on {}: {} in {} groups, copied in {:.2} ms, computed in {:.2} ms; answers {}\n\n{}\n",
+            row.model,
+            row.device,
+            Bytes(row.bytes),
+            row.groups,
+            row.copy_ms,
+            row.compute_ms,
+            if row.equal { "equal" } else { "DIFFER" },
+            table(&["weights", "ms"], &cells)
+        );
+    }
+    text
+}

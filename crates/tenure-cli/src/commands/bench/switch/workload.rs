@@ -1,0 +1,128 @@
+//! Models that are switched, and weights for them.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use clap::ValueEnum;
+use serde_json::{Map, Value, json};
+use tenure::nn::checkpoint;
+use tenure::nn::networks::{Architectures, Network};
+use tenure::tensor::random::Generator;
+use tenure::tensor::{DType, Device, Tensor};
+
+/// A model, and what it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Workload {
+    /// 8 images of 224 x 224
+    #[value(name = "resnet152")]
+    Resnet152,
+    /// 8 images of 299 x 299
+    #[value(name = "inception_v3")]
+    InceptionV3,
+    /// 8 texts of 128 tokens
+    #[value(name = "bert_base")]
+    BertBase,
+    /// A text of 512 tokens, in bfloat16; 16 GB for each of two models, in files and in memory
+    #[value(name = "llama_8b")]
+    Llama8b,
+    /// An image of 224 x 224
+    #[value(name = "resnet18")]
+    Resnet18,
+    /// A text of 128 tokens
+    #[value(name = "gpt2")]
+    Gpt2,
+    /// A network of 150 kB
+    Tiny,
+}
+
+impl Workload {
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
+    /// The network without values.
+    pub(super) fn network(self) -> anyhow::Result<Box<dyn Network>> {
+        let (architecture, options) = match self {
+            Self::Resnet152 => ("resnet152", json!({})),
+            Self::InceptionV3 => ("inception_v3", json!({})),
+            Self::BertBase => (
+                "bert",
+                json!({
+                    "model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12,
+                    "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512,
+                }),
+            ),
+            Self::Llama8b => (
+                "llama",
+                json!({
+                    "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "num_hidden_layers": 32,
+                    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14_336, "rope_theta": 500_000.0,
+                }),
+            ),
+            Self::Resnet18 => ("resnet18", json!({})),
+            Self::Gpt2 => ("gpt2", json!({"model_type": "gpt2"})),
+            Self::Tiny => ("resnet18", json!({"width": 4, "classes": 10})),
+        };
+        let Value::Object(options): Value = options else { unreachable!("options are an object") };
+        Ok(Architectures::default().build(architecture, Map::from_iter(options))?)
+    }
+
+    /// How many models there are: one more than has room.
+    pub(super) fn models(self) -> usize {
+        if self == Self::Llama8b { 2 } else { 3 }
+    }
+
+    /// What a model is asked.
+    pub(super) fn inputs(self, device: Device) -> tenure::tensor::Result<Vec<Tensor>> {
+        let generator = Generator::new(17);
+        let images = |count, size| Tensor::randn(&[count, 3, size, size], DType::F32, Device::CPU, &generator);
+        let tokens =
+            |count, length, below| Tensor::randint(0, below, &[count, length], DType::I64, Device::CPU, &generator);
+        let inputs = match self {
+            Self::Resnet152 => vec![images(8, 224)?],
+            Self::InceptionV3 => vec![images(8, 299)?],
+            Self::BertBase => vec![tokens(8, 128, 30_522)?, Tensor::ones(&[8, 128], DType::I64, Device::CPU)?],
+            Self::Llama8b => vec![tokens(1, 512, 128_256)?],
+            Self::Resnet18 => vec![images(1, 224)?],
+            Self::Gpt2 => vec![tokens(1, 128, 50_257)?],
+            Self::Tiny => vec![images(1, 32)?],
+        };
+        inputs.iter().map(|input| input.to_device(device)).collect()
+    }
+
+    /// Writes weights that are drawn.
+    pub(super) fn write_weights(self, path: &Path, seed: u64) -> anyhow::Result<()> {
+        let (network, generator) = (self.network()?, Generator::new(seed));
+        let mut known = HashSet::new();
+        let mut tensors = Vec::new();
+        for (name, shape) in network.state() {
+            if known.insert(shape.id()) {
+                tensors.push((name.to_owned(), self.drawn(name, shape, &generator)?));
+            }
+        }
+        let state = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
+        Ok(checkpoint::save(path, state, ("weights", "drawn by tenure bench switch"))?)
+    }
+
+    /// Values with which numbers stay of one size from layer to layer.
+    fn drawn(self, name: &str, shape: &Tensor, generator: &Generator) -> tenure::tensor::Result<Tensor> {
+        let sizes = shape.sizes();
+        if !shape.dtype().is_floating() {
+            return Tensor::zeros(sizes, shape.dtype(), Device::CPU);
+        }
+        let dtype = if self == Self::Llama8b { DType::BF16 } else { shape.dtype() };
+        let tensor = Tensor::empty(sizes, dtype, Device::CPU)?;
+        let (low, high) = match sizes {
+            [_, rest @ ..] if !rest.is_empty() => {
+                let fan_in: usize = rest.iter().product();
+                let bound = (3.0 / fan_in as f64).sqrt();
+                (-bound, bound)
+            }
+            // Factors, and the variances that activations have.
+            _ if name.ends_with("weight") || name.ends_with("running_var") => (0.9, 1.1),
+            _ => (-0.1, 0.1),
+        };
+        tensor.uniform_(low, high, generator)?;
+        Ok(tensor)
+    }
+}

@@ -1,0 +1,77 @@
+//! A network whose parameters lie in the groups of an image.
+
+use std::collections::HashMap;
+
+use tenure_core::{Layout, Storage};
+use tenure_tensor::{DType, Tensor, TensorError};
+
+use crate::networks::Network;
+use crate::{Result, StateError};
+
+/// Where a tensor of a network lies in an image, row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed<'a> {
+    /// One of the network's names.
+    pub name: &'a str,
+    /// What its elements are.
+    pub dtype: DType,
+    /// The group that it is in.
+    pub group: usize,
+    /// Bytes from the group's first.
+    pub begin: u64,
+}
+
+/// What stands in the places of a network's tensors without values.
+#[derive(Default)]
+pub struct Bound {
+    /// The tensors without values, and those in their places.
+    tensors: Vec<(Tensor, Tensor)>,
+}
+
+impl Bound {
+    /// Puts views of groups in the places of tensors that have no values.
+    ///
+    /// # Errors
+    /// The network has no tensor of a name; a tensor does not lie within its group. The network is as it was then.
+    pub fn bind<'a>(
+        network: &mut dyn Network,
+        placed: impl IntoIterator<Item = Placed<'a>>,
+        storage: impl Fn(usize) -> Storage,
+    ) -> Result<Self> {
+        let shapes: HashMap<&str, &Tensor> = network.state().into_iter().collect();
+        let (mut storages, mut tensors) = (HashMap::new(), Vec::new());
+        for Placed { name, dtype, group, begin } in placed {
+            let unexpected = || StateError::Names { of: "model", missing: Vec::new(), unexpected: vec![name.into()] };
+            let shape = *shapes.get(name).ok_or_else(unexpected)?;
+            let of_layout = |error| TensorError::from(tenure_core::Error::from(error));
+            let layout = Layout::contiguous(shape.sizes()).map_err(of_layout)?;
+            let layout = Layout::strided(layout.sizes(), layout.strides(), begin as usize / dtype.size());
+            let storage = storages.entry(group).or_insert_with(|| storage(group)).clone();
+            tensors.push((shape.clone(), Tensor::from_storage(storage, layout.map_err(of_layout)?, dtype)?));
+        }
+        replace(network, tensors.iter().map(|(shape, view)| (shape, view)))?;
+        Ok(Self { tensors })
+    }
+
+    /// Puts the tensors without values back.
+    ///
+    /// # Errors
+    /// None that a network of parameters and buffers has; then it keeps the groups.
+    pub fn unbind(self, network: &mut dyn Network) -> Result<()> {
+        replace(network, self.tensors.iter().map(|(shape, view)| (view, shape)))
+    }
+}
+
+/// Answers in memory of their own: one that is a view of a weight is copied, as the weight may leave.
+pub(super) fn own(bound: &Bound, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
+    let is_weight =
+        |answer: &Tensor| bound.tensors.iter().any(|(_, view)| view.storage().is_alias_of(answer.storage()));
+    let owned = answers.into_iter().map(|answer| if is_weight(&answer) { answer.copy() } else { Ok(answer) });
+    Ok(owned.collect::<tenure_tensor::Result<_>>()?)
+}
+
+/// Puts tensors in the places of others.
+fn replace<'a>(network: &mut dyn Network, pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>) -> Result<()> {
+    let by_id: HashMap<usize, &Tensor> = pairs.map(|(from, to)| (from.id(), to)).collect();
+    network.change(&|tensor| Ok(by_id.get(&tensor.id()).map_or(tensor, |to| to).clone()))
+}

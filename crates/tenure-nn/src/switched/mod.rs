@@ -1,0 +1,59 @@
+//! More models than a device has room for, each computed with while its weights come.
+//!
+//! A [`Switcher`] keeps [networks](crate::networks::Network) for one device. A model's weights are read from its files once, into
+//! memory of the host, and copied to the device from there when it is called: group by group, in the order in which its layers
+//! are used, while what is there is computed with. Models that were called longest ago make room, which copies nothing. On the
+//! CPU the same holds for memory above a disk: the host's memory is what is computed with, and models come from their files.
+//!
+//! ```
+//! use tenure_nn::networks::Architectures;
+//! use tenure_nn::switched::{Switcher, SwitcherOptions};
+//! use tenure_tensor::{DType, Device, Tensor};
+//! # use tenure_nn::{Scope, checkpoint};
+//! # use tenure_tensor::random::Generator;
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("model.safetensors");
+//! let options: serde_json::Map<_, _> = serde_json::from_str(r#"{"width": 4, "classes": 10}"#)?;
+//! # let config = tenure_nn::models::ResNetConfig { width: 4, classes: 10, ..tenure_nn::models::ResNetConfig::RESNET18 };
+//! # let made = tenure_nn::models::ResNet::new(&Scope::new(&Generator::new(1)), config)?;
+//! # let state = tenure_nn::Module::state(&made).into_iter().map(|(name, tensor)| (name.to_owned(), tensor));
+//! # checkpoint::save(&path, state, ("made", "here"))?;
+//! let switcher = Switcher::new(Device::CPU, SwitcherOptions::new(1 << 20, 0))?;
+//! let network = Architectures::default().build("resnet18", options)?;
+//! let model = switcher.add("resnet", network, &[&path])?; // nothing is read yet
+//! let answers = model.forward(&[Tensor::zeros(&[1, 3, 32, 32], DType::F32, Device::CPU)?])?;
+//! assert_eq!(answers[0].sizes(), [1, 10]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod bound;
+mod model;
+mod on_cpu;
+mod on_cuda;
+mod switcher;
+mod weights;
+
+pub use bound::{Bound, Placed};
+pub use model::SwitchedModel;
+pub use switcher::{Switcher, SwitcherOptions, SwitcherReport};
+pub use tenure_switch::groups::Grouping;
+pub use weights::{Order, StoredTensor, StoredTensors};
+
+/// Why a model is not switched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SwitchedError {
+    /// Another model has the name.
+    #[error("there is a model {name:?} already: remove it first, or choose another name")]
+    Known {
+        /// The name.
+        name: String,
+    },
+    /// The model was removed.
+    #[error("there is no model {name:?} any more: add it again")]
+    Removed {
+        /// Its name.
+        name: String,
+    },
+}

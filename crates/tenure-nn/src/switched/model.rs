@@ -1,0 +1,266 @@
+//! A model of a switcher.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_switch::{Manifest, SwitchError};
+use tenure_tensor::Tensor;
+
+use super::on_cpu::OnCpu;
+use super::on_cuda::OnCuda;
+use super::switcher::Shared;
+use super::{Order, StoredTensors};
+use crate::Result;
+use crate::networks::Network;
+
+/// A model of a [`Switcher`](super::Switcher). A handle: the model stays when it is dropped, until it is [removed](Self::remove).
+#[derive(Clone)]
+pub struct SwitchedModel {
+    shared: Arc<Shared>,
+    name: Arc<str>,
+    number: u64,
+}
+
+impl SwitchedModel {
+    pub(super) fn new(shared: &Arc<Shared>, name: &str, number: u64) -> Self {
+        Self { shared: Arc::clone(shared), name: name.into(), number }
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it answers to its inputs, having brought what is missing. Inputs are brought to the device. On a CUDA device, the
+    /// answers are computed when the thread's current stream has passed what is on it then.
+    ///
+    /// # Errors
+    /// There is no room for it; its files cannot be read; what the network says of its inputs; it was removed. The next call is
+    /// right.
+    pub fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.shared.forward(&self.name, self.number, inputs)
+    }
+
+    /// Brings it, as a call would.
+    ///
+    /// # Errors
+    /// There is no room for it; its files cannot be read; it was removed.
+    pub fn load(&self) -> Result<()> {
+        self.shared.load(&self.name, self.number)
+    }
+
+    /// Has it leave the device. It comes back when it is called.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn evict(&self) -> Result<()> {
+        self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, u64::MAX))
+    }
+
+    /// Has its image leave the host's memory too, so that it comes from its files.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn forget(&self) -> Result<()> {
+        self.shared.with(&self.name, self.number, |known| {
+            known.evict(&self.shared, u64::MAX);
+            self.shared.images.forget(known.manifest());
+        })
+    }
+
+    /// Says whether it stays on the device once it is there.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn set_pinned(&self, is_pinned: bool) -> Result<()> {
+        self.shared.with(&self.name, self.number, |known| known.is_pinned = is_pinned)
+    }
+
+    /// Whether all of it is on the device, or on its way there.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn is_resident(&self) -> Result<bool> {
+        self.shared.with(&self.name, self.number, |known| known.missing_bytes() == 0)
+    }
+
+    /// Bytes of it that are on the device now; on a CUDA device in whole chunks.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        self.shared.with(&self.name, self.number, |known| known.resident_bytes())
+    }
+
+    /// Bytes of the groups in which it comes, in their order: each tensor by itself until their order is learned.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn group_bytes(&self) -> Result<Vec<u64>> {
+        self.shared.with(&self.name, self.number, |known| {
+            known.manifest().groups().iter().map(|group| group.end - group.start).collect()
+        })
+    }
+
+    /// How long it took to copy what was missing when it was brought last: to the device, or on the CPU from its files. It is
+    /// waited for. Nothing before it was brought.
+    ///
+    /// # Errors
+    /// Its files cannot be read; a driver call failed; it was removed.
+    pub fn copy_time(&self) -> Result<Option<Duration>> {
+        Ok(self.shared.with(&self.name, self.number, |known| known.copy_time())??)
+    }
+
+    /// For how many sizes of inputs its calls are captured.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn captures(&self) -> Result<usize> {
+        self.shared.with(&self.name, self.number, |known| known.captures())
+    }
+
+    /// Lets go of the model, its image and its memory. The name is free then.
+    ///
+    /// # Errors
+    /// It was removed before.
+    pub fn remove(&self) -> Result<()> {
+        self.shared.remove(&self.name, self.number)
+    }
+}
+
+/// What a switcher knows of a model.
+pub(super) struct Known {
+    number: u64,
+    /// When it was used last: higher is later.
+    pub(super) used_at: u64,
+    pub(super) is_pinned: bool,
+    parts: Parts,
+    weights: Weights,
+}
+
+/// What a model is made of.
+pub(super) struct Parts {
+    pub(super) name: String,
+    pub(super) network: Box<dyn Network>,
+    pub(super) stored: StoredTensors,
+    /// Of the manifest.
+    pub(super) order: Order,
+    pub(super) manifest: Arc<Manifest>,
+}
+
+/// Where a model's weights are when it is computed.
+enum Weights {
+    Cpu(OnCpu),
+    Cuda(OnCuda),
+}
+
+impl Known {
+    pub(super) fn new(
+        shared: &Shared,
+        number: u64,
+        name: &str,
+        network: Box<dyn Network>,
+        stored: StoredTensors,
+    ) -> Result<Self> {
+        let order = Order::unknown(stored.tensors().len());
+        let manifest = stored.manifest(name, &order)?;
+        let mut parts = Parts { name: name.into(), network, stored, order, manifest };
+        let weights = match &shared.cuda {
+            Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
+            None => Weights::Cpu(OnCpu::default()),
+        };
+        Ok(Self { number, used_at: number, is_pinned: false, parts, weights })
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn manifest(&self) -> &Arc<Manifest> {
+        &self.parts.manifest
+    }
+
+    pub(super) fn resident_bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Cpu(weights) => weights.resident_bytes(&self.parts),
+            Weights::Cuda(weights) => weights.model().resident_bytes(),
+        }
+    }
+
+    pub(super) fn missing_bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Cpu(weights) => self.parts.manifest.bytes() - weights.resident_bytes(&self.parts),
+            Weights::Cuda(weights) => weights.model().missing_bytes(),
+        }
+    }
+
+    pub(super) fn captures(&self) -> usize {
+        match &self.weights {
+            Weights::Cpu(_) => 0,
+            Weights::Cuda(weights) => weights.captures(),
+        }
+    }
+
+    /// Whether it has memory that others may have.
+    pub(super) fn can_leave(&self) -> bool {
+        !self.is_pinned && self.resident_bytes() > 0
+    }
+
+    /// Lets go of an image that could not be read, so that it is tried again.
+    pub(super) fn forget_failure(&mut self, shared: &Shared) {
+        if let Weights::Cpu(weights) = &mut self.weights
+            && weights.has_failed()
+        {
+            weights.evict(&mut self.parts, shared);
+        }
+    }
+
+    /// Brings what is missing, for which there is room.
+    pub(super) fn load(&mut self, shared: &Shared) -> Result<(), crate::Error> {
+        let image = shared.image(&self.parts.manifest)?;
+        match &mut self.weights {
+            Weights::Cpu(weights) => weights.bind(&mut self.parts, image),
+            Weights::Cuda(weights) => {
+                let Some(cuda) = &shared.cuda else { unreachable!("it is on a CUDA device") };
+                weights.load(cuda, &image).inspect_err(|error| {
+                    // It is read again when it is asked for again.
+                    if matches!(error, SwitchError::Read { .. }) {
+                        shared.images.forget(&self.parts.manifest);
+                    }
+                })?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
+        match &self.weights {
+            Weights::Cpu(weights) => weights.copy_time(),
+            Weights::Cuda(weights) => weights.copy_time(),
+        }
+    }
+
+    /// Lets others have so many bytes of its memory, or more.
+    pub(super) fn evict(&mut self, shared: &Shared, bytes: u64) {
+        match &mut self.weights {
+            Weights::Cpu(weights) => weights.evict(&mut self.parts, shared),
+            Weights::Cuda(weights) => weights.evict(shared, bytes),
+        }
+    }
+
+    /// Lets go of everything.
+    pub(super) fn leave(&mut self, shared: &Shared) {
+        self.evict(shared, u64::MAX);
+        shared.images.forget(&self.parts.manifest);
+    }
+
+    /// Answers inputs with weights that are there or on their way.
+    pub(super) fn compute(&mut self, shared: &Shared, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let inputs = inputs.iter().map(|input| input.to_device(shared.device));
+        let inputs = inputs.collect::<tenure_tensor::Result<Vec<_>>>()?;
+        match &mut self.weights {
+            Weights::Cpu(weights) => weights.compute(&mut self.parts, &inputs, shared.grouping),
+            Weights::Cuda(weights) => weights.compute(&mut self.parts, shared, &inputs),
+        }
+    }
+}

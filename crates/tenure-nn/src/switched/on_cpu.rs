@@ -1,0 +1,79 @@
+//! A model whose image is what is computed with.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tenure_switch::groups::Grouping;
+use tenure_switch::{Image, SwitchError};
+use tenure_tensor::{Tensor, autograd};
+
+use super::bound::{self, Bound};
+use super::model::Parts;
+use super::switcher::Shared;
+use super::weights::Order;
+use crate::Result;
+
+/// A model on the CPU.
+#[derive(Default)]
+pub(super) struct OnCpu {
+    image: Option<(Arc<Image>, Bound)>,
+    /// That of the next image: the one that there is stays as it is.
+    learned: Option<Order>,
+}
+
+impl OnCpu {
+    pub(super) fn resident_bytes(&self, parts: &Parts) -> u64 {
+        self.image.as_ref().map_or(0, |_| parts.manifest.bytes())
+    }
+
+    /// Whether its image could not be read.
+    pub(super) fn has_failed(&self) -> bool {
+        self.image.as_ref().is_some_and(|(image, _)| image.failure().is_some())
+    }
+
+    /// How long it took to read its image, which is waited for.
+    pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
+        let Some((image, _)) = &self.image else { return Ok(None) };
+        image.wait_for_all()?;
+        Ok(image.read_time())
+    }
+
+    /// Has an image computed with, which may be on its way.
+    pub(super) fn bind(&mut self, parts: &mut Parts, image: Arc<Image>) -> Result<()> {
+        let placed = parts.stored.placed(&parts.order, &parts.manifest);
+        let bound = Bound::bind(&mut *parts.network, placed, |group| image.storage(group))?;
+        self.image = Some((image, bound));
+        Ok(())
+    }
+
+    /// Frees its memory.
+    pub(super) fn evict(&mut self, parts: &mut Parts, shared: &Shared) {
+        let Some((image, bound)) = self.image.take() else { return };
+        // A network takes back what it had.
+        let _ = bound.unbind(&mut *parts.network);
+        drop(image);
+        shared.images.forget(&parts.manifest);
+        if let Some(order) = self.learned.take()
+            && let Ok(manifest) = parts.stored.manifest(&parts.name, &order)
+        {
+            (parts.order, parts.manifest) = (order, manifest);
+        }
+    }
+
+    pub(super) fn compute(&mut self, parts: &mut Parts, inputs: &[Tensor], grouping: Grouping) -> Result<Vec<Tensor>> {
+        let Some((image, bound)) = &self.image else { unreachable!("it was brought") };
+        let answers = autograd::no_grad(|| parts.network.forward(inputs));
+        let ended = Instant::now();
+        // What was computed of weights that did not come is nothing.
+        if let Some(error) = image.failure() {
+            return Err(error.into());
+        }
+        let answers = bound::own(bound, answers?)?;
+        if !parts.order.is_recorded() && self.learned.is_none() {
+            image.wait_for_all()?;
+            let read = image.read_time().unwrap_or_default();
+            self.learned = Some(Order::of_host_run(&parts.stored, &image.first_uses(), ended, read, grouping));
+        }
+        Ok(answers)
+    }
+}

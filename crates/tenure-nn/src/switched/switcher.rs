@@ -1,0 +1,264 @@
+//! All models of a device, and which of them are there.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_device::graph::GraphPool;
+use tenure_device::memory::{self, DeviceMemory};
+use tenure_device::{Event, EventKind};
+use tenure_switch::groups::Grouping;
+use tenure_switch::{Images, Manifest, Switch, SwitchError, SwitchOptions};
+use tenure_tensor::{Device, Tensor};
+
+use super::model::{Known, SwitchedModel};
+use super::{StoredTensors, SwitchedError};
+use crate::Result;
+use crate::networks::Network;
+
+/// What a [`Switcher`] may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitcherOptions {
+    /// Bytes for weights on the device, of all models together. What models compute has its place beside them.
+    pub device_bytes: u64,
+    /// Bytes of the host's memory for images, pinned, of all models together. On the CPU there are none beside the device's.
+    pub host_bytes: u64,
+    /// The device's memory comes and goes in pieces of so many bytes, a multiple of its granularity. Nothing on the CPU.
+    pub chunk_bytes: u64,
+    /// How layers are divided into groups that come together.
+    pub grouping: Grouping,
+}
+
+impl SwitcherOptions {
+    /// So many bytes, in chunks of 16 MiB, and in the groups that let the last layer end soonest.
+    pub fn new(device_bytes: u64, host_bytes: u64) -> Self {
+        let chunk_bytes = SwitchOptions::new(device_bytes).chunk_bytes;
+        Self { device_bytes, host_bytes, chunk_bytes, grouping: Grouping::default() }
+    }
+}
+
+/// Keeps many models for one device, which need not have room for all of them. A handle: clones are one.
+///
+/// A call of a model that is not there brings it, and has those leave that were called longest ago. Calls of all threads take
+/// turns. Answers are the model's own, bit for bit.
+///
+/// The first two calls of a model learn: one prepares kernels, the next measures in which order layers are used and how long each
+/// computes. Afterwards its groups come in that order, and on a CUDA device a call with inputs of sizes that were there before is
+/// captured, and launched as one from then on.
+#[derive(Clone)]
+pub struct Switcher {
+    shared: Arc<Shared>,
+}
+
+/// What a [`Switcher`] did so far, and what it has now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitcherReport {
+    /// How many models there are.
+    pub models: usize,
+    /// How many of them are on the device, whole.
+    pub resident_models: usize,
+    /// Bytes of weights that are on the device; on a CUDA device in whole chunks.
+    pub resident_bytes: u64,
+    /// The most that there were.
+    pub peak_bytes: u64,
+    /// Bytes of images in the host's memory.
+    pub image_bytes: u64,
+    /// Calls and loads that found their model there.
+    pub hits: u64,
+    /// Those that did not.
+    pub switches: u64,
+}
+
+pub(super) struct Shared {
+    pub(super) device: Device,
+    pub(super) grouping: Grouping,
+    pub(super) images: Images,
+    device_bytes: u64,
+    /// Nothing on the CPU, where images are what is computed with.
+    pub(super) cuda: Option<Cuda>,
+    turn: Mutex<Turn>,
+}
+
+/// A CUDA device.
+pub(super) struct Cuda {
+    pub(super) memory: &'static DeviceMemory,
+    pub(super) switch: Switch,
+    /// What captured calls compute in.
+    pub(super) pool: GraphPool,
+}
+
+#[derive(Default)]
+struct Turn {
+    models: BTreeMap<String, Known>,
+    /// Calls and loads, which number them.
+    uses: u64,
+    hits: u64,
+    switches: u64,
+    peak_bytes: u64,
+    /// When the device has done what it was asked last.
+    done: Option<Event>,
+}
+
+impl Switcher {
+    /// Keeps models for a device. Nothing is taken yet.
+    ///
+    /// # Errors
+    /// The device cannot be used; no threads to read files.
+    ///
+    /// # Panics
+    /// Chunks are no multiple of the device's granularity.
+    pub fn new(device: Device, options: SwitcherOptions) -> Result<Self> {
+        let SwitcherOptions { device_bytes, host_bytes, chunk_bytes, grouping } = options;
+        let (images, cuda) = if device.is_cpu() {
+            (Images::new(device_bytes, None)?, None)
+        } else {
+            let memory = memory::device(device.index()).map_err(SwitchError::from)?;
+            let images = Images::new(host_bytes, Some(Arc::clone(memory.driver())))?;
+            let switch = Switch::new(memory, SwitchOptions { budget_bytes: device_bytes, chunk_bytes })?;
+            let pool = GraphPool::new(memory).map_err(SwitchError::from)?;
+            (images, Some(Cuda { memory, switch, pool }))
+        };
+        let turn = Mutex::default();
+        Ok(Self { shared: Arc::new(Shared { device, grouping, images, device_bytes, cuda, turn }) })
+    }
+
+    /// Takes a network without values, such as [`Architectures::build`](crate::networks::Architectures::build) makes, or any that was
+    /// made in [`Scope::shapes`](crate::Scope::shapes). Files of safetensors have its weights, under their names or all under one
+    /// prefix. They are found, and not read yet. Weights keep the dtypes that they have there.
+    ///
+    /// # Errors
+    /// The name is another model's; a file cannot be read; a tensor is not there, or of other sizes; the model is larger than the
+    /// device's budget.
+    pub fn add<P: AsRef<Path>>(&self, name: &str, mut network: Box<dyn Network>, paths: &[P]) -> Result<SwitchedModel> {
+        network.eval();
+        network.set_requires_grad(false)?;
+        let stored = StoredTensors::find(paths, &network.state())?;
+        let turn = &mut *self.shared.turn.lock();
+        if turn.models.contains_key(name) {
+            return Err(SwitchedError::Known { name: name.into() }.into());
+        }
+        turn.uses += 1;
+        let known = Known::new(&self.shared, turn.uses, name, network, stored)?;
+        turn.models.insert(name.into(), known);
+        Ok(SwitchedModel::new(&self.shared, name, turn.uses))
+    }
+
+    /// What it did so far.
+    pub fn report(&self) -> SwitcherReport {
+        let turn = self.shared.turn.lock();
+        SwitcherReport {
+            models: turn.models.len(),
+            resident_models: turn.models.values().filter(|known| known.missing_bytes() == 0).count(),
+            resident_bytes: turn.resident_bytes(),
+            peak_bytes: turn.peak_bytes,
+            image_bytes: self.shared.images.statistics().bytes,
+            hits: turn.hits,
+            switches: turn.switches,
+        }
+    }
+
+    /// Gives memory of the device that no model has back to the driver; waits for what used it.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn trim(&self) -> Result<()> {
+        if let Some(Cuda { switch, .. }) = &self.shared.cuda {
+            switch.settle()?;
+            switch.trim()?;
+        }
+        Ok(())
+    }
+}
+
+impl Turn {
+    fn resident_bytes(&self) -> u64 {
+        self.models.values().map(Known::resident_bytes).sum()
+    }
+
+    fn known(&mut self, name: &str, number: u64) -> Result<&mut Known> {
+        let known = self.models.get_mut(name).filter(|known| known.number() == number);
+        Ok(known.ok_or_else(|| SwitchedError::Removed { name: name.into() })?)
+    }
+}
+
+impl Shared {
+    /// Looks at a model, or changes it.
+    pub(super) fn with<T>(&self, name: &str, number: u64, work: impl FnOnce(&mut Known) -> T) -> Result<T> {
+        Ok(work(self.turn.lock().known(name, number)?))
+    }
+
+    /// Lets go of a model.
+    pub(super) fn remove(&self, name: &str, number: u64) -> Result<()> {
+        let turn = &mut *self.turn.lock();
+        turn.known(name, number)?;
+        if let Some(mut known) = turn.models.remove(name) {
+            known.leave(self);
+        }
+        Ok(())
+    }
+
+    /// Brings a model: on a CUDA device, copies are under way then.
+    pub(super) fn load(&self, name: &str, number: u64) -> Result<()> {
+        self.bring(&mut self.turn.lock(), name, number)
+    }
+
+    /// Calls a model.
+    pub(super) fn forward(&self, name: &str, number: u64, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let turn = &mut *self.turn.lock();
+        self.bring(turn, name, number)?;
+        let Some(Cuda { memory, .. }) = &self.cuda else { return turn.known(name, number)?.compute(self, inputs) };
+        let stream = memory.streams().current();
+        if let Some(done) = &turn.done {
+            // Another model's memory becomes this one's, and both compute in the same pool.
+            done.wait(&stream).map_err(SwitchError::from)?;
+        }
+        let answers = turn.known(name, number)?.compute(self, inputs);
+        let mut done = Event::new(Arc::clone(memory.driver()), EventKind::Order);
+        done.record(&stream).map_err(SwitchError::from)?;
+        turn.done = Some(done);
+        answers
+    }
+
+    fn bring(&self, turn: &mut Turn, name: &str, number: u64) -> Result<()> {
+        turn.uses += 1;
+        let uses = turn.uses;
+        let known = turn.known(name, number)?;
+        known.used_at = uses;
+        known.forget_failure(self);
+        let missing = known.missing_bytes();
+        if missing == 0 {
+            turn.hits += 1;
+            return Ok(());
+        }
+        while let Some(lacking) = missing.checked_sub(self.free_bytes()).filter(|lacking| *lacking > 0) {
+            let others = turn.models.values_mut().filter(|other| other.number() != number && other.can_leave());
+            // If there is none, loading says what is missing.
+            let Some(other) = others.min_by_key(|other| other.used_at) else { break };
+            other.evict(self, lacking);
+        }
+        turn.known(name, number)?.load(self)?;
+        turn.switches += 1;
+        turn.peak_bytes = turn.peak_bytes.max(turn.resident_bytes());
+        Ok(())
+    }
+
+    /// Bytes that weights can have without anyone's eviction.
+    fn free_bytes(&self) -> u64 {
+        match &self.cuda {
+            Some(Cuda { switch, .. }) => switch.free_bytes(),
+            None => self.device_bytes - self.images.statistics().bytes,
+        }
+    }
+
+    /// The image of a model. One that has no room because others are still copied from has it when they were.
+    pub(super) fn image(&self, manifest: &Arc<Manifest>) -> Result<Arc<tenure_switch::Image>, SwitchError> {
+        match (self.images.acquire(manifest), &self.cuda) {
+            (Err(SwitchError::NoHostRoom { .. }), Some(Cuda { switch, .. })) => {
+                switch.settle()?;
+                self.images.acquire(manifest)
+            }
+            (acquired, _) => acquired,
+        }
+    }
+}

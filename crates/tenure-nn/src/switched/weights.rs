@@ -1,0 +1,264 @@
+//! A network's tensors in files, and the order in which they are needed.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tenure_switch::groups::{Costs, Grouping, Layer};
+use tenure_switch::{Entry, FirstUse, Manifest, Origin, SwitchError};
+use tenure_tensor::{DType, Tensor};
+use tenure_tier::Source;
+
+use super::Placed;
+use crate::checkpoint::{CheckpointError, Weights};
+use crate::{Result, Source as _, StateError};
+
+/// Tensors with fewer bytes in a row count as one layer: no copy is worth so few.
+const LAYER_BYTES: u64 = 1 << 20;
+
+/// What reading a group from a disk takes beside its bytes, and waiting for one that is there, in µs.
+const READ_US: f64 = 100.0;
+const WAIT_US: f64 = 1.0;
+
+/// A tensor of a file, as it is there.
+pub struct StoredTensor {
+    /// What its elements are.
+    pub dtype: DType,
+    /// Its name in the network, and where its bytes are.
+    pub entry: Entry,
+}
+
+/// All tensors of a network, each once, whatever its names.
+pub struct StoredTensors {
+    tensors: Vec<StoredTensor>,
+}
+
+/// Tensors in the order in which they are needed, in groups.
+pub struct Order {
+    /// By their numbers.
+    tensors: Vec<usize>,
+    /// The place behind each group's last.
+    ends: Vec<usize>,
+    is_recorded: bool,
+}
+
+impl StoredTensors {
+    /// Finds a network's tensors in files of safetensors: under their names, or all of them under one prefix. What files have
+    /// beside them is for others.
+    ///
+    /// # Errors
+    /// A file cannot be read; a tensor is not there, of other sizes, or of `bool`, whose bytes may be no values.
+    pub fn find<P: AsRef<Path>>(paths: &[P], state: &[(&str, &Tensor)]) -> Result<Self> {
+        let files = paths.iter().map(|path| Weights::open(path.as_ref())).collect::<Result<Vec<_>>>()?;
+        let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
+        let prefix = state.first().map_or(String::new(), |(first, _)| prefix(&files, first));
+        let (mut tensors, mut known, mut missing) = (Vec::new(), HashSet::new(), Vec::new());
+        for (name, shape) in state {
+            if known.contains(&shape.id()) {
+                continue;
+            }
+            let full_name = format!("{prefix}{name}");
+            let Some(file) = files.iter().find(|file| file.sizes(&full_name).is_some()) else {
+                missing.push((shape.id(), *name));
+                continue;
+            };
+            let place = file.place(&full_name)?;
+            known.insert(shape.id());
+            if place.sizes != shape.sizes() {
+                let (expected, found) = (shape.sizes().to_vec(), place.sizes.to_vec());
+                return Err(StateError::Sizes { of: "model", name: (*name).into(), expected, found, more: 0 }.into());
+            }
+            if place.dtype == DType::Bool {
+                let reason = format!("{name} is of bool, which cannot be used as it is stored: store it as uint8");
+                return Err(CheckpointError::format(place.path, reason).into());
+            }
+            if !sources.contains_key(place.path) {
+                sources.insert(place.path.to_owned(), Arc::new(Source::open(place.path)?));
+            }
+            let origin = Origin::File(Arc::clone(&sources[place.path]), place.offset);
+            let entry = Entry { name: (*name).into(), bytes: place.bytes, origin };
+            tensors.push(StoredTensor { dtype: place.dtype, entry });
+        }
+        // Of a tensor that has several names, files may have one.
+        missing.retain(|(tensor, _)| !known.contains(tensor));
+        if !missing.is_empty() {
+            let missing = missing.into_iter().map(|(_, name)| name.to_owned()).collect();
+            return Err(StateError::Names { of: "model", missing, unexpected: Vec::new() }.into());
+        }
+        Ok(Self { tensors })
+    }
+
+    /// The tensors.
+    pub fn tensors(&self) -> &[StoredTensor] {
+        &self.tensors
+    }
+
+    /// Bytes of an image, in whatever order, at most.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.entry.bytes.next_multiple_of(tenure_switch::ALIGNMENT)).sum()
+    }
+
+    /// What an image is made of, in an order of this.
+    ///
+    /// # Errors
+    /// [`SwitchError::TooLarge`].
+    pub fn manifest(&self, name: &str, order: &Order) -> Result<Arc<Manifest>, SwitchError> {
+        let entries = order.tensors.iter().map(|index| self.tensors[*index].entry.clone()).collect();
+        Ok(Arc::new(Manifest::new(name, entries, order.ends.clone())?))
+    }
+
+    /// Where each tensor lies in the groups of the [manifest](Self::manifest) of an order.
+    pub fn placed<'a>(&'a self, order: &'a Order, manifest: &'a Manifest) -> impl Iterator<Item = Placed<'a>> {
+        order.tensors.iter().enumerate().map(|(place, index)| {
+            let StoredTensor { entry, dtype } = &self.tensors[*index];
+            let group = manifest.group_of(place);
+            let begin = manifest.place(place).start - manifest.groups()[group].start;
+            Placed { name: &entry.name, dtype: *dtype, group, begin }
+        })
+    }
+}
+
+impl Order {
+    /// That of the network's state, each tensor by itself: until it is known which are used first.
+    pub fn unknown(count: usize) -> Self {
+        Self { tensors: (0..count).collect(), ends: (1..=count).collect(), is_recorded: false }
+    }
+
+    /// Whether it is that in which tensors are used.
+    pub fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
+    /// That of a run on the host, of the [unknown](Self::unknown) order: the first use of each tensor, the end of the run, and how
+    /// long it took to read all tensors.
+    pub fn of_host_run(
+        stored: &StoredTensors,
+        uses: &[Option<FirstUse>],
+        ended: Instant,
+        read: Duration,
+        grouping: Grouping,
+    ) -> Self {
+        let bytes: u64 = stored.tensors.iter().map(|tensor| tensor.entry.bytes).sum();
+        let bytes_per_us = (bytes as f64 / (read.as_secs_f64() * 1e6)).max(f64::MIN_POSITIVE);
+        let costs = Costs { bytes_per_us, copy_us: READ_US, wait_us: WAIT_US };
+        Self::recorded(stored, &used_on_host(uses, ended), grouping, &costs)
+    }
+
+    /// That in which tensors were used in a run of the [unknown](Self::unknown) order: each one's number and how long what uses it
+    /// takes, in µs. It is divided into groups by what copies and waits cost; what was not used is the last group.
+    pub fn recorded(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping, costs: &Costs) -> Self {
+        let (layers, layer_ends) = layers(stored, uses, grouping);
+        let mut ends: Vec<usize> = grouping.divide(&layers, costs).ends.iter().map(|end| layer_ends[end - 1]).collect();
+        let mut tensors: Vec<usize> = uses.iter().map(|(tensor, _)| *tensor).collect();
+        let used: HashSet<usize> = tensors.iter().copied().collect();
+        tensors.extend((0..stored.tensors.len()).filter(|tensor| !used.contains(tensor)));
+        if tensors.len() > uses.len() {
+            ends.push(tensors.len());
+        }
+        Self { tensors, ends, is_recorded: true }
+    }
+}
+
+/// The tensors of a run on the host in which each was a group, in the order of their first uses; and what was computed with each,
+/// in µs, up to the end of the run.
+fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> {
+    let mut used: Vec<(usize, FirstUse)> =
+        uses.iter().enumerate().filter_map(|(tensor, used)| Some((tensor, (*used)?))).collect();
+    used.sort_by_key(|(tensor, used)| (used.at, *tensor));
+    let compute_us = |(place, (tensor, FirstUse { at, waited })): (usize, &(usize, FirstUse))| {
+        let next = used.get(place + 1).map_or(ended, |(_, next)| next.at);
+        (*tensor, (next - *at).saturating_sub(*waited).as_secs_f64() * 1e6)
+    };
+    used.iter().enumerate().map(compute_us).collect()
+}
+
+/// The layers of a run, and the place behind the last tensor of each. A layer is a module's tensors, with what follows while it
+/// is small, unless each module is to be alone.
+fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> (Vec<Layer>, Vec<usize>) {
+    let name = |place: usize| &*stored.tensors[uses[place].0].entry.name;
+    let least_bytes = if grouping == Grouping::PerLayer { 0 } else { LAYER_BYTES };
+    let (mut layers, mut ends, mut block) = (Vec::new(), Vec::new(), 0);
+    let mut layer = Layer { bytes: 0, compute_us: 0.0, block };
+    for (place, (tensor, compute_us)) in uses.iter().enumerate() {
+        layer.bytes += stored.tensors[*tensor].entry.bytes;
+        layer.compute_us += compute_us;
+        let next = uses.get(place + 1).map(|_| name(place + 1));
+        let ends_block = next.is_none_or(|next| block_of(next) != block_of(name(place)));
+        let ends_module = next.is_none_or(|next| module_of(next) != module_of(name(place)));
+        if ends_module && (layer.bytes >= least_bytes || ends_block) {
+            layers.push(layer);
+            ends.push(place + 1);
+            block += u32::from(ends_block);
+            layer = Layer { bytes: 0, compute_us: 0.0, block };
+        }
+    }
+    (layers, ends)
+}
+
+/// The module that has a parameter: `layer1.0.conv1` of `layer1.0.conv1.weight`.
+fn module_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or("", |(module, _)| module)
+}
+
+/// A part of a model that repeats: `layer1.0` of `layer1.0.conv1.weight`. Names without a number end at the first dot.
+fn block_of(name: &str) -> &str {
+    let mut end = 0;
+    for part in name.split_inclusive('.') {
+        end += part.len();
+        if part.trim_end_matches('.').bytes().all(|byte| byte.is_ascii_digit()) {
+            return &name[..end];
+        }
+    }
+    name.split('.').next().unwrap_or(name)
+}
+
+/// What stands before all names of a network in its files, such as `bert.`.
+fn prefix(files: &[Weights], first: &str) -> String {
+    let names = files.iter().flat_map(|file| file.names());
+    let prefixes = names.filter_map(|name| name.strip_suffix(first).map(str::to_owned));
+    let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
+    whole.min_by_key(String::len).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_what_repeats() {
+        let blocks = [
+            ("layer1.0.conv1.weight", "layer1.0."),
+            ("encoder.layer.11.output.dense.bias", "encoder.layer.11."),
+            ("Mixed_5b.branch1x1.conv.weight", "Mixed_5b"),
+            ("weight", "weight"),
+        ];
+        assert_eq!(blocks.map(|(name, _)| block_of(name)), blocks.map(|(_, block)| block));
+    }
+
+    fn stored(tensors: &[(&str, u64)]) -> StoredTensors {
+        let tensor = |(name, bytes): &(&str, u64)| {
+            let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
+            StoredTensor { dtype: DType::F32, entry: Entry { name: (*name).into(), bytes: *bytes, origin } }
+        };
+        StoredTensors { tensors: tensors.iter().map(tensor).collect() }
+    }
+
+    #[test]
+    fn groups_are_divided_between_modules_and_what_is_not_used_comes_last() {
+        let stored = stored(&[
+            ("unused.weight", 8),
+            ("b.1.up.weight", 4 << 20),
+            ("b.0.up.weight", 4 << 20),
+            ("b.0.up.bias", 64),
+            ("b.0.down.weight", 4 << 20),
+        ]);
+        let uses = [(2, 10.0), (3, 1.0), (4, 10.0), (1, 10.0)];
+        let costs = Costs { bytes_per_us: 1e9, copy_us: 0.0, wait_us: 0.0 };
+        let ends = |grouping| Order::recorded(&stored, &uses, grouping, &costs).ends;
+        assert_eq!(ends(Grouping::PerLayer), [2, 3, 4, 5]);
+        assert_eq!(ends(Grouping::PerBlock), [3, 4, 5]);
+        assert_eq!(ends(Grouping::Whole), [4, 5]);
+        assert_eq!(Order::recorded(&stored, &uses, Grouping::Whole, &costs).tensors, [2, 3, 4, 1, 0]);
+    }
+}
