@@ -77,6 +77,13 @@ pub enum SwitchError {
     Device(Arc<MemoryError>),
 }
 
+impl SwitchError {
+    /// Whether the device had no memory left, of which others may have given some back when it is tried again.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Memory(BackingError::OutOfMemory { .. }))
+    }
+}
+
 impl From<SealedError> for SwitchError {
     fn from(error: SealedError) -> Self {
         Self::Host(Arc::new(error))

@@ -16,6 +16,9 @@ pub(crate) struct Room {
     chunk_bytes: u64,
     /// Chunks that may be made yet.
     unmade: usize,
+    /// Chunks that there are, and the most that there were at once.
+    made: usize,
+    peak: usize,
     free: Vec<Free>,
     stale: Vec<Stale>,
 }
@@ -43,12 +46,17 @@ pub(crate) struct Window {
 impl Room {
     pub(crate) fn new(memory: &'static DeviceMemory, chunk_bytes: u64, budget_bytes: u64) -> Self {
         let unmade = (budget_bytes / chunk_bytes) as usize;
-        Self { memory, chunk_bytes, unmade, free: Vec::new(), stale: Vec::new() }
+        Self { memory, chunk_bytes, unmade, made: 0, peak: 0, free: Vec::new(), stale: Vec::new() }
     }
 
     /// Chunks that can be had without evicting anybody.
     pub(crate) fn free_chunks(&self) -> usize {
         self.free.len() + self.unmade
+    }
+
+    /// Bytes of the device that chunks take, whether or not a model has them; and the most that they took at once.
+    pub(crate) fn taken_bytes(&self) -> (u64, u64) {
+        (self.made as u64 * self.chunk_bytes, self.peak as u64 * self.chunk_bytes)
     }
 
     /// Addresses for so many bytes.
@@ -73,6 +81,8 @@ impl Room {
         while self.free.len() < slots.len() {
             let chunk = self.memory.backing().create(self.chunk_bytes)?;
             self.unmade -= 1;
+            self.made += 1;
+            self.peak = self.peak.max(self.made);
             self.free.push(Free { chunk, used: None });
         }
         // Those that were used longest ago: others wait for less.
@@ -125,6 +135,7 @@ impl Room {
                 return Err(error.into());
             }
             self.unmade += 1;
+            self.made -= 1;
         }
         Ok(())
     }

@@ -61,6 +61,11 @@ pub struct SwitchStatistics {
     pub copied_bytes: u64,
     /// Bytes of models that were evicted.
     pub evicted_bytes: u64,
+    /// Bytes of the device that weights take now, in whole chunks: those that no model has are given back by
+    /// [`Switch::trim`].
+    pub taken_bytes: u64,
+    /// The most that they took at once: never more than the budget.
+    pub peak_bytes: u64,
 }
 
 /// A model that a device knows: its weights have addresses there, whether or not they are there. Dropped, it waits for the
@@ -144,7 +149,9 @@ impl Switch {
 
     /// What the device did so far.
     pub fn statistics(&self) -> SwitchStatistics {
-        self.shared.state.lock().statistics
+        let state = self.shared.state.lock();
+        let (taken_bytes, peak_bytes) = state.room.taken_bytes();
+        SwitchStatistics { taken_bytes, peak_bytes, ..state.statistics }
     }
 
     /// Waits until the device has passed all copies, so that no image is kept for them.
