@@ -33,6 +33,11 @@ pub(crate) fn complaint(text: String) -> PyErr {
     exceptions::Error::new_err(text)
 }
 
+/// A `tenure.OutOfMemoryError` that says `text`.
+pub(crate) fn memory_complaint(text: String) -> PyErr {
+    exceptions::OutOfMemoryError::new_err(text)
+}
+
 /// A `tenure.DeviceError` that says `text`.
 pub(crate) fn device_complaint(text: String) -> PyErr {
     exceptions::DeviceError::new_err(text)

@@ -17,6 +17,7 @@ mod sharing;
 mod switcher;
 mod torch;
 mod trace;
+mod weights_memory;
 
 use pyo3::prelude::*;
 use serde::Serialize;

@@ -8,15 +8,13 @@ use std::{ptr, slice};
 
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use tenure::prelude::*;
 use tenure::tier::Source;
-use tenure_capi::shared;
-use tenure_device::memory;
 use tenure_switch::groups::{Costs, Grouping, Layer};
 use tenure_switch::{Entry, Image, Images, Manifest, Model, Origin, Switch, SwitchError, SwitchOptions};
 
 use crate::dlpack;
-use crate::errors::{complaint, device_complaint};
+use crate::errors::{complaint, device_complaint, exception, memory_complaint};
+use crate::weights_memory::WeightsMemory;
 
 /// What a copy and a wait take on an H200 whatever their sizes, in µs, a wait with what Python does for it.
 const COPY_US: f64 = 3.0;
@@ -25,7 +23,7 @@ const WAIT_US: f64 = 5.0;
 /// A device's memory for weights, and the host's.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Switcher {
-    device: Device,
+    memory: WeightsMemory,
     images: Arc<Images>,
     switch: Switch,
 }
@@ -38,7 +36,7 @@ pub(crate) struct SwitchedWeights {
 
 /// What tensors of PyTorch's keep, too: nobody else has their addresses while one is there.
 pub(crate) struct Inner {
-    device: Device,
+    memory: WeightsMemory,
     images: Arc<Images>,
     switch: Switch,
     model: Model,
@@ -64,16 +62,23 @@ pub(crate) enum Place {
 
 #[pymethods]
 impl Switcher {
+    /// On a device whose memory Tenure does not manage, weights lie beside what the other allocator has.
     #[new]
-    fn new(py: Python<'_>, device: u8, device_bytes: u64, host_bytes: u64) -> PyResult<Self> {
-        let memory = memory::installed(device.into())
-            .ok_or_else(|| complaint(format!("Tenure does not manage the memory of CUDA device {device}")))?;
+    fn new(py: Python<'_>, device: u8, device_bytes: u64, host_bytes: u64, chunk_bytes: u64) -> PyResult<Self> {
         py.detach(|| {
-            let images = Arc::new(Images::new(host_bytes, Some(Arc::clone(memory.driver())))?);
-            let switch = Switch::new(memory, SwitchOptions::new(device_bytes))?;
-            Ok(Self { device: Device::cuda(device), images, switch })
+            let opened = WeightsMemory::open(device).map_err(exception)?;
+            let memory = opened.memory;
+            let granularity = memory.driver().granularity();
+            if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(granularity) {
+                return Err(complaint(format!(
+                    "chunk_bytes={chunk_bytes}: expected a multiple of {granularity}, the device's granularity"
+                )));
+            }
+            let images = Images::new(host_bytes, Some(Arc::clone(memory.driver()))).map_err(told)?;
+            let switch =
+                Switch::new(memory, SwitchOptions { budget_bytes: device_bytes, chunk_bytes }).map_err(told)?;
+            Ok(Self { memory: opened, images: Arc::new(images), switch })
         })
-        .map_err(told)
     }
 
     /// The image of a model's tensors, in an order and in groups that end behind those of `ends`, and addresses for them.
@@ -139,6 +144,18 @@ impl Switcher {
         self.switch.statistics().copied_bytes
     }
 
+    /// Bytes of the device that weights take, in whole chunks, those that no model has included.
+    #[getter]
+    fn taken_bytes(&self) -> u64 {
+        self.switch.statistics().taken_bytes
+    }
+
+    /// The most that they took at once.
+    #[getter]
+    fn peak_bytes(&self) -> u64 {
+        self.switch.statistics().peak_bytes
+    }
+
     /// The handle of the stream of all copies.
     #[getter]
     fn copies(&self) -> u64 {
@@ -166,7 +183,7 @@ impl Switcher {
         image.wait_for_all().inspect_err(|_| self.images.forget(&manifest))?;
         let source = if is_remade { Home::Files } else { Home::Kept(Mutex::new(Some(image))) };
         let (images, switch) = (Arc::clone(&self.images), self.switch.clone());
-        let inner = Inner { device: self.device, images, switch, model, source };
+        let inner = Inner { memory: self.memory.clone(), images, switch, model, source };
         Ok(SwitchedWeights { inner: Arc::new(inner) })
     }
 }
@@ -175,10 +192,10 @@ impl Switcher {
 impl SwitchedWeights {
     /// All bytes, as PyTorch takes them: `torch.from_dlpack` makes a tensor of it. They can be read when the model is there.
     fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyCapsule>> {
-        let Inner { model, device, .. } = &*self.inner;
+        let Inner { model, memory, .. } = &*self.inner;
         // One without tensors has no address.
         let address = if model.manifest().bytes() > 0 { model.place(0).start } else { 0 };
-        dlpack::bytes(py, address, model.manifest().bytes(), device.index(), Arc::clone(&self.inner))
+        dlpack::bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&self.inner))
     }
 
     /// Where a tensor begins in them.
@@ -240,9 +257,10 @@ impl SwitchedWeights {
 
 impl SwitchedWeights {
     fn stream(&self, handle: usize) -> PyResult<tenure_device::Stream> {
+        let memory = &self.inner.memory;
         // SAFETY: one of PyTorch's, which it never ends, or the null stream.
-        unsafe { shared::stream(self.inner.device, handle) }
-            .ok_or_else(|| complaint(format!("Tenure does not manage the memory of {}", self.inner.device)))
+        unsafe { memory.stream(handle) }
+            .ok_or_else(|| complaint(format!("Tenure does not manage the memory of {}", memory.memory.device())))
     }
 }
 
@@ -343,9 +361,10 @@ fn lost(model: &Model) -> PyErr {
 fn told(error: SwitchError) -> PyErr {
     match error {
         SwitchError::Device(_) => device_complaint(error.to_string()),
-        SwitchError::Memory(_) => complaint(format!(
+        SwitchError::Memory(_) if error.is_out_of_memory() => memory_complaint(format!(
             "{error}: what PyTorch allocates has its place beside the weights: take a smaller device_bytes"
         )),
+        SwitchError::Memory(_) => device_complaint(error.to_string()),
         _ => complaint(error.to_string()),
     }
 }

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tenure.torch.purpose import tagged
     from tenure.torch.reporting import report
     from tenure.torch.state import Status, status
-    from tenure.torch.switched import SwitchedModel
+    from tenure.torch.switched import SwitchedModel, SwitchedModelReport
     from tenure.torch.switcher import Switcher, SwitcherReport
     from tenure.torch.tags import Tagging, tag
 
@@ -50,6 +50,7 @@ __all__ = [
     "Status",
     "StepReport",
     "SwitchedModel",
+    "SwitchedModelReport",
     "Switcher",
     "SwitcherReport",
     "Tagging",
@@ -85,6 +86,7 @@ _MODULES = {
     "Status": "state",
     "StepReport": "budgets",
     "SwitchedModel": "switched",
+    "SwitchedModelReport": "switched",
     "Switcher": "switcher",
     "SwitcherReport": "switcher",
     "Tagging": "tags",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tenure import Error
 
-__all__ = ["GatedLayer"]
+__all__ = ["GatedLayer", "restorer"]
 
 Tensors = dict[str, Tensor | None]
 
@@ -126,3 +126,18 @@ class GatedLayer:
 
     def _flatten(self, module: nn.Module, _: Any) -> None:
         self._attributes["_flat_weights"] = [getattr(module, name, None) for name in self._flat]
+
+
+def restorer(module: nn.Module) -> Callable[[], None]:
+    """Keeps the tensors that a module has. Called after its layers are closed, what it returns gives them back."""
+    names = ("_parameters", "_buffers", "_flat_weights")
+    kept = [
+        (child.__dict__, {name: child.__dict__[name] for name in names if name in child.__dict__})
+        for child in module.modules()
+    ]
+
+    def restore() -> None:
+        for attributes, before in kept:
+            attributes.update(before)
+
+    return restore

@@ -6,6 +6,8 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +21,33 @@ from tenure.torch.images import Contents
 if TYPE_CHECKING:
     from tenure.torch.switcher import Switcher
 
-__all__ = ["SwitchedModel"]
+__all__ = ["SwitchedModel", "SwitchedModelReport"]
 
 #: Calls of a model before its order is learned: one compiles kernels, the next is measured.
 _PLAIN_CALLS = 1
 
 #: Of a model's bytes.
 _ALL = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class SwitchedModelReport:
+    """What a `SwitchedModel` did so far, and what it has now."""
+
+    name: str
+    #: Bytes of its weights, those between tensors included.
+    bytes: int
+    #: What they take of the device now, in whole chunks: nothing, if all of it has left.
+    resident_bytes: int
+    #: In how many groups it comes.
+    groups: int
+    #: Its calls and its blocks of `Switcher.use`, without those within others.
+    calls: int
+    #: How often it was brought.
+    switches: int
+    #: How long the last copy took, and each on average; None before there was one.
+    last_copy_ms: float | None
+    mean_copy_ms: float | None
 
 
 class SwitchedModel:
@@ -51,8 +73,14 @@ class SwitchedModel:
         self._contents = contents
         self._used_at = 0
         self._calls = 0
-        #: How many calls go on, one within the other.
+        self._blocks = 0
+        self._switches = 0
+        #: How long its copies took, as far as they are done.
+        self._copies_ms = 0.0
+        self._last_copy_ms: float | None = None
+        #: How many calls and blocks of `use` go on, one within the other, and the stream of the outermost.
         self._depth = 0
+        self._outermost = 0
         self._is_learned = False
         self._measured: _Measured | None = None
         #: The handle of the stream that waits where layers are taken; the groups that it waits for, and the layers that
@@ -61,6 +89,10 @@ class SwitchedModel:
         #: That on which all of it was waited for.
         self._ready: int | None = None
         self._layers: list[GatedLayer] = []
+        self._tensors: list[weakref.ref[Tensor]] = []
+        self._image: Any = None
+        #: Images of which something may still be held since all tensors were made anew.
+        self._former: list[Tensor] = []
         #: How often something was written to it.
         self._version = 0
         self._place(native, list(range(len(contents.entries))))
@@ -99,9 +131,7 @@ class SwitchedModel:
         """
         with self._switcher._lock:
             self._check_there()
-            reason = f"{self.name!r} is being called" if self._depth else self._held()
-            if reason is not None:
-                raise Error(f"{self.name!r} cannot leave: {reason}")
+            self._check_can_leave()
             self._native.evict(_ALL)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -110,14 +140,51 @@ class SwitchedModel:
         for tensor in tensors_in((inputs, kwargs)):
             if tensor.device != device:
                 raise Error(f"{self.name!r}: an input is on {tensor.device}: move it to {device}, where the model is")
-        with self._switcher._lock, torch.cuda.device(device), torch.inference_mode():
+        with self._turn() as stream:
+            if self._depth == 0:
+                return self._call(stream, inputs, kwargs)
+            with self._within(stream):
+                return self._module(*inputs, **kwargs)
+
+    @contextmanager
+    def use(self) -> Iterator[nn.Module]:
+        """Opens it for a block, as `Switcher.use` does."""
+        with self._turn() as stream:
+            if self._depth:
+                with self._within(stream):
+                    yield self._module
+                return
+            self._check_unwritten()
+            self._bring()
+            self._open(stream.cuda_stream)
+            self._blocks += 1
+            self._depth, self._outermost = 1, stream.cuda_stream
+            try:
+                yield self._module
+            finally:
+                self._leave(stream.cuda_stream)
+
+    @contextmanager
+    def _turn(self) -> Iterator[torch.cuda.Stream]:
+        """The turn of a call or a block, and the stream that it computes on."""
+        with self._switcher._lock, torch.cuda.device(self._switcher.device), torch.inference_mode():
             self._check_there()
             if torch.cuda.is_current_stream_capturing():
                 raise Error(f"{self.name!r}: a CUDA graph would not wait for weights: call it outside of the capture")
-            if self._depth == 0:
-                return self._call(torch.cuda.current_stream(), inputs, kwargs)
-            # Within itself.
-            return self._module(*inputs, **kwargs)
+            yield torch.cuda.current_stream()
+
+    @contextmanager
+    def _within(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """A call or a block within another: if it is on a stream of its own, that waits for all weights, too."""
+        handle = stream.cuda_stream
+        if handle == self._outermost:
+            yield
+            return
+        self._wait_for_all(handle)
+        try:
+            yield
+        finally:
+            self._native.used_by(handle)
 
     def _call(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
         self._check_unwritten()
@@ -129,20 +196,33 @@ class SwitchedModel:
             for layer in self._layers:
                 layer.open()
         measured = self._measured = _Measured(stream) if is_measured else None
-        self._depth += 1
+        self._depth, self._outermost = 1, stream.cuda_stream
         try:
             answer = self._module(*inputs, **kwargs)
         finally:
-            self._depth -= 1
             self._measured = None
-            for layer in self._layers:
-                layer.leave()
-            self._native.used_by(stream.cuda_stream)
-            self._check_unwritten()
+            self._leave(stream.cuda_stream)
         self._calls += 1
         if measured is not None and self._held() is None:
             self._learn(measured.times())
         return answer
+
+    def _learn_by(self, example: Any) -> None:
+        """Calls it with inputs until its order is learned."""
+        inputs = _on(self._switcher.device, example)
+        for _ in range(_PLAIN_CALLS + 1):
+            if isinstance(inputs, dict):
+                self(**inputs)
+            else:
+                self(*inputs) if isinstance(inputs, tuple) else self(inputs)
+
+    def _leave(self, stream: int) -> None:
+        """Ends a call or a block: the module refuses again."""
+        self._depth = 0
+        for layer in self._layers:
+            layer.leave()
+        self._native.used_by(stream)
+        self._check_unwritten()
 
     def _bring(self) -> None:
         """Brings what is missing."""
@@ -150,8 +230,11 @@ class SwitchedModel:
         if self._native.missing_bytes == 0:
             self._switcher._hits += 1
         else:
-            self._ready = None
-            self._switcher._load(self)
+            self._load()
+
+    def _load(self) -> None:
+        self._ready = None
+        self._switcher._load(self)
 
     def _come(self, stream: int) -> None:
         """Layers are waited for on a stream when they are taken, or all of them now if nothing is known of them."""
@@ -161,6 +244,18 @@ class SwitchedModel:
             layer.come()
         if not self._is_learned:
             self._wait(len(self._native.group_bytes) - 1)
+
+    def _open(self, stream: int) -> None:
+        """All layers are there for what a stream does from now on."""
+        if self._ready != stream:
+            self._wait_for_all(stream)
+            self._ready = stream
+        for layer in self._layers:
+            layer.open()
+
+    def _wait_for_all(self, stream: int) -> None:
+        for group in range(len(self._native.group_bytes)):
+            self._native.wait(group, stream)
 
     def _take(self, layer: GatedLayer) -> None:
         """A layer is taken: it is waited for, and what came before it is there, too."""
@@ -187,44 +282,60 @@ class SwitchedModel:
 
     def _held(self) -> str | None:
         """Why it cannot leave: somebody has a tensor of it."""
+        self._former = [image for image in self._former if _uses(image) > self._uses_alone]
         counts = _counts(self._tensors)
         names = (self._contents.entries[shape.entry][0] for shape in self._contents.shapes)
         held = (name for name, now, usual in zip(names, counts, self._counts, strict=True) if now > usual)
-        name = next(held, "a view of a tensor" if _uses(self._image) > self._uses else None)
+        has_view = _uses(self._image) > self._uses or bool(self._former)
+        name = next(held, "a view of a tensor" if has_view else None)
         if name is None:
             return None
         return f"{name} of {self.name!r} is held outside of its module: let go of it, or keep a clone() instead"
+
+    def _check_can_leave(self) -> None:
+        reason = f"{self.name!r} is being called" if self._depth else self._held()
+        if reason is not None:
+            raise Error(f"{self.name!r} cannot leave: {reason}")
 
     def _check_there(self) -> None:
         if self._switcher._models.get(self.name) is not self:
             raise Error(f"{self.name!r} was removed from its switcher: add it again")
 
     def _check_unwritten(self) -> None:
-        """If somebody has written to its weights, they come anew from the image."""
-        if _uses(self._image) < self._uses:
+        """Raises an error if its weights were written to or replaced, which come anew from the image."""
+        is_replaced = _uses(self._image) < self._uses
+        is_written = self._image._version != self._version
+        if is_replaced:
+            self._former.append(self._image)
+            self._place(self._native, self._places)
+        if is_written:
+            # While one of its tensors is held, it cannot leave, and the next call says so again.
+            self._version = -1
+            if self._held() is None:
+                self._native.evict(_ALL)
+                self._version = self._image._version
+        if is_replaced:
             raise Error(
-                f"{self.name!r}: its forward has replaced its weights or buffers: remove() it, and add a module that "
-                "does not"
+                f"{self.name!r}: its forward or a block has replaced its weights or buffers, which are now as they "
+                "were: remove() the model, change the module and add it again"
             )
-        if self._image._version == self._version:
-            return
-        if self._held() is None:
-            self._native.evict(_ALL)
-            self._version = self._image._version
-        raise Error(
-            f"{self.name!r}: its weights or buffers were written to, and they are read only: call eval() on the "
-            "module, or have it write to copies"
-        )
+        if is_written:
+            raise Error(
+                f"{self.name!r}: its weights or buffers were written to, and they are read only: call eval() on the "
+                "module, or have it write to copies"
+            )
 
     def _place(self, native: _native.SwitchedWeights, places: list[int]) -> None:
         """Gives the module tensors at the addresses that its weights have; `places` has each entry's number there."""
         contents = self._contents
+        self._release()
         with torch.inference_mode(False), torch.no_grad():
             image: Tensor = torch.utils.dlpack.from_dlpack(native.bytes())
+            self._uses_alone = _uses(image)
             tensors = [shape(image, native.begin(places[shape.entry])) for shape in contents.shapes]
         groups = [native.group_of(places[shape.entry]) for shape in contents.shapes]
         self._layers = sorted(self._gated(tensors, groups), key=lambda layer: layer.group)
-        self._native, self._image = native, image
+        self._native, self._places, self._image = native, places, image
         # Only the module has them, so that one that it replaces is gone.
         self._tensors = list(map(weakref.ref, tensors))
         del tensors
@@ -267,7 +378,6 @@ class SwitchedModel:
         order = list(seen)
         native = self._switcher._native.arrange(weights, order, [ends[end - 1] for end in divided])
         weights.evict(_ALL)
-        self._release()
         places = [0] * len(order)
         for place, entry in enumerate(order):
             places[entry] = place
@@ -275,18 +385,32 @@ class SwitchedModel:
         self._is_learned = True
         self._switcher._load(self)
 
+    def _report(self) -> SwitchedModelReport:
+        group_bytes = self._native.group_bytes
+        return SwitchedModelReport(
+            name=self.name,
+            bytes=sum(group_bytes),
+            resident_bytes=self._native.resident_bytes,
+            groups=len(group_bytes),
+            calls=self._calls + self._blocks,
+            switches=self._switches,
+            last_copy_ms=self._last_copy_ms,
+            mean_copy_ms=self._copies_ms / self._switches if self._last_copy_ms is not None else None,
+        )
+
     def _release(self) -> None:
         """Has no tensors any more."""
         for layer in self._layers:
             layer.close()
         self._layers, self._tensors = [], []
-        del self._image
+        self._image = None
 
     def _close(self) -> None:
         """Lets go of all."""
         if self._depth:
             raise Error(f"{self.name!r} is being called: remove it afterwards")
         self._release()
+        self._former = []
         del self._native
 
 
@@ -309,6 +433,17 @@ class _Measured:
         events = [*self._taken.values(), end]
         durations = (before.elapsed_time(after) * 1e3 for before, after in itertools.pairwise(events))
         return dict(zip(self._taken, durations, strict=True))
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    """Inputs whose tensors are on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: _on(device, item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_on(device, item) for item in value)
+    return value
 
 
 def _counts(tensors: list[weakref.ref[Tensor]]) -> list[int]:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeAlias, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tenure import Error, _native
+from tenure import Error, OutOfMemoryError, _native
 from tenure._arguments import whole_number
+from tenure.torch.gates import restorer
 from tenure.torch.images import contents_of
 from tenure.torch.installation import installed
-from tenure.torch.switched import SwitchedModel
+from tenure.torch.switched import SwitchedModel, SwitchedModelReport
 
 __all__ = ["Switcher", "SwitcherReport"]
 
+_MIB = 1 << 20
+
 #: By what layers are divided into groups.
 Grouping = Literal["searched", "per_layer", "whole"]
+
+#: Inputs of a call: one, several, or some by their names.
+Example: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any]"
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,11 @@ class SwitcherReport:
     #: What was copied to the device, and how long that took.
     copied_bytes: int
     copy_ms: float
+    #: What chunks take of the device now, also those that no model has, and the most that they took at once.
+    taken_bytes: int
+    peak_bytes: int
+    #: The same of each model, in the order in which they were added.
+    per_model: tuple[SwitchedModelReport, ...]
 
 
 class Switcher:
@@ -57,19 +69,23 @@ class Switcher:
     Parameters
     ----------
     device
-        A GPU with Tenure's allocator: `tenure.torch.install` comes first.
+        A GPU. Where `tenure.torch.install` was not called, weights lie beside what PyTorch's own allocator has.
     device_bytes
-        The device's memory for weights, taken in chunks of 16 MiB. What models compute has its place beside that.
+        The device's memory for weights, taken in whole chunks and never exceeded. What models compute has its place
+        beside that.
     host_bytes
         The host's memory for images. Those that were read from files leave when there is no room, and are read again.
     grouping
         How layers are divided into groups that come together: so that the model's last kernel ends earliest by what was
         measured (``searched``), each alone (``per_layer``), or all at once (``whole``).
+    chunk_bytes
+        The size of a chunk, a multiple of 2 MiB. A model takes whole chunks, so that smaller ones waste less of
+        ``device_bytes``; larger ones take less time to map.
 
     Raises
     ------
     tenure.Error
-        There is no such device, or Tenure does not manage its memory.
+        There is no such device.
 
     Notes
     -----
@@ -79,14 +95,16 @@ class Switcher:
     order than was learned is right, too, and waits longer. A model whose answers are views of its weights is not
     learned.
 
-    Outside of calls a module refuses to give its parameters and buffers, to load a state or to be converted. Weights
-    that are written to all the same, by the forward or through what it let out, are found at the end of a call or at
-    the begin of the next, which raises an error, and come anew from the host; writing through ``.data`` is not found.
+    Outside of calls and of blocks of `use` a module refuses to give its parameters and buffers, to load a state or to
+    be converted. Weights that are written to or replaced all the same, by the forward, in a block or through what was
+    let out, are found at the end of a call or at the begin of the next, which raises an error, and come anew from the
+    host; writing through ``.data`` is not found.
     What a forward let out and is held, such as a view of a weight, keeps its model on the device: if that leaves no
     room, the error says so.
 
-    Calls of all threads take turns, as each may make room by others' models. A forward that computes on streams of its
-    own has to fork them after it has taken the weights that they use, or to call `torch.cuda.synchronize` first.
+    Calls and blocks of all threads take turns, as each may make room by others' models. A forward that computes on
+    streams of its own has to fork them after it has taken the weights that they use, or to call
+    `torch.cuda.synchronize` first.
 
     What takes weights past Tenure is refused where it can be seen: ``torch.compile`` of the whole model, TorchScript,
     captures of CUDA graphs, tensors that a module has in other attributes, too.
@@ -109,33 +127,51 @@ class Switcher:
         device_bytes: int,
         host_bytes: int,
         grouping: Grouping = "searched",
+        chunk_bytes: int = 16 * _MIB,
     ) -> None:
         self.device = _opened(device)
         self._device_bytes = whole_number("device_bytes", device_bytes, 1, (1 << 63) - 1)
         self._host_bytes = whole_number("host_bytes", host_bytes, 1, (1 << 63) - 1)
+        if whole_number("chunk_bytes", chunk_bytes, 2 * _MIB, 1 << 40) % (2 * _MIB):
+            raise ValueError(f"chunk_bytes={chunk_bytes!r}: expected a multiple of 2 MiB")
         _native.divide_layers([], 1.0, grouping)
         self._grouping = grouping
-        self._native = _native.Switcher(self.device.index, self._device_bytes, self._host_bytes)
+        self._native = _native.Switcher(self.device.index, self._device_bytes, self._host_bytes, chunk_bytes)
         self._copies = torch.cuda.ExternalStream(self._native.copies, device=self.device)
         self._models: dict[str, SwitchedModel] = {}
         self._lock = threading.RLock()
         self._clock = itertools.count(1)
         self._hits = self._switches = 0
         self._copy_ms = 0.0
-        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event, SwitchedModel]] = []
 
+    @overload
     def add(
         self,
         name: str,
         module: nn.Module,
         weights: str | PathLike[str] | None = None,
         *,
+        example: Example | None = None,
+        pinned: bool = False,
+    ) -> SwitchedModel: ...
+
+    @overload
+    def add(self, name: str, module: nn.Module, example: Example, /, *, pinned: bool = False) -> SwitchedModel: ...
+
+    def add(
+        self,
+        name: str,
+        module: nn.Module,
+        weights: str | PathLike[str] | Example | None = None,
+        *,
+        example: Example | None = None,
         pinned: bool = False,
     ) -> SwitchedModel:
         """Takes a model over: its weights move into an image, and are found in the module only while it is called.
 
-        Nothing is copied to the device yet. Weights that several modules share are there once, and those that lie in
-        any order (``channels_last``) lie so on the device.
+        Without an example nothing is copied to the device yet. Weights that several modules share are there once, and
+        those that lie in any order (``channels_last``) lie so on the device.
 
         Parameters
         ----------
@@ -146,7 +182,11 @@ class Switcher:
             buffers, not the forward either.
         weights
             A file of safetensors, or a folder of them, with the module's state: what is in it and not in the module is
-            left out. By default, the values that the module has.
+            left out. By default, the values that the module has. A tensor, a tuple or a dictionary here is an example.
+        example
+            An input, a tuple of inputs, or a dictionary of inputs by their names: the model is called with it until the
+            order of its layers is learned, so that the first call of the program need not be measured. Tensors on the
+            CPU are copied to the device.
         pinned
             Whether it stays on the device once it is there.
 
@@ -159,8 +199,12 @@ class Switcher:
         ------
         tenure.Error
             A tensor is of a kind or in a place that Tenure does not know, the file does not have it, or there is no
-            room. The module is as it was.
+            room. The module is as it was, also after any error of a call with the example.
         """
+        if isinstance(weights, Tensor | tuple | dict):
+            if example is not None:
+                raise TypeError("the example is given twice: as the third argument and by its name")
+            weights, example = None, weights
         if not isinstance(module, nn.Module):
             raise TypeError(f"module={module!r}: expected an nn.Module")
         if hasattr(module, "_orig_mod"):
@@ -170,9 +214,19 @@ class Switcher:
             if name in self._models:
                 raise Error(f"there is a model {name!r} already: remove() it first, or choose another name")
             contents = contents_of(name, module, weights)
+            restore = restorer(module) if example is not None else None
             native = self._native.add(name, contents.entries, [len(contents.entries)])
             contents.tensors.clear()
             model = self._models[name] = SwitchedModel(self, name, module, contents, native, pinned)
+            if example is not None and restore is not None:
+                try:
+                    model._learn_by(example)
+                except BaseException:
+                    try:
+                        self.remove(name)
+                    finally:
+                        restore()
+                    raise
         return model
 
     def remove(self, name: str) -> None:
@@ -202,6 +256,96 @@ class Switcher:
         except KeyError:
             raise Error(f"there is no model {name!r}: there are {', '.join(self._models) or 'none'}") from None
 
+    def __call__(self, name: str, /, *inputs: Any, **kwargs: Any) -> Any:
+        """Calls the model of that name: ``switcher(name, x)`` is ``switcher[name](x)``."""
+        return self[name](*inputs, **kwargs)
+
+    def use(self, name: str) -> AbstractContextManager[nn.Module]:
+        """Opens a model for a ``with`` block, which has the module itself, all of it on the device.
+
+        In the block the module's parameters can be read and any of its methods called, such as ``generate``. Calls of
+        the model, and blocks within the block, work too. After the block the module refuses again.
+
+        Weights stay read only: the end of the block raises an error if they were written to, and they come anew. The
+        block holds the switcher: calls of other threads wait until it ends.
+
+        The block is in inference mode, as calls are, so that nothing keeps weights for a backward pass. The
+        ``no_grad`` of transformers' ``generate`` changes nothing in it. ``clone()`` an answer after the block to
+        differentiate through it.
+
+        Work on other streams must be forked from the stream that is current at the begin of the block, and joined
+        before its end; calls of the model see to that themselves.
+
+        Parameters
+        ----------
+        name
+            The name that the model was added by.
+
+        Returns
+        -------
+        AbstractContextManager[nn.Module]
+            Enter it to get the module.
+
+        Raises
+        ------
+        tenure.Error
+            There is no such model, or no room for it.
+
+        Examples
+        --------
+        >>> with switcher.use("gpt2") as module:  # doctest: +SKIP
+        ...     tokens = module.generate(prompt, max_new_tokens=20)
+        """
+        return self[name].use()
+
+    def sleep(self, name: str | None = None) -> None:
+        """Has a model leave the device, or all of them, and gives memory that no model has back to the driver.
+
+        Nothing is copied; the host waits for work that uses that memory. Other processes, and
+        ``torch.cuda.mem_get_info``, find it free. A model that sleeps comes back when it is called.
+
+        Parameters
+        ----------
+        name
+            The model; by default all of them, pinned ones too.
+
+        Raises
+        ------
+        tenure.Error
+            There is no such model, one is being called, or one of its tensors is held outside of it. No model has left
+            then.
+        """
+        with self._lock:
+            models = list(self._models.values()) if name is None else [self[name]]
+            for model in models:
+                model._check_can_leave()
+            for model in models:
+                model.evict()
+            self._native.trim()
+
+    def wake(self, name: str | None = None) -> None:
+        """Brings a model to the device, as `SwitchedModel.load` does, or as many as have room.
+
+        Copies are under way then.
+
+        Parameters
+        ----------
+        name
+            The model, for which others make room. By default those that were used last come first, and none leaves.
+
+        Raises
+        ------
+        tenure.Error
+            There is no such model, there is no room for it, or the device has no memory left.
+        """
+        with self._lock:
+            if name is not None:
+                self[name].load()
+                return
+            for model in sorted(self._models.values(), key=lambda model: model._used_at, reverse=True):
+                if 0 < model._native.missing_bytes <= self._native.free_bytes:
+                    model._load()
+
     def report(self) -> SwitcherReport:
         """What it did so far; waits for copies that are under way.
 
@@ -224,6 +368,9 @@ class Switcher:
                 switches=self._switches,
                 copied_bytes=self._native.copied_bytes,
                 copy_ms=self._copy_ms,
+                taken_bytes=self._native.taken_bytes,
+                peak_bytes=self._native.peak_bytes,
+                per_model=tuple(model._report() for model in models),
             )
 
     def close(self) -> None:
@@ -253,12 +400,26 @@ class Switcher:
         self._make_room(model)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(self._copies)
-        model._native.load()
+        try:
+            model._native.load()
+        except OutOfMemoryError:
+            # PyTorch may keep enough that nothing uses.
+            torch.cuda.empty_cache()
+            self._load_or_trim(model)
         end.record(self._copies)
-        self._timed.append((start, end))
+        self._timed.append((start, end, model))
         self._switches += 1
+        model._switches += 1
         self._note_times(waits=False)
         return start, end
+
+    def _load_or_trim(self, model: SwitchedModel) -> None:
+        """Brings what is missing of a model, or else keeps no memory that it would have had."""
+        try:
+            model._native.load()
+        except OutOfMemoryError:
+            self._native.trim()
+            raise
 
     def _make_room(self, model: SwitchedModel) -> None:
         """Evicts what was used longest ago. If that is not enough, loading says so."""
@@ -279,25 +440,26 @@ class Switcher:
 
     def _note_times(self, *, waits: bool) -> None:
         while self._timed and (waits or self._timed[0][1].query()):
-            start, end = self._timed.pop(0)
+            start, end, model = self._timed.pop(0)
             end.synchronize()
-            self._copy_ms += start.elapsed_time(end)
+            taken_ms = start.elapsed_time(end)
+            self._copy_ms += taken_ms
+            model._copies_ms += taken_ms
+            model._last_copy_ms = taken_ms
 
 
 def _opened(device: int | str | torch.device) -> torch.device:
-    """A device whose memory Tenure manages."""
+    """A device, with Tenure's memory on it if Tenure is installed."""
     given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if given.type != "cuda":
         raise Error(f"device={str(given)!r}: expected one of CUDA's")
-    if installed() is None:
-        raise Error(
-            f"Tenure does not manage the memory of {given}: call tenure.torch.install() before the program first uses "
-            "CUDA"
-        )
+    if not torch.cuda.is_available():
+        raise Error(f"device={str(given)!r}: PyTorch finds no GPU")
+    torch.cuda.init()
     index = torch.cuda.current_device() if given.index is None else given.index
     if not index < torch.cuda.device_count():
         raise Error(f"device {index}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices")
-    if index not in _native.installed():
+    if installed() is not None and index not in _native.installed():
         # Opened with its first block.
         torch.empty(1, device=f"cuda:{index}")
     return torch.device("cuda", index)

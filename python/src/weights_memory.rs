@@ -1,0 +1,58 @@
+//! The memory of a device that a switcher has weights in: Tenure's under PyTorch, or one of its own beside PyTorch's.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tenure::prelude::*;
+use tenure_capi::shared;
+use tenure_device::memory;
+
+/// Devices that were opened beside PyTorch's allocator, for the rest of the process.
+static BESIDE: Mutex<Vec<WeightsMemory>> = Mutex::new(Vec::new());
+
+/// A device's memory, and how its driver gets to know streams of PyTorch's.
+#[derive(Clone)]
+pub(crate) struct WeightsMemory {
+    pub(crate) memory: &'static DeviceMemory,
+    /// None where Tenure is under PyTorch, which tells the driver.
+    beside: Option<Arc<cuda::CudaDriver>>,
+}
+
+impl WeightsMemory {
+    /// Opens a device, if Tenure is not under PyTorch there, without a byte of its memory. What is opened here is no
+    /// installed device, so that nobody takes PyTorch's memory for Tenure's.
+    ///
+    /// # Errors
+    /// There is no such device, or its driver failed.
+    pub(crate) fn open(index: u8) -> Result<Self, MemoryError> {
+        if let Some(memory) = memory::installed(index.into()) {
+            return Ok(Self { memory, beside: None });
+        }
+        let mut opened = BESIDE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = opened.iter().find(|known| known.memory.device().index() == index) {
+            return Ok(known.clone());
+        }
+        let driver = cuda::platform().cuda_driver(index)?;
+        let memory = DeviceMemory::new(Arc::clone(&driver) as _, MemoryConfig::default())?;
+        let made = Self { memory: Box::leak(Box::new(memory)), beside: Some(driver) };
+        opened.push(made.clone());
+        Ok(made)
+    }
+
+    /// A stream of PyTorch's.
+    ///
+    /// # Safety
+    /// The handle is null or a stream of the device that exists for as long as anybody may use it, as PyTorch's do.
+    pub(crate) unsafe fn stream(&self, handle: usize) -> Option<Stream> {
+        let Some(driver) = &self.beside else {
+            // SAFETY: by the function's contract.
+            return unsafe { shared::stream(self.memory.device(), handle) };
+        };
+        let id = StreamId(handle as u64);
+        if id == StreamId::NULL {
+            return Some(self.memory.streams().null());
+        }
+        // SAFETY: by the function's contract.
+        unsafe { driver.adopt_stream(id) };
+        Some(self.memory.streams().external(id))
+    }
+}

@@ -1,0 +1,161 @@
+"""What goes wrong under a switcher leaves everything right, and nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from switching import CHUNK, MIB, Large, answer_of, computing, large, opened, resnet, save
+from torch import Tensor, nn
+
+import tenure
+import tenure.torch
+
+
+class Failing(Large):
+    """Fails in the middle, if it is told to."""
+
+    fails = False
+
+    def forward(self, start: Tensor) -> Tensor:
+        first = self.layers[-1].weight[:2].flatten().clone()
+        if self.fails:
+            raise ValueError(f"in the middle, after {first.numel()}")
+        return super().forward(start)
+
+
+def test_an_exception_in_the_forward_leaves_this_model_and_others_right() -> None:
+    with opened(4) as switcher, computing():
+        failing, x = Failing(1), torch.zeros(1)
+        other, _ = large(2)
+        expected = {"failing": answer_of(failing, x), "other": answer_of(other, x)}
+        switcher.add("failing", failing)
+        switcher.add("other", other)
+        host_bytes = switcher.report().image_bytes
+        for turn in range(6):
+            failing.fails = True
+            with pytest.raises(ValueError, match="in the middle"):
+                switcher("failing", x.cuda())
+            failing.fails = False
+            with pytest.raises(tenure.Error, match="only while the model is called"):
+                list(failing.parameters())
+            for name in expected if turn % 2 else reversed(expected):
+                assert torch.equal(switcher(name, x.cuda()).cpu(), expected[name]), (turn, name)
+            if turn % 3 == 0:
+                switcher.sleep()
+                assert switcher.report().taken_bytes == 0
+        assert switcher.report().image_bytes == host_bytes
+    report = switcher.report()
+    assert (report.image_bytes, report.taken_bytes) == (0, 0)
+
+
+def test_a_device_that_is_full_of_others_memory_is_told_and_tried_again() -> None:
+    os.environ["TENURE_CUDART_CAPACITY"] = str(8 * CHUNK)
+    switcher = opened(8)
+    module, x = large(layers=4, rows=CHUNK // 4)
+    switcher.add("model", module)
+    switcher.add("small", large(layers=1, rows=16)[0])
+    switcher.wake("small")
+    # One of the model's four chunks has room.
+    held = torch.empty(5 * CHUNK + CHUNK // 2, dtype=torch.uint8, device="cuda")
+    for _ in range(3):
+        with pytest.raises(tenure.OutOfMemoryError, match="take a smaller device_bytes"):
+            switcher("model", x.cuda())
+        report = switcher.report()
+        assert (report.taken_bytes, report.resident_bytes) == (CHUNK, CHUNK)
+        assert switcher("small", x.cuda()).shape == (5,)
+    del held
+    torch.cuda.empty_cache()
+    assert switcher("model", x.cuda()).shape == (17,)
+
+
+def test_a_file_that_is_damaged_after_it_was_added_is_told_until_it_is_there_again(tmp_path: Path) -> None:
+    tenure.torch.install()
+    switcher = tenure.torch.Switcher(device_bytes=8 * CHUNK, host_bytes=20 * MIB)
+    x = torch.zeros(1)
+    with computing():
+        modules = [Large(seed, layers=4) for seed in range(2)]
+        expected = [answer_of(module, x) for module in modules]
+        paths = [tmp_path / f"{seed}.safetensors" for seed in range(2)]
+        for seed, module in enumerate(modules):
+            save(paths[seed], dict(module.state_dict()))
+            switcher.add(str(seed), module, paths[seed])
+        whole = paths[0].read_bytes()
+        for _ in range(3):
+            os.truncate(paths[0], len(whole) // 2)
+            with pytest.raises(tenure.Error, match="'?0'?: its weights cannot be read"):
+                switcher("0", x.cuda())
+            assert torch.equal(switcher("1", x.cuda()).cpu(), expected[1])
+            paths[0].write_bytes(whole)
+            assert torch.equal(switcher("0", x.cuda()).cpu(), expected[0])
+            switcher.sleep()
+            assert torch.equal(switcher("1", x.cuda()).cpu(), expected[1])
+            switcher.sleep()
+            assert switcher.report().image_bytes <= 20 * MIB
+
+
+@pytest.mark.parametrize("chunk_bytes", [2 * MIB, 6 * MIB])
+def test_what_weights_take_never_exceeds_the_budget_which_need_not_be_whole_chunks(chunk_bytes: int) -> None:
+    tenure.torch.install()
+    budget = 31 * MIB + 4096
+    switcher = tenure.torch.Switcher(device_bytes=budget, host_bytes=1 << 30, chunk_bytes=chunk_bytes)
+    order = random.Random(1)
+    with computing():
+        made = [Large(seed, layers=1 + seed) for seed in range(5)]
+        expected = [answer_of(module, torch.zeros(1)) for module in made]
+        for number, module in enumerate(made):
+            switcher.add(str(number), module)
+        torch.cuda.synchronize()
+        for _ in range(40):
+            number = order.randrange(5)
+            assert torch.equal(switcher(str(number), torch.zeros(1).cuda()).cpu(), expected[number])
+            report = switcher.report()
+            assert report.resident_bytes <= report.taken_bytes <= report.peak_bytes <= budget
+            whole = -(-report.per_model[number].bytes // chunk_bytes) * chunk_bytes
+            assert report.per_model[number].resident_bytes == whole
+    assert switcher.report().peak_bytes == budget // chunk_bytes * chunk_bytes
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, MIB, 3 * MIB, 1 << 50])
+def test_chunks_are_multiples_of_two_mib(chunk_bytes: int) -> None:
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        tenure.torch.Switcher(device_bytes=1 << 30, host_bytes=1 << 30, chunk_bytes=chunk_bytes)
+
+
+def test_headers_that_are_none_are_refused(tmp_path: Path) -> None:
+    switcher = opened(2)
+    path = tmp_path / "weights.safetensors"
+
+    def refused(content: bytes, said: str) -> None:
+        path.write_bytes(content)
+        with pytest.raises(tenure.Error, match=said):
+            switcher.add("refused", nn.Linear(2, 3), path)
+        assert (switcher.report().image_bytes, switcher.report().models) == (0, 0)
+
+    def of(header: Any) -> bytes:
+        text = header if isinstance(header, bytes) else repr(header).replace("'", '"').encode()
+        return len(text).to_bytes(8, "little") + text + bytes(64)
+
+    good = {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}
+    for header in (b"garbage", b"\xff\xfe{}", b"[]", b"7", {"weight": []}, {"weight": {"dtype": "F32"}}):
+        refused(of(header), "damaged")
+    for change in ({"data_offsets": [24, 0]}, {"data_offsets": [0, 1 << 40]}, {"shape": [3, -2]}, {"shape": "x"}):
+        refused(of({"weight": good | change}), "damaged")
+    refused(of({"weight": good}), "no tensor 'bias'")
+
+
+def test_a_model_that_was_refused_can_be_added_with_more_room() -> None:
+    module, x = resnet()
+    module.eval()
+    with opened(1) as switcher, computing():
+        expected = answer_of(module, x)
+        small = tenure.torch.Switcher(device_bytes=CHUNK, host_bytes=1024)
+        with pytest.raises(tenure.Error, match="allow more, or unload models"):
+            small.add("model", module)
+        assert (small.report().image_bytes, small.report().taken_bytes) == (0, 0)
+        switcher.add("model", module)
+        assert torch.equal(switcher("model", x.cuda()).cpu(), expected)
