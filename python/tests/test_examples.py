@@ -108,6 +108,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 both = pytest.mark.parametrize("example", ["prefix_cache.py", "shared_weights.py"])
+all_of_them = pytest.mark.parametrize("example", ["prefix_cache.py", "shared_weights.py", "switch.py"])
 
 
 @both
@@ -119,7 +120,7 @@ def test_help_needs_nothing(machine: Machine, example: str) -> None:
     assert "--json" in result.stdout
 
 
-@both
+@all_of_them
 @pytest.mark.parametrize(("module", "name"), [("torch", "torch"), ("tenure/__init__", "tenure")])
 def test_what_is_not_installed_is_named(machine: Machine, example: str, module: str, name: str) -> None:
     machine.has(module, MISSING)
@@ -137,7 +138,7 @@ def test_a_model_that_is_none_is_told(machine: Machine) -> None:
     assert "--model nonsense: no model" in machine.fails("shared_weights.py", "--model", "nonsense")
 
 
-@both
+@all_of_them
 def test_no_gpu_is_told(machine: Machine, example: str) -> None:
     machine.torch("cuda.is_available = lambda: False")
     assert "PyTorch finds no GPU" in machine.fails(example)
@@ -153,6 +154,12 @@ def test_why_tenure_stands_aside_is_told(machine: Machine, example: str) -> None
 def test_why_tenure_refuses_is_told(machine: Machine, example: str) -> None:
     machine.tenure(warning="raise Error('too late')")
     assert "too late" in machine.fails(example)
+
+
+def test_switch_names_the_library_of_its_models(machine: Machine) -> None:
+    machine.has("transformers", MISSING)
+    said = machine.fails("switch.py")
+    assert "No module named 'transformers'" in said and "install it" in said
 
 
 def test_weights_that_a_device_has_no_room_for_are_told(machine: Machine) -> None:

@@ -1,0 +1,121 @@
+"""Models of other libraries under a switcher, on a simulated GPU, where those libraries are there."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from switching import computing, opened
+from torch import Tensor
+
+import tenure.torch
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "switch.py"
+
+#: What the host computes with another attention than PyTorch chooses for it.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def gpt2() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=32, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def test_gpt2_generates_in_a_block_what_it_generates_alone() -> None:
+    module, ids = gpt2(), torch.randint(1, 100, (1, 5))
+    wanted = {"max_new_tokens": 6, "do_sample": False}
+    expected = module.generate(ids, attention_mask=torch.ones_like(ids), **wanted)
+    switcher = opened(2)
+    switcher.add("gpt2", module)
+    for turn in range(4):
+        with computing():
+            ids_there = ids.cuda()
+            with switcher.use("gpt2") as used:
+                made = used.generate(ids_there, attention_mask=torch.ones_like(ids_there), **wanted)
+            assert torch.equal(made.cpu(), expected)
+            assert switcher("gpt2", ids_there).logits.shape == (1, 5, 100)
+        if turn % 2:
+            switcher.sleep()
+
+
+def test_adapters_are_chosen_in_a_block() -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=4, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
+    module = peft.get_peft_model(gpt2(), settings, adapter_name="one")
+    module.add_adapter("two", settings)
+    module.eval()
+    ids = torch.randint(1, 100, (1, 5))
+    expected = {}
+    for adapter in ("one", "two"):
+        module.set_adapter(adapter)
+        with torch.inference_mode():
+            expected[adapter] = module(input_ids=ids).logits
+    assert not torch.allclose(expected["one"], expected["two"])
+    switcher = opened(2)
+    switcher.add("adapted", module)
+    for turn in range(3):
+        for adapter in ("one", "two"):
+            with computing():
+                with switcher.use("adapted") as used:
+                    used.set_adapter(adapter)
+                    inside = used(input_ids=ids.cuda()).logits.cpu()
+                # The choice is kept.
+                after = switcher("adapted", input_ids=ids.cuda()).logits.cpu()
+            torch.testing.assert_close(inside, expected[adapter], **CLOSE)
+            assert torch.equal(after, inside)
+        if turn % 2 == 0:
+            switcher.sleep()
+
+
+def test_a_detector_of_torchvision_finds_what_it_finds_alone() -> None:
+    detection = pytest.importorskip("torchvision").models.detection
+    module = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=4, min_size=64, max_size=64, box_score_thresh=0.0
+    ).eval()
+    image = torch.rand(3, 64, 64)
+    with torch.inference_mode():
+        (expected,) = module([image])
+    switcher = opened(8)
+    switcher.add("detector", module)
+    for turn in range(3):
+        with computing():
+            (found,) = switcher("detector", [image.cuda()])
+        assert expected.keys() == found.keys() and len(expected["boxes"]) > 0
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name].cpu(), tensor, **CLOSE)
+        if turn % 2:
+            switcher.sleep()
+
+
+def test_a_transformer_of_timm_that_is_added_with_an_example_answers_as_it_does_alone() -> None:
+    timm = pytest.importorskip("timm")
+    module = timm.create_model("vit_tiny_patch16_224", pretrained=False, img_size=32, depth=2, num_classes=5).eval()
+    image: Tensor = torch.rand(1, 3, 32, 32)
+    with torch.inference_mode():
+        expected = module(image)
+    switcher = opened(1)
+    with computing():
+        model = switcher.add("vit", module, example=image)
+        for _ in range(3):
+            torch.testing.assert_close(model(image.cuda()).cpu(), expected, **CLOSE)
+            switcher.sleep()
+
+
+def test_the_example_of_two_models_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    tenure.torch.install()
+    with computing():
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    said = capfd.readouterr().out
+    assert said.count("read (1, 20, 256)") == 3 and "gpt2: " in said and "bert: " in said
