@@ -127,9 +127,12 @@ fn a_model_is_computed_with_while_it_comes_and_costs_nothing_while_it_stays() {
         let statistics = switch.statistics();
         assert_eq!((statistics.loads, statistics.evicted_bytes), (3, 4 * chunk));
         assert_eq!(statistics.copied_bytes, 3 * bytes - 2 * chunk);
+        assert_eq!((statistics.taken_bytes, statistics.peak_bytes), (5 * chunk, 5 * chunk));
         drop(models);
         switch.trim().unwrap();
         assert_eq!(switch.free_bytes(), 5 * chunk);
+        let statistics = switch.statistics();
+        assert_eq!((statistics.taken_bytes, statistics.peak_bytes), (0, 5 * chunk));
         memory.driver().free(target).unwrap();
         expect_peace(memory);
     }
