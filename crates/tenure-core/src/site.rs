@@ -131,6 +131,16 @@ impl Site {
         HERE.get().site
     }
 
+    /// The module's path; empty outside of all.
+    pub fn module(self) -> Name {
+        self.module
+    }
+
+    /// The operation; empty outside of all.
+    pub fn operation(self) -> Name {
+        self.op
+    }
+
     /// Begins a pass, such as the forward pass of a step: occurrences are counted from 0. Inside of another pass or a
     /// module, it is part of that.
     pub fn begin_pass() -> SiteGuard {

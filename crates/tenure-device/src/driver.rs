@@ -153,7 +153,12 @@ pub trait Driver: Send + Sync {
     /// `address..address + bytes` stays mapped until [`unregister_host`](Self::unregister_host).
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError>;
 
-    /// Undoes [`register_host`](Self::register_host) of the same address. Copies from and to it must have completed.
+    /// Where kernels find host memory that is registered, to read it in place: at the speed of the link, and with no copy on the
+    /// device. It holds until the memory is unregistered.
+    fn host_on_device(&self, address: *const u8) -> Result<Address, CallError>;
+
+    /// Undoes [`register_host`](Self::register_host) of the same address. Copies from and to it must have completed, and
+    /// kernels that read it in place.
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError>;
 
     /// The processes that hold memory of the device, this one included. `None` where the system does not tell.

@@ -56,7 +56,8 @@ pub struct Image {
     manifest: Arc<Manifest>,
     sealed: Sealed,
     reading: Reading,
-    is_pinned: bool,
+    /// Of the device that it is pinned for.
+    driver: Option<Arc<dyn Driver>>,
     progress: Arc<Progress>,
 }
 
@@ -141,7 +142,7 @@ impl Image {
                 progress.arrived(index, result);
             });
         }
-        Ok(Self { manifest: Arc::clone(manifest), sealed, reading, is_pinned: driver.is_some(), progress })
+        Ok(Self { manifest: Arc::clone(manifest), sealed, reading, driver: driver.cloned(), progress })
     }
 
     /// What it is made of.
@@ -179,13 +180,34 @@ impl Image {
     /// # Panics
     /// The image is pinned for a device.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
-        assert!(!self.is_pinned, "an image that is pinned for a device is not written to");
+        assert!(self.driver.is_none(), "an image that is pinned for a device is not written to");
         let Range { start, end } = self.manifest.groups[group];
         let (first, image) = (self.reading.as_ptr().wrapping_add(start as usize), Arc::clone(self));
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(image));
         // SAFETY: mapped for reading and writing of this process's own as long as there is the image; what has arrived, nobody
         // writes any more.
         unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) }
+    }
+
+    /// The bytes of a group as a storage of the device that the image is pinned for, whose kernels read them in place: over the
+    /// link, a read at a time, with no copy on the device. Whoever uses it waits until they are there. It keeps the image, and is
+    /// to be read only; what was launched with it must be done when it goes.
+    ///
+    /// # Errors
+    /// The driver says of no address.
+    ///
+    /// # Panics
+    /// The image is not pinned.
+    pub fn storage_on_device(self: &Arc<Self>, group: usize) -> Result<Storage, SwitchError> {
+        let driver = self.driver.as_ref().expect("an image that is pinned for a device");
+        let Range { start, end } = self.manifest.groups[group];
+        let first = driver.host_on_device(self.reading.as_ptr().wrapping_add(start as usize))?;
+        let image = Arc::clone(self);
+        // A device's address is a number to the host, which never follows it.
+        let first = std::ptr::without_provenance_mut(first as usize);
+        let data = DataPtr::foreign(first, driver.device(), move || drop(image));
+        // SAFETY: kernels read it as long as there is the image; what has arrived, nobody writes any more.
+        Ok(unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) })
     }
 
     /// When each group's [storage](Self::storage) was used first.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::{Arrival, DataPtr, Storage, StreamId};
-use tenure_device::{Event, EventKind, Stream};
+use tenure_core::{Arrival, DataPtr, Name, Site, Storage, StreamId};
+use tenure_device::{Driver, Event, EventKind, Stream};
 
 use crate::{Model, SwitchError};
 
@@ -21,9 +21,11 @@ pub struct Run<'a> {
 pub struct DeviceUse {
     /// The group.
     pub group: usize,
-    /// What the device computes from this use to the next one, or to the end of the run, in µs. The wait for the group is in
-    /// it, if there was one.
+    /// What the device computes from this use to the first one of another module ([`Site`]), or to the end of the run, in µs. It is
+    /// 0 if the use before was the same module's.
     pub compute_us: f64,
+    /// The operation that uses it, if no other does.
+    pub operation: Option<Name>,
 }
 
 /// What the runs of a model have waited for.
@@ -38,10 +40,21 @@ struct Current {
     /// That of the run; none while there is no run.
     stream: Option<StreamId>,
     has_waited: Vec<bool>,
-    /// The first use of each group, if the run is measured.
-    uses: Option<Vec<(usize, Event)>>,
+    /// The first use of each group, if the run is measured, and whether there was one.
+    uses: Option<Vec<Use>>,
+    is_used: Vec<bool>,
     /// Why the stream does not wait for a group.
     failure: Option<SwitchError>,
+}
+
+/// The first use of a group.
+struct Use {
+    group: usize,
+    module: Name,
+    /// When, if the use before was not the same module's.
+    at: Option<Event>,
+    /// Of all uses, if it is one.
+    operation: Option<Name>,
 }
 
 /// A group of a model, as a storage has it.
@@ -75,24 +88,32 @@ impl Model {
     /// Begins work on a stream. [`used_by`](Self::used_by) is to be said when all of it is there; a capture uses nothing, its
     /// launches do.
     pub fn run(&self, stream: &Stream) -> Run<'_> {
-        self.begin_run(stream, false)
+        let only = self.runs().only.lock();
+        let has_waited = vec![false; self.manifest().groups().len()];
+        *self.runs().current.lock() = Current { stream: Some(stream.id()), has_waited, ..Current::default() };
+        Run { model: self, stream: stream.clone(), _only: only }
+    }
+
+    /// The same, on a stream that comes after all copies of the model: it waits for none.
+    pub fn run_behind_copies(&self, stream: &Stream) -> Run<'_> {
+        let run = self.run(stream);
+        self.runs().current.lock().has_waited.fill(true);
+        run
     }
 
     /// The same; [`Run::uses`] says then in which order groups were used, and how long the device computed with each.
-    pub fn measured_run(&self, stream: &Stream) -> Run<'_> {
-        self.begin_run(stream, true)
-    }
-
-    fn begin_run(&self, stream: &Stream, is_measured: bool) -> Run<'_> {
-        let only = self.runs().only.lock();
+    ///
+    /// # Errors
+    /// The stream cannot wait for the copies.
+    pub fn measured_run(&self, stream: &Stream) -> Result<Run<'_>, SwitchError> {
         let groups = self.manifest().groups().len();
-        *self.runs().current.lock() = Current {
-            stream: Some(stream.id()),
-            has_waited: vec![false; groups],
-            uses: is_measured.then(Vec::new),
-            failure: None,
-        };
-        Run { model: self, stream: stream.clone(), _only: only }
+        // Now, so that waits are in no time.
+        (0..groups).try_for_each(|group| self.wait(group, stream))?;
+        let run = self.run_behind_copies(stream);
+        let mut current = self.runs().current.lock();
+        (current.uses, current.is_used) = (Some(Vec::new()), vec![false; groups]);
+        drop(current);
+        Ok(run)
     }
 
     /// A storage of a group is used now.
@@ -100,25 +121,38 @@ impl Model {
         let stream = self.memory().streams().current();
         let mut current = self.runs().current.lock();
         let is_of_run = current.stream == Some(stream.id());
-        if is_of_run && current.has_waited[group] {
-            return;
-        }
-        if let Err(error) = self.wait(group, &stream) {
-            current.failure.get_or_insert(error);
-            return;
-        }
-        if !is_of_run {
-            return;
-        }
-        current.has_waited[group] = true;
-        let Some(uses) = &mut current.uses else { return };
-        let mut used = Event::new(Arc::clone(self.memory().driver()), EventKind::Timing);
-        match used.record(&stream) {
-            Ok(()) => uses.push((group, used)),
-            Err(error) => {
-                current.failure.get_or_insert(error.into());
+        if !is_of_run || !current.has_waited[group] {
+            if let Err(error) = self.wait(group, &stream) {
+                current.failure.get_or_insert(error);
+            } else if is_of_run {
+                current.has_waited[group] = true;
             }
         }
+        if is_of_run
+            && current.uses.is_some()
+            && let Err(error) = current.note(group, &stream, self.memory().driver())
+        {
+            current.failure.get_or_insert(error);
+        }
+    }
+}
+
+impl Current {
+    /// Notes a use in a run that is measured.
+    fn note(&mut self, group: usize, stream: &Stream, driver: &Arc<dyn Driver>) -> Result<(), SwitchError> {
+        let (site, Some(uses)) = (Site::current(), &mut self.uses) else { return Ok(()) };
+        let (module, operation) = (site.module(), site.operation());
+        if std::mem::replace(&mut self.is_used[group], true) {
+            if let Some(used) = uses.iter_mut().find(|used| used.group == group) {
+                used.operation = used.operation.filter(|other| *other == operation);
+            }
+            return Ok(());
+        }
+        let goes_on = uses.last().is_some_and(|last| last.module == module && !module.as_str().is_empty());
+        let mut at = (!goes_on).then(|| Event::new(Arc::clone(driver), EventKind::Timing));
+        at.as_mut().map_or(Ok(()), |at| at.record(stream))?;
+        uses.push(Use { group, module, at, operation: Some(operation) });
+        Ok(())
     }
 }
 
@@ -142,9 +176,10 @@ impl Run<'_> {
         let uses = self.model.runs().current.lock().uses.take().unwrap_or_default();
         self.end()?;
         let mut measured = Vec::with_capacity(uses.len());
-        for (index, (group, used)) in uses.iter().enumerate() {
-            let next = uses.get(index + 1).map_or(&ended, |(_, next)| next);
-            measured.push(DeviceUse { group: *group, compute_us: used.elapsed_us(next)? });
+        for (index, Use { group, at, operation, .. }) in uses.iter().enumerate() {
+            let next = uses[index + 1..].iter().find_map(|next| next.at.as_ref()).unwrap_or(&ended);
+            let compute_us = at.as_ref().map_or(Ok(0.0), |at| at.elapsed_us(next))?;
+            measured.push(DeviceUse { group: *group, compute_us, operation: *operation });
         }
         Ok(measured)
     }

@@ -3,13 +3,14 @@
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tenure_alloc::{Address, Backing, Mark};
 use tenure_core::Device;
 use tenure_device::graph::Gate;
 use tenure_device::memory::DeviceMemory;
-use tenure_device::{Priority, Stream};
+use tenure_device::{Event, EventKind, Priority, Stream};
 
 use crate::room::{Free, Room, Window};
 use crate::run::Runs;
@@ -86,6 +87,8 @@ struct Residence {
     copied: Option<Mark>,
     /// When what was computed with it last is done.
     used: Option<Mark>,
+    /// Around its last copies.
+    timed: Option<[Event; 2]>,
 }
 
 /// What bringing a model took.
@@ -128,7 +131,7 @@ impl Switch {
         let gates = manifest.groups().iter().map(|_| Gate::new(self.shared.memory)).collect::<Result<_, _>>()?;
         let window = state.room.reserve(manifest.bytes())?;
         let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
-        let residence = Mutex::new(Residence { window, copied: None, used: None });
+        let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None });
         Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
     }
 
@@ -245,6 +248,24 @@ impl Model {
     /// # Panics
     /// It is another model's image.
     pub fn load(&self, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
+        self.load_groups(image, self.manifest.groups())
+    }
+
+    /// The same in one copy, whatever the groups are, of an image that is there: as fast as the link is.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    ///
+    /// # Panics
+    /// It is another model's image.
+    pub fn load_at_once(&self, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
+        image.wait_for_all()?;
+        let loaded = self.load_groups(image, &[0..self.manifest.bytes()])?;
+        self.gates.lock().iter_mut().try_for_each(|gate| gate.record(&self.shared.copies))?;
+        Ok(loaded)
+    }
+
+    fn load_groups(&self, image: &Arc<Image>, groups: &[Range<u64>]) -> Result<Loaded, SwitchError> {
         assert!(Arc::ptr_eq(image.manifest(), &self.manifest), "an image of the same model");
         let (mut residence, mut gates) = (self.residence.lock(), self.gates.lock());
         let missing: Vec<usize> =
@@ -260,8 +281,10 @@ impl Model {
             }
             state.room.take(&residence.window, &missing)?
         };
-        let (mut loaded, mut taken) = (Loaded::default(), taken.into_iter().peekable());
-        let brought = self.bring(image, &missing, &mut taken, &mut residence.window, &mut gates, &mut loaded);
+        let mut taken = taken.into_iter().peekable();
+        let event = || Event::new(Arc::clone(self.shared.memory.driver()), EventKind::Timing);
+        residence.timed = Some([event(), event()]);
+        let brought = self.bring(image, groups, &missing, &mut taken, &mut residence, &mut gates);
         let mut state = self.shared.state.lock();
         // Of copies that are under way, too.
         let marked = match self.shared.memory.backing().record(self.shared.copies.id()) {
@@ -273,16 +296,13 @@ impl Model {
             // What cannot be marked is waited for.
             Err(_) => self.shared.memory.driver().synchronize_stream(self.shared.copies.id()),
         };
-        if let Err(error) = brought.and(marked.map_err(SwitchError::from)) {
-            let Residence { window, copied, used } = &mut *residence;
+        let loaded = brought.and_then(|loaded| Ok(marked.map(|()| loaded)?)).inspect_err(|_| {
+            let Residence { window, copied, used, .. } = &mut *residence;
             missing.iter().for_each(|slot| state.room.empty(window, *slot, *copied, *used));
             state.room.give_back(taken);
-            return Err(error);
-        }
+        })?;
         state.statistics.loads += 1;
         state.statistics.copied_bytes += loaded.copied_bytes;
-        // With copies under way, while nobody waits. The model is there; what cannot be let go of yet is tried again.
-        let _ = state.tidy(self.shared.memory.backing());
         Ok(loaded)
     }
 
@@ -290,15 +310,16 @@ impl Model {
     fn bring(
         &self,
         image: &Image,
+        groups: &[Range<u64>],
         missing: &[usize],
         taken: &mut Peekable<impl Iterator<Item = Free>>,
-        window: &mut Window,
+        residence: &mut Residence,
         gates: &mut [Gate],
-        loaded: &mut Loaded,
-    ) -> Result<(), SwitchError> {
+    ) -> Result<Loaded, SwitchError> {
         let Shared { memory, copies, chunk_bytes, .. } = &*self.shared;
-        let mut slots = missing.iter().copied().peekable();
-        for (index, group) in self.manifest.groups().iter().enumerate() {
+        let Residence { window, timed, .. } = residence;
+        let (mut loaded, mut slots) = (Loaded::default(), missing.iter().copied().peekable());
+        for (index, group) in groups.iter().enumerate() {
             while let Some(slot) = slots.next_if(|slot| *slot as u64 * chunk_bytes < group.end) {
                 let free = taken.peek().expect("one was taken for each place");
                 window.map(slot, free, *chunk_bytes, memory.backing(), copies.id())?;
@@ -309,6 +330,9 @@ impl Model {
                 let source = image.wait(index)?.wrapping_add((run.start - group.start) as usize);
                 let bytes = run.end - run.start;
                 let target = self.address + run.start;
+                if let Some([begun, _]) = timed.as_mut().filter(|_| loaded.copies == 0) {
+                    begun.record(copies)?;
+                }
                 // SAFETY: the group is there, and nobody writes it; the image is kept until the device has passed a mark behind
                 // the copy.
                 unsafe { memory.driver().copy_to_device_async(target, source, bytes, copies.id())? };
@@ -320,7 +344,22 @@ impl Model {
                 gates[index].record(copies)?;
             }
         }
-        Ok(())
+        timed.as_mut().map_or(Ok(()), |[_, ended]| ended.record(copies))?;
+        Ok(loaded)
+    }
+
+    /// How long its last copies took, from the first one's begin to the last one's end; they are waited for. Nothing before there
+    /// were any.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
+        let residence = self.residence.lock();
+        let Some([begun, ended]) = residence.timed.as_ref().filter(|timed| timed[1].id().is_some()) else {
+            return Ok(None);
+        };
+        ended.synchronize()?;
+        Ok(Some(Duration::from_secs_f64(begun.elapsed_us(ended)? / 1e6)))
     }
 
     /// Makes later work of a stream wait until a group is there, and in a capture each launch of it.
@@ -346,6 +385,9 @@ impl Model {
             // What cannot be marked is waited for.
             Err(_) => stream.synchronize()?,
         }
+        drop(residence);
+        // While the device computes. What cannot be let go of yet is tried again.
+        let _ = self.shared.state.lock().tidy(backing);
         Ok(())
     }
 
@@ -353,7 +395,7 @@ impl Model {
     /// waits for nothing. Returns the bytes that are free now.
     pub fn evict(&self, chunks: usize) -> u64 {
         let (mut residence, mut state) = (self.residence.lock(), self.shared.state.lock());
-        let Residence { window, copied, used } = &mut *residence;
+        let Residence { window, copied, used, .. } = &mut *residence;
         let there = (0..window.chunks.len()).rev().filter(|slot| window.chunks[*slot].is_some());
         let leaving: Vec<usize> = there.take(chunks).collect();
         leaving.iter().for_each(|slot| state.room.empty(window, *slot, *copied, *used));

@@ -179,13 +179,23 @@ impl Driver for CudaDriver {
 
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError> {
         self.in_context(Call::RegisterHost, || {
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             let flags = match access {
-                Access::Read => sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY,
-                Access::ReadWrite => sys::CU_MEMHOSTREGISTER_PORTABLE,
+                Access::Read => flags | sys::CU_MEMHOSTREGISTER_READ_ONLY,
+                Access::ReadWrite => flags,
             };
             let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the caller keeps the range mapped.
             check(unsafe { sys::cuMemHostRegister_v2(address.cast(), bytes as usize, flags) })
+        })
+    }
+
+    fn host_on_device(&self, address: *const u8) -> Result<Address, CallError> {
+        self.in_context(Call::HostOnDevice, || {
+            let mut found = 0;
+            // SAFETY: the driver looks the address up, and writes the one number.
+            check(unsafe { sys::cuMemHostGetDevicePointer_v2(&mut found, address.cast_mut().cast(), 0) })?;
+            Ok(found)
         })
     }
 

@@ -148,8 +148,14 @@ impl Driver for SimDriver {
         })
     }
 
+    fn host_on_device(&self, address: *const u8) -> Result<Address, CallError> {
+        self.call(Call::HostOnDevice, |state| state.host.on_device(address as u64, &mut state.memory))
+    }
+
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
-        self.call(Call::UnregisterHost, |state| state.host.unregister(address as u64, state.order.host()))
+        self.call(Call::UnregisterHost, |state| {
+            state.host.unregister(address as u64, &mut state.memory, state.order.host())
+        })
     }
 
     fn processes(&self) -> Option<Vec<ProcessMemory>> {

@@ -2,6 +2,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use tenure_alloc::Address;
+
+use super::memory::Memory;
 use super::race::{Access, Clock};
 use crate::{Access as Rights, ErrorKind, Launch};
 
@@ -15,6 +18,8 @@ pub(super) struct HostMemory {
 struct Registration {
     end: u64,
     access: Rights,
+    /// Where kernels read it, once that was asked for.
+    on_device: Option<Address>,
     /// The last asynchronous copy of each stream.
     uses: Vec<Access>,
 }
@@ -39,16 +44,36 @@ impl HostMemory {
         {
             return Err(ErrorKind::HostRegistered { range, existing: start..registration.end });
         }
-        self.registrations.insert(address, Registration { end: range.end, access, uses: Vec::new() });
+        self.registrations.insert(address, Registration { end: range.end, access, on_device: None, uses: Vec::new() });
         Ok(())
     }
 
+    /// Where kernels find what is registered at `address`.
+    pub(super) fn on_device(&mut self, address: u64, memory: &mut Memory) -> Result<Address, ErrorKind> {
+        let below = self.registrations.range_mut(..=address).next_back();
+        let Some((start, registration)) = below.filter(|(_, registration)| address < registration.end) else {
+            return Err(ErrorKind::HostNotRegistered(address));
+        };
+        let first = match registration.on_device {
+            Some(first) => first,
+            None => memory.map_host(*start, registration.end - start)?,
+        };
+        registration.on_device = Some(first);
+        Ok(first + (address - start))
+    }
+
     /// Forgets what was registered at `address`, given what the host knows to be complete.
-    pub(super) fn unregister(&mut self, address: u64, host: &Clock) -> Result<(), ErrorKind> {
+    pub(super) fn unregister(&mut self, address: u64, memory: &mut Memory, host: &Clock) -> Result<(), ErrorKind> {
         let registration = self.registrations.get(&address).ok_or(ErrorKind::HostNotRegistered(address))?;
         if let Some(used) = registration.uses.iter().find(|used| !host.covers(used)) {
             let range = address..registration.end;
             return Err(ErrorKind::UnregisteredInUse { range, launch: Arc::clone(&used.launch) });
+        }
+        if let Some(first) = registration.on_device {
+            memory.unmap_host(first, host).map_err(|launch| {
+                let range = address..registration.end;
+                ErrorKind::UnregisteredInUse { range, launch }
+            })?;
         }
         self.registrations.remove(&address);
         Ok(())

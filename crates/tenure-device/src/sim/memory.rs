@@ -147,6 +147,26 @@ impl Memory {
         Ok(bytes)
     }
 
+    /// Lets kernels read memory of the host in place.
+    pub(super) fn map_host(&mut self, start: u64, bytes: u64) -> Result<Address, ErrorKind> {
+        let address = self.fresh_range(bytes)?;
+        let (physical, access) = (self.physical.add_host(start, bytes), Some(Rights::Read));
+        self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
+        Ok(address)
+    }
+
+    /// Undoes that, unless a kernel may still read it.
+    pub(super) fn unmap_host(&mut self, address: Address, host: &Clock) -> Result<(), Arc<Launch>> {
+        let mapping = self.mappings.get(&address);
+        if let Some(used) = mapping.and_then(|mapping| mapping.uses.iter().find(|used| !host.covers(used))) {
+            return Err(Arc::clone(&used.launch));
+        }
+        if let Some(mapping) = self.mappings.remove(&address) {
+            self.physical.remove(mapping.physical);
+        }
+        Ok(())
+    }
+
     /// Makes the chunks mapped in a range accessible. Returns their sizes.
     pub(super) fn set_access(&mut self, address: Address, bytes: u64, access: Rights) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;

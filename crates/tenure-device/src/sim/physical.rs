@@ -39,6 +39,8 @@ struct Allocation {
 enum Data {
     Private(Pages),
     Shared(SharedBytes),
+    /// Registered memory of the host, by its first byte's address.
+    Host(u64),
 }
 
 struct Chunk {
@@ -94,6 +96,13 @@ impl PhysicalMemory {
         id
     }
 
+    /// Memory of the host, which is on no account of the device.
+    pub(super) fn add_host(&mut self, first: u64, bytes: u64) -> u64 {
+        let id = self.name();
+        self.add(id, bytes, false, Data::Host(first));
+        id
+    }
+
     /// Gives up a handle of an allocation. Returns its size.
     pub(super) fn remove(&mut self, id: u64) -> u64 {
         let Some(allocation) = self.allocations.get_mut(&id) else { return 0 };
@@ -105,7 +114,7 @@ impl PhysicalMemory {
             let held = match data {
                 // Where the system refuses to look, nobody counts as holding it.
                 Data::Shared(shared) => shared.abandon().ok().filter(Abandoned::is_held),
-                Data::Private(_) => None,
+                Data::Private(_) | Data::Host(_) => None,
             };
             match held {
                 Some(abandoned) => self.abandoned.push((abandoned, bytes)),
@@ -137,6 +146,7 @@ impl PhysicalMemory {
         let id = self.chunk(chunk)?.allocation;
         let allocation = self.allocation_mut(id);
         match &allocation.data {
+            Data::Host(_) => unreachable!("a chunk is memory of the device"),
             Data::Shared(shared) => shared.export(),
             Data::Private(pages) => {
                 let shared = SharedBytes::new(allocation.bytes)?;
@@ -185,6 +195,11 @@ impl PhysicalMemory {
         match &self.allocations[&id].data {
             Data::Private(pages) => pages.read(offset, target),
             Data::Shared(shared) => shared.read(offset, target),
+            Data::Host(first) => {
+                let source = std::ptr::with_exposed_provenance::<u8>((first + offset) as usize);
+                // SAFETY: within what is registered, which its owner keeps mapped until it is unregistered; that takes this away.
+                unsafe { source.copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) }
+            }
         }
     }
 
@@ -192,6 +207,7 @@ impl PhysicalMemory {
         match &mut self.allocation_mut(id).data {
             Data::Private(pages) => pages.write(offset, source),
             Data::Shared(shared) => shared.write(offset, source),
+            Data::Host(_) => unreachable!("kernels only read it"),
         }
     }
 

@@ -102,6 +102,15 @@ impl SwitchedModel {
         })
     }
 
+    /// Bytes of tables such as those of words: on a CUDA device they stay in the host's memory, where a call reads the rows that it
+    /// needs in place. They are in no group.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn table_bytes(&self) -> Result<u64> {
+        self.shared.with(&self.name, self.number, |known| known.table_bytes())
+    }
+
     /// How long it took to copy what was missing when it was brought last: to the device, or on the CPU from its files. It is
     /// waited for. Nothing before it was brought.
     ///
@@ -221,8 +230,7 @@ impl Known {
         match &mut self.weights {
             Weights::Cpu(weights) => weights.bind(&mut self.parts, image),
             Weights::Cuda(weights) => {
-                let Some(cuda) = &shared.cuda else { unreachable!("it is on a CUDA device") };
-                weights.load(cuda, &image).inspect_err(|error| {
+                weights.model().load(&image).inspect_err(|error| {
                     // It is read again when it is asked for again.
                     if matches!(error, SwitchError::Read { .. }) {
                         shared.images.forget(&self.parts.manifest);
@@ -236,7 +244,7 @@ impl Known {
     pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
         match &self.weights {
             Weights::Cpu(weights) => weights.copy_time(),
-            Weights::Cuda(weights) => weights.copy_time(),
+            Weights::Cuda(weights) => weights.model().copy_time(),
         }
     }
 
@@ -252,6 +260,17 @@ impl Known {
     pub(super) fn leave(&mut self, shared: &Shared) {
         self.evict(shared, u64::MAX);
         shared.images.forget(&self.parts.manifest);
+        if let Weights::Cuda(weights) = &mut self.weights {
+            weights.leave(shared);
+        }
+    }
+
+    /// Bytes of tables that stay in the host's memory.
+    pub(super) fn table_bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Cpu(_) => 0,
+            Weights::Cuda(weights) => weights.table_bytes(),
+        }
     }
 
     /// Answers inputs with weights that are there or on their way.

@@ -2,11 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
+use tenure_core::Name;
 use tenure_device::{Event, EventKind};
 use tenure_switch::groups::Costs;
-use tenure_switch::{DeviceUse, Image, Loaded, Model, SwitchError};
+use tenure_switch::{DeviceUse, Image, Model};
 use tenure_tensor::cuda::CapturedCall;
 use tenure_tensor::{DType, Tensor, autograd};
 
@@ -16,9 +16,19 @@ use super::switcher::{Cuda, Shared};
 use super::weights::Order;
 use crate::Result;
 
-/// What a copy and a wait take on an H200 whatever their sizes, in µs.
-const COPY_US: f64 = 3.0;
-const WAIT_US: f64 = 1.0;
+/// What a copy takes beside its bytes, and a wait in a graph, in µs, on an H100: by the times of groups of 2 to 16 MiB.
+const COPY_US: f64 = 8.0;
+const WAIT_US: f64 = 2.0;
+
+/// What is computed while copies are under way takes longer than alone. A division that allows for it loses little where it does
+/// not; one that does not allow for it begins too late.
+const BESIDE_COPIES: f64 = 1.25;
+
+/// Tensors of at least so many bytes of which nothing but rows is used stay on the host, where rows are read in place.
+const TABLE_BYTES: u64 = 1 << 20;
+
+/// The operation that reads rows.
+const READS_ROWS: Name = Name::of("embedding");
 
 /// Sizes of inputs that a model is captured for; beyond them, those that were not used for longest go.
 const MOST_CAPTURES: usize = 16;
@@ -27,10 +37,9 @@ const MOST_CAPTURES: usize = 16;
 pub(super) struct OnCuda {
     model: Arc<Model>,
     bound: Bound,
+    tables: Option<Arc<Image>>,
     /// Those that were used last come last.
     shapes: Vec<Shape>,
-    /// Around its last copies.
-    copied: Option<[Event; 2]>,
 }
 
 /// Inputs of some sizes, which the model was called with.
@@ -45,8 +54,8 @@ impl OnCuda {
     pub(super) fn new(cuda: &Cuda, parts: &mut Parts) -> Result<Self> {
         let model = Arc::new(cuda.switch.register(&parts.manifest)?);
         let placed = parts.stored.placed(&parts.order, &parts.manifest);
-        let bound = Bound::bind(&mut *parts.network, placed, |group| model.storage(group))?;
-        Ok(Self { model, bound, shapes: Vec::new(), copied: None })
+        let bound = Bound::bind(&mut *parts.network, placed, |group| Ok(model.storage(group)))?;
+        Ok(Self { model, bound, tables: None, shapes: Vec::new() })
     }
 
     pub(super) fn model(&self) -> &Arc<Model> {
@@ -57,21 +66,18 @@ impl OnCuda {
         self.shapes.iter().filter(|shape| shape.call.is_some()).count()
     }
 
-    /// Brings what is missing, for which there is room: copies are under way then.
-    pub(super) fn load(&mut self, cuda: &Cuda, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
-        let mut around = [(); 2].map(|()| Event::new(Arc::clone(cuda.memory.driver()), EventKind::Timing));
-        around[0].record(cuda.switch.copies())?;
-        let loaded = self.model.load(image)?;
-        around[1].record(cuda.switch.copies())?;
-        self.copied = Some(around);
-        Ok(loaded)
+    /// Bytes of tables whose rows are read in place, in the host's memory.
+    pub(super) fn table_bytes(&self) -> u64 {
+        self.tables.as_ref().map_or(0, |tables| tables.manifest().bytes())
     }
 
-    /// How long its last copies took, which are waited for.
-    pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
-        let Some([begun, ended]) = &self.copied else { return Ok(None) };
-        ended.synchronize()?;
-        Ok(Some(Duration::from_secs_f64(begun.elapsed_us(ended)? / 1e6)))
+    /// Lets go of its tables, when nothing reads them. It is not called any more.
+    pub(super) fn leave(&mut self, shared: &Shared) {
+        if let (Some(tables), Some(cuda)) = (&self.tables, &shared.cuda) {
+            // A device that does not answer reads nothing.
+            let _ = cuda.memory.driver().synchronize();
+            shared.images.forget(tables.manifest());
+        }
     }
 
     /// Lets others have so many bytes of its memory, or a little more.
@@ -141,7 +147,7 @@ impl OnCuda {
         let stream = cuda.memory.streams().current();
         let is_measured = can_be_measured && !parts.order.is_recorded();
         let model = Arc::clone(&self.model);
-        let run = if is_measured { model.measured_run(&stream) } else { model.run(&stream) };
+        let run = if is_measured { model.measured_run(&stream)? } else { model.run(&stream) };
         let forward = AssertUnwindSafe(|| autograd::no_grad(|| parts.network.forward(inputs)));
         let answers = catch_unwind(forward);
         model.used_by(&stream)?;
@@ -149,7 +155,7 @@ impl OnCuda {
         let answers = bound::own(&self.bound, answers?)?;
         if is_measured {
             let uses = run.uses()?;
-            self.learn(parts, shared, cuda, &uses)?;
+            self.learn(parts, shared, cuda, &uses, inputs)?;
         } else {
             run.end()?;
         }
@@ -157,32 +163,76 @@ impl OnCuda {
     }
 
     /// Arranges the model by the order in which its layers were used, at other addresses. It is not there then.
-    fn learn(&mut self, parts: &mut Parts, shared: &Shared, cuda: &Cuda, uses: &[DeviceUse]) -> Result<()> {
-        let costs = Costs { bytes_per_us: self.copy_speed(parts, shared, cuda)?, copy_us: COPY_US, wait_us: WAIT_US };
+    fn learn(
+        &mut self,
+        parts: &mut Parts,
+        shared: &Shared,
+        cuda: &Cuda,
+        uses: &[DeviceUse],
+        inputs: &[Tensor],
+    ) -> Result<()> {
+        let share = self.captured_share(parts, cuda, uses, inputs).unwrap_or(1.0);
+        let costs = Costs { bytes_per_us: self.copy_speed(parts, shared)?, copy_us: COPY_US, wait_us: WAIT_US };
         // Each tensor is a group so far.
-        let uses: Vec<(usize, f64)> = uses.iter().map(|used| (used.group, used.compute_us)).collect();
-        let order = Order::recorded(&parts.stored, &uses, shared.grouping, &costs);
+        let is_table = |used: &&DeviceUse| {
+            let bytes = parts.stored.tensors()[used.group].entry.bytes;
+            used.operation == Some(READS_ROWS) && bytes >= TABLE_BYTES
+        };
+        let tables: Vec<usize> = uses.iter().filter(is_table).map(|used| used.group).collect();
+        let others = uses.iter().filter(|used| !is_table(used));
+        let uses: Vec<(usize, f64)> =
+            others.map(|used| (used.group, used.compute_us * share * BESIDE_COPIES)).collect();
+        let order = Order::recorded(&parts.stored, &uses, tables, shared.grouping, &costs);
         let manifest = parts.stored.manifest(&parts.name, &order)?;
         let model = Arc::new(cuda.switch.register(&manifest)?);
         self.evict(shared, u64::MAX);
         // There may be room for one of the two images only.
         shared.images.forget(&parts.manifest);
+        let tables = match order.has_tables() {
+            true => Some(shared.image(&parts.stored.tables(&parts.name, &order)?)?),
+            false => None,
+        };
+        let storage = |group: usize| match (&tables, group.checked_sub(manifest.groups().len())) {
+            (Some(tables), Some(table)) => Ok(tables.storage_on_device(table)?),
+            _ => Ok(model.storage(group)),
+        };
         let bound = std::mem::take(&mut self.bound);
         bound.unbind(&mut *parts.network)?;
+        self.bound = Bound::bind(&mut *parts.network, parts.stored.placed(&order, &manifest), storage)?;
         (parts.order, parts.manifest) = (order, manifest);
-        let placed = parts.stored.placed(&parts.order, &parts.manifest);
-        self.bound = Bound::bind(&mut *parts.network, placed, |group| model.storage(group))?;
-        self.model = model;
+        (self.model, self.tables) = (model, tables);
         Ok(())
     }
 
+    /// What share of the time of a run one operation after the other it takes when it is captured; nothing if it cannot be.
+    fn captured_share(&self, parts: &Parts, cuda: &Cuda, uses: &[DeviceUse], inputs: &[Tensor]) -> Option<f64> {
+        let stream = cuda.memory.streams().current();
+        let captured = CapturedCall::new(&cuda.pool, inputs, |inputs| {
+            let run = self.model.run_behind_copies(&cuda.memory.streams().current());
+            let answers = parts.network.forward(inputs)?;
+            run.end()?;
+            Ok::<_, crate::Error>(answers)
+        });
+        let mut call = captured.ok()?;
+        let [mut begun, mut ended] = [(); 2].map(|()| Event::new(Arc::clone(cuda.memory.driver()), EventKind::Timing));
+        // The first launch of a graph prepares it.
+        call.call(inputs).ok()?;
+        begun.record(&stream).ok()?;
+        call.call(inputs).ok()?;
+        ended.record(&stream).ok()?;
+        self.model.used_by(&stream).ok()?;
+        ended.synchronize().ok()?;
+        let plainly_us: f64 = uses.iter().map(|used| used.compute_us).sum();
+        Some(begun.elapsed_us(&ended).ok()? / plainly_us.max(1e-3)).filter(|share| *share < 1.0)
+    }
+
     /// Bytes that are copied in a µs, as all of the model is brought anew.
-    fn copy_speed(&mut self, parts: &Parts, shared: &Shared, cuda: &Cuda) -> Result<f64> {
+    fn copy_speed(&self, parts: &Parts, shared: &Shared) -> Result<f64> {
         let image = shared.image(&parts.manifest)?;
         image.wait_for_all()?;
         self.evict(shared, u64::MAX);
-        let copied_bytes = self.load(cuda, &image)?.copied_bytes;
-        let copied_us = self.copy_time()?.unwrap_or_default().as_secs_f64() * 1e6;
+        let copied_bytes = self.model.load_at_once(&image)?.copied_bytes;
+        let copied_us = self.model.copy_time()?.unwrap_or_default().as_secs_f64() * 1e6;
         Ok(copied_bytes as f64 / copied_us.max(1e-3))
     }
 }

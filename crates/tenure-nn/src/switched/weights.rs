@@ -40,6 +40,8 @@ pub struct Order {
     tensors: Vec<usize>,
     /// The place behind each group's last.
     ends: Vec<usize>,
+    /// Those of which rows are read where they are: no group has them.
+    tables: Vec<usize>,
     is_recorded: bool,
 }
 
@@ -108,12 +110,26 @@ impl StoredTensors {
         Ok(Arc::new(Manifest::new(name, entries, order.ends.clone())?))
     }
 
-    /// Where each tensor lies in the groups of the [manifest](Self::manifest) of an order.
+    /// What an image of an order's [tables](Order::has_tables) is made of, each of which is a group.
+    ///
+    /// # Errors
+    /// [`SwitchError::TooLarge`].
+    pub fn tables(&self, name: &str, order: &Order) -> Result<Arc<Manifest>, SwitchError> {
+        let entries = order.tables.iter().map(|index| self.tensors[*index].entry.clone()).collect();
+        Ok(Arc::new(Manifest::new(name, entries, (1..=order.tables.len()).collect())?))
+    }
+
+    /// Where each tensor lies in the groups of the [manifest](Self::manifest) of an order, and behind them in those of its
+    /// [tables](Self::tables).
     pub fn placed<'a>(&'a self, order: &'a Order, manifest: &'a Manifest) -> impl Iterator<Item = Placed<'a>> {
-        order.tensors.iter().enumerate().map(|(place, index)| {
-            let StoredTensor { entry, dtype } = &self.tensors[*index];
+        let of_groups = order.tensors.iter().enumerate().map(|(place, index)| {
             let group = manifest.group_of(place);
-            let begin = manifest.place(place).start - manifest.groups()[group].start;
+            (index, group, manifest.place(place).start - manifest.groups()[group].start)
+        });
+        let count = manifest.groups().len();
+        let of_tables = order.tables.iter().enumerate().map(move |(table, index)| (index, count + table, 0));
+        of_groups.chain(of_tables).map(|(index, group, begin)| {
+            let StoredTensor { entry, dtype } = &self.tensors[*index];
             Placed { name: &entry.name, dtype: *dtype, group, begin }
         })
     }
@@ -122,7 +138,12 @@ impl StoredTensors {
 impl Order {
     /// That of the network's state, each tensor by itself: until it is known which are used first.
     pub fn unknown(count: usize) -> Self {
-        Self { tensors: (0..count).collect(), ends: (1..=count).collect(), is_recorded: false }
+        Self { tensors: (0..count).collect(), ends: (1..=count).collect(), tables: Vec::new(), is_recorded: false }
+    }
+
+    /// Whether it leaves out tables, of which rows are read where they are.
+    pub fn has_tables(&self) -> bool {
+        !self.tables.is_empty()
     }
 
     /// Whether it is that in which tensors are used.
@@ -142,21 +163,28 @@ impl Order {
         let bytes: u64 = stored.tensors.iter().map(|tensor| tensor.entry.bytes).sum();
         let bytes_per_us = (bytes as f64 / (read.as_secs_f64() * 1e6)).max(f64::MIN_POSITIVE);
         let costs = Costs { bytes_per_us, copy_us: READ_US, wait_us: WAIT_US };
-        Self::recorded(stored, &used_on_host(uses, ended), grouping, &costs)
+        Self::recorded(stored, &used_on_host(uses, ended), Vec::new(), grouping, &costs)
     }
 
     /// That in which tensors were used in a run of the [unknown](Self::unknown) order: each one's number and how long what uses it
-    /// takes, in µs. It is divided into groups by what copies and waits cost; what was not used is the last group.
-    pub fn recorded(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping, costs: &Costs) -> Self {
+    /// takes, in µs. It is divided into groups by what copies and waits cost; what was not used is the last group. `tables` are
+    /// tensors that no group has.
+    pub fn recorded(
+        stored: &StoredTensors,
+        uses: &[(usize, f64)],
+        tables: Vec<usize>,
+        grouping: Grouping,
+        costs: &Costs,
+    ) -> Self {
         let (layers, layer_ends) = layers(stored, uses, grouping);
         let mut ends: Vec<usize> = grouping.divide(&layers, costs).ends.iter().map(|end| layer_ends[end - 1]).collect();
         let mut tensors: Vec<usize> = uses.iter().map(|(tensor, _)| *tensor).collect();
-        let used: HashSet<usize> = tensors.iter().copied().collect();
+        let used: HashSet<usize> = tensors.iter().chain(&tables).copied().collect();
         tensors.extend((0..stored.tensors.len()).filter(|tensor| !used.contains(tensor)));
         if tensors.len() > uses.len() {
             ends.push(tensors.len());
         }
-        Self { tensors, ends, is_recorded: true }
+        Self { tensors, ends, tables, is_recorded: true }
     }
 }
 
@@ -255,10 +283,10 @@ mod tests {
         ]);
         let uses = [(2, 10.0), (3, 1.0), (4, 10.0), (1, 10.0)];
         let costs = Costs { bytes_per_us: 1e9, copy_us: 0.0, wait_us: 0.0 };
-        let ends = |grouping| Order::recorded(&stored, &uses, grouping, &costs).ends;
+        let ends = |grouping| Order::recorded(&stored, &uses, Vec::new(), grouping, &costs).ends;
         assert_eq!(ends(Grouping::PerLayer), [2, 3, 4, 5]);
         assert_eq!(ends(Grouping::PerBlock), [3, 4, 5]);
         assert_eq!(ends(Grouping::Whole), [4, 5]);
-        assert_eq!(Order::recorded(&stored, &uses, Grouping::Whole, &costs).tensors, [2, 3, 4, 1, 0]);
+        assert_eq!(Order::recorded(&stored, &uses, vec![0], Grouping::Whole, &costs).tensors, [2, 3, 4, 1]);
     }
 }

@@ -252,36 +252,25 @@ impl Bench<'_> {
                 }
             }
         }
-        let mut copies = Vec::new();
-        let mut is_equal = true;
-        let cold_ms = {
-            let turn = |turn: usize| {
-                let model = &models[turn % count];
-                anyhow::ensure!(!model.is_resident()?, "{} is there already", model.name());
-                Ok(model.forward(&self.inputs)?)
-            };
-            // What is checked is the answer before, so that nothing is read back in time that counts.
-            let mut last: Option<(usize, Vec<Tensor>)> = None;
-            let mut times = Vec::new();
-            for number in 0..self.repeats as usize {
-                anyhow::ensure!(!output::is_interrupted(), "interrupted");
-                self.finish()?;
-                let begun = Instant::now();
-                let answers = turn(number)?;
-                self.finish()?;
-                times.push(begun.elapsed().as_secs_f64() * 1e3);
-                copies.extend(models[number % count].copy_time()?.map(|time| time.as_secs_f64() * 1e3));
-                if let Some((number, answers)) = last.replace((number, answers)) {
-                    is_equal &= bytes(&answers)? == self.expected[number % count];
-                }
-            }
-            if let Some((number, answers)) = last {
-                is_equal &= bytes(&answers)? == self.expected[number % count];
-            }
-            median(times)
-        };
+        let (mut copies, mut times, mut is_equal) = (Vec::new(), Vec::new(), true);
+        for turn in 0..self.repeats as usize {
+            anyhow::ensure!(!output::is_interrupted(), "interrupted");
+            let model = &models[turn % count];
+            // The device is full of the others.
+            model.evict()?;
+            models.iter().filter(|other| other.name() != model.name()).try_for_each(SwitchedModel::load)?;
+            anyhow::ensure!(model.resident_bytes()? == 0, "{} is there already", model.name());
+            self.finish()?;
+            let begun = Instant::now();
+            let answers = model.forward(&self.inputs)?;
+            self.finish()?;
+            times.push(begun.elapsed().as_secs_f64() * 1e3);
+            copies.extend(model.copy_time()?.map(|time| time.as_secs_f64() * 1e3));
+            is_equal &= bytes(&answers)? == self.expected[turn % count];
+        }
+        let cold_ms = median(times);
         self.equal &= is_equal;
-        let group_bytes = models[0].group_bytes()?;
+        let (group_bytes, table_bytes) = (models[0].group_bytes()?, models[0].table_bytes()?);
         let (mut resident_ms, mut no_pool_ms) = (cold_ms, None);
         if grouping == Grouping::Searched {
             // As many as have room, in turn.
@@ -309,7 +298,7 @@ impl Bench<'_> {
             copy_ms: median(copies),
             groups: group_bytes.len(),
             first_group_bytes: group_bytes.first().copied().unwrap_or(0),
-            bytes: group_bytes.iter().sum(),
+            bytes: group_bytes.iter().sum::<u64>() + table_bytes,
             peak_bytes,
         })
     }
@@ -317,10 +306,24 @@ impl Bench<'_> {
     /// Room for one model less than there are.
     fn options(&self, grouping: Grouping) -> anyhow::Result<SwitcherOptions> {
         let image_bytes = StoredTensors::find(&self.paths[..1], &self.workload.network()?.state())?.bytes();
-        let room = if self.device.is_cpu() { image_bytes } else { image_bytes.next_multiple_of(CHUNK_BYTES) };
         let count = self.paths.len() as u64;
-        let options = SwitcherOptions::new((count - 1) * room, (count + 1) * image_bytes);
-        Ok(SwitcherOptions { chunk_bytes: CHUNK_BYTES, grouping, ..options })
+        let of_room = |room: u64| {
+            let options = SwitcherOptions::new((count - 1) * room, (count + 1) * image_bytes);
+            SwitcherOptions { chunk_bytes: CHUNK_BYTES, grouping, ..options }
+        };
+        if self.device.is_cpu() {
+            return Ok(of_room(image_bytes));
+        }
+        // What stays on the host is known when a model was learned.
+        let switcher = Switcher::new(self.device, of_room(image_bytes.next_multiple_of(CHUNK_BYTES)))?;
+        let model = switcher.add("model", self.workload.network()?, &self.paths[..1])?;
+        for _ in 0..LEARNING {
+            model.forward(&self.inputs)?;
+        }
+        let copied: u64 = model.group_bytes()?.iter().sum();
+        model.remove()?;
+        // Until it is learned, a model needs room for all of it.
+        Ok(of_room(copied.max(image_bytes.div_ceil(count - 1)).next_multiple_of(CHUNK_BYTES)))
     }
 }
 

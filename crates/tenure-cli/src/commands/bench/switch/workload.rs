@@ -10,6 +10,9 @@ use tenure::nn::networks::{Architectures, Network};
 use tenure::tensor::random::Generator;
 use tenure::tensor::{DType, Device, Tensor};
 
+/// Values of a tensor that are drawn; then they come again.
+const DRAWN: usize = 1 << 22;
+
 /// A model, and what it is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Workload {
@@ -111,7 +114,6 @@ impl Workload {
             return Tensor::zeros(sizes, shape.dtype(), Device::CPU);
         }
         let dtype = if self == Self::Llama8b { DType::BF16 } else { shape.dtype() };
-        let tensor = Tensor::empty(sizes, dtype, Device::CPU)?;
         let (low, high) = match sizes {
             [_, rest @ ..] if !rest.is_empty() => {
                 let fan_in: usize = rest.iter().product();
@@ -122,7 +124,11 @@ impl Workload {
             _ if name.ends_with("weight") || name.ends_with("running_var") => (0.9, 1.1),
             _ => (-0.1, 0.1),
         };
-        tensor.uniform_(low, high, generator)?;
-        Ok(tensor)
+        let drawn = Tensor::empty(&[shape.numel().min(DRAWN)], dtype, Device::CPU)?;
+        drawn.uniform_(low, high, generator)?;
+        let (drawn, bytes) = (drawn.to_bytes()?, shape.numel() * dtype.size());
+        let mut repeated = drawn.repeat(bytes.div_ceil(drawn.len().max(1)));
+        repeated.truncate(bytes);
+        Tensor::from_bytes(&repeated, sizes, dtype)
     }
 }
