@@ -47,6 +47,8 @@ bool forbids(const Capture &capture) {
 
 } // namespace
 
+thread_local Stream *launched_on = nullptr;
+
 CUresult check_capture() {
   std::lock_guard lock(state());
   CUresult result = CUDA_SUCCESS;
@@ -171,11 +173,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
   }
   if (!graph)
     return noted(CUDA_ERROR_INVALID_VALUE);
-  return noted(submit(handle, [graph] {
-    Time duration = 0;
+  return noted(submit(handle, [graph, handle] {
+    launched_on = stream(handle);
     for (const Work &work : *graph)
-      duration += work();
-    return duration;
+      run(*launched_on, work);
+    return Time(0);
   }));
 }
 

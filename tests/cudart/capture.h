@@ -25,6 +25,9 @@ struct Capture {
   bool broken = false;
 };
 
+/// The stream that the thread launches a graph on, for work of the graph that waits.
+extern thread_local Stream *launched_on;
+
 /// Whether the thread may make a call that a capture does not bear: if not, the captures that forbid it are broken.
 CUresult check_capture();
 

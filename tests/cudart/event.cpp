@@ -104,8 +104,14 @@ CUresult wait(CUstream handle, CUevent on, bool external) {
     it->capture = event->capture;
     return CUDA_SUCCESS;
   }
-  if (it->capture && external)
+  if (it->capture && external) {
+    // Each launch waits for what was recorded last before it.
+    it->capture->graph->push_back([event] {
+      launched_on->done_at = std::max(launched_on->done_at.load(), event->time().load());
+      return Time(0);
+    });
     return CUDA_SUCCESS;
+  }
   if (it->capture) {
     it->capture->broken = true;
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
