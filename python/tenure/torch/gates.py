@@ -90,6 +90,8 @@ class GatedLayer:
         self._here = tensors
         self._absent = tuple(_Absent(names, reason) for names in tensors)
         self._coming = tuple(_Coming(names, self._taker(kind)) for kind, names in enumerate(tensors))
+        # One list, so that the module is as it was after a call.
+        self._no_weights: list[Tensor] = []
         self._flat: list[str] = module._flat_weights_names if isinstance(module, nn.RNNBase) else []
         # It takes its weights out of a list.
         self._hook = module.register_forward_pre_hook(self._flatten, prepend=True) if self._flat else None
@@ -99,7 +101,7 @@ class GatedLayer:
         """Nobody finds anything."""
         self._attributes["_parameters"], self._attributes["_buffers"] = self._absent
         if self._flat:
-            self._attributes["_flat_weights"] = []
+            self._attributes["_flat_weights"] = self._no_weights
 
     def come(self) -> None:
         """It may be on its way."""

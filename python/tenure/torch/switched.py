@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tenure import Error, _native
 from tenure.torch.gates import GatedLayer
+from tenure.torch.graphs import Call, CapturedCall, ModelGraphs, Shape, Watch
 from tenure.torch.holdings import tensors_in
 from tenure.torch.images import Contents
 
@@ -48,6 +49,9 @@ class SwitchedModelReport:
     #: How long the last copy took, and each on average; None before there was one.
     last_copy_ms: float | None
     mean_copy_ms: float | None
+    #: How many CUDA graphs it has, one for inputs of each shape; and why the last one was not made, if one was not.
+    graphs: int
+    graph_refusal: str | None
 
 
 class SwitchedModel:
@@ -64,6 +68,7 @@ class SwitchedModel:
         contents: Contents,
         native: _native.SwitchedWeights,
         pinned: bool,
+        has_graphs: bool,
     ) -> None:
         self.name = name
         #: Whether it stays on the device once it is there.
@@ -95,6 +100,7 @@ class SwitchedModel:
         self._former: list[Tensor] = []
         #: How often something was written to it.
         self._version = 0
+        self._graphs = ModelGraphs(switcher._graph_pool, module) if has_graphs else None
         self._place(native, list(range(len(contents.entries))))
 
     @property
@@ -189,6 +195,40 @@ class SwitchedModel:
     def _call(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
         self._check_unwritten()
         self._bring()
+        try:
+            known = None if self._graphs is None else self._graphs.shape_of(inputs, kwargs)
+            if self._graphs is None or known is None:
+                return self._compute(stream, inputs, kwargs)
+            shape, call = known
+            if shape.captured is not None:
+                answer = self._replay(stream, call, shape.captured)
+                # The host looks while the device computes.
+                if self._graphs.is_current(shape.captured):
+                    self._calls += 1
+                    return answer
+                del answer
+                self._graphs.renew(shape)
+            return self._compute(stream, inputs, kwargs, self._graphs.watch(), shape, call)
+        except BaseException:
+            self._drop_graphs()
+            raise
+
+    def _replay(self, stream: torch.cuda.Stream, call: Call, captured: CapturedCall) -> Any:
+        try:
+            return captured.replay(call)
+        finally:
+            self._native.used_by(stream.cuda_stream)
+
+    def _compute(
+        self,
+        stream: torch.cuda.Stream,
+        inputs: Any,
+        kwargs: Any,
+        watch: Watch | None = None,
+        shape: Shape | None = None,
+        call: Call | None = None,
+    ) -> Any:
+        """Calls the module. If that is watched, a graph is captured when it can be."""
         is_measured = not self._is_learned and self._calls >= _PLAIN_CALLS
         if self._ready != stream.cuda_stream or is_measured:
             self._come(stream.cuda_stream)
@@ -203,9 +243,41 @@ class SwitchedModel:
             self._measured = None
             self._leave(stream.cuda_stream)
         self._calls += 1
+        graphs, can_be_captured = self._graphs, False
+        if graphs is not None and watch is not None and shape is not None:
+            can_be_captured = graphs.watched(shape, watch, answer)
         if measured is not None and self._held() is None:
             self._learn(measured.times())
+        elif graphs is not None and shape is not None and call is not None and can_be_captured and self._is_learned:
+            try:
+                graphs.capture(shape, call, self._compute_again, answer, self._is_weight)
+            finally:
+                self._native.used_by(stream.cuda_stream)
+            self._check_unwritten()
         return answer
+
+    def _compute_again(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
+        """Calls the module on a stream, which may be captured and then waits in each replay where layers are taken."""
+        self._come(stream.cuda_stream)
+        self._depth, self._outermost = 1, stream.cuda_stream
+        try:
+            return self._module(*inputs, **kwargs)
+        finally:
+            self._depth = 0
+            for layer in self._layers:
+                layer.leave()
+            # What a stream waits for in replays, it has not waited for.
+            self._ready = None
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata == self._image.untyped_storage()._cdata
+
+    def _drop_graphs(self) -> bool:
+        """Lets go of its graphs. Whether it had one."""
+        if self._graphs is None or not len(self._graphs):
+            return False
+        self._graphs.clear()
+        return True
 
     def _learn_by(self, example: Any) -> None:
         """Calls it with inputs until its order is learned."""
@@ -297,6 +369,10 @@ class SwitchedModel:
         if reason is not None:
             raise Error(f"{self.name!r} cannot leave: {reason}")
 
+    def _check_idle(self) -> None:
+        if self._depth:
+            raise Error(f"{self.name!r} is being called: remove it afterwards")
+
     def _check_there(self) -> None:
         if self._switcher._models.get(self.name) is not self:
             raise Error(f"{self.name!r} was removed from its switcher: add it again")
@@ -307,6 +383,7 @@ class SwitchedModel:
         is_written = self._image._version != self._version
         if is_replaced:
             self._former.append(self._image)
+            self._drop_graphs()
             self._place(self._native, self._places)
         if is_written:
             # While one of its tensors is held, it cannot leave, and the next call says so again.
@@ -396,6 +473,8 @@ class SwitchedModel:
             switches=self._switches,
             last_copy_ms=self._last_copy_ms,
             mean_copy_ms=self._copies_ms / self._switches if self._last_copy_ms is not None else None,
+            graphs=0 if self._graphs is None else len(self._graphs),
+            graph_refusal=None if self._graphs is None else self._graphs.refusal,
         )
 
     def _release(self) -> None:
@@ -407,8 +486,8 @@ class SwitchedModel:
 
     def _close(self) -> None:
         """Lets go of all."""
-        if self._depth:
-            raise Error(f"{self.name!r} is being called: remove it afterwards")
+        self._check_idle()
+        self._graphs = None
         self._release()
         self._former = []
         del self._native

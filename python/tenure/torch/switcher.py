@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from tenure import Error, OutOfMemoryError, _native
 from tenure._arguments import whole_number
 from tenure.torch.gates import restorer
+from tenure.torch.graphs import GraphPool
 from tenure.torch.images import contents_of
 from tenure.torch.installation import installed
 from tenure.torch.switched import SwitchedModel, SwitchedModelReport
@@ -81,6 +83,8 @@ class Switcher:
     chunk_bytes
         The size of a chunk, a multiple of 2 MiB. A model takes whole chunks, so that smaller ones waste less of
         ``device_bytes``; larger ones take less time to map.
+    graphs
+        Whether calls are captured in CUDA graphs, and replayed (see the notes).
 
     Raises
     ------
@@ -106,8 +110,22 @@ class Switcher:
     streams of its own has to fork them after it has taken the weights that they use, or to call
     `torch.cuda.synchronize` first.
 
+    A call whose tensors have sizes, strides and types that were called before, and whose other inputs are equal to
+    those of that call, is captured in a CUDA graph once the order is known, and replayed from then on. A replay waits
+    on the device for each group where the graph uses it first. All graphs share memory, as much as the largest needs.
+    A model has at most eight; those that were used longest ago go. The call that captures runs the module three times,
+    and compares the answers of the first replay bit for bit.
+
+    A module that cannot be captured is computed plainly, and `report` says why: it is in training mode or has hooks; it
+    has inputs or answers other than tensors and plain values, such as a cache; its forward reads values of the device,
+    uses tensors of the host, writes to its inputs, changes attributes of its modules, or draws random numbers. Changes
+    that a program makes to attributes between calls are found, and the module is captured anew. Python code whose
+    effects lie elsewhere, such as a global counter or a line of output, takes effect in no replay: add such a model
+    with ``graphs=False``. Blocks of `use` have no graphs. A thread that draws random numbers on the device just when
+    another's call begins a capture may get an error from PyTorch.
+
     What takes weights past Tenure is refused where it can be seen: ``torch.compile`` of the whole model, TorchScript,
-    captures of CUDA graphs, tensors that a module has in other attributes, too.
+    captures of CUDA graphs by others, tensors that a module has in other attributes, too.
 
     Examples
     --------
@@ -128,6 +146,7 @@ class Switcher:
         host_bytes: int,
         grouping: Grouping = "searched",
         chunk_bytes: int = 16 * _MIB,
+        graphs: bool = True,
     ) -> None:
         self.device = _opened(device)
         self._device_bytes = whole_number("device_bytes", device_bytes, 1, (1 << 63) - 1)
@@ -138,6 +157,8 @@ class Switcher:
         self._grouping = grouping
         self._native = _native.Switcher(self.device.index, self._device_bytes, self._host_bytes, chunk_bytes)
         self._copies = torch.cuda.ExternalStream(self._native.copies, device=self.device)
+        self._has_graphs = bool(graphs)
+        self._graph_pool = GraphPool(self.device)
         self._models: dict[str, SwitchedModel] = {}
         self._lock = threading.RLock()
         self._clock = itertools.count(1)
@@ -154,10 +175,20 @@ class Switcher:
         *,
         example: Example | None = None,
         pinned: bool = False,
+        graphs: bool | None = None,
     ) -> SwitchedModel: ...
 
     @overload
-    def add(self, name: str, module: nn.Module, example: Example, /, *, pinned: bool = False) -> SwitchedModel: ...
+    def add(
+        self,
+        name: str,
+        module: nn.Module,
+        example: Example,
+        /,
+        *,
+        pinned: bool = False,
+        graphs: bool | None = None,
+    ) -> SwitchedModel: ...
 
     def add(
         self,
@@ -167,6 +198,7 @@ class Switcher:
         *,
         example: Example | None = None,
         pinned: bool = False,
+        graphs: bool | None = None,
     ) -> SwitchedModel:
         """Takes a model over: its weights move into an image, and are found in the module only while it is called.
 
@@ -189,6 +221,8 @@ class Switcher:
             CPU are copied to the device.
         pinned
             Whether it stays on the device once it is there.
+        graphs
+            Whether it is captured in CUDA graphs; by default, as the switcher's models are.
 
         Returns
         -------
@@ -217,7 +251,8 @@ class Switcher:
             restore = restorer(module) if example is not None else None
             native = self._native.add(name, contents.entries, [len(contents.entries)])
             contents.tensors.clear()
-            model = self._models[name] = SwitchedModel(self, name, module, contents, native, pinned)
+            has_graphs = self._has_graphs if graphs is None else bool(graphs)
+            model = self._models[name] = SwitchedModel(self, name, module, contents, native, pinned, has_graphs)
             if example is not None and restore is not None:
                 try:
                     model._learn_by(example)
@@ -246,6 +281,8 @@ class Switcher:
         """
         with self._lock:
             model = self[name]
+            model._check_idle()
+            self._drop_graphs([model])
             model._close()
             del self._models[name]
             self._native.trim()
@@ -321,6 +358,7 @@ class Switcher:
                 model._check_can_leave()
             for model in models:
                 model.evict()
+            self._drop_graphs(models)
             self._native.trim()
 
     def wake(self, name: str | None = None) -> None:
@@ -403,7 +441,8 @@ class Switcher:
         try:
             model._native.load()
         except OutOfMemoryError:
-            # PyTorch may keep enough that nothing uses.
+            # PyTorch may keep enough that nothing uses, and graphs may.
+            self._drop_graphs(self._models.values())
             torch.cuda.empty_cache()
             self._load_or_trim(model)
         end.record(self._copies)
@@ -412,6 +451,12 @@ class Switcher:
         model._switches += 1
         self._note_times(waits=False)
         return start, end
+
+    def _drop_graphs(self, models: Iterable[SwitchedModel]) -> None:
+        """Lets go of models' graphs, and gives back memory that no other graph needs."""
+        dropped = [model for model in models if model._drop_graphs()]
+        if dropped and not len(self._graph_pool):
+            torch.cuda.empty_cache()
 
     def _load_or_trim(self, model: SwitchedModel) -> None:
         """Brings what is missing of a model, or else keeps no memory that it would have had."""
