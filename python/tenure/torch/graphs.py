@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -42,6 +43,9 @@ _PLAIN = (
     *(int, float, bool, str, type(None), torch.Size),
     *(torch.dtype, torch.device, torch.memory_format, torch.layout),
 )
+
+#: Held while a forward is told values.
+_ONE_TOLD = threading.Lock()
 
 #: Computes the module: on which stream, and with which inputs.
 Compute = Callable[[torch.cuda.Stream, tuple[Any, ...], dict[str, Any]], Any]
@@ -183,7 +187,7 @@ class ModelGraphs:
                 inputs, kwargs = tree_unflatten(call.leaves, call.spec)
                 compute(torch.cuda.current_stream(), inputs, kwargs)
             probe.check()
-            captured = self._pool.capture(call, compute)
+            captured = self._pool.capture(call, compute, probe.constants)
             # Others may let go of what the graph reads.
             captured.kept = (watch, list(probe.others.values()))
             watch.check()
@@ -245,8 +249,8 @@ class GraphPool:
         """What draws random numbers on the device."""
         return torch.cuda.default_generators[self._device.index]
 
-    def capture(self, call: Call, compute: Compute) -> CapturedCall:
-        """Captures a computation; runs none of it."""
+    def capture(self, call: Call, compute: Compute, constants: list[Any]) -> CapturedCall:
+        """Captures a computation, which is told the values that it reads; runs none of it."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         stream, graph = self._stream, torch.cuda.CUDAGraph()
@@ -255,7 +259,8 @@ class GraphPool:
                 # Not by torch.empty, which may fill what it makes, in each replay.
                 static = [_like(tensor, torch.UntypedStorage) for tensor in call.tensors]
                 inputs, kwargs = call.with_tensors(static)
-                leaves, spec = tree_flatten(compute(stream, inputs, kwargs))
+                with _told(constants):
+                    leaves, spec = tree_flatten(compute(stream, inputs, kwargs))
                 for leaf in leaves:
                     _check_answer(leaf)
             # What the capture has allocated is free now, for the next one: each replay writes over what others left.
@@ -404,6 +409,10 @@ class Probe(TorchDispatchMode):
         super().__init__()
         self._inputs = {_storage(tensor) for tensor in inputs}
         self._is_weight = is_weight
+        #: Storages that may have other contents in another call: inputs, tensors of others, and results of either.
+        self._varying = set(self._inputs)
+        #: Values that the host reads, in their order, which are the same in each call.
+        self.constants: list[Any] = []
         #: Storages that the call has made. Another that has the number of one that is gone is made by the call, too.
         self._made: set[int] = set()
         #: Tensors on the device that are neither inputs nor weights.
@@ -424,19 +433,20 @@ class Probe(TorchDispatchMode):
         if made is not NotImplemented:
             return made
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        self._note_others(tensors)
         on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         is_on_device = len(on_host) < len(tensors)
         if is_on_device:
             if any(tensor.dim() or function is torch.ops.aten.copy_.default for tensor in on_host):
                 self._refuse(f"its forward computes with tensors on the host ({function})")
+            is_varying = any(_storage(tensor) in self._varying for tensor in tensors)
+            if function is torch.ops.aten._local_scalar_dense.default and not is_varying:
+                self.constants.append(value := function(*args, **kwargs))
+                return value
             if _reads_values(function, tensors, kwargs):
                 self._refuse(f"its forward reads values of the device on the host ({function})")
         elif on_host and _device_of(kwargs) == "cuda":
             self._refuse(f"its forward copies tensors from the host ({function})")
-        for tensor in tensors:
-            if tensor.is_cuda and _storage(tensor) not in self._inputs and _storage(tensor) not in self._made:
-                if not self._is_weight(tensor):
-                    self.others.setdefault(_storage(tensor), tensor)
         if function is torch.ops.aten.detach_.default or function is torch.ops.aten.lift_fresh.default:
             # The last step of `torch.tensor`, which writes nothing and hides the steps before it.
             if any(_storage(tensor) in self.others for tensor in tensors):
@@ -445,15 +455,68 @@ class Probe(TorchDispatchMode):
         for written in _written(function, args, kwargs):
             if _storage(written) not in self._made:
                 self._refuse(f"its forward writes to a tensor that it has not made ({function})")
+        before = {_storage(tensor) for tensor in tensors}
+        is_varying = not before.isdisjoint(self._varying)
         made = function(*args, **kwargs)
-        for leaf in tree_flatten(made)[0]:
-            if isinstance(leaf, Tensor) and not any(_storage(leaf) == _storage(tensor) for tensor in tensors):
-                self._made.add(_storage(leaf))
+        written = {_storage(tensor) for tensor in _written(function, args, kwargs)}
+        new = {_storage(leaf) for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor)} - before
+        self._made |= new
+        if is_varying:
+            self._varying |= new | written
+        else:
+            # Numbers of storages that are gone, maybe.
+            self._varying -= new
         return made
+
+    def _note_others(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            number = _storage(tensor)
+            if number not in self._inputs and number not in self._made and not self._is_weight(tensor):
+                self._varying.add(number)
+                if tensor.is_cuda:
+                    self.others.setdefault(number, tensor)
 
     def _refuse(self, reason: str) -> None:
         self._reason = reason
         raise Refusal(reason)
+
+
+class _Told(TorchDispatchMode):
+    """Tells a capture the values that its host reads, as it cannot read them."""
+
+    def __init__(self, constants: list[Any]) -> None:
+        super().__init__()
+        self._constants = iter(constants)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        scalars = (aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default)
+        if function not in scalars or not args[0].is_cuda:
+            return function(*args, **(kwargs or {}))
+        value = next(self._constants, None)
+        if value is None:
+            raise Refusal("its forward reads other values when it is captured")
+        return bool(value) if function is aten.is_nonzero.default else value
+
+
+@contextlib.contextmanager
+def _told(constants: list[Any]) -> Iterator[None]:
+    """Has a forward that reads values of the device take the way that it takes outside of a capture.
+
+    Models of transformers ask whether they are captured, and do not read then. The mode is there for those alone that
+    need it.
+    """
+    if not constants:
+        yield
+        return
+    with _ONE_TOLD:
+        ask, thread = torch.cuda.is_current_stream_capturing, threading.get_ident()
+        torch.cuda.is_current_stream_capturing = lambda: threading.get_ident() != thread and ask()
+        try:
+            with _Told(constants):
+                yield
+        finally:
+            torch.cuda.is_current_stream_capturing = ask
 
 
 def _reads_values(function: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:

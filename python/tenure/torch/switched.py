@@ -175,7 +175,8 @@ class SwitchedModel:
         """The turn of a call or a block, and the stream that it computes on."""
         with self._switcher._lock, torch.cuda.device(self._switcher.device), torch.inference_mode():
             self._check_there()
-            if torch.cuda.is_current_stream_capturing():
+            # Not by a function of Python's, which a capture of ours may have changed.
+            if torch._C._cuda_isCurrentStreamCapturing():
                 raise Error(f"{self.name!r}: a CUDA graph would not wait for weights: call it outside of the capture")
             yield torch.cuda.current_stream()
 

@@ -117,12 +117,13 @@ class Switcher:
     and compares the answers of the first replay bit for bit.
 
     A module that cannot be captured is computed plainly, and `report` says why: it is in training mode or has hooks; it
-    has inputs or answers other than tensors and plain values, such as a cache; its forward reads values of the device,
-    uses tensors of the host, writes to its inputs, changes attributes of its modules, or draws random numbers. Changes
-    that a program makes to attributes between calls are found, and the module is captured anew. Python code whose
-    effects lie elsewhere, such as a global counter or a line of output, takes effect in no replay: add such a model
-    with ``graphs=False``. Blocks of `use` have no graphs. A thread that draws random numbers on the device just when
-    another's call begins a capture may get an error from PyTorch.
+    has inputs or answers other than tensors and plain values, such as a cache; its forward reads values on the host
+    that depend on its inputs, such as those of a mask, uses tensors of the host, writes to its inputs, changes
+    attributes of its modules, or draws random numbers. Changes that a program makes to attributes between calls are
+    found, and the module is captured anew. Python code whose effects lie elsewhere, such as a global counter or a line
+    of output, takes effect in no replay: add such a model with ``graphs=False``. Blocks of `use` have no graphs. A
+    thread that draws random numbers on the device just when another's call begins a capture may get an error from
+    PyTorch.
 
     What takes weights past Tenure is refused where it can be seen: ``torch.compile`` of the whole model, TorchScript,
     captures of CUDA graphs by others, tensors that a module has in other attributes, too.

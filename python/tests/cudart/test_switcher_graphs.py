@@ -305,6 +305,42 @@ def test_a_capture_that_fails_leaves_the_device_and_the_allocator_as_they_were(
         assert graphs_of(other) == 4
 
 
+def test_values_that_depend_on_no_input_may_be_read() -> None:
+    def does(module: Any, x: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        weight = module.linear.weight.flatten()[0].clone()
+        return {"x": x.clone(), "weight": weight.item(), "sign": 1 if weight else 0}
+
+    with opened(2) as switcher:
+        module = Does(does)
+        weight = module.linear.weight.item()
+        model = switcher.add("model", module)
+        for _ in range(5):
+            x = torch.rand(4)
+            answer = model(x.cuda())
+            assert torch.equal(answer["x"].cpu(), x)
+            assert (answer["weight"], answer["sign"]) == (weight, 1)
+        assert graphs_of(model) == 1
+        assert not torch.cuda.is_current_stream_capturing()
+
+
+def test_a_capture_within_a_capture_is_refused() -> None:
+    """Also where the outer one reads values, so that Python code does not know of it."""
+    with opened(2) as switcher:
+        inner = switcher.add("inner", Copies())
+
+        def does(module: Any, x: Any) -> Any:
+            assert module.linear.weight.flatten()[0].item() is not None
+            return inner(x)
+
+        model = switcher.add("outer", Does(does))
+        for _ in range(5):
+            x = torch.rand(4)
+            assert torch.equal(model(x.cuda())["input"].cpu(), x)
+        assert graphs_of(model) == 0 and graphs_of(inner) == 1, refusal_of(model)
+
+
 def test_a_graph_that_answers_otherwise_is_not_used() -> None:
     with opened(2) as switcher:
         module = Does(lambda module, x: torch.cuda.is_current_stream_capturing())
