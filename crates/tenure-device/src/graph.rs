@@ -166,8 +166,10 @@ impl Capture {
     }
 
     fn end(mut self) -> Result<GraphId, MemoryError> {
+        // If the driver refuses, `drop` tries again: nobody else can end it.
+        let graph = self.stream.driver().end_capture(self.stream.id())?;
         self.is_open = false;
-        Ok(self.stream.driver().end_capture(self.stream.id())?)
+        Ok(graph)
     }
 }
 

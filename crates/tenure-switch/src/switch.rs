@@ -260,7 +260,8 @@ impl Model {
     /// It is another model's image.
     pub fn load_at_once(&self, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
         image.wait_for_all()?;
-        let loaded = self.load_groups(image, &[0..self.manifest.bytes()])?;
+        let all = 0..self.manifest.bytes();
+        let loaded = self.load_groups(image, std::slice::from_ref(&all))?;
         self.gates.lock().iter_mut().try_for_each(|gate| gate.record(&self.shared.copies))?;
         Ok(loaded)
     }

@@ -465,6 +465,28 @@ fn host_memory_that_was_registered_for_reading_is_copied_from() {
 }
 
 #[test]
+fn registered_host_memory_is_read_in_place_by_the_device() {
+    for driver in drivers() {
+        let (stream, address, mut page) = (stream(&*driver), driver.malloc(64).unwrap(), Box::new(Page([5; 4096])));
+        let source = page.0.as_mut_ptr();
+        assert!(driver.host_on_device(source).is_err());
+        // SAFETY: the page outlives the synchronisation.
+        unsafe { driver.register_host(source, 4096, Access::Read).unwrap() };
+        let there = driver.host_on_device(source).unwrap();
+        assert_eq!(driver.host_on_device(source.wrapping_add(100)).unwrap(), there + 100);
+        // What is there when it is read.
+        page.0[100..164].fill(7);
+        driver.copy_on_device(address, there + 100, 64, stream).unwrap();
+        driver.synchronize_stream(stream).unwrap();
+        assert_eq!(read(&*driver, address, 64), [7; 64]);
+        driver.unregister_host(source).unwrap();
+        assert!(driver.host_on_device(source).is_err());
+        driver.free(address).unwrap();
+        driver.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
 fn host_memory_is_registered_and_unregistered_once() {
     for driver in drivers() {
         let mut pages = vec![Page([0; 4096]); 2];

@@ -91,3 +91,21 @@ fn nothing_is_copied_into_host_memory_that_was_registered_for_reading() {
     let error = kind(unsafe { driver.copy_from_device_async(start, address, 64, StreamId::NULL) });
     assert!(matches!(error, ErrorKind::ReadOnly { .. }), "{error}");
 }
+
+#[test]
+fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
+    let (driver, mut memory) = (sim(0), [3; 64]);
+    let (address, stream) = (driver.malloc(64).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    register(&driver, &mut memory, Access::ReadWrite).unwrap();
+    let (start, free) = (memory.as_mut_ptr(), driver.memory_info().unwrap().free);
+    let there = driver.host_on_device(start).unwrap();
+    assert_eq!(driver.memory_info().unwrap().free, free, "it is on no account of the device");
+    driver.copy_on_device(address, there, 64, stream).unwrap();
+    driver.synchronize_stream(stream).unwrap();
+    driver.unregister_host(start).unwrap();
+    register(&driver, &mut memory, Access::ReadWrite).unwrap();
+    let again = driver.host_on_device(start).unwrap();
+    driver.copy_on_device(address, again, 64, stream).unwrap();
+    let error = kind(driver.unregister_host(start));
+    assert!(matches!(error, ErrorKind::UnregisteredInUse { .. }), "{error}");
+}

@@ -1,7 +1,6 @@
 //! A network whose parameters lie in the groups of an image.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Slot;
 
 use tenure_core::{Layout, Storage};
 use tenure_tensor::{DType, Tensor, TensorError};
@@ -33,25 +32,21 @@ impl Bound {
     /// Puts views of groups in the places of tensors that have no values.
     ///
     /// # Errors
-    /// The network has no tensor of a name; a tensor does not lie within its group; those of `storage`. The network is as it was
-    /// then.
+    /// The network has no tensor of a name; a tensor does not lie within its group. The network is as it was then.
     pub fn bind<'a>(
         network: &mut dyn Network,
         placed: impl IntoIterator<Item = Placed<'a>>,
-        mut storage: impl FnMut(usize) -> Result<Storage>,
+        storage: impl Fn(usize) -> Storage,
     ) -> Result<Self> {
         let shapes: HashMap<&str, &Tensor> = network.state().into_iter().collect();
-        let (mut storages, mut tensors) = (HashMap::<usize, Storage>::new(), Vec::new());
+        let (mut storages, mut tensors) = (HashMap::new(), Vec::new());
         for Placed { name, dtype, group, begin } in placed {
             let unexpected = || StateError::Names { of: "model", missing: Vec::new(), unexpected: vec![name.into()] };
             let shape = *shapes.get(name).ok_or_else(unexpected)?;
             let of_layout = |error| TensorError::from(tenure_core::Error::from(error));
             let layout = Layout::contiguous(shape.sizes()).map_err(of_layout)?;
             let layout = Layout::strided(layout.sizes(), layout.strides(), begin as usize / dtype.size());
-            let storage = match storages.entry(group) {
-                Slot::Occupied(known) => known.get().clone(),
-                Slot::Vacant(slot) => slot.insert(storage(group)?).clone(),
-            };
+            let storage = storages.entry(group).or_insert_with(|| storage(group)).clone();
             tensors.push((shape.clone(), Tensor::from_storage(storage, layout.map_err(of_layout)?, dtype)?));
         }
         replace(network, tensors.iter().map(|(shape, view)| (shape, view)))?;

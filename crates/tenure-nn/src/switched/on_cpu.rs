@@ -41,7 +41,7 @@ impl OnCpu {
     /// Has an image computed with, which may be on its way.
     pub(super) fn bind(&mut self, parts: &mut Parts, image: Arc<Image>) -> Result<()> {
         let placed = parts.stored.placed(&parts.order, &parts.manifest);
-        let bound = Bound::bind(&mut *parts.network, placed, |group| Ok(image.storage(group)))?;
+        let bound = Bound::bind(&mut *parts.network, placed, |group| image.storage(group))?;
         self.image = Some((image, bound));
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use tenure_core::Name;
+use tenure_core::{Name, Storage};
 use tenure_device::{Event, EventKind};
 use tenure_switch::groups::Costs;
 use tenure_switch::{DeviceUse, Image, Model};
@@ -54,7 +54,7 @@ impl OnCuda {
     pub(super) fn new(cuda: &Cuda, parts: &mut Parts) -> Result<Self> {
         let model = Arc::new(cuda.switch.register(&parts.manifest)?);
         let placed = parts.stored.placed(&parts.order, &parts.manifest);
-        let bound = Bound::bind(&mut *parts.network, placed, |group| Ok(model.storage(group)))?;
+        let bound = Bound::bind(&mut *parts.network, placed, |group| model.storage(group))?;
         Ok(Self { model, bound, tables: None, shapes: Vec::new() })
     }
 
@@ -148,11 +148,10 @@ impl OnCuda {
         let is_measured = can_be_measured && !parts.order.is_recorded();
         let model = Arc::clone(&self.model);
         let run = if is_measured { model.measured_run(&stream)? } else { model.run(&stream) };
-        let forward = AssertUnwindSafe(|| autograd::no_grad(|| parts.network.forward(inputs)));
-        let answers = catch_unwind(forward);
+        let forward = || autograd::no_grad(|| bound::own(&self.bound, parts.network.forward(inputs)?));
+        let answers = catch_unwind(AssertUnwindSafe(forward));
         model.used_by(&stream)?;
-        let answers = answers.unwrap_or_else(|panic| resume_unwind(panic));
-        let answers = bound::own(&self.bound, answers?)?;
+        let answers = answers.unwrap_or_else(|panic| resume_unwind(panic))?;
         if is_measured {
             let uses = run.uses()?;
             self.learn(parts, shared, cuda, &uses, inputs)?;
@@ -162,7 +161,7 @@ impl OnCuda {
         Ok(answers)
     }
 
-    /// Arranges the model by the order in which its layers were used, at other addresses. It is not there then.
+    /// Arranges the model by the order in which its layers were used, at other addresses, and brings it there.
     fn learn(
         &mut self,
         parts: &mut Parts,
@@ -192,15 +191,19 @@ impl OnCuda {
             true => Some(shared.image(&parts.stored.tables(&parts.name, &order)?)?),
             false => None,
         };
-        let storage = |group: usize| match (&tables, group.checked_sub(manifest.groups().len())) {
-            (Some(tables), Some(table)) => Ok(tables.storage_on_device(table)?),
-            _ => Ok(model.storage(group)),
-        };
+        let mut storages: Vec<Storage> = (0..manifest.groups().len()).map(|group| model.storage(group)).collect();
+        if let Some(tables) = &tables {
+            for table in 0..tables.manifest().groups().len() {
+                storages.push(tables.storage_on_device(table)?);
+            }
+        }
         let bound = std::mem::take(&mut self.bound);
         bound.unbind(&mut *parts.network)?;
+        let storage = |group: usize| storages[group].clone();
         self.bound = Bound::bind(&mut *parts.network, parts.stored.placed(&order, &manifest), storage)?;
         (parts.order, parts.manifest) = (order, manifest);
         (self.model, self.tables) = (model, tables);
+        self.model.load(&shared.image(&parts.manifest)?)?;
         Ok(())
     }
 
@@ -215,12 +218,16 @@ impl OnCuda {
         });
         let mut call = captured.ok()?;
         let [mut begun, mut ended] = [(); 2].map(|()| Event::new(Arc::clone(cuda.memory.driver()), EventKind::Timing));
-        // The first launch of a graph prepares it.
-        call.call(inputs).ok()?;
-        begun.record(&stream).ok()?;
-        call.call(inputs).ok()?;
-        ended.record(&stream).ok()?;
+        let mut called = || {
+            // The first launch of a graph prepares it.
+            call.call(inputs).ok()?;
+            begun.record(&stream).ok()?;
+            call.call(inputs).ok()?;
+            ended.record(&stream).ok()
+        };
+        let called = called();
         self.model.used_by(&stream).ok()?;
+        called?;
         ended.synchronize().ok()?;
         let plainly_us: f64 = uses.iter().map(|used| used.compute_us).sum();
         Some(begun.elapsed_us(&ended).ok()? / plainly_us.max(1e-3)).filter(|share| *share < 1.0)

@@ -31,9 +31,14 @@ pub struct SwitcherOptions {
 }
 
 impl SwitcherOptions {
-    /// So many bytes, in chunks of 16 MiB, and in the groups that let the last layer end soonest.
+    /// From so many bytes on, a larger part of the last chunk of each model may be lost.
+    const MANY_BYTES: u64 = 4 << 30;
+
+    /// So many bytes, and the groups that let the last layer end soonest. Chunks have 16 MiB, and 64 MiB where the device's bytes
+    /// are 4 GiB or more: mapping one takes the host some 25 µs, whatever its size, and a captured model is launched when all are
+    /// mapped.
     pub fn new(device_bytes: u64, host_bytes: u64) -> Self {
-        let chunk_bytes = SwitchOptions::new(device_bytes).chunk_bytes;
+        let chunk_bytes = if device_bytes < Self::MANY_BYTES { 16 << 20 } else { 64 << 20 };
         Self { device_bytes, host_bytes, chunk_bytes, grouping: Grouping::default() }
     }
 }
@@ -60,7 +65,7 @@ pub struct SwitcherReport {
     pub resident_models: usize,
     /// Bytes of weights that are on the device; on a CUDA device in whole chunks.
     pub resident_bytes: u64,
-    /// The most that there were.
+    /// The most that weights took of the device.
     pub peak_bytes: u64,
     /// Bytes of images in the host's memory.
     pub image_bytes: u64,
@@ -95,7 +100,6 @@ struct Turn {
     uses: u64,
     hits: u64,
     switches: u64,
-    peak_bytes: u64,
     /// When the device has done what it was asked last.
     done: Option<Event>,
 }
@@ -146,13 +150,13 @@ impl Switcher {
 
     /// What it did so far.
     pub fn report(&self) -> SwitcherReport {
-        let turn = self.shared.turn.lock();
+        let (turn, images) = (self.shared.turn.lock(), self.shared.images.statistics());
         SwitcherReport {
             models: turn.models.len(),
             resident_models: turn.models.values().filter(|known| known.missing_bytes() == 0).count(),
-            resident_bytes: turn.resident_bytes(),
-            peak_bytes: turn.peak_bytes,
-            image_bytes: self.shared.images.statistics().bytes,
+            resident_bytes: turn.models.values().map(Known::resident_bytes).sum(),
+            peak_bytes: self.shared.cuda.as_ref().map_or(images.peak_bytes, |cuda| cuda.switch.statistics().peak_bytes),
+            image_bytes: images.bytes,
             hits: turn.hits,
             switches: turn.switches,
         }
@@ -172,10 +176,6 @@ impl Switcher {
 }
 
 impl Turn {
-    fn resident_bytes(&self) -> u64 {
-        self.models.values().map(Known::resident_bytes).sum()
-    }
-
     fn known(&mut self, name: &str, number: u64) -> Result<&mut Known> {
         let known = self.models.get_mut(name).filter(|known| known.number() == number);
         Ok(known.ok_or_else(|| SwitchedError::Removed { name: name.into() })?)
@@ -239,7 +239,6 @@ impl Shared {
         }
         turn.known(name, number)?.load(self)?;
         turn.switches += 1;
-        turn.peak_bytes = turn.peak_bytes.max(turn.resident_bytes());
         Ok(())
     }
 

@@ -100,7 +100,7 @@ impl<G: Groups> Bound<G> {
             group: *group,
             begin: *begin,
         });
-        let bound = switched::Bound::bind(&mut *self.network, placed, |group| Ok(groups.storage(group)))?;
+        let bound = switched::Bound::bind(&mut *self.network, placed, |group| groups.storage(group))?;
         self.weights = Some(Weights { groups, bound });
         Ok(())
     }

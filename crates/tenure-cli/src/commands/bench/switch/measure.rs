@@ -26,8 +26,8 @@ pub(super) const STAGES: u64 = 9;
 /// Calls of a model until it is learned and captured.
 const LEARNING: usize = 4;
 
-/// Bytes of a chunk of the device.
-const CHUNK_BYTES: u64 = 16 << 20;
+/// Bytes of a chunk of a device that is full of models: its budget would be larger than the few models' here.
+const CHUNK_BYTES: u64 = 64 << 20;
 
 /// What was measured of a model. Times are medians.
 #[derive(Debug, Serialize)]
