@@ -68,11 +68,11 @@ impl Graph {
     }
 
     /// The same, with memory that other graphs use too. What was allocated in the capture and is freed, the next graph of the pool
-    /// may have. Who launches sees to it that no two of them run at once, on whichever streams, and reads results before the
+    /// may have. The caller sees to it that no two of them run at once, on whichever streams, and reads results before the
     /// next one.
     ///
     /// # Errors
-    /// Those of [`capture`](Self::capture); another capture in this pool goes on.
+    /// The errors of [`capture`](Self::capture); another capture in this pool goes on.
     pub fn capture_in<T, E: From<MemoryError>>(
         pool: &GraphPool,
         work: impl FnOnce(&Stream) -> Result<T, E>,
@@ -132,7 +132,7 @@ impl GraphPool {
         self.shared.memory
     }
 
-    /// What the allocator calls it.
+    /// The allocator's name for it.
     pub fn id(&self) -> PoolId {
         self.shared.id
     }

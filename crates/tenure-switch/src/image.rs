@@ -190,7 +190,7 @@ impl Image {
     }
 
     /// The bytes of a group as a storage of the device that the image is pinned for, whose kernels read them in place: over the
-    /// link, a read at a time, with no copy on the device. Whoever uses it waits until they are there. It keeps the image, and is
+    /// link, a read at a time, with no copy on the device. Its use waits until they are there. It keeps the image, and is
     /// to be read only; what was launched with it must be done when it goes.
     ///
     /// # Errors

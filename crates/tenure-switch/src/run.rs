@@ -28,7 +28,7 @@ pub struct DeviceUse {
     pub operation: Option<Name>,
 }
 
-/// What the runs of a model have waited for.
+/// The runs of a model, and the groups that they have waited for.
 #[derive(Default)]
 pub(crate) struct Runs {
     only: Mutex<()>,
@@ -71,7 +71,7 @@ impl Arrival for OnDevice {
 
 impl Model {
     /// The bytes of a group as a storage of the device, at the address that the model keeps for it, with or without bytes there.
-    /// Whoever uses it makes the thread's current stream wait for the group: once in a [run](Self::run), and each time outside of
+    /// Its use makes the thread's current stream wait for the group: once in a [run](Self::run), and each time outside of
     /// one. It is to be read only, while the model is on the device.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let range = &self.manifest().groups()[group];
@@ -81,7 +81,7 @@ impl Model {
         let (model, kept) = (Arc::clone(self), Arc::clone(self));
         let data = DataPtr::foreign(first, self.device(), move || drop(kept));
         // SAFETY: the addresses are the model's as long as there is `kept`. Bytes are there when the device has passed the wait
-        // that `Arrival::wait` puts on the stream; that the model was loaded before is for who computes, as for any copy.
+        // that `Arrival::wait` puts on the stream; that the model was loaded before is the caller's to see to, as for any copy.
         unsafe { Storage::arriving(data, bytes, OnDevice { model, group }) }
     }
 

@@ -56,9 +56,9 @@ pub enum NetworkError {
     /// Nothing builds such networks.
     #[error("there is no architecture {name:?}: there are {}", known.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// Those that there are.
+        /// All names.
         known: Vec<String>,
     },
     /// The architecture does not take the options.

@@ -21,7 +21,7 @@ pub struct Placed<'a> {
     pub begin: u64,
 }
 
-/// What stands in the places of a network's tensors without values.
+/// The tensors that stand in the places of a network's tensors without values.
 #[derive(Default)]
 pub struct Bound {
     /// The tensors without values, and those in their places.

@@ -137,7 +137,7 @@ impl SwitchedModel {
     }
 }
 
-/// What a switcher knows of a model.
+/// A model as its switcher knows it.
 pub(super) struct Known {
     number: u64,
     /// When it was used last: higher is later.
@@ -147,7 +147,7 @@ pub(super) struct Known {
     weights: Weights,
 }
 
-/// What a model is made of.
+/// The parts of a model.
 pub(super) struct Parts {
     pub(super) name: String,
     pub(super) network: Box<dyn Network>,

@@ -17,7 +17,7 @@ use super::{StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;
 
-/// What a [`Switcher`] may take.
+/// The memory that a [`Switcher`] may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitcherOptions {
     /// Bytes for weights on the device, of all models together. What models compute has its place beside them.
@@ -56,7 +56,7 @@ pub struct Switcher {
     shared: Arc<Shared>,
 }
 
-/// What a [`Switcher`] did so far, and what it has now.
+/// The figures of a [`Switcher`]: its work so far, and its memory now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitcherReport {
     /// How many models there are.

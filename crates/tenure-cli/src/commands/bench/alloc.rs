@@ -1,4 +1,4 @@
-//! What an allocation costs.
+//! Measures allocations.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! How fast something is.
+//! Measures how fast something is.
 
 mod alloc;
 mod switch;

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use serde::Serialize;
 use tenure::agent::{Marl, Policy};
 use tenure::plan::bound;
@@ -126,9 +125,8 @@ pub(crate) fn milp() -> anyhow::Result<AnyPlanner> {
 }
 
 fn or_how_to_get_it(milp: Result<AnyPlanner, PlannerError>) -> anyhow::Result<AnyPlanner> {
-    milp.context(
-        "--planner milp: `cargo install --path crates/tenure-cli --features milp` installs a program that has it",
-    )
+    let install = "`cargo install --path crates/tenure-cli --features milp` installs a program that has it";
+    milp.map_err(|error| anyhow::anyhow!("--planner milp: {error}: {install}"))
 }
 
 /// What is printed for machines.
@@ -333,7 +331,8 @@ mod tests {
         assert_eq!(milp().is_ok(), cfg!(feature = "milp"));
         // As such a build has it: CI builds with the feature.
         let Err(error) = or_how_to_get_it(Err(PlannerError::NoMilp)) else { panic!("there is no planner") };
-        let said = format!("{error:#}");
+        // As it is printed.
+        let said = error.to_string();
         assert!(said.contains("cargo install") && said.contains("--features milp") && said.contains("cmake"), "{said}");
     }
 }

@@ -20,7 +20,7 @@ use tenure_device::{Event, EventKind};
 use super::workload::Workload;
 use crate::output;
 
-/// What is measured of a model: files, ready, searched, no pool, three other groupings, two without a switcher.
+/// The stages of a measurement: files, ready, searched, no pool, three other groupings, two without a switcher.
 pub(super) const STAGES: u64 = 9;
 
 /// Calls of a model until it is learned and captured.
@@ -29,7 +29,7 @@ const LEARNING: usize = 4;
 /// Bytes of a chunk of a device that is full of models: its budget would be larger than the few models' here.
 const CHUNK_BYTES: u64 = 64 << 20;
 
-/// What was measured of a model. Times are medians.
+/// The figures of a model. Times are medians.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) model: String,
@@ -74,7 +74,7 @@ impl Row {
     }
 }
 
-/// What all measurements of a model have in common.
+/// A model, and everything that its measurements share.
 struct Bench<'a> {
     workload: Workload,
     device: Device,

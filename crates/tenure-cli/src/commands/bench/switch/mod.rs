@@ -1,4 +1,4 @@
-//! How soon a model answers that is not on the device.
+//! Measures how soon a model answers that is not on the device.
 
 mod measure;
 mod workload;

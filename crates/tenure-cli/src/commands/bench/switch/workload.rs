@@ -13,7 +13,7 @@ use tenure::tensor::{DType, Device, Tensor};
 /// Values of a tensor that are drawn; then they come again.
 const DRAWN: usize = 1 << 22;
 
-/// A model, and what it is asked.
+/// A model, and the request that it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Workload {
     /// 8 images of 224 x 224
@@ -70,12 +70,12 @@ impl Workload {
         Ok(Architectures::default().build(architecture, Map::from_iter(options))?)
     }
 
-    /// How many models there are: one more than has room.
+    /// The number of models: one more than has room.
     pub(super) fn models(self) -> usize {
         if self == Self::Llama8b { 2 } else { 3 }
     }
 
-    /// What a model is asked.
+    /// The inputs of a request.
     pub(super) fn inputs(self, device: Device) -> tenure::tensor::Result<Vec<Tensor>> {
         let generator = Generator::new(17);
         let images = |count, size| Tensor::randn(&[count, 3, size, size], DType::F32, Device::CPU, &generator);
