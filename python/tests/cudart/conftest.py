@@ -12,6 +12,9 @@ import traceback
 
 import pytest
 
+#: The status of a process whose test skips itself.
+SKIPPED = 77
+
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 
@@ -32,6 +35,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     with open(reader) as said:
         report = said.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == SKIPPED:
+        pytest.skip(report)
     if status != 0:
         pytest.fail(report or f"the test's process ended with status {status}", pytrace=False)
     return True
@@ -42,6 +47,9 @@ def _run(test: pytest.Function, arguments: dict[str, object], report: int) -> No
     status = 0
     try:
         test.obj(**arguments)
+    except pytest.skip.Exception as skipped:
+        status = SKIPPED
+        os.write(report, str(skipped).encode())
     except BaseException:
         status = 1
         os.write(report, traceback.format_exc().encode())
