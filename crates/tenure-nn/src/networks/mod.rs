@@ -66,7 +66,7 @@ pub enum NetworkError {
     Options {
         /// The architecture.
         architecture: String,
-        /// What is wrong with them.
+        /// The reason.
         reason: BuildError,
     },
     /// The architecture's code gave up.

@@ -13,7 +13,7 @@ use crate::{Result, StateError};
 pub struct Placed<'a> {
     /// One of the network's names.
     pub name: &'a str,
-    /// What its elements are.
+    /// The dtype of its elements.
     pub dtype: DType,
     /// The group that it is in.
     pub group: usize,

@@ -31,7 +31,7 @@ impl SwitchedModel {
         &self.name
     }
 
-    /// What it answers to its inputs, having brought what is missing. Inputs are brought to the device. On a CUDA device, the
+    /// Brings what is missing of the model, and computes its answers to inputs. Inputs are brought to the device. On a CUDA device, the
     /// answers are computed when the thread's current stream has passed what is on it then.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ pub(super) struct Parts {
     pub(super) name: String,
     pub(super) network: Box<dyn Network>,
     pub(super) stored: StoredTensors,
-    /// Of the manifest.
+    /// The order of the manifest.
     pub(super) order: Order,
     pub(super) manifest: Arc<Manifest>,
 }
@@ -225,7 +225,7 @@ impl Known {
     }
 
     /// Brings what is missing, for which there is room.
-    pub(super) fn load(&mut self, shared: &Shared) -> Result<(), crate::Error> {
+    pub(super) fn load(&mut self, shared: &Shared) -> Result<()> {
         let image = shared.image(&self.parts.manifest)?;
         match &mut self.weights {
             Weights::Cpu(weights) => weights.bind(&mut self.parts, image),

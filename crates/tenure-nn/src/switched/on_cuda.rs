@@ -16,12 +16,12 @@ use super::switcher::{Cuda, Shared};
 use super::weights::Order;
 use crate::Result;
 
-/// What a copy takes beside its bytes, and a wait in a graph, in µs, on an H100: by the times of groups of 2 to 16 MiB.
+/// The time of a copy beside its bytes, and of a wait in a graph, in µs: estimated from cold starts with groups of 2 to 16 MiB.
 const COPY_US: f64 = 8.0;
 const WAIT_US: f64 = 2.0;
 
-/// What is computed while copies are under way takes longer than alone. A division that allows for it loses little where it does
-/// not; one that does not allow for it begins too late.
+/// The search takes computing to be longer than it is alone, since it begins late and copies may slow it down. Without this factor,
+/// cold starts on an H100 took longer, as their first groups were large.
 const BESIDE_COPIES: f64 = 1.25;
 
 /// Tensors of at least so many bytes of which nothing but rows is used stay on the host, where rows are read in place.
@@ -38,7 +38,7 @@ pub(super) struct OnCuda {
     model: Arc<Model>,
     bound: Bound,
     tables: Option<Arc<Image>>,
-    /// Those that were used last come last.
+    /// The shapes that were used last come last.
     shapes: Vec<Shape>,
 }
 
@@ -207,7 +207,7 @@ impl OnCuda {
         Ok(())
     }
 
-    /// What share of the time of a run one operation after the other it takes when it is captured; nothing if it cannot be.
+    /// The time of the captured model as a share of a run one operation after the other; nothing if it cannot be captured.
     fn captured_share(&self, parts: &Parts, cuda: &Cuda, uses: &[DeviceUse], inputs: &[Tensor]) -> Option<f64> {
         let stream = cuda.memory.streams().current();
         let captured = CapturedCall::new(&cuda.pool, inputs, |inputs| {

@@ -214,9 +214,8 @@ impl Shared {
             done.wait(&stream).map_err(SwitchError::from)?;
         }
         let answers = turn.known(name, number)?.compute(self, inputs);
-        let mut done = Event::new(Arc::clone(memory.driver()), EventKind::Order);
+        let done = turn.done.get_or_insert_with(|| Event::new(Arc::clone(memory.driver()), EventKind::Order));
         done.record(&stream).map_err(SwitchError::from)?;
-        turn.done = Some(done);
         answers
     }
 

@@ -23,7 +23,7 @@ const WAIT_US: f64 = 1.0;
 
 /// A tensor of a file, as it is there.
 pub struct StoredTensor {
-    /// What its elements are.
+    /// The dtype of its elements.
     pub dtype: DType,
     /// Its name in the network, and where its bytes are.
     pub entry: Entry,
