@@ -13,4 +13,3 @@ mod memory;
 mod peers;
 mod platform;
 mod sharing;
-mod speed;

@@ -1,6 +1,6 @@
 //! The server over loopback, and a service that computes nothing.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -233,13 +233,14 @@ fn who_takes_no_answer_is_not_waited_for() {
 fn more_connections_than_there_are_places_for_wait() {
     let limits = Limits { connections: 1, ..Limits::default() };
     let served = Served::with(Config { limits, ..Config::default() });
-    let first = served.send(b"");
+    let first = served.send(&request("POST", "/v2/models/slow/infer", &[], INFER.as_bytes()));
+    served.wait_for_waiting(1);
     let second = served.send(&request("GET", "/v2", &[], &[]));
-    second.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    assert!((&second).read(&mut [0]).is_err());
-    drop(first);
-    second.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
-    assert_eq!(receive(second).unwrap().status, 200);
+    second.set_nonblocking(true).unwrap();
+    assert_eq!((&second).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    second.set_nonblocking(false).unwrap();
+    served.fake.permits.add_permits(1);
+    assert_eq!([first, second].map(|stream| receive(stream).unwrap().status), [200; 2]);
 }
 
 #[test]

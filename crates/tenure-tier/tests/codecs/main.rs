@@ -4,7 +4,6 @@
 mod devices;
 mod disks;
 mod host;
-mod speed;
 
 use tenure_core::DType;
 

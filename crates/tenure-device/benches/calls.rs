@@ -1,15 +1,26 @@
-//! What things take. Printed, for a reader: `--nocapture`. Nothing here fails because a machine is slow.
+//! Times of driver calls on a GPU, for a reader: small calls, copies of registered memory, and memory calls beside their model.
+//! Prints nothing but why, where there is no GPU.
+#![allow(clippy::unwrap_used, reason = "a benchmark ends where a call fails")]
+
+#[allow(dead_code, reason = "tests use the rest")]
+#[path = "../tests/cuda/common.rs"]
+mod common;
 
 use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
+use common::{argument, device, kernel};
 use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
 use tenure_device::cuda::LaunchConfig;
 use tenure_device::{Access, Driver, EventKind, Priority, cost};
 
-use crate::common::{argument, device, kernel};
+fn main() {
+    small_calls();
+    copies_from_and_to_registered_memory();
+    memory_calls_beside_their_model();
+}
 
 /// Prints what one call of `action` takes, the mean of many.
 fn time(what: &str, mut action: impl FnMut()) {
@@ -20,7 +31,6 @@ fn time(what: &str, mut action: impl FnMut()) {
     println!("{what:32} {:8.3} µs", start.elapsed().as_secs_f64() * 1e6 / f64::from(COUNT));
 }
 
-#[test]
 fn small_calls() {
     let Some(driver) = device() else { return };
     let spin = kernel(&driver, "spin");
@@ -49,7 +59,6 @@ fn small_calls() {
     thread::scope(|scope| scope.spawn(measure).join().unwrap());
 }
 
-#[test]
 fn copies_from_and_to_registered_memory() {
     const BYTES: usize = 256 << 20;
     let Some(driver) = device() else { return };
@@ -87,7 +96,6 @@ fn copies_from_and_to_registered_memory() {
     driver.destroy_stream(stream).unwrap();
 }
 
-#[test]
 fn memory_calls_beside_their_model() {
     const ROUNDS: usize = 15;
     let Some(driver) = device() else { return };
