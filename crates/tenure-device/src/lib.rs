@@ -11,6 +11,7 @@
 //! at the other end of its copies.
 
 mod backing;
+pub mod cache;
 mod call;
 mod check;
 pub mod collective;

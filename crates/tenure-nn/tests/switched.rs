@@ -22,7 +22,7 @@ use tenure_device::sim::{Failure, SimConfig, SimDriver};
 use tenure_nn::layers::{Embedding, Layer, Linear};
 use tenure_nn::models::{Bert, Gpt2, Llama, ResNet};
 use tenure_nn::networks::Network;
-use tenure_nn::switched::{SwitchedModel, Switcher, SwitcherOptions};
+use tenure_nn::switched::{Orders, SwitchedModel, Switcher, SwitcherOptions};
 use tenure_nn::{Buffer, Module, Scope, checkpoint, module};
 use tenure_switch::groups::Grouping;
 use tenure_tensor::random::Generator;
@@ -220,7 +220,7 @@ fn ask(model: &SwitchedModel, inputs: &[Tensor]) -> Vec<Vec<u8>> {
 }
 
 fn options(device_bytes: u64, chunk_bytes: u64) -> SwitcherOptions {
-    SwitcherOptions { chunk_bytes, ..SwitcherOptions::new(device_bytes, 64 << 20) }
+    SwitcherOptions { chunk_bytes, orders: None, ..SwitcherOptions::new(device_bytes, 64 << 20) }
 }
 
 fn room(made: &Made, chunk: u64) -> u64 {
@@ -269,6 +269,68 @@ fn every_answer_is_the_models_own_on_every_device_in_every_grouping() {
             let report = switcher.report();
             assert_eq!((report.models, report.resident_bytes, report.image_bytes), (0, 0, 0));
         }
+    }
+    expect_peace(memory);
+}
+
+/// In the same process or the next.
+#[test]
+fn an_order_that_was_learned_is_known_to_the_next_switcher() {
+    let (_alone, memory, chunk) = alone();
+    let folder = TempDir::new().unwrap();
+    for device in [Device::CPU, CUDA] {
+        let made: Vec<Made> =
+            (1..).zip(KINDS).map(|(seed, kind)| Made::new(folder.path(), kind, seed, device)).collect();
+        let orders = folder.path().join(device.to_string());
+        let groups = |calls: usize| -> Vec<Vec<u64>> {
+            let options = SwitcherOptions { orders: Some(Orders::new(&orders)), ..options(16 << 20, chunk) };
+            let switcher = Switcher::new(device, options).unwrap();
+            let mut groups = Vec::new();
+            for made in &made {
+                let model = switcher.add(made.kind, shapes(made.kind), &[&made.path]).unwrap();
+                let inputs = inputs(made.kind, 1, device);
+                for _ in 0..calls {
+                    assert_eq!(ask(&model, &inputs), made.expected(&inputs), "{} on {device}", made.kind);
+                }
+                // On the CPU the next image has the order.
+                model.evict().unwrap();
+                groups.push(model.group_bytes().unwrap());
+                model.remove().unwrap();
+            }
+            groups
+        };
+        let learned = groups(3);
+        assert_eq!(groups(1), learned, "on {device}");
+        assert_eq!(fs::read_dir(&orders).unwrap().count(), KINDS.len());
+        fs::read_dir(&orders).unwrap().for_each(|file| fs::write(file.unwrap().path(), b"{}").unwrap());
+        assert_ne!(groups(1), learned, "a file that has no order is no order");
+    }
+    expect_peace(memory);
+}
+
+#[test]
+fn what_is_called_seldom_or_has_low_priority_leaves_first() {
+    let (_alone, memory, chunk) = alone();
+    let folder = TempDir::new().unwrap();
+    for device in [Device::CPU, CUDA] {
+        let made: Vec<Made> = (0..3).map(|seed| Made::new(folder.path(), "chain", seed, device)).collect();
+        let image = fs::metadata(&made[0].path).unwrap().len();
+        let room = if device.is_cpu() { image } else { image.next_multiple_of(chunk) };
+        let switcher = Switcher::new(device, options(2 * room, chunk)).unwrap();
+        let models: Vec<SwitchedModel> = (0..)
+            .zip(&made)
+            .map(|(index, made)| switcher.add(&index.to_string(), shapes("chain"), &[&made.path]).unwrap())
+            .collect();
+        let resident = || models.iter().map(|model| model.is_resident().unwrap()).collect::<Vec<_>>();
+        (0..4).for_each(|_| models[1].load().unwrap());
+        models[0].load().unwrap();
+        models[2].load().unwrap();
+        assert_eq!(resident(), [false, true, true], "the first one was called once");
+        models[0].load().unwrap();
+        assert_eq!(resident(), [true, true, false], "the last one was called once");
+        models[1].set_priority(-10).unwrap();
+        models[2].load().unwrap();
+        assert_eq!(resident(), [true, false, true], "the second one matters least");
     }
     expect_peace(memory);
 }

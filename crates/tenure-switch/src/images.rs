@@ -86,6 +86,11 @@ impl Images {
         self.kept.lock().remove(key(manifest));
     }
 
+    /// Whether a model's image is in memory, or on its way there.
+    pub fn has(&self, manifest: &Arc<Manifest>) -> bool {
+        self.kept.lock().images.contains_key(&key(manifest))
+    }
+
     /// What became of images so far.
     pub fn statistics(&self) -> ImageStatistics {
         let kept = self.kept.lock();

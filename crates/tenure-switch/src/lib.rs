@@ -1,7 +1,8 @@
 //! More models than fit on a device, each computed with while its weights come.
 //!
 //! [`Images`] keeps weights in host memory, within a budget; a [`Switch`] keeps as many of them on a device as its budget has room
-//! for. Which ones, its caller says: [`Model::load`] brings one, [`Model::evict`] makes room. [`groups`] divides a model's layers.
+//! for. Which ones, its caller says: [`Model::load`] brings one, [`Model::evict`] makes room. [`groups`] divides a model's layers,
+//! [`residency`] says what a model is worth its memory.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -34,7 +35,9 @@ pub mod groups;
 mod image;
 mod images;
 mod mapped;
+mod orders;
 mod progress;
+pub mod residency;
 mod room;
 mod run;
 mod switch;
@@ -43,6 +46,7 @@ pub use error::SwitchError;
 pub use image::{ALIGNMENT, Entry, Image, Make, Manifest, Origin};
 pub use images::{ImageStatistics, Images};
 pub use mapped::Mapped;
+pub use orders::{KnownOrder, OrderKey, Orders};
 pub use progress::{Arrived, FirstUse, Stopped};
 pub use run::{DeviceUse, Run};
 pub use switch::{Loaded, Model, Switch, SwitchOptions, SwitchStatistics};

@@ -1,7 +1,7 @@
 //! Kernels by name: compiled when they are first needed, kept on disk, loaded once a device.
 
-use std::path::{Path, PathBuf};
-use std::{env, fs, io, process};
+use std::path::Path;
+use std::{fs, io};
 
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
@@ -10,11 +10,14 @@ use sha2::{Digest, Sha256};
 use super::CudaDriver;
 use super::kernel::Function;
 use super::nvrtc::{self, CompileError, Image};
-use crate::CallError;
+use crate::{CallError, cache};
 
 /// What a kernel is called in its source: it is the only one there, and `extern "C"`. Compiled it has the operation's name,
 /// which profilers show.
 const ENTRY: &str = "kernel";
+
+/// The folder of the cache that has kernels.
+const KIND: &str = "kernels";
 
 /// Bytes of a digest, which ends a file of the cache.
 const DIGEST: usize = 32;
@@ -69,7 +72,7 @@ impl CudaDriver {
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
 pub fn compile_cached(name: KernelName, source: &str, compute_capability: (u32, u32)) -> Result<Image, CompileError> {
     let source = &format!("#define {ENTRY} {}\n{source}", symbol(name));
-    let Some(path) = folder().map(|folder| folder.join(file_name(source, compute_capability))) else {
+    let Some(path) = cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability))) else {
         return nvrtc::compile(source, compute_capability, OPTIONS);
     };
     if let Some(image) = read(&path) {
@@ -88,14 +91,13 @@ pub fn compile_cached(name: KernelName, source: &str, compute_capability: (u32, 
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
 pub fn check_cached(name: KernelName, source: &str, compute_capability: (u32, u32)) -> Result<(), CompileError> {
     let source = &format!("#define {ENTRY} {}\n{source}", symbol(name));
-    let note = folder().map(|folder| folder.join(file_name(source, compute_capability)).with_extension("checked"));
+    let note = cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability)).with_extension("checked"));
     if note.as_ref().is_some_and(|note| note.exists()) {
         return Ok(());
     }
     nvrtc::check(source, compute_capability, OPTIONS)?;
     // Without a note, it is checked again the next time.
-    let _ =
-        note.map(|note| fs::create_dir_all(note.parent().unwrap_or(Path::new("."))).and_then(|()| fs::write(note, [])));
+    let _ = note.map(|note| cache::replace(&note, &[]));
     Ok(())
 }
 
@@ -106,22 +108,10 @@ fn symbol(name: KernelName) -> String {
 
 const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space"];
 
-fn folder() -> Option<PathBuf> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    let folder = set("TENURE_CACHE").or_else(|| Some(user()?.join("tenure")))?;
-    folder.is_absolute().then(|| folder.join("kernels"))
-}
-
 /// All that the machine code depends on.
 fn file_name(source: &str, (major, minor): (u32, u32)) -> String {
-    let mut digest = Sha256::new();
-    for part in [source, &format!("sm_{major}{minor}"), &nvrtc::version(), &OPTIONS.join(" ")] {
-        digest.update((part.len() as u64).to_le_bytes());
-        digest.update(part);
-    }
-    let name: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    name + ".cubin"
+    let (architecture, version, options) = (format!("sm_{major}{minor}"), nvrtc::version(), OPTIONS.join(" "));
+    cache::digest([source, &architecture, &version, &options]) + ".cubin"
 }
 
 /// What was kept, unless it is not whole.
@@ -131,19 +121,9 @@ fn read(path: &Path) -> Option<Image> {
     (Sha256::digest(&bytes)[..] == digest).then(|| Image::from_bytes(bytes))
 }
 
-/// Under another name first, so that nobody ever sees a part.
 fn write(path: &Path, image: &Image) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let thread = format!("{:?}", std::thread::current().id());
-    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
-    let draft = path.with_extension(format!("{}-{number}", process::id()));
     let bytes = image.as_bytes();
-    let written = fs::write(&draft, [bytes, &Sha256::digest(bytes)].concat()).and_then(|()| fs::rename(&draft, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
-    written
+    cache::replace(path, &[bytes, &Sha256::digest(bytes)].concat())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_switch::residency::{Rate, worth};
 use tenure_switch::{Manifest, SwitchError};
 use tenure_tensor::Tensor;
 
@@ -12,6 +13,14 @@ use super::switcher::Shared;
 use super::{Order, StoredTensors};
 use crate::Result;
 use crate::networks::Network;
+
+/// After how many uses of a switcher's models a use counts half: the clock of rates counts them as seconds, so that what leaves does not
+/// depend on how fast a machine is.
+const HALF_LIFE: Duration = Duration::from_secs(100);
+
+/// Bytes a second from the host's memory to a device, and from files. What leaves depends on their ratio alone.
+const COPIED_PER_SECOND: f64 = 5e10;
+const READ_PER_SECOND: f64 = 5e9;
 
 /// A model of a [`Switcher`](super::Switcher). A handle: the model stays when it is dropped, until it is [removed](Self::remove).
 #[derive(Clone)]
@@ -66,6 +75,15 @@ impl SwitchedModel {
             known.evict(&self.shared, u64::MAX);
             self.shared.images.forget(known.manifest());
         })
+    }
+
+    /// Says how much its calls matter beside those of other models: each unit, up to 10 and down to -10, doubles what it is worth to keep it on
+    /// the device. 0 at first.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn set_priority(&self, priority: i32) -> Result<()> {
+        self.shared.with(&self.name, self.number, |known| known.priority = priority.clamp(-10, 10))
     }
 
     /// Says whether it stays on the device once it is there.
@@ -140,9 +158,12 @@ impl SwitchedModel {
 /// A model as its switcher knows it.
 pub(super) struct Known {
     number: u64,
-    /// When it was used last: higher is later.
-    pub(super) used_at: u64,
+    /// How often it is used.
+    pub(super) rate: Rate,
+    priority: i32,
     pub(super) is_pinned: bool,
+    /// Whether an order that was kept has been looked for.
+    is_recalled: bool,
     parts: Parts,
     weights: Weights,
 }
@@ -178,7 +199,7 @@ impl Known {
             Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
             None => Weights::Cpu(OnCpu::default()),
         };
-        Ok(Self { number, used_at: number, is_pinned: false, parts, weights })
+        Ok(Self { number, rate: Rate::new(HALF_LIFE), priority: 0, is_pinned: false, is_recalled: false, parts, weights })
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -213,6 +234,27 @@ impl Known {
     /// Whether it has memory that others may have.
     pub(super) fn can_leave(&self) -> bool {
         !self.is_pinned && self.resident_bytes() > 0
+    }
+
+    /// The worth of its bytes on the device, beside those of other models.
+    pub(super) fn worth(&self, shared: &Shared, now: Duration) -> i64 {
+        let bytes = self.parts.manifest.bytes();
+        let speed = if shared.images.has(&self.parts.manifest) { COPIED_PER_SECOND } else { READ_PER_SECOND };
+        worth(&self.rate, now, Duration::from_secs_f64(bytes as f64 / speed), bytes, self.priority)
+    }
+
+    /// Arranges the model by the order that was kept for it, if there is one and it has not been learned yet.
+    pub(super) fn recall(&mut self, shared: &Shared) -> Result<()> {
+        let Self { parts, weights, is_recalled, .. } = self;
+        if std::mem::replace(is_recalled, true) || parts.order.is_recorded() {
+            return Ok(());
+        }
+        let Some(order) = shared.kept_order(parts) else { return Ok(()) };
+        match (weights, &shared.cuda) {
+            (Weights::Cuda(weights), Some(cuda)) => weights.arrange(parts, shared, cuda, order)?,
+            _ => (parts.manifest, parts.order) = (parts.stored.manifest(&parts.name, &order)?, order),
+        }
+        Ok(())
     }
 
     /// Lets go of an image that could not be read, so that it is tried again.

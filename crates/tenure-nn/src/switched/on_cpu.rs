@@ -57,6 +57,7 @@ impl OnCpu {
             && let Ok(manifest) = parts.stored.manifest(&parts.name, &order)
         {
             (parts.order, parts.manifest) = (order, manifest);
+            shared.keep_order(parts);
         }
     }
 

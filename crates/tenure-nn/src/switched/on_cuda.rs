@@ -161,7 +161,7 @@ impl OnCuda {
         Ok(answers)
     }
 
-    /// Arranges the model by the order in which its layers were used, at other addresses, and brings it there.
+    /// Arranges the model by the order in which its layers were used, and brings it.
     fn learn(
         &mut self,
         parts: &mut Parts,
@@ -182,6 +182,14 @@ impl OnCuda {
         let uses: Vec<(usize, f64)> =
             others.map(|used| (used.group, used.compute_us * share * BESIDE_COPIES)).collect();
         let order = Order::recorded(&parts.stored, &uses, tables, shared.grouping, &costs);
+        self.arrange(parts, shared, cuda, order)?;
+        shared.keep_order(parts);
+        self.model.load(&shared.image(&parts.manifest)?)?;
+        Ok(())
+    }
+
+    /// Arranges the model by an order, at other addresses. Nothing of it is on the device then.
+    pub(super) fn arrange(&mut self, parts: &mut Parts, shared: &Shared, cuda: &Cuda, order: Order) -> Result<()> {
         let manifest = parts.stored.manifest(&parts.name, &order)?;
         let model = Arc::new(cuda.switch.register(&manifest)?);
         self.evict(shared, u64::MAX);
@@ -203,7 +211,6 @@ impl OnCuda {
         self.bound = Bound::bind(&mut *parts.network, parts.stored.placed(&order, &manifest), storage)?;
         (parts.order, parts.manifest) = (order, manifest);
         (self.model, self.tables) = (model, tables);
-        self.model.load(&shared.image(&parts.manifest)?)?;
         Ok(())
     }
 

@@ -1,24 +1,26 @@
 //! All models of a device, and which of them are there.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tenure_device::graph::GraphPool;
 use tenure_device::memory::{self, DeviceMemory};
-use tenure_device::{Event, EventKind};
+use tenure_device::{Event, EventKind, Executor};
 use tenure_switch::groups::Grouping;
-use tenure_switch::{Images, Manifest, Switch, SwitchError, SwitchOptions};
+use tenure_switch::{Images, Manifest, OrderKey, Orders, Switch, SwitchError, SwitchOptions};
 use tenure_tensor::{Device, Tensor};
 
-use super::model::{Known, SwitchedModel};
-use super::{StoredTensors, SwitchedError};
+use super::model::{Known, Parts, SwitchedModel};
+use super::{Order, StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;
 
 /// The memory that a [`Switcher`] may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitcherOptions {
     /// Bytes for weights on the device, of all models together. What models compute has its place beside them.
     pub device_bytes: u64,
@@ -28,28 +30,32 @@ pub struct SwitcherOptions {
     pub chunk_bytes: u64,
     /// How layers are divided into groups that come together.
     pub grouping: Grouping,
+    /// Where the orders that are learned are kept, for switchers of other processes too; if nowhere, each learns them anew.
+    pub orders: Option<Orders>,
 }
 
 impl SwitcherOptions {
     /// From so many bytes on, a larger part of the last chunk of each model may be lost.
     const MANY_BYTES: u64 = 4 << 30;
 
-    /// So many bytes, and the groups that let the last layer end soonest. Chunks have 16 MiB, and 64 MiB where the device's bytes
+    /// So many bytes, the groups that let the last layer end soonest, and orders in the user's cache. Chunks have 16 MiB, and 64 MiB where the device's bytes
     /// are 4 GiB or more: mapping one takes the host some 25 µs, whatever its size, and a captured model is launched when all are
     /// mapped.
     pub fn new(device_bytes: u64, host_bytes: u64) -> Self {
         let chunk_bytes = if device_bytes < Self::MANY_BYTES { 16 << 20 } else { 64 << 20 };
-        Self { device_bytes, host_bytes, chunk_bytes, grouping: Grouping::default() }
+        let (grouping, orders) = (Grouping::default(), Orders::of_user());
+        Self { device_bytes, host_bytes, chunk_bytes, grouping, orders }
     }
 }
 
 /// Keeps many models for one device, which need not have room for all of them. A handle: clones are one.
 ///
-/// A call of a model that is not there brings it, and has those leave that were called longest ago. Calls of all threads take
-/// turns. Answers are the model's own, bit for bit.
+/// A call of a model that is not there brings it, and has those leave that are worth least: those that are called seldom, can be brought
+/// soon and have a low [priority](SwitchedModel::set_priority); of equals, those that were added last, so that a loop over more models than
+/// fit finds most of them. Calls of all threads take turns. Answers are the model's own, bit for bit.
 ///
 /// The first two calls of a model learn: one prepares kernels, the next measures in which order layers are used and how long each
-/// computes. Afterwards its groups come in that order, and on a CUDA device a call with inputs of sizes that were there before is
+/// computes. What was learned is [kept](SwitcherOptions::orders) for the next process. Afterwards its groups come in that order, and on a CUDA device a call with inputs of sizes that were there before is
 /// captured, and launched as one from then on.
 #[derive(Clone)]
 pub struct Switcher {
@@ -78,6 +84,7 @@ pub struct SwitcherReport {
 pub(super) struct Shared {
     pub(super) device: Device,
     pub(super) grouping: Grouping,
+    orders: Option<Orders>,
     pub(super) images: Images,
     device_bytes: u64,
     /// Nothing on the CPU, where images are what is computed with.
@@ -113,7 +120,7 @@ impl Switcher {
     /// # Panics
     /// Chunks are no multiple of the device's granularity.
     pub fn new(device: Device, options: SwitcherOptions) -> Result<Self> {
-        let SwitcherOptions { device_bytes, host_bytes, chunk_bytes, grouping } = options;
+        let SwitcherOptions { device_bytes, host_bytes, chunk_bytes, grouping, orders } = options;
         let (images, cuda) = if device.is_cpu() {
             (Images::new(device_bytes, None)?, None)
         } else {
@@ -124,7 +131,7 @@ impl Switcher {
             (images, Some(Cuda { memory, switch, pool }))
         };
         let turn = Mutex::default();
-        Ok(Self { shared: Arc::new(Shared { device, grouping, images, device_bytes, cuda, turn }) })
+        Ok(Self { shared: Arc::new(Shared { device, grouping, orders, images, device_bytes, cuda, turn }) })
     }
 
     /// Takes a network without values, such as [`Architectures::build`](crate::networks::Architectures::build) makes, or any that was
@@ -221,10 +228,11 @@ impl Shared {
 
     fn bring(&self, turn: &mut Turn, name: &str, number: u64) -> Result<()> {
         turn.uses += 1;
-        let uses = turn.uses;
+        let now = Duration::from_secs(turn.uses);
         let known = turn.known(name, number)?;
-        known.used_at = uses;
+        known.rate.used(1, now);
         known.forget_failure(self);
+        known.recall(self)?;
         let missing = known.missing_bytes();
         if missing == 0 {
             turn.hits += 1;
@@ -233,12 +241,34 @@ impl Shared {
         while let Some(lacking) = missing.checked_sub(self.free_bytes()).filter(|lacking| *lacking > 0) {
             let others = turn.models.values_mut().filter(|other| other.number() != number && other.can_leave());
             // If there is none, loading says what is missing.
-            let Some(other) = others.min_by_key(|other| other.used_at) else { break };
+            let least = others.min_by_key(|other| (other.worth(self, now), Reverse(other.number())));
+            let Some(other) = least else { break };
             other.evict(self, lacking);
         }
         turn.known(name, number)?.load(self)?;
         turn.switches += 1;
         Ok(())
+    }
+
+    /// The order that was kept for a model.
+    pub(super) fn kept_order(&self, parts: &Parts) -> Option<Order> {
+        self.orders.as_ref()?.find(&self.order_key(parts)).map(Order::known)
+    }
+
+    /// Keeps a model's order, which was learned.
+    pub(super) fn keep_order(&self, parts: &Parts) {
+        if let Some(orders) = &self.orders {
+            orders.keep(&self.order_key(parts), parts.order.as_known());
+        }
+    }
+
+    fn order_key(&self, parts: &Parts) -> OrderKey {
+        let device = match self.cuda.as_ref().map(|cuda| cuda.memory.driver().executor()) {
+            None => "cpu".into(),
+            Some(Executor::Cuda(driver)) => driver.properties().name.clone(),
+            Some(Executor::Sim(_)) => "simulated".into(),
+        };
+        parts.stored.order_key(&device, self.grouping)
     }
 
     /// Bytes that weights can have without anyone's eviction.

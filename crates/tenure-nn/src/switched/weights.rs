@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure_switch::groups::{Costs, Grouping, Layer};
-use tenure_switch::{Entry, FirstUse, Manifest, Origin, SwitchError};
+use tenure_switch::{Entry, FirstUse, KnownOrder, Manifest, OrderKey, Origin, SwitchError};
 use tenure_tensor::{DType, Tensor};
 use tenure_tier::Source;
 
@@ -34,14 +34,9 @@ pub struct StoredTensors {
     tensors: Vec<StoredTensor>,
 }
 
-/// Tensors in the order in which they are needed, in groups.
+/// Tensors in the order in which they are needed, in groups. Tables, of which rows are read where they are, are in no group.
 pub struct Order {
-    /// By their numbers.
-    tensors: Vec<usize>,
-    /// The place behind each group's last.
-    ends: Vec<usize>,
-    /// Those of which rows are read where they are: no group has them.
-    tables: Vec<usize>,
+    order: KnownOrder,
     is_recorded: bool,
 }
 
@@ -101,13 +96,20 @@ impl StoredTensors {
         self.tensors.iter().map(|tensor| tensor.entry.bytes.next_multiple_of(tenure_switch::ALIGNMENT)).sum()
     }
 
+    /// The key under which an order of these is kept, for a device and a way to divide layers.
+    pub(super) fn order_key(&self, device: &str, grouping: Grouping) -> OrderKey {
+        let of = |StoredTensor { dtype, entry }: &StoredTensor| format!("{}: {dtype} {}", entry.name, entry.bytes);
+        let tensors: Vec<String> = self.tensors.iter().map(of).collect();
+        OrderKey::new(&[device, &format!("{grouping:?}")], &tensors)
+    }
+
     /// What an image is made of, in an order of this.
     ///
     /// # Errors
     /// [`SwitchError::TooLarge`].
     pub fn manifest(&self, name: &str, order: &Order) -> Result<Arc<Manifest>, SwitchError> {
-        let entries = order.tensors.iter().map(|index| self.tensors[*index].entry.clone()).collect();
-        Ok(Arc::new(Manifest::new(name, entries, order.ends.clone())?))
+        let entries = order.order.tensors.iter().map(|index| self.tensors[*index].entry.clone()).collect();
+        Ok(Arc::new(Manifest::new(name, entries, order.order.ends.clone())?))
     }
 
     /// What an image of an order's [tables](Order::has_tables) is made of, each of which is a group.
@@ -115,19 +117,19 @@ impl StoredTensors {
     /// # Errors
     /// [`SwitchError::TooLarge`].
     pub fn tables(&self, name: &str, order: &Order) -> Result<Arc<Manifest>, SwitchError> {
-        let entries = order.tables.iter().map(|index| self.tensors[*index].entry.clone()).collect();
-        Ok(Arc::new(Manifest::new(name, entries, (1..=order.tables.len()).collect())?))
+        let entries = order.order.tables.iter().map(|index| self.tensors[*index].entry.clone()).collect();
+        Ok(Arc::new(Manifest::new(name, entries, (1..=order.order.tables.len()).collect())?))
     }
 
     /// Where each tensor lies in the groups of the [manifest](Self::manifest) of an order, and behind them in those of its
     /// [tables](Self::tables).
     pub fn placed<'a>(&'a self, order: &'a Order, manifest: &'a Manifest) -> impl Iterator<Item = Placed<'a>> {
-        let of_groups = order.tensors.iter().enumerate().map(|(place, index)| {
+        let of_groups = order.order.tensors.iter().enumerate().map(|(place, index)| {
             let group = manifest.group_of(place);
             (index, group, manifest.place(place).start - manifest.groups()[group].start)
         });
         let count = manifest.groups().len();
-        let of_tables = order.tables.iter().enumerate().map(move |(table, index)| (index, count + table, 0));
+        let of_tables = order.order.tables.iter().enumerate().map(move |(table, index)| (index, count + table, 0));
         of_groups.chain(of_tables).map(|(index, group, begin)| {
             let StoredTensor { entry, dtype } = &self.tensors[*index];
             Placed { name: &entry.name, dtype: *dtype, group, begin }
@@ -138,12 +140,23 @@ impl StoredTensors {
 impl Order {
     /// That of the network's state, each tensor by itself: until it is known which are used first.
     pub fn unknown(count: usize) -> Self {
-        Self { tensors: (0..count).collect(), ends: (1..=count).collect(), tables: Vec::new(), is_recorded: false }
+        let order = KnownOrder { tensors: (0..count).collect(), ends: (1..=count).collect(), tables: Vec::new() };
+        Self { order, is_recorded: false }
+    }
+
+    /// One that was recorded before.
+    pub(super) fn known(order: KnownOrder) -> Self {
+        Self { order, is_recorded: true }
+    }
+
+    /// What to keep of it.
+    pub(super) fn as_known(&self) -> &KnownOrder {
+        &self.order
     }
 
     /// Whether it leaves out tables, of which rows are read where they are.
     pub fn has_tables(&self) -> bool {
-        !self.tables.is_empty()
+        !self.order.tables.is_empty()
     }
 
     /// Whether it is that in which tensors are used.
@@ -184,7 +197,7 @@ impl Order {
         if tensors.len() > uses.len() {
             ends.push(tensors.len());
         }
-        Self { tensors, ends, tables, is_recorded: true }
+        Self::known(KnownOrder { tensors, ends, tables })
     }
 }
 
@@ -283,10 +296,10 @@ mod tests {
         ]);
         let uses = [(2, 10.0), (3, 1.0), (4, 10.0), (1, 10.0)];
         let costs = Costs { bytes_per_us: 1e9, copy_us: 0.0, wait_us: 0.0 };
-        let ends = |grouping| Order::recorded(&stored, &uses, Vec::new(), grouping, &costs).ends;
+        let ends = |grouping| Order::recorded(&stored, &uses, Vec::new(), grouping, &costs).order.ends;
         assert_eq!(ends(Grouping::PerLayer), [2, 3, 4, 5]);
         assert_eq!(ends(Grouping::PerBlock), [3, 4, 5]);
         assert_eq!(ends(Grouping::Whole), [4, 5]);
-        assert_eq!(Order::recorded(&stored, &uses, vec![0], Grouping::Whole, &costs).tensors, [2, 3, 4, 1]);
+        assert_eq!(Order::recorded(&stored, &uses, vec![0], Grouping::Whole, &costs).order.tensors, [2, 3, 4, 1]);
     }
 }

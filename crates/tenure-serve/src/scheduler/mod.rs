@@ -42,7 +42,6 @@ mod cost;
 mod device;
 mod model;
 mod queue;
-mod rate;
 mod report;
 mod request;
 mod residency;

@@ -2,8 +2,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use tenure_switch::residency::{Rate, worth};
+
 use super::ModelId;
-use super::rate::Rate;
 
 /// Which models' weights are on one device, and which of them leave when room is needed.
 ///
@@ -264,11 +265,7 @@ impl Kept {
         if self.weights.is_pinned { self.chunks } else { 0 }
     }
 
-    /// The worth of a chunk, in halves of powers of two: what differs less is the same, as far as it can be known.
     fn worth(&self, now: Duration) -> i64 {
-        let seconds = self.weights.reload.as_secs_f64() / self.chunks.max(1) as f64;
-        let worth = (self.rate.per_second(now) * seconds).log2() + f64::from(self.weights.priority);
-        // That of nothing is the least there is.
-        (worth * 2.0).round() as i64
+        worth(&self.rate, now, self.weights.reload, self.chunks, self.weights.priority)
     }
 }

@@ -309,7 +309,7 @@ impl Bench<'_> {
         let count = self.paths.len() as u64;
         let of_room = |room: u64| {
             let options = SwitcherOptions::new((count - 1) * room, (count + 1) * image_bytes);
-            SwitcherOptions { chunk_bytes: CHUNK_BYTES, grouping, ..options }
+            SwitcherOptions { chunk_bytes: CHUNK_BYTES, grouping, orders: None, ..options }
         };
         if self.device.is_cpu() {
             return Ok(of_room(image_bytes));

@@ -1,9 +1,20 @@
+//! Which models are worth their memory on a device: those that are asked for often, take long to bring and have priority.
+
 use std::f64::consts::LN_2;
 use std::time::Duration;
 
+/// The worth of a unit of memory that a model's weights have: the time that requests would wait for it if it were not there, requests a
+/// second × time to bring all of the weights × 2^priority / units. As twice its logarithm to base 2, rounded: smaller differences are
+/// noise. That of a model that is not asked for is the least there is.
+pub fn worth(rate: &Rate, now: Duration, reload: Duration, units: u64, priority: i32) -> i64 {
+    let seconds = reload.as_secs_f64() / units.max(1) as f64;
+    let worth = (rate.per_second(now) * seconds).log2() + f64::from(priority);
+    (worth * 2.0).round() as i64
+}
+
 /// How often something is asked for: requests and seconds, both of which count half after each half-life.
 #[derive(Clone, Debug)]
-pub(super) struct Rate {
+pub struct Rate {
     half_life_seconds: f64,
     requests: f64,
     seconds: f64,
@@ -14,12 +25,14 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    pub(super) fn new(half_life: Duration) -> Self {
+    /// Nothing was asked for yet.
+    pub fn new(half_life: Duration) -> Self {
         let half_life_seconds = half_life.as_secs_f64().max(1e-9);
         Self { half_life_seconds, requests: 0.0, seconds: 0.0, last: Duration::ZERO, gap: None }
     }
 
-    pub(super) fn used(&mut self, requests: usize, now: Duration) {
+    /// So many requests came now. Times are since a moment that is the same for all calls, and do not go back.
+    pub fn used(&mut self, requests: usize, now: Duration) {
         let requests = requests as f64;
         if self.seconds == 0.0 {
             // Once in a half-life, until more is known.
@@ -36,7 +49,7 @@ impl Rate {
     }
 
     /// Requests a second.
-    pub(super) fn per_second(&self, now: Duration) -> f64 {
+    pub fn per_second(&self, now: Duration) -> f64 {
         if self.seconds == 0.0 {
             return 0.0;
         }

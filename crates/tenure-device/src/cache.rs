@@ -1,0 +1,41 @@
+//! Files of the user's cache: results that would take long to find out again.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io, process};
+
+use sha2::{Digest, Sha256};
+
+/// The folder for results of a kind: in `$TENURE_CACHE`, or `$XDG_CACHE_HOME/tenure`, or `$HOME/.cache/tenure`. `None` if none of these is
+/// set to an absolute path.
+pub fn folder(kind: &str) -> Option<PathBuf> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    let folder = set("TENURE_CACHE").or_else(|| Some(user()?.join("tenure")))?;
+    folder.is_absolute().then(|| folder.join(kind))
+}
+
+/// A name of 32 letters for a file whose contents depend on these parts and on nothing else.
+pub fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut digest = Sha256::new();
+    for part in parts {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Writes a file, and the folders above it. Readers see the file that was there before or the whole of the new one.
+///
+/// # Errors
+/// The file cannot be written. Nothing is left behind then.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    let thread = format!("{:?}", std::thread::current().id());
+    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
+    let draft = path.with_extension(format!("{}-{number}", process::id()));
+    let written = fs::write(&draft, bytes).and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}
