@@ -66,6 +66,31 @@ pub enum SwitchError {
         /// The model.
         model: String,
     },
+    /// A model is to be lent of which something is not on the device.
+    #[error(
+        "{model}: {missing} bytes of it are not on the device, and only what is there can be lent: load all of it first"
+    )]
+    NotWhole {
+        /// The model.
+        model: String,
+        /// Bytes that are missing there, in whole chunks.
+        missing: u64,
+    },
+    /// What another process lent is not this model.
+    #[error(
+        "{model}: another process lent {what} {lent}, and here it is {known}: both must know the same tensors in the same \
+         groups, on the same device"
+    )]
+    NotTheSame {
+        /// The model.
+        model: String,
+        /// What differs.
+        what: &'static str,
+        /// As the other process has it.
+        lent: String,
+        /// As this one has it.
+        known: String,
+    },
     /// The host has no memory for an image.
     #[error(transparent)]
     Host(Arc<SealedError>),

@@ -3,6 +3,7 @@
 //! [`Images`] keeps weights in host memory, within a budget; a [`Switch`] keeps as many of them on a device as its budget has room
 //! for. Which ones, its caller says: [`Model::load`] brings one, [`Model::evict`] makes room. [`groups`] divides a model's layers,
 //! [`residency`] says what a model is worth its memory.
+//! A model that is there another process computes with too, without a copy: [`Model::lend`], [`Standby`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -40,6 +41,7 @@ mod progress;
 pub mod residency;
 mod room;
 mod run;
+mod standby;
 mod switch;
 
 pub use error::SwitchError;
@@ -49,4 +51,5 @@ pub use mapped::Mapped;
 pub use orders::{KnownOrder, OrderKey, Orders};
 pub use progress::{Arrived, FirstUse, Stopped};
 pub use run::{DeviceUse, Run};
+pub use standby::{Lent, Standby, Terms};
 pub use switch::{Loaded, Model, Switch, SwitchOptions, SwitchStatistics};

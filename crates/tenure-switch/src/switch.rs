@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tenure_alloc::{Address, Backing, Mark};
+use tenure_alloc::{Address, Backing, ChunkId, Mark};
 use tenure_core::Device;
 use tenure_device::graph::Gate;
 use tenure_device::memory::DeviceMemory;
@@ -89,6 +89,8 @@ struct Residence {
     used: Option<Mark>,
     /// Around its last copies.
     timed: Option<[Event; 2]>,
+    /// To how many other processes it is lent.
+    lent: usize,
 }
 
 /// What bringing a model took.
@@ -131,7 +133,7 @@ impl Switch {
         let gates = manifest.groups().iter().map(|_| Gate::new(self.shared.memory)).collect::<Result<_, _>>()?;
         let window = state.room.reserve(manifest.bytes())?;
         let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
-        let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None });
+        let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None, lent: 0 });
         Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
     }
 
@@ -377,25 +379,21 @@ impl Model {
     /// # Errors
     /// A driver call failed.
     pub fn used_by(&self, stream: &Stream) -> Result<(), SwitchError> {
-        let mut residence = self.residence.lock();
         let backing = self.shared.memory.backing();
-        // One mark stands for all before it, whichever streams they are of.
-        let waited = residence.used.map_or(Ok(()), |used| backing.wait(stream.id(), used));
-        match waited.and_then(|()| backing.record(stream.id())) {
-            Ok(mark) => residence.used = Some(mark),
-            // What cannot be marked is waited for.
-            Err(_) => stream.synchronize()?,
-        }
-        drop(residence);
+        mark_use(&mut self.residence.lock().used, backing, stream)?;
         // While the device computes. What cannot be let go of yet is tried again.
         let _ = self.shared.state.lock().tidy(backing);
         Ok(())
     }
 
     /// Lets others have so many chunks of its memory, from its end, which is needed last when it comes back. Copies nothing, and
-    /// waits for nothing. Returns the bytes that are free now.
+    /// waits for nothing. Returns the bytes that are free now: 0 while it is [lent](Self::lend).
     pub fn evict(&self, chunks: usize) -> u64 {
-        let (mut residence, mut state) = (self.residence.lock(), self.shared.state.lock());
+        let mut residence = self.residence.lock();
+        if residence.lent > 0 {
+            return 0;
+        }
+        let mut state = self.shared.state.lock();
         let Residence { window, copied, used, .. } = &mut *residence;
         let there = (0..window.chunks.len()).rev().filter(|slot| window.chunks[*slot].is_some());
         let leaving: Vec<usize> = there.take(chunks).collect();
@@ -403,6 +401,33 @@ impl Model {
         let bytes = leaving.len() as u64 * self.shared.chunk_bytes;
         state.statistics.evicted_bytes += bytes;
         bytes
+    }
+
+    /// Whether it is [lent](Self::lend), so that it does not leave.
+    pub fn is_lent(&self) -> bool {
+        self.residence.lock().lent > 0
+    }
+
+    /// Keeps all of it on the device until [`let_go`](Self::let_go) is called as often. Returns its chunks, and when the copies
+    /// to them are done.
+    pub(crate) fn hold(&self) -> Result<(Vec<ChunkId>, Option<Mark>), SwitchError> {
+        let mut residence = self.residence.lock();
+        let chunks: Vec<ChunkId> = residence.window.chunks.iter().flatten().copied().collect();
+        let missing = residence.window.chunks.len() - chunks.len();
+        if missing > 0 {
+            let missing = missing as u64 * self.shared.chunk_bytes;
+            return Err(SwitchError::NotWhole { model: self.manifest.name().into(), missing });
+        }
+        residence.lent += 1;
+        Ok((chunks, residence.copied))
+    }
+
+    pub(crate) fn let_go(&self) {
+        self.residence.lock().lent -= 1;
+    }
+
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.shared.chunk_bytes
     }
 }
 
@@ -413,6 +438,17 @@ impl Drop for Model {
         // Addresses that the driver does not take back are never used again.
         let _ = state.room.unreserve(&residence.window);
     }
+}
+
+/// Moves a mark behind what is on a stream now. It stands for all before it too, whichever streams they are of.
+pub(crate) fn mark_use(used: &mut Option<Mark>, backing: &impl Backing, stream: &Stream) -> Result<(), SwitchError> {
+    let waited = used.map_or(Ok(()), |used| backing.wait(stream.id(), used));
+    match waited.and_then(|()| backing.record(stream.id())) {
+        Ok(mark) => *used = Some(mark),
+        // What cannot be marked is waited for.
+        Err(_) => stream.synchronize()?,
+    }
+    Ok(())
 }
 
 /// What of a range lies in missing chunks, in as few pieces as can be.
