@@ -24,12 +24,8 @@ fn a_policy_that_was_written_plans_as_before() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("policy.safetensors");
     let problem = Family::UNet.contended(3).unwrap().told;
-    let options = PlannerOptions {
-        objective: Objective::Makespan,
-        time_limit: Duration::MAX,
-        evaluations: Some(3),
-        seed: 1,
-    };
+    let options =
+        PlannerOptions { objective: Objective::Makespan, time_limit: Duration::MAX, evaluations: Some(3), seed: 1 };
     let plan = |policy| Marl::new(policy).plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan;
     Policy::new(7).unwrap().write(&path).unwrap();
     assert_eq!(plan(Policy::read(&path).unwrap()), plan(Policy::new(7).unwrap()));

@@ -54,8 +54,7 @@ fn main() {
         (Codec::CsrFp16, DType::F32, true),
     ] {
         let stream_bytes = max_bytes(dtype, BYTES);
-        let [raw, to, status] =
-            [BYTES, stream_bytes, STATUS_BYTES].map(|bytes| driver.malloc(bytes as u64).unwrap());
+        let [raw, to, status] = [BYTES, stream_bytes, STATUS_BYTES].map(|bytes| driver.malloc(bytes as u64).unwrap());
         driver.copy_to_device(raw, &tensor(dtype, has_zeros), stream).unwrap();
         let place = Place { codec, dtype, raw, raw_bytes: BYTES, stream: to, stream_bytes, status };
         // SAFETY: the memory is this function's, until the end.

@@ -91,7 +91,8 @@ pub fn compile_cached(name: KernelName, source: &str, compute_capability: (u32, 
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
 pub fn check_cached(name: KernelName, source: &str, compute_capability: (u32, u32)) -> Result<(), CompileError> {
     let source = &format!("#define {ENTRY} {}\n{source}", symbol(name));
-    let note = cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability)).with_extension("checked"));
+    let note =
+        cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability)).with_extension("checked"));
     if note.as_ref().is_some_and(|note| note.exists()) {
         return Ok(());
     }

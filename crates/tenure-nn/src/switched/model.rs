@@ -199,7 +199,15 @@ impl Known {
             Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
             None => Weights::Cpu(OnCpu::default()),
         };
-        Ok(Self { number, rate: Rate::new(HALF_LIFE), priority: 0, is_pinned: false, is_recalled: false, parts, weights })
+        Ok(Self {
+            number,
+            rate: Rate::new(HALF_LIFE),
+            priority: 0,
+            is_pinned: false,
+            is_recalled: false,
+            parts,
+            weights,
+        })
     }
 
     pub(super) fn number(&self) -> u64 {

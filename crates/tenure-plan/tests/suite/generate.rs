@@ -45,12 +45,8 @@ fn programs_differ_in_what_matters() {
 /// The second overflows, and what the third has is there when it is needed.
 #[test]
 fn three_tiers_are_used_by_every_planner() {
-    let options = PlannerOptions {
-        objective: Objective::Makespan,
-        time_limit: Duration::MAX,
-        evaluations: Some(8),
-        seed: 1,
-    };
+    let options =
+        PlannerOptions { objective: Objective::Makespan, time_limit: Duration::MAX, evaluations: Some(8), seed: 1 };
     for planner in [&FlashNeuron as &dyn Planner, &Scheduled, &Evolutionary::default()] {
         let played = (0..12).map(|seed| {
             let problem = Family::ALL[seed % 4].tiered(seed as u64).unwrap();
