@@ -52,7 +52,7 @@ mod _native {
         publish_shared_parameters, recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
     };
     #[pymodule_export]
-    use crate::switcher::{SwitchedWeights, Switcher, divide_layers};
+    use crate::switcher::{SwitchedWeights, Switcher, divide_layers, keep_order, known_order};
     #[pymodule_export]
     use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
     #[pymodule_export]

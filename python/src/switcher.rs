@@ -10,7 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use tenure::tier::Source;
 use tenure_switch::groups::{Costs, Grouping, Layer};
-use tenure_switch::{Entry, Image, Images, Manifest, Model, Origin, Switch, SwitchError, SwitchOptions};
+use tenure_switch::residency::Demand;
+use tenure_switch::{
+    Entry, Image, Images, KnownOrder, Manifest, Model, OrderKey, Orders, Origin, Switch, SwitchError, SwitchOptions,
+};
 
 use crate::dlpack;
 use crate::errors::{complaint, device_complaint, exception, memory_complaint};
@@ -41,6 +44,8 @@ pub(crate) struct Inner {
     switch: Switch,
     model: Model,
     source: Home,
+    /// Also of the weights that this one was arranged of.
+    demand: Arc<Mutex<Demand>>,
 }
 
 /// Where an image comes from.
@@ -91,7 +96,7 @@ impl Switcher {
     ) -> PyResult<SwitchedWeights> {
         py.detach(|| {
             let (entries, is_remade) = entries(tensors)?;
-            self.weights(name, entries, ends, is_remade).map_err(told)
+            self.weights(name, entries, ends, is_remade, Arc::default()).map_err(told)
         })
     }
 
@@ -104,12 +109,12 @@ impl Switcher {
         ends: Vec<usize>,
     ) -> PyResult<SwitchedWeights> {
         py.detach(|| {
-            let Inner { model, source, .. } = &*weights.inner;
+            let Inner { model, source, demand, .. } = &*weights.inner;
             let (name, entries) = (model.manifest().name(), model.manifest().entries());
             let ordered = order.iter().map(|&entry| entries[entry].clone());
             let Home::Kept(kept) = source else {
                 self.images.forget(model.manifest());
-                return self.weights(name, ordered.collect(), ends, true).map_err(told);
+                return self.weights(name, ordered.collect(), ends, true, Arc::clone(demand)).map_err(told);
             };
             let image = lock(kept).take().ok_or_else(|| lost(model))?;
             let contents = Arc::new(contents(&image).map_err(told)?);
@@ -122,7 +127,7 @@ impl Switcher {
                 let make = move |bytes: &mut [u8]| bytes.copy_from_slice(&std::mem::take(&mut *lock(&contents[entry])));
                 Entry { origin: Origin::Made(Arc::new(make)), ..before }
             });
-            self.weights(name, remade.collect(), ends, false).map_err(told)
+            self.weights(name, remade.collect(), ends, false, Arc::clone(demand)).map_err(told)
         })
     }
 
@@ -175,6 +180,7 @@ impl Switcher {
         entries: Vec<Entry>,
         ends: Vec<usize>,
         is_remade: bool,
+        demand: Arc<Mutex<Demand>>,
     ) -> Result<SwitchedWeights, SwitchError> {
         let manifest = Arc::new(Manifest::new(name, entries, ends)?);
         let model = self.switch.register(&manifest)?;
@@ -183,7 +189,7 @@ impl Switcher {
         image.wait_for_all().inspect_err(|_| self.images.forget(&manifest))?;
         let source = if is_remade { Home::Files } else { Home::Kept(Mutex::new(Some(image))) };
         let (images, switch) = (Arc::clone(&self.images), self.switch.clone());
-        let inner = Inner { memory: self.memory.clone(), images, switch, model, source };
+        let inner = Inner { memory: self.memory.clone(), images, switch, model, source, demand };
         Ok(SwitchedWeights { inner: Arc::new(inner) })
     }
 }
@@ -248,6 +254,18 @@ impl SwitchedWeights {
         self.inner.model.used_by(&self.stream(stream)?).map_err(told)
     }
 
+    /// It is used, after so many uses of all models.
+    fn note_use(&self, uses: u64) {
+        lock(&self.inner.demand).used(uses);
+    }
+
+    /// The worth of its bytes on the device, after so many uses of all models: that with the least leaves first.
+    fn worth(&self, uses: u64, priority: i32) -> i64 {
+        let Inner { model, images, source, demand, .. } = &*self.inner;
+        let has_image = matches!(source, Home::Kept(_)) || images.has(model.manifest());
+        lock(demand).worth(uses, model.manifest().bytes(), has_image, priority)
+    }
+
     /// Lets others have so many bytes of its memory, or a little more. How many they are.
     fn evict(&self, bytes: u64) -> u64 {
         let Inner { model, switch, .. } = &*self.inner;
@@ -284,6 +302,28 @@ pub(crate) fn divide_layers(layers: Vec<(u64, f64)>, bytes_per_us: f64, grouping
     let layers: Vec<Layer> =
         layers.into_iter().map(|(bytes, compute_us)| Layer { bytes, compute_us, block: 0 }).collect();
     Ok(grouping.divide(&layers, &costs).ends)
+}
+
+/// The order of a model's tensors that was kept for a device and other settings, and the place behind each group's last; nothing
+/// before one was kept. Each of `tensors` says what its order may depend on.
+#[pyfunction]
+pub(crate) fn known_order(settings: Vec<String>, tensors: Vec<String>) -> Option<(Vec<usize>, Vec<usize>)> {
+    // Python computes with no table on the host.
+    let order = Orders::of_user()?.find(&order_key(&settings, &tensors)).filter(|order| order.tables.is_empty())?;
+    Some((order.tensors, order.ends))
+}
+
+/// Keeps a model's order for other processes.
+#[pyfunction]
+pub(crate) fn keep_order(settings: Vec<String>, tensors: Vec<String>, order: Vec<usize>, ends: Vec<usize>) {
+    if let Some(orders) = Orders::of_user() {
+        orders.keep(&order_key(&settings, &tensors), &KnownOrder { tensors: order, ends, tables: Vec::new() });
+    }
+}
+
+fn order_key(settings: &[String], tensors: &[String]) -> OrderKey {
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    OrderKey::new(&settings, tensors)
 }
 
 /// Tensors for a manifest, and whether their image can be made again.

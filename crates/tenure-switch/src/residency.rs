@@ -12,6 +12,48 @@ pub fn worth(rate: &Rate, now: Duration, reload: Duration, units: u64, priority:
     (worth * 2.0).round() as i64
 }
 
+/// After how many uses of all models a use counts half.
+const HALF_LIFE: Duration = Duration::from_secs(100);
+
+/// Bytes a second from the host's memory to a device, and from files to the host's memory. What leaves depends on their ratio alone.
+const COPIED_PER_SECOND: f64 = 5e10;
+const READ_PER_SECOND: f64 = 5e9;
+
+/// The demand for one of several models. Its clock counts the uses of all of them, as seconds, so that which model leaves does not depend on
+/// how fast a machine is.
+#[derive(Clone, Debug)]
+pub struct Demand {
+    rate: Rate,
+}
+
+impl Demand {
+    /// It was not used yet.
+    pub fn new() -> Self {
+        Self { rate: Rate::new(HALF_LIFE) }
+    }
+
+    /// It is used, after so many uses of all models.
+    pub fn used(&mut self, uses: u64) {
+        self.rate.used(1, Duration::from_secs(uses));
+    }
+
+    /// The [worth] of its bytes on a device, after so many uses of all models. It is higher where the model's image is not in the host's
+    /// memory.
+    pub fn worth(&self, uses: u64, bytes: u64, has_image: bool, priority: i32) -> i64 {
+        let mut seconds = bytes as f64 / COPIED_PER_SECOND;
+        if !has_image {
+            seconds += bytes as f64 / READ_PER_SECOND;
+        }
+        worth(&self.rate, Duration::from_secs(uses), Duration::from_secs_f64(seconds), bytes, priority)
+    }
+}
+
+impl Default for Demand {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// How often something is asked for: requests and seconds, both of which count half after each half-life.
 #[derive(Clone, Debug)]
 pub struct Rate {

@@ -67,12 +67,15 @@ class SwitchedModel:
         module: nn.Module,
         contents: Contents,
         native: _native.SwitchedWeights,
-        pinned: bool,
+        order_key: tuple[list[str], list[str]],
+        order: list[int] | None,
         has_graphs: bool,
     ) -> None:
         self.name = name
         #: Whether it stays on the device once it is there.
-        self.pinned = pinned
+        self.pinned = False
+        #: From -10 to 10: each unit doubles what it is worth to keep it there.
+        self.priority = 0
         self._switcher = switcher
         self._module = module
         self._contents = contents
@@ -86,7 +89,8 @@ class SwitchedModel:
         #: How many calls and blocks of `use` go on, one within the other, and the stream of the outermost.
         self._depth = 0
         self._outermost = 0
-        self._is_learned = False
+        self._order_key = order_key
+        self._is_learned = order is not None
         self._measured: _Measured | None = None
         #: The handle of the stream that waits where layers are taken; the groups that it waits for, and the layers that
         #: need it no more.
@@ -101,7 +105,7 @@ class SwitchedModel:
         #: How often something was written to it.
         self._version = 0
         self._graphs = ModelGraphs(switcher._graph_pool, module) if has_graphs else None
-        self._place(native, list(range(len(contents.entries))))
+        self._place(native, _places(order if order is not None else list(range(len(contents.entries)))))
 
     @property
     def is_resident(self) -> bool:
@@ -299,7 +303,9 @@ class SwitchedModel:
 
     def _bring(self) -> None:
         """Brings what is missing."""
-        self._used_at = next(self._switcher._clock)
+        self._switcher._uses += 1
+        self._used_at = self._switcher._uses
+        self._native.note_use(self._used_at)
         if self._native.missing_bytes == 0:
             self._switcher._hits += 1
         else:
@@ -453,14 +459,12 @@ class SwitchedModel:
         copy_us = max(start.elapsed_time(end) * 1e3, 1e-3)
         bytes_per_us = max(sum(size for size, _ in layers) / copy_us, 1e-3)
         divided = _native.divide_layers(layers, bytes_per_us, self._switcher._grouping)
-        order = list(seen)
-        native = self._switcher._native.arrange(weights, order, [ends[end - 1] for end in divided])
+        order, ends = list(seen), [ends[end - 1] for end in divided]
+        native = self._switcher._native.arrange(weights, order, ends)
         weights.evict(_ALL)
-        places = [0] * len(order)
-        for place, entry in enumerate(order):
-            places[entry] = place
-        self._place(native, places)
+        self._place(native, _places(order))
         self._is_learned = True
+        _native.keep_order(*self._order_key, order, ends)
         self._switcher._load(self)
 
     def _report(self) -> SwitchedModelReport:
@@ -513,6 +517,14 @@ class _Measured:
         events = [*self._taken.values(), end]
         durations = (before.elapsed_time(after) * 1e3 for before, after in itertools.pairwise(events))
         return dict(zip(self._taken, durations, strict=True))
+
+
+def _places(order: list[int]) -> list[int]:
+    """The place that each entry has in an order."""
+    places = [0] * len(order)
+    for place, entry in enumerate(order):
+        places[entry] = place
+    return places
 
 
 def _on(device: torch.device, value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from tenure import Error, OutOfMemoryError, _native
 from tenure._arguments import whole_number
 from tenure.torch.gates import restorer
 from tenure.torch.graphs import GraphPool
-from tenure.torch.images import contents_of
+from tenure.torch.images import Contents, contents_of
 from tenure.torch.installation import installed
 from tenure.torch.switched import SwitchedModel, SwitchedModelReport
 
@@ -65,8 +64,8 @@ class Switcher:
 
     Each is a plain ``nn.Module``, called as before. Its weights lie once in pinned memory of the host, where nobody
     writes them; a model that is not on the device when it is called comes while it is computed with, group by group of
-    its layers, and the one that was called longest ago makes room. That copies nothing. Answers are the same, bit for
-    bit.
+    its layers, and those that are worth least make room: they are called seldom, are soon brought again, and have a low
+    priority; of equals, those that were added last. That copies nothing. Answers are the same, bit for bit.
 
     Parameters
     ----------
@@ -162,7 +161,8 @@ class Switcher:
         self._graph_pool = GraphPool(self.device)
         self._models: dict[str, SwitchedModel] = {}
         self._lock = threading.RLock()
-        self._clock = itertools.count(1)
+        #: Calls, blocks and loads of all models.
+        self._uses = 0
         self._hits = self._switches = 0
         self._copy_ms = 0.0
         self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event, SwitchedModel]] = []
@@ -176,6 +176,7 @@ class Switcher:
         *,
         example: Example | None = None,
         pinned: bool = False,
+        priority: int = 0,
         graphs: bool | None = None,
     ) -> SwitchedModel: ...
 
@@ -188,6 +189,7 @@ class Switcher:
         /,
         *,
         pinned: bool = False,
+        priority: int = 0,
         graphs: bool | None = None,
     ) -> SwitchedModel: ...
 
@@ -199,6 +201,7 @@ class Switcher:
         *,
         example: Example | None = None,
         pinned: bool = False,
+        priority: int = 0,
         graphs: bool | None = None,
     ) -> SwitchedModel:
         """Takes a model over: its weights move into an image, and are found in the module only while it is called.
@@ -222,6 +225,9 @@ class Switcher:
             CPU are copied to the device.
         pinned
             Whether it stays on the device once it is there.
+        priority
+            How much its calls matter beside those of other models, from -10 to 10: each unit doubles what it is worth
+            to keep it on the device.
         graphs
             Whether it is captured in CUDA graphs; by default, as the switcher's models are.
 
@@ -242,6 +248,7 @@ class Switcher:
             weights, example = None, weights
         if not isinstance(module, nn.Module):
             raise TypeError(f"module={module!r}: expected an nn.Module")
+        priority = whole_number("priority", priority, -10, 10)
         if hasattr(module, "_orig_mod"):
             raise Error(f"{name}: it is compiled, which takes weights past Tenure: add the module that was compiled")
         with self._lock:
@@ -250,10 +257,15 @@ class Switcher:
                 raise Error(f"there is a model {name!r} already: remove() it first, or choose another name")
             contents = contents_of(name, module, weights)
             restore = restorer(module) if example is not None else None
-            native = self._native.add(name, contents.entries, [len(contents.entries)])
+            key = self._order_key(contents)
+            order = _native.known_order(*key)
+            numbers, ends = order or (list(range(len(contents.entries))), [len(contents.entries)])
+            native = self._native.add(name, [contents.entries[number] for number in numbers], ends)
             contents.tensors.clear()
             has_graphs = self._has_graphs if graphs is None else bool(graphs)
-            model = self._models[name] = SwitchedModel(self, name, module, contents, native, pinned, has_graphs)
+            model = SwitchedModel(self, name, module, contents, native, key, order and order[0], has_graphs)
+            model.pinned, model.priority = pinned, priority
+            self._models[name] = model
             if example is not None and restore is not None:
                 try:
                     model._learn_by(example)
@@ -434,6 +446,11 @@ class Switcher:
         if not self._is_open:
             raise Error("this switcher is closed: make another")
 
+    def _order_key(self, contents: Contents) -> tuple[list[str], list[str]]:
+        """All that the order of a model's layers, and their division, depends on."""
+        settings = ["pytorch", torch.__version__, torch.cuda.get_device_name(self.device), self._grouping]
+        return settings, [f"{name}: {size}" for name, size, _ in contents.entries]
+
     def _load(self, model: SwitchedModel) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Brings what is missing of a model. Copies are under way then, between two events."""
         self._make_room(model)
@@ -468,8 +485,10 @@ class Switcher:
             raise
 
     def _make_room(self, model: SwitchedModel) -> None:
-        """Evicts what was used longest ago. If that is not enough, loading says so."""
-        others = sorted(self._models.values(), key=lambda other: other._used_at)
+        """Evicts what is worth least. If that is not enough, loading says so."""
+        # Of equals, what was added last.
+        newest = list(reversed(self._models.values()))
+        others = sorted(newest, key=lambda other: other._native.worth(self._uses, other.priority))
         held: str | None = None
         for other in others:
             lacking = model._native.missing_bytes - self._native.free_bytes

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,12 @@ SKIPPED = 77
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test knows what another learned."""
+    monkeypatch.setenv("TENURE_CACHE", str(tmp_path / "cache"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -460,3 +460,43 @@ def test_the_example_in_the_documentation_runs() -> None:
     example.examples[0].source = "_ = " + example.examples[0].source
     with computing():
         assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_an_order_that_was_learned_is_known_to_the_next_switcher(tmp_path: Path) -> None:
+    module, x = large(layers=3)
+    with computing():
+        expected = answer_of(module, x)
+
+        def groups(calls: int) -> list[int]:
+            with opened(4) as switcher:
+                model = switcher.add("model", copy.deepcopy(module))
+                for _ in range(calls):
+                    assert torch.equal(model(x.cuda()).cpu(), expected)
+                return model.group_bytes
+
+        assert len(groups(0)) == 1
+        learned = groups(2)
+        assert len(learned) > 1
+        assert groups(0) == groups(1) == learned
+        (kept,) = (tmp_path / "cache" / "orders").iterdir()
+        kept.write_text('{"tensors": [0, 0], "ends": [2], "tables": []}')
+        assert len(groups(0)) == 1, "that is no order of the model"
+
+
+def test_what_is_called_seldom_or_matters_least_leaves_first() -> None:
+    with opened(4) as switcher:
+        models = [switcher.add(f"model {seed}", large(seed)[0]) for seed in range(3)]
+
+        def resident() -> list[bool]:
+            return [model.is_resident for model in models]
+
+        for _ in range(4):
+            models[1].load()
+        models[0].load()
+        models[2].load()
+        assert resident() == [False, True, True], "the first one was used once"
+        models[0].load()
+        assert resident() == [True, True, False], "the last one was used once"
+        models[1].priority = -10
+        models[2].load()
+        assert resident() == [True, False, True], "the second one matters least"

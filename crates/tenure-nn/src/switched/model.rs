@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_switch::residency::{Rate, worth};
+use tenure_switch::residency::Demand;
 use tenure_switch::{Manifest, SwitchError};
 use tenure_tensor::Tensor;
 
@@ -13,14 +13,6 @@ use super::switcher::Shared;
 use super::{Order, StoredTensors};
 use crate::Result;
 use crate::networks::Network;
-
-/// After how many uses of a switcher's models a use counts half: the clock of rates counts them as seconds, so that what leaves does not
-/// depend on how fast a machine is.
-const HALF_LIFE: Duration = Duration::from_secs(100);
-
-/// Bytes a second from the host's memory to a device, and from files. What leaves depends on their ratio alone.
-const COPIED_PER_SECOND: f64 = 5e10;
-const READ_PER_SECOND: f64 = 5e9;
 
 /// A model of a [`Switcher`](super::Switcher). A handle: the model stays when it is dropped, until it is [removed](Self::remove).
 #[derive(Clone)]
@@ -138,6 +130,14 @@ impl SwitchedModel {
         Ok(self.shared.with(&self.name, self.number, |known| known.copy_time())??)
     }
 
+    /// How long what uses each group computes, alone: on a CUDA device, if this switcher has measured it.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn compute_times(&self) -> Result<Option<Vec<Duration>>> {
+        self.shared.with(&self.name, self.number, |known| known.compute_times())
+    }
+
     /// For how many sizes of inputs its calls are captured.
     ///
     /// # Errors
@@ -158,8 +158,7 @@ impl SwitchedModel {
 /// A model as its switcher knows it.
 pub(super) struct Known {
     number: u64,
-    /// How often it is used.
-    pub(super) rate: Rate,
+    pub(super) demand: Demand,
     priority: i32,
     pub(super) is_pinned: bool,
     /// Whether an order that was kept has been looked for.
@@ -199,15 +198,7 @@ impl Known {
             Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
             None => Weights::Cpu(OnCpu::default()),
         };
-        Ok(Self {
-            number,
-            rate: Rate::new(HALF_LIFE),
-            priority: 0,
-            is_pinned: false,
-            is_recalled: false,
-            parts,
-            weights,
-        })
+        Ok(Self { number, demand: Demand::new(), priority: 0, is_pinned: false, is_recalled: false, parts, weights })
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -232,6 +223,13 @@ impl Known {
         }
     }
 
+    pub(super) fn compute_times(&self) -> Option<Vec<Duration>> {
+        match &self.weights {
+            Weights::Cpu(_) => None,
+            Weights::Cuda(weights) => weights.compute_times(),
+        }
+    }
+
     pub(super) fn captures(&self) -> usize {
         match &self.weights {
             Weights::Cpu(_) => 0,
@@ -244,11 +242,10 @@ impl Known {
         !self.is_pinned && self.resident_bytes() > 0
     }
 
-    /// The worth of its bytes on the device, beside those of other models.
-    pub(super) fn worth(&self, shared: &Shared, now: Duration) -> i64 {
-        let bytes = self.parts.manifest.bytes();
-        let speed = if shared.images.has(&self.parts.manifest) { COPIED_PER_SECOND } else { READ_PER_SECOND };
-        worth(&self.rate, now, Duration::from_secs_f64(bytes as f64 / speed), bytes, self.priority)
+    /// The worth of its bytes on the device, after so many uses of all models.
+    pub(super) fn worth(&self, shared: &Shared, uses: u64) -> i64 {
+        let manifest = &self.parts.manifest;
+        self.demand.worth(uses, manifest.bytes(), shared.images.has(manifest), self.priority)
     }
 
     /// Arranges the model by the order that was kept for it, if there is one and it has not been learned yet.

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_core::{Name, Storage};
 use tenure_device::{Event, EventKind};
@@ -38,6 +39,8 @@ pub(super) struct OnCuda {
     model: Arc<Model>,
     bound: Bound,
     tables: Option<Arc<Image>>,
+    /// How long what uses each group computes, if it was measured here.
+    compute_times: Option<Vec<Duration>>,
     /// The shapes that were used last come last.
     shapes: Vec<Shape>,
 }
@@ -55,11 +58,15 @@ impl OnCuda {
         let model = Arc::new(cuda.switch.register(&parts.manifest)?);
         let placed = parts.stored.placed(&parts.order, &parts.manifest);
         let bound = Bound::bind(&mut *parts.network, placed, |group| model.storage(group))?;
-        Ok(Self { model, bound, tables: None, shapes: Vec::new() })
+        Ok(Self { model, bound, tables: None, compute_times: None, shapes: Vec::new() })
     }
 
     pub(super) fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    pub(super) fn compute_times(&self) -> Option<Vec<Duration>> {
+        self.compute_times.clone()
     }
 
     pub(super) fn captures(&self) -> usize {
@@ -179,10 +186,15 @@ impl OnCuda {
         };
         let tables: Vec<usize> = uses.iter().filter(is_table).map(|used| used.group).collect();
         let others = uses.iter().filter(|used| !is_table(used));
-        let uses: Vec<(usize, f64)> =
-            others.map(|used| (used.group, used.compute_us * share * BESIDE_COPIES)).collect();
-        let order = Order::recorded(&parts.stored, &uses, tables, shared.grouping, &costs);
+        let beside: Vec<(usize, f64)> =
+            others.clone().map(|used| (used.group, used.compute_us * share * BESIDE_COPIES)).collect();
+        let order = Order::recorded(&parts.stored, &beside, tables, shared.grouping, &costs);
         self.arrange(parts, shared, cuda, order)?;
+        let mut group_us = vec![0.0; parts.manifest.groups().len()];
+        for (place, used) in others.enumerate() {
+            group_us[parts.manifest.group_of(place)] += used.compute_us * share;
+        }
+        self.compute_times = Some(group_us.into_iter().map(|us| Duration::from_secs_f64(us / 1e6)).collect());
         shared.keep_order(parts);
         self.model.load(&shared.image(&parts.manifest)?)?;
         Ok(())

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tenure_device::graph::GraphPool;
@@ -228,9 +227,9 @@ impl Shared {
 
     fn bring(&self, turn: &mut Turn, name: &str, number: u64) -> Result<()> {
         turn.uses += 1;
-        let now = Duration::from_secs(turn.uses);
+        let uses = turn.uses;
         let known = turn.known(name, number)?;
-        known.rate.used(1, now);
+        known.demand.used(uses);
         known.forget_failure(self);
         known.recall(self)?;
         let missing = known.missing_bytes();
@@ -241,7 +240,7 @@ impl Shared {
         while let Some(lacking) = missing.checked_sub(self.free_bytes()).filter(|lacking| *lacking > 0) {
             let others = turn.models.values_mut().filter(|other| other.number() != number && other.can_leave());
             // If there is none, loading says what is missing.
-            let least = others.min_by_key(|other| (other.worth(self, now), Reverse(other.number())));
+            let least = others.min_by_key(|other| (other.worth(self, uses), Reverse(other.number())));
             let Some(other) = least else { break };
             other.evict(self, lacking);
         }

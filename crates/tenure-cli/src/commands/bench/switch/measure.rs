@@ -43,9 +43,15 @@ pub(super) struct Row {
     pub(super) groups: usize,
     peak_bytes: u64,
     pub(super) equal: bool,
-    /// No cold start ends before: the longer of copying and computing, and the copy of the first group.
+    /// No cold start ends before: the longer of copying and computing, and the shorter of what cannot be hidden behind it, which
+    /// is the first group's copy or the last one's computing.
     floor_ms: f64,
     first_group_bytes: u64,
+    /// The first group's copy, and what computes with the last one.
+    first_copy_ms: f64,
+    last_compute_ms: Option<f64>,
+    /// Computing while another model is copied.
+    compute_beside_copies_ms: Option<f64>,
     /// The copy of all weights as one.
     whole_copy_ms: f64,
     ready_plainly_ms: f64,
@@ -121,7 +127,7 @@ impl Bench<'_> {
         let [whole, per_layer, per_block] =
             [Grouping::Whole, Grouping::PerLayer, Grouping::PerBlock].map(|grouping| self.switched(grouping));
         let (whole, per_layer, per_block) = (whole?, per_layer?, per_block?);
-        let first_ms = whole.copy_ms * searched.first_group_bytes as f64 / searched.bytes as f64;
+        let first_copy_ms = whole.copy_ms * searched.first_group_bytes as f64 / searched.bytes as f64;
         Ok(Row {
             model: self.workload.name(),
             device: self.device.to_string(),
@@ -134,8 +140,12 @@ impl Bench<'_> {
             groups: searched.groups,
             peak_bytes: searched.peak_bytes,
             equal: self.equal,
-            floor_ms: whole.copy_ms.max(compute_ms) + first_ms,
+            floor_ms: whole.copy_ms.max(compute_ms)
+                + searched.last_compute_ms.unwrap_or(f64::INFINITY).min(first_copy_ms),
             first_group_bytes: searched.first_group_bytes,
+            first_copy_ms,
+            last_compute_ms: searched.last_compute_ms,
+            compute_beside_copies_ms: searched.compute_beside_copies_ms,
             whole_copy_ms: whole.copy_ms,
             ready_plainly_ms: plainly_ms,
             whole_ms: whole.cold_ms,
@@ -271,12 +281,16 @@ impl Bench<'_> {
         let cold_ms = median(times);
         self.equal &= is_equal;
         let (group_bytes, table_bytes) = (models[0].group_bytes()?, models[0].table_bytes()?);
-        let (mut resident_ms, mut no_pool_ms) = (cold_ms, None);
+        // Weights that nothing uses are the last group.
+        let times_ms = models[0].compute_times()?.unwrap_or_default().into_iter().map(|time| time.as_secs_f64() * 1e3);
+        let last_compute_ms = times_ms.rev().find(|ms| *ms > 0.0);
+        let (mut resident_ms, mut no_pool_ms, mut beside_ms) = (cold_ms, None, None);
         if grouping == Grouping::Searched {
             // As many as have room, in turn.
             models.iter().take(count - 1).try_for_each(SwitchedModel::load)?;
             resident_ms = self.timed(|_| Ok(()), |turn| Ok(models[turn % (count - 1)].forward(&self.inputs)?))?;
-            if self.memory.is_some() {
+            if let Some(memory) = self.memory {
+                beside_ms = Some(self.beside_copies(memory, &models)?);
                 let empty = |turn: usize| {
                     models.iter().try_for_each(SwitchedModel::evict)?;
                     switcher.trim()?;
@@ -298,9 +312,31 @@ impl Bench<'_> {
             copy_ms: median(copies),
             groups: group_bytes.len(),
             first_group_bytes: group_bytes.first().copied().unwrap_or(0),
+            last_compute_ms,
+            compute_beside_copies_ms: beside_ms,
             bytes: group_bytes.iter().sum::<u64>() + table_bytes,
             peak_bytes,
         })
+    }
+
+    /// The median time that a model that is there computes while the last one is copied, in ms.
+    fn beside_copies(&self, memory: &DeviceMemory, models: &[SwitchedModel]) -> anyhow::Result<f64> {
+        let [there, .., copied] = models else { anyhow::bail!("two models are needed") };
+        let mut computed = Vec::new();
+        for _ in 0..self.repeats {
+            copied.evict()?;
+            there.forward(&self.inputs)?;
+            self.finish()?;
+            copied.load()?;
+            let [mut begun, mut ended] = [(); 2].map(|()| Event::new(memory.driver().clone(), EventKind::Timing));
+            let stream = memory.streams().current();
+            begun.record(&stream)?;
+            there.forward(&self.inputs)?;
+            ended.record(&stream)?;
+            self.finish()?;
+            computed.push(begun.elapsed_us(&ended)? / 1e3);
+        }
+        Ok(median(computed))
     }
 
     /// Room for one model less than there are.
@@ -342,6 +378,8 @@ struct Switched {
     copy_ms: f64,
     groups: usize,
     first_group_bytes: u64,
+    last_compute_ms: Option<f64>,
+    compute_beside_copies_ms: Option<f64>,
     bytes: u64,
     peak_bytes: u64,
 }
