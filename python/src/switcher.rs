@@ -31,10 +31,19 @@ pub(crate) struct Switcher {
     switch: Switch,
 }
 
-/// A model's weights.
+/// A model's weights. Tensors have the numbers that they were added by, whatever their order is.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct SwitchedWeights {
+    arranged: Mutex<Arranged>,
+    demand: Mutex<Demand>,
+}
+
+/// Weights in an order.
+#[derive(Clone)]
+struct Arranged {
     inner: Arc<Inner>,
+    /// Each tensor's place among them.
+    places: Arc<[usize]>,
 }
 
 /// What tensors of PyTorch's keep, too: nobody else has their addresses while one is there.
@@ -44,8 +53,6 @@ pub(crate) struct Inner {
     switch: Switch,
     model: Model,
     source: Home,
-    /// Also of the weights that this one was arranged of.
-    demand: Arc<Mutex<Demand>>,
 }
 
 /// Where an image comes from.
@@ -86,48 +93,32 @@ impl Switcher {
         })
     }
 
-    /// The image of a model's tensors, in an order and in groups that end behind those of `ends`, and addresses for them.
+    /// The image of a model's tensors, in an order and in groups that end behind those places of it, and addresses for them.
     fn add(
         &self,
         py: Python<'_>,
         name: &str,
         tensors: Vec<(String, u64, Place)>,
-        ends: Vec<usize>,
-    ) -> PyResult<SwitchedWeights> {
-        py.detach(|| {
-            let (entries, is_remade) = entries(tensors)?;
-            self.weights(name, entries, ends, is_remade, Arc::default()).map_err(told)
-        })
-    }
-
-    /// The same weights in another order and other groups, at other addresses. The former cannot be brought any more.
-    fn arrange(
-        &self,
-        py: Python<'_>,
-        weights: &SwitchedWeights,
         order: Vec<usize>,
         ends: Vec<usize>,
     ) -> PyResult<SwitchedWeights> {
         py.detach(|| {
-            let Inner { model, source, demand, .. } = &*weights.inner;
-            let (name, entries) = (model.manifest().name(), model.manifest().entries());
-            let ordered = order.iter().map(|&entry| entries[entry].clone());
-            let Home::Kept(kept) = source else {
-                self.images.forget(model.manifest());
-                return self.weights(name, ordered.collect(), ends, true, Arc::clone(demand)).map_err(told);
-            };
-            let image = lock(kept).take().ok_or_else(|| lost(model))?;
-            let contents = Arc::new(contents(&image).map_err(told)?);
-            // There may be room for one of the two images only.
-            self.images.forget(model.manifest());
-            drop(image);
-            self.switch.settle().map_err(told)?;
-            let remade = ordered.zip(order.iter().copied()).map(|(before, entry)| {
-                let contents = Arc::clone(&contents);
-                let make = move |bytes: &mut [u8]| bytes.copy_from_slice(&std::mem::take(&mut *lock(&contents[entry])));
-                Entry { origin: Origin::Made(Arc::new(make)), ..before }
-            });
-            self.weights(name, remade.collect(), ends, false, Arc::clone(demand)).map_err(told)
+            let (entries, is_remade) = entries(tensors)?;
+            let entries = order.iter().map(|&entry| entries[entry].clone()).collect();
+            let inner = self.weights(name, entries, ends, is_remade).map_err(told)?;
+            let (arranged, demand) = (Arranged { inner, places: places(&order) }, Mutex::default());
+            Ok(SwitchedWeights { arranged: Mutex::new(arranged), demand })
+        })
+    }
+
+    /// Arranges weights in another order and other groups, at other addresses: those where they were are never brought any
+    /// more. If Ctrl-C came meanwhile, that is done, too.
+    fn arrange(&self, py: Python<'_>, weights: &SwitchedWeights, order: Vec<usize>, ends: Vec<usize>) -> PyResult<()> {
+        py.detach(|| {
+            let before = weights.arranged();
+            let inner = self.arranged(&before, &order, ends)?;
+            *lock(&weights.arranged) = Arranged { inner, places: places(&order) };
+            Ok(())
         })
     }
 
@@ -174,14 +165,36 @@ impl Switcher {
 }
 
 impl Switcher {
+    fn arranged(&self, before: &Arranged, order: &[usize], ends: Vec<usize>) -> PyResult<Arc<Inner>> {
+        let Inner { model, source, .. } = &*before.inner;
+        let (name, entries) = (model.manifest().name(), model.manifest().entries());
+        let order = order.iter().map(|&entry| before.places[entry]);
+        let ordered = order.clone().map(|entry| entries[entry].clone());
+        let Home::Kept(kept) = source else {
+            self.images.forget(model.manifest());
+            return self.weights(name, ordered.collect(), ends, true).map_err(told);
+        };
+        let image = lock(kept).take().ok_or_else(|| lost(model))?;
+        let contents = Arc::new(contents(&image).map_err(told)?);
+        // There may be room for one of the two images only.
+        self.images.forget(model.manifest());
+        drop(image);
+        self.switch.settle().map_err(told)?;
+        let remade = ordered.zip(order).map(|(before, entry)| {
+            let contents = Arc::clone(&contents);
+            let make = move |bytes: &mut [u8]| bytes.copy_from_slice(&std::mem::take(&mut *lock(&contents[entry])));
+            Entry { origin: Origin::Made(Arc::new(make)), ..before }
+        });
+        self.weights(name, remade.collect(), ends, false).map_err(told)
+    }
+
     fn weights(
         &self,
         name: &str,
         entries: Vec<Entry>,
         ends: Vec<usize>,
         is_remade: bool,
-        demand: Arc<Mutex<Demand>>,
-    ) -> Result<SwitchedWeights, SwitchError> {
+    ) -> Result<Arc<Inner>, SwitchError> {
         let manifest = Arc::new(Manifest::new(name, entries, ends)?);
         let model = self.switch.register(&manifest)?;
         let image = acquire(&self.images, &self.switch, &manifest)?;
@@ -189,8 +202,7 @@ impl Switcher {
         image.wait_for_all().inspect_err(|_| self.images.forget(&manifest))?;
         let source = if is_remade { Home::Files } else { Home::Kept(Mutex::new(Some(image))) };
         let (images, switch) = (Arc::clone(&self.images), self.switch.clone());
-        let inner = Inner { memory: self.memory.clone(), images, switch, model, source, demand };
-        Ok(SwitchedWeights { inner: Arc::new(inner) })
+        Ok(Arc::new(Inner { memory: self.memory.clone(), images, switch, model, source }))
     }
 }
 
@@ -198,44 +210,49 @@ impl Switcher {
 impl SwitchedWeights {
     /// All bytes, as PyTorch takes them: `torch.from_dlpack` makes a tensor of it. They can be read when the model is there.
     fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyCapsule>> {
-        let Inner { model, memory, .. } = &*self.inner;
+        let inner = self.arranged().inner;
+        let Inner { model, memory, .. } = &*inner;
         // One without tensors has no address.
         let address = if model.manifest().bytes() > 0 { model.place(0).start } else { 0 };
-        dlpack::bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&self.inner))
+        dlpack::bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&inner))
     }
 
     /// Where a tensor begins in them.
     fn begin(&self, entry: usize) -> u64 {
-        self.inner.model.manifest().place(entry).start
+        let Arranged { inner, places } = self.arranged();
+        inner.model.manifest().place(places[entry]).start
     }
 
     /// The group that a tensor comes in.
     fn group_of(&self, entry: usize) -> usize {
-        self.inner.model.manifest().group_of(entry)
+        let Arranged { inner, places } = self.arranged();
+        inner.model.manifest().group_of(places[entry])
     }
 
     /// Bytes of each group.
     #[getter]
     fn group_bytes(&self) -> Vec<u64> {
-        self.inner.model.manifest().groups().iter().map(|group| group.end - group.start).collect()
+        let inner = self.arranged().inner;
+        inner.model.manifest().groups().iter().map(|group| group.end - group.start).collect()
     }
 
     /// Bytes that are on the device.
     #[getter]
     fn resident_bytes(&self) -> u64 {
-        self.inner.model.resident_bytes()
+        self.arranged().inner.model.resident_bytes()
     }
 
     /// Bytes that must be free there to bring it.
     #[getter]
     fn missing_bytes(&self) -> u64 {
-        self.inner.model.missing_bytes()
+        self.arranged().inner.model.missing_bytes()
     }
 
     /// Brings what is missing. Copies are under way then.
     fn load(&self, py: Python<'_>) -> PyResult<()> {
-        let Inner { images, switch, model, source, .. } = &*self.inner;
         py.detach(|| {
+            let inner = self.arranged().inner;
+            let Inner { images, switch, model, source, .. } = &*inner;
             let image = match source {
                 Home::Files => acquire(images, switch, model.manifest()).map_err(told)?,
                 Home::Kept(image) => lock(image).clone().ok_or_else(|| lost(model))?,
@@ -246,36 +263,46 @@ impl SwitchedWeights {
 
     /// Makes later work of a stream wait for a group.
     fn wait(&self, group: usize, stream: usize) -> PyResult<()> {
-        self.inner.model.wait(group, &self.stream(stream)?).map_err(told)
+        let inner = self.arranged().inner;
+        inner.model.wait(group, &inner.stream(stream)?).map_err(told)
     }
 
     /// What is on a stream now uses the model.
     fn used_by(&self, stream: usize) -> PyResult<()> {
-        self.inner.model.used_by(&self.stream(stream)?).map_err(told)
+        let inner = self.arranged().inner;
+        inner.model.used_by(&inner.stream(stream)?).map_err(told)
     }
 
     /// It is used, after so many uses of all models.
     fn note_use(&self, uses: u64) {
-        lock(&self.inner.demand).used(uses);
+        lock(&self.demand).used(uses);
     }
 
     /// The worth of its bytes on the device, after so many uses of all models: that with the least leaves first.
     fn worth(&self, uses: u64, priority: i32) -> i64 {
-        let Inner { model, images, source, demand, .. } = &*self.inner;
+        let inner = self.arranged().inner;
+        let Inner { model, images, source, .. } = &*inner;
         let has_image = matches!(source, Home::Kept(_)) || images.has(model.manifest());
-        lock(demand).worth(uses, model.manifest().bytes(), has_image, priority)
+        lock(&self.demand).worth(uses, model.manifest().bytes(), has_image, priority)
     }
 
     /// Lets others have so many bytes of its memory, or a little more. How many they are.
     fn evict(&self, bytes: u64) -> u64 {
-        let Inner { model, switch, .. } = &*self.inner;
+        let inner = self.arranged().inner;
+        let Inner { model, switch, .. } = &*inner;
         model.evict(bytes.div_ceil(switch.chunk_bytes()) as usize)
     }
 }
 
 impl SwitchedWeights {
+    fn arranged(&self) -> Arranged {
+        lock(&self.arranged).clone()
+    }
+}
+
+impl Inner {
     fn stream(&self, handle: usize) -> PyResult<tenure_device::Stream> {
-        let memory = &self.inner.memory;
+        let memory = &self.memory;
         // SAFETY: one of PyTorch's, which it never ends, or the null stream.
         unsafe { memory.stream(handle) }
             .ok_or_else(|| complaint(format!("Tenure does not manage the memory of {}", memory.memory.device())))
@@ -324,6 +351,13 @@ pub(crate) fn keep_order(settings: Vec<String>, tensors: Vec<String>, order: Vec
 fn order_key(settings: &[String], tensors: &[String]) -> OrderKey {
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     OrderKey::new(&settings, tensors)
+}
+
+/// The place that each tensor has in an order.
+fn places(order: &[usize]) -> Arc<[usize]> {
+    let mut places = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(place, &tensor)| places[tensor] = place);
+    places.into()
 }
 
 /// Tensors for a manifest, and whether their image can be made again.

@@ -87,7 +87,7 @@ class GatedLayer:
         self.number = number
         self._take = take
         self._attributes = module.__dict__
-        self._here = tensors
+        self._here: tuple[Tensors, Tensors] = ({}, {})
         self._absent = tuple(_Absent(names, reason) for names in tensors)
         self._coming = tuple(_Coming(names, self._taker(kind)) for kind, names in enumerate(tensors))
         # One list, so that the module is as it was after a call.
@@ -96,6 +96,8 @@ class GatedLayer:
         # It takes its weights out of a list.
         self._hook = module.register_forward_pre_hook(self._flatten, prepend=True) if self._flat else None
         self.leave()
+        # Last: if this is interrupted, no circle keeps them.
+        self._here = tensors
 
     def leave(self) -> None:
         """Nobody finds anything."""

@@ -279,14 +279,15 @@ class GraphPool:
         if self._handle is None or not self._alive:
             # PyTorch takes no pool again whose graphs have all gone.
             self._handle = torch.cuda.graph_pool_handle()
-        self._begin(graph)
         try:
+            self._begin(graph)
             yield
+            self._end(graph)
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._end(graph)
+            if torch._C._cuda_isCurrentStreamCapturing():
+                with contextlib.suppress(Exception):
+                    self._end(graph)
             raise
-        self._end(graph)
 
     def _begin(self, graph: torch.cuda.CUDAGraph) -> None:
         """Begins a capture in which PyTorch's own generator takes no part.

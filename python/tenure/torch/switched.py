@@ -68,7 +68,7 @@ class SwitchedModel:
         contents: Contents,
         native: _native.SwitchedWeights,
         order_key: tuple[list[str], list[str]],
-        order: list[int] | None,
+        is_learned: bool,
         has_graphs: bool,
     ) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class SwitchedModel:
         self._depth = 0
         self._outermost = 0
         self._order_key = order_key
-        self._is_learned = order is not None
+        self._is_learned = is_learned
         self._measured: _Measured | None = None
         #: The handle of the stream that waits where layers are taken; the groups that it waits for, and the layers that
         #: need it no more.
@@ -99,13 +99,14 @@ class SwitchedModel:
         self._ready: int | None = None
         self._layers: list[GatedLayer] = []
         self._tensors: list[weakref.ref[Tensor]] = []
+        #: All bytes; None while tensors of it are not in the module.
         self._image: Any = None
         #: Images of which something may still be held since all tensors were made anew.
         self._former: list[Tensor] = []
         #: How often something was written to it.
         self._version = 0
         self._graphs = ModelGraphs(switcher._graph_pool, module) if has_graphs else None
-        self._place(native, _places(order if order is not None else list(range(len(contents.entries)))))
+        self._native = native
 
     @property
     def is_resident(self) -> bool:
@@ -166,13 +167,15 @@ class SwitchedModel:
                 return
             self._check_unwritten()
             self._bring()
-            self._open(stream.cuda_stream)
-            self._blocks += 1
             self._depth, self._outermost = 1, stream.cuda_stream
             try:
+                self._open(stream.cuda_stream)
+                self._blocks += 1
                 yield self._module
-            finally:
                 self._leave(stream.cuda_stream)
+            except BaseException:
+                self._leave_after_error(stream.cuda_stream)
+                raise
 
     @contextmanager
     def _turn(self) -> Iterator[torch.cuda.Stream]:
@@ -215,7 +218,10 @@ class SwitchedModel:
                 self._graphs.renew(shape)
             return self._compute(stream, inputs, kwargs, self._graphs.watch(), shape, call)
         except BaseException:
-            self._drop_graphs()
+            try:
+                self._leave_after_error(stream.cuda_stream)
+            finally:
+                self._drop_graphs()
             raise
 
     def _replay(self, stream: torch.cuda.Stream, call: Call, captured: CapturedCall) -> Any:
@@ -235,18 +241,15 @@ class SwitchedModel:
     ) -> Any:
         """Calls the module. If that is watched, a graph is captured when it can be."""
         is_measured = not self._is_learned and self._calls >= _PLAIN_CALLS
+        self._depth, self._outermost = 1, stream.cuda_stream
         if self._ready != stream.cuda_stream or is_measured:
             self._come(stream.cuda_stream)
         else:
             for layer in self._layers:
                 layer.open()
         measured = self._measured = _Measured(stream) if is_measured else None
-        self._depth, self._outermost = 1, stream.cuda_stream
-        try:
-            answer = self._module(*inputs, **kwargs)
-        finally:
-            self._measured = None
-            self._leave(stream.cuda_stream)
+        answer = self._module(*inputs, **kwargs)
+        self._leave(stream.cuda_stream)
         self._calls += 1
         graphs, can_be_captured = self._graphs, False
         if graphs is not None and watch is not None and shape is not None:
@@ -263,16 +266,15 @@ class SwitchedModel:
 
     def _compute_again(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
         """Calls the module on a stream, which may be captured and then waits in each replay where layers are taken."""
-        self._come(stream.cuda_stream)
         self._depth, self._outermost = 1, stream.cuda_stream
         try:
+            self._come(stream.cuda_stream)
             return self._module(*inputs, **kwargs)
         finally:
-            self._depth = 0
-            for layer in self._layers:
-                layer.leave()
             # What a stream waits for in replays, it has not waited for.
             self._ready = None
+            self._shut()
+            self._depth = 0
 
     def _is_weight(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata == self._image.untyped_storage()._cdata
@@ -295,11 +297,22 @@ class SwitchedModel:
 
     def _leave(self, stream: int) -> None:
         """Ends a call or a block: the module refuses again."""
-        self._depth = 0
+        self._measured = None
+        self._shut()
+        try:
+            self._native.used_by(stream)
+        finally:
+            self._depth = 0
+        self._check_unwritten()
+
+    def _leave_after_error(self, stream: int) -> None:
+        """Ends a call or a block that has not ended, also if Ctrl-C came while it did."""
+        if self._depth:
+            self._leave(stream)
+
+    def _shut(self) -> None:
         for layer in self._layers:
             layer.leave()
-        self._native.used_by(stream)
-        self._check_unwritten()
 
     def _bring(self) -> None:
         """Brings what is missing."""
@@ -361,6 +374,8 @@ class SwitchedModel:
 
     def _held(self) -> str | None:
         """Why it cannot leave: somebody has a tensor of it."""
+        if self._image is None:
+            return None
         self._former = [image for image in self._former if _uses(image) > self._uses_alone]
         counts = _counts(self._tensors)
         names = (self._contents.entries[shape.entry][0] for shape in self._contents.shapes)
@@ -386,12 +401,15 @@ class SwitchedModel:
 
     def _check_unwritten(self) -> None:
         """Raises an error if its weights were written to or replaced, which come anew from the image."""
+        if self._image is None:
+            # What was to give the module its tensors was interrupted.
+            self._place()
         is_replaced = _uses(self._image) < self._uses
         is_written = self._image._version != self._version
         if is_replaced:
             self._former.append(self._image)
             self._drop_graphs()
-            self._place(self._native, self._places)
+            self._place()
         if is_written:
             # While one of its tensors is held, it cannot leave, and the next call says so again.
             self._version = -1
@@ -409,17 +427,19 @@ class SwitchedModel:
                 "module, or have it write to copies"
             )
 
-    def _place(self, native: _native.SwitchedWeights, places: list[int]) -> None:
-        """Gives the module tensors at the addresses that its weights have; `places` has each entry's number there."""
-        contents = self._contents
+    def _place(self) -> None:
+        """Gives the module tensors at the addresses that its weights have."""
+        contents, native = self._contents, self._native
         self._release()
         with torch.inference_mode(False), torch.no_grad():
             image: Tensor = torch.utils.dlpack.from_dlpack(native.bytes())
             self._uses_alone = _uses(image)
-            tensors = [shape(image, native.begin(places[shape.entry])) for shape in contents.shapes]
-        groups = [native.group_of(places[shape.entry]) for shape in contents.shapes]
-        self._layers = sorted(self._gated(tensors, groups), key=lambda layer: layer.group)
-        self._native, self._places, self._image = native, places, image
+            tensors = [shape(image, native.begin(shape.entry)) for shape in contents.shapes]
+        groups = [native.group_of(shape.entry) for shape in contents.shapes]
+        # One by one: if that is interrupted, those that there are can be closed.
+        for layer in self._gated(tensors, groups):
+            self._layers.append(layer)
+        self._layers.sort(key=lambda layer: layer.group)
         # Only the module has them, so that one that it replaces is gone.
         self._tensors = list(map(weakref.ref, tensors))
         del tensors
@@ -427,6 +447,7 @@ class SwitchedModel:
         self._version = image._version
         self._counts = _counts(self._tensors)
         self._uses: int = _uses(image)
+        self._image = image
 
     def _gated(self, tensors: list[Tensor], groups: list[int]) -> Iterator[GatedLayer]:
         """The layers, with those of their tensors, which come in those groups."""
@@ -443,7 +464,7 @@ class SwitchedModel:
 
     def _learn(self, times_us: dict[int, float]) -> None:
         """Arranges the image by the order in which layers are used, and by how long each computes."""
-        contents, weights = self._contents, self._native
+        contents = self._contents
         # What was not used comes last.
         numbers = [*times_us, *(number for number in range(len(contents.layers)) if number not in times_us)]
         seen: dict[int, None] = {}
@@ -460,9 +481,10 @@ class SwitchedModel:
         bytes_per_us = max(sum(size for size, _ in layers) / copy_us, 1e-3)
         divided = _native.divide_layers(layers, bytes_per_us, self._switcher._grouping)
         order, ends = list(seen), [ends[end - 1] for end in divided]
-        native = self._switcher._native.arrange(weights, order, ends)
-        weights.evict(_ALL)
-        self._place(native, _places(order))
+        self._native.evict(_ALL)
+        self._release()
+        self._switcher._native.arrange(self._native, order, ends)
+        self._place()
         self._is_learned = True
         _native.keep_order(*self._order_key, order, ends)
         self._switcher._load(self)
@@ -484,10 +506,10 @@ class SwitchedModel:
 
     def _release(self) -> None:
         """Has no tensors any more."""
+        self._image = None
         for layer in self._layers:
             layer.close()
         self._layers, self._tensors = [], []
-        self._image = None
 
     def _close(self) -> None:
         """Lets go of all."""
@@ -495,7 +517,6 @@ class SwitchedModel:
         self._graphs = None
         self._release()
         self._former = []
-        del self._native
 
 
 class _Measured:
@@ -517,14 +538,6 @@ class _Measured:
         events = [*self._taken.values(), end]
         durations = (before.elapsed_time(after) * 1e3 for before, after in itertools.pairwise(events))
         return dict(zip(self._taken, durations, strict=True))
-
-
-def _places(order: list[int]) -> list[int]:
-    """The place that each entry has in an order."""
-    places = [0] * len(order)
-    for place, entry in enumerate(order):
-        places[entry] = place
-    return places
 
 
 def _on(device: torch.device, value: Any) -> Any:

@@ -109,6 +109,8 @@ class Switcher:
     streams of its own has to fork them after it has taken the weights that they use, or to call
     `torch.cuda.synchronize` first.
 
+    Ctrl-C leaves all models right, wherever it comes. While a file is read for an image, it is raised after that.
+
     A call whose tensors have sizes, strides and types that were called before, and whose other inputs are equal to
     those of that call, is captured in a CUDA graph once the order is known, and replayed from then on. A replay waits
     on the device for each group where the graph uses it first. All graphs share memory, as much as the largest needs.
@@ -256,25 +258,26 @@ class Switcher:
             if name in self._models:
                 raise Error(f"there is a model {name!r} already: remove() it first, or choose another name")
             contents = contents_of(name, module, weights)
-            restore = restorer(module) if example is not None else None
+            restore = restorer(module)
             key = self._order_key(contents)
-            order = _native.known_order(*key)
-            numbers, ends = order or (list(range(len(contents.entries))), [len(contents.entries)])
-            native = self._native.add(name, [contents.entries[number] for number in numbers], ends)
+            known = _native.known_order(*key)
+            order, ends = known or (list(range(len(contents.entries))), [len(contents.entries)])
+            native = self._native.add(name, contents.entries, order, ends)
             contents.tensors.clear()
             has_graphs = self._has_graphs if graphs is None else bool(graphs)
-            model = SwitchedModel(self, name, module, contents, native, key, order and order[0], has_graphs)
+            model = SwitchedModel(self, name, module, contents, native, key, known is not None, has_graphs)
             model.pinned, model.priority = pinned, priority
-            self._models[name] = model
-            if example is not None and restore is not None:
-                try:
+            try:
+                self._models[name] = model
+                model._place()
+                if example is not None:
                     model._learn_by(example)
-                except BaseException:
-                    try:
-                        self.remove(name)
-                    finally:
-                        restore()
-                    raise
+            except BaseException:
+                try:
+                    self.remove(name)
+                finally:
+                    restore()
+                raise
         return model
 
     def remove(self, name: str) -> None:
@@ -297,7 +300,7 @@ class Switcher:
             model._check_idle()
             self._drop_graphs([model])
             model._close()
-            del self._models[name]
+            del self._models[name], model._native
             self._native.trim()
 
     def __getitem__(self, name: str) -> SwitchedModel:
@@ -505,9 +508,10 @@ class Switcher:
 
     def _note_times(self, *, waits: bool) -> None:
         while self._timed and (waits or self._timed[0][1].query()):
-            start, end, model = self._timed.pop(0)
+            start, end, model = self._timed[0]
             end.synchronize()
             taken_ms = start.elapsed_time(end)
+            del self._timed[0]
             self._copy_ms += taken_ms
             model._copies_ms += taken_ms
             model._last_copy_ms = taken_ms

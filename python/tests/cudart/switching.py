@@ -7,9 +7,12 @@ on the device.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -183,3 +186,49 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
         contents += content
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + contents)
+
+
+#: A step of Tenure's Python code: of which frame, what begins or has ended ("call", "c_call", "c_return"), and, if that
+#: is a function of C's, its name.
+Step = tuple[Any, str, str]
+
+
+@contextmanager
+def signalled(kind: signal.Signals, at: Callable[[Step], bool]) -> Iterator[None]:
+    """Sends this process a signal at a step.
+
+    Python looks for signals where a function begins, and where one of C's returns, in which they may have come.
+    """
+    folder = str(Path(tenure.torch.__file__).parent)
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        # Python ends a generator without its `finally` if this raises an error where it goes on.
+        is_generator = frame.f_code.co_flags & inspect.CO_GENERATOR and event == "call"
+        is_ours = frame.f_code.co_filename.startswith(folder) and not is_generator
+        if is_ours and at((frame, event, getattr(argument, "__name__", ""))):
+            sys.setprofile(None)
+            signal.raise_signal(kind)
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def interrupted(number: int, work: Callable[[], object], files: tuple[str, ...] = (".py",)) -> bool:
+    """Does some work in which Ctrl-C comes at a step in some files. Whether there are so many."""
+    steps = iter(range(number + 1))
+
+    def is_now(step: Step) -> bool:
+        frame, event, _ = step
+        is_one = event in ("call", "c_return") and frame.f_code.co_filename.endswith(files)
+        return is_one and next(steps, None) == number
+
+    try:
+        with signalled(signal.SIGINT, is_now):
+            work()
+    except KeyboardInterrupt:
+        return True
+    assert next(steps, None) is not None, "Ctrl-C was lost"
+    return False

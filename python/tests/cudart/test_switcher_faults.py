@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from switching import CHUNK, MIB, Large, answer_of, computing, large, opened, resnet, save
+from switching import (
+    CHUNK,
+    MIB,
+    Large,
+    answer_of,
+    computing,
+    interrupted,
+    large,
+    opened,
+    resnet,
+    save,
+)
 from torch import Tensor, nn
 
 import tenure
@@ -159,3 +173,148 @@ def test_a_model_that_was_refused_can_be_added_with_more_room() -> None:
         assert (small.report().image_bytes, small.report().taken_bytes) == (0, 0)
         switcher.add("model", module)
         assert torch.equal(switcher("model", x.cuda()).cpu(), expected)
+
+
+class Models:
+    """Two in files, of which neither the device nor the host has room for both."""
+
+    def __init__(self, folder: Path) -> None:
+        tenure.torch.install()
+        self.switcher = tenure.torch.Switcher(device_bytes=6 * MIB, host_bytes=6 * MIB, chunk_bytes=2 * MIB)
+        self.x = torch.zeros(1).cuda()
+        self.modules = {name: Large(seed, layers=2, rows=MIB // 2) for seed, name in enumerate(("one", "other"))}
+        self.expected = {name: answer_of(module, torch.zeros(1)) for name, module in self.modules.items()}
+        for name, module in self.modules.items():
+            path = folder / f"{name}.safetensors"
+            save(path, dict(module.state_dict()))
+            self.switcher.add(name, module, path)
+
+    def check(self) -> None:
+        """All answers are right, nobody finds weights outside of calls, and budgets are kept."""
+        for name, expected in self.expected.items():
+            with pytest.raises(tenure.Error, match="only while the model is called"):
+                list(self.modules[name].parameters())
+            assert torch.equal(self.switcher(name, self.x).cpu(), expected), name
+        report = self.switcher.report()
+        assert report.resident_bytes <= report.taken_bytes <= report.peak_bytes <= 6 * MIB
+        assert report.image_bytes <= 6 * MIB
+
+    def check_all_leave(self) -> None:
+        self.switcher.sleep()
+        assert self.switcher.report().taken_bytes == 0
+        self.switcher.close()
+        assert self.switcher.report().image_bytes == 0
+
+
+def call(models: Models) -> None:
+    models.switcher("one", models.x)
+
+
+def use(models: Models) -> None:
+    with models.switcher.use("one") as module:
+        module(models.x)
+
+
+def sleep_and_wake(models: Models) -> None:
+    models.switcher.sleep()
+    models.switcher.wake("one")
+
+
+@pytest.mark.parametrize("work", [call, use, sleep_and_wake])
+def test_ctrl_c_at_any_step_of_a_switch_leaves_this_model_and_others_right(
+    tmp_path: Path, work: Callable[[Models], None]
+) -> None:
+    with computing():
+        models = Models(tmp_path)
+        for _ in range(3):
+            models.check()
+        steps = 0
+        while interrupted(steps, lambda: work(models)):
+            models.check()
+            steps += 1
+        assert steps > 20
+        models.check_all_leave()
+
+
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_ctrl_c_at_any_step_while_a_model_is_learned_loses_nothing(tmp_path: Path, is_in_file: bool) -> None:
+    with computing():
+        models = Models(tmp_path)
+        switcher, x = models.switcher, models.x
+        expected = answer_of(large(2, layers=2, rows=1 << 10)[0], torch.zeros(1))
+        path = tmp_path / "learned.safetensors"
+        save(path, dict(large(2, layers=2, rows=1 << 10)[0].state_dict()))
+        steps, is_over = 0, False
+        while not is_over:
+            model = switcher.add("learned", large(2, layers=2, rows=1 << 10)[0], path if is_in_file else None)
+            model(x)
+            is_over = not interrupted(steps, lambda: switcher("learned", x))
+            for _ in range(2):
+                assert torch.equal(model(x).cpu(), expected), steps
+            assert model._is_learned
+            switcher.remove("learned")
+            steps += 1
+        assert steps > 50
+        models.check()
+        models.check_all_leave()
+
+
+@pytest.mark.parametrize("has_example", [False, True])
+def test_ctrl_c_at_any_step_while_a_model_is_added_leaves_the_module_as_it_was(has_example: bool) -> None:
+    with opened(2) as switcher, computing():
+        module, x = large(layers=2, rows=1 << 10)
+        expected = answer_of(module, x)
+        steps = 0
+        while interrupted(steps, lambda: switcher.add("added", module, example=x if has_example else None)):
+            report = switcher.report()
+            if report.models:
+                # Ctrl-C came when all was done.
+                break
+            assert (report.image_bytes, report.resident_bytes) == (0, 0), steps
+            assert torch.equal(answer_of(module, x), expected)
+            steps += 1
+        assert steps > 20
+        assert torch.equal(switcher("added", x.cuda()).cpu(), expected)
+
+
+def test_a_model_whose_removal_ctrl_c_ends_is_there_or_gone() -> None:
+    with opened(2) as switcher, computing():
+        x = torch.zeros(1).cuda()
+        steps, is_over = 0, False
+        while not is_over:
+            module = large(layers=2, rows=1 << 10)[0]
+            expected = answer_of(module, torch.zeros(1))
+            model = switcher.add("removed", module)
+            model(x)
+            is_over = not interrupted(steps, lambda: switcher.remove("removed"))
+            if switcher.report().models:
+                assert torch.equal(model(x).cpu(), expected), steps
+                switcher.remove("removed")
+            report = switcher.report()
+            assert (report.models, report.image_bytes, report.resident_bytes) == (0, 0, 0), steps
+            steps += 1
+        assert steps > 5
+
+
+def test_signals_that_come_while_images_are_read_harm_nothing(tmp_path: Path) -> None:
+    with computing():
+        models = Models(tmp_path)
+        came: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        # Threads that read were started before, and get them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        is_over = threading.Event()
+
+        def press() -> None:
+            while not is_over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+        presser = threading.Thread(target=press)
+        presser.start()
+        try:
+            for _ in range(10):
+                models.check()
+        finally:
+            is_over.set()
+            presser.join()
+        assert came

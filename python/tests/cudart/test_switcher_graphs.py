@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from switching import CHUNK, MIB, OnHost, computing, large, opened, resnet, slow_down
+from switching import CHUNK, MIB, OnHost, computing, interrupted, large, opened, resnet, slow_down
 from torch import Tensor, nn
 
 import tenure
@@ -497,3 +497,28 @@ def test_under_a_mode_that_computes_on_the_host_answers_stay_right() -> None:
             for _ in range(4):
                 model(x.cuda())
             assert graphs_of(model) == 0
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_ctrl_c_at_any_step_of_a_capture_or_a_replay_leaves_answers_right_and_graphs_possible(
+    is_captured: bool,
+) -> None:
+    module, x = Copies(rows=1 << 10), torch.rand(2, 3)
+    expected = module(x)["weights"]
+    with opened(2) as switcher:
+        model = switcher.add("model", module)
+        inputs = x.cuda()
+        for _ in range(3):
+            model(inputs)
+        steps, has_more = 0, True
+        while has_more:
+            if not is_captured:
+                # Graphs go.
+                switcher.sleep()
+            has_more = interrupted(steps, lambda: model(inputs), ("graphs.py", "switched.py"))
+            for _ in range(2):
+                made = model(inputs)["weights"]
+                assert all(torch.equal(one.cpu(), other) for one, other in zip(made, expected, strict=True)), steps
+            assert (graphs_of(model), refusal_of(model)) == (1, ""), steps
+            steps += 1
+        assert steps > 20
