@@ -16,6 +16,7 @@ from switching import (
     CHUNK,
     MIB,
     Large,
+    Step,
     answer_of,
     computing,
     interrupted,
@@ -23,6 +24,7 @@ from switching import (
     opened,
     resnet,
     save,
+    signalled,
 )
 from torch import Tensor, nn
 
@@ -318,3 +320,39 @@ def test_signals_that_come_while_images_are_read_harm_nothing(tmp_path: Path) ->
             is_over.set()
             presser.join()
         assert came
+
+
+def files_in_use(folder: Path) -> set[str]:
+    """Those of this process that others could find in a folder or in shared memory."""
+    mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    opened = {os.readlink(link.path) for link in os.scandir("/proc/self/fd") if os.path.islink(link.path)}
+    return {path for path in mapped | opened if path.startswith(("/dev/shm/", f"{folder}/"))}
+
+
+@pytest.mark.parametrize("moment", [("c_call", "load"), ("c_return", "load"), ("c_call", "wait")])
+def test_a_process_that_is_killed_in_a_switch_leaves_nothing_behind(tmp_path: Path, moment: tuple[str, str]) -> None:
+    (tmp_path / "temporary").mkdir()
+    reader, writer = os.pipe()
+    killed = os.fork()
+    if killed == 0:
+        os.environ["TMPDIR"] = str(tmp_path / "temporary")
+
+        def is_now(step: Step) -> bool:
+            if step[1:] != moment:
+                return False
+            os.write(writer, "\n".join(files_in_use(tmp_path)).encode())
+            return True
+
+        with computing(), signalled(signal.SIGKILL, is_now):
+            Models(tmp_path).check()
+        os._exit(1)
+    os.close(writer)
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+    with open(reader) as said:
+        used = said.read().split("\n")
+    assert {path for path in used if path.startswith("/dev/shm/") and os.path.exists(path)} == set()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["one.safetensors", "other.safetensors", "temporary"]
+    with computing():
+        models = Models(tmp_path)
+        models.check()
+        models.check_all_leave()
