@@ -137,7 +137,7 @@ class Switcher:
     ...     for model in models:
     ...         answer = model(torch.ones(8, 1024, device="cuda"))
     ...     print(answer.shape, [model.is_resident for model in models])
-    torch.Size([8, 2500]) [False, True, True]
+    torch.Size([8, 2500]) [True, False, True]
     """
 
     def __init__(

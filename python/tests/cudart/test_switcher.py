@@ -464,6 +464,7 @@ def test_the_example_in_the_documentation_runs() -> None:
 
 def test_an_order_that_was_learned_is_known_to_the_next_switcher(tmp_path: Path) -> None:
     module, x = large(layers=3)
+    tenure.torch.install()
     with computing():
         expected = answer_of(module, x)
 

@@ -239,7 +239,11 @@ def test_ctrl_c_at_any_step_of_a_switch_leaves_this_model_and_others_right(
 
 
 @pytest.mark.parametrize("is_in_file", [False, True])
-def test_ctrl_c_at_any_step_while_a_model_is_learned_loses_nothing(tmp_path: Path, is_in_file: bool) -> None:
+def test_ctrl_c_at_any_step_while_a_model_is_learned_loses_nothing(
+    tmp_path: Path, is_in_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No absolute path: no order is kept, and each is learned anew.
+    monkeypatch.setenv("TENURE_CACHE", "nowhere")
     with computing():
         models = Models(tmp_path)
         switcher, x = models.switcher, models.x
