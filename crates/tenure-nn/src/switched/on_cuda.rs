@@ -186,13 +186,13 @@ impl OnCuda {
         };
         let tables: Vec<usize> = uses.iter().filter(is_table).map(|used| used.group).collect();
         let others = uses.iter().filter(|used| !is_table(used));
-        let beside: Vec<(usize, f64)> =
-            others.clone().map(|used| (used.group, used.compute_us * share * BESIDE_COPIES)).collect();
+        let used: Vec<(usize, f64)> = others.map(|used| (used.group, used.compute_us * share)).collect();
+        let beside: Vec<(usize, f64)> = used.iter().map(|(tensor, us)| (*tensor, us * BESIDE_COPIES)).collect();
         let order = Order::recorded(&parts.stored, &beside, tables, shared.grouping, &costs);
         self.arrange(parts, shared, cuda, order)?;
         let mut group_us = vec![0.0; parts.manifest.groups().len()];
-        for (place, used) in others.enumerate() {
-            group_us[parts.manifest.group_of(place)] += used.compute_us * share;
+        for (place, (_, us)) in used.iter().enumerate() {
+            group_us[parts.manifest.group_of(place)] += us;
         }
         self.compute_times = Some(group_us.into_iter().map(|us| Duration::from_secs_f64(us / 1e6)).collect());
         shared.keep_order(parts);
