@@ -53,8 +53,8 @@ build:
 
 # The Python package, unoptimised, installed into target/venv: its tests and examples, types, style
 python *args: venv
-    {{ venv }}/bin/ruff check python
-    {{ venv }}/bin/ruff format --check python
+    {{ venv }}/bin/ruff check python tests/oip
+    {{ venv }}/bin/ruff format --check python tests/oip
     {{ venv }}/bin/mypy
     {{ venv }}/bin/pytest --numprocesses 2 {{ args }}
 

@@ -1,0 +1,71 @@
+"""The conformance suite of the Open Inference Protocol in tests/oip, run against `tenure serve` and its own example."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import needs_program, serving
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "tests" / "oip" / "example.py"
+
+
+@contextmanager
+def example(*faults: str) -> Iterator[str]:
+    """The address of the suite's own server."""
+    server = subprocess.Popen([sys.executable, str(EXAMPLE), *faults], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip().removeprefix("http://")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def checked(address: str, report: Path) -> list[dict[str, Any]]:
+    """The suite's checks of a server."""
+    command = [sys.executable, "-m", "pytest", "tests/oip", "--url", f"http://{address}", "--json", str(report), "-q"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert report.exists(), ran.stdout + ran.stderr
+    checks: list[dict[str, Any]] = json.loads(report.read_text())["checks"]
+    return checks
+
+
+def failures(checks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What of the checks fails a run of the suite, and why."""
+    return {check["id"]: check["why"] for check in checks if check["outcome"] == "fail" and check["part"] != "beyond"}
+
+
+@needs_program
+def test_what_the_protocol_requires_and_the_server_lists_is_there(models: Path, tmp_path: Path) -> None:
+    with serving(models) as address:
+        checks = checked(address, tmp_path / "report.json")
+    assert len(checks) > 100
+    failed = failures(checks)
+    assert not failed, failed
+    passed = {check["id"] for check in checks if check["outcome"] == "pass"}
+    assert {"infer.json", "binary.equal", "repository.load", "error.next", "connection.pipelined"} <= passed
+
+
+def test_the_example_passes(tmp_path: Path) -> None:
+    with example() as address:
+        checks = checked(address, tmp_path / "report.json")
+    assert {check["outcome"] for check in checks} == {"pass", "not offered"}
+    assert {check["part"] for check in checks if check["outcome"] == "not offered"} == {"grpc", "extension:parameters"}
+
+
+@pytest.mark.parametrize("fault", runpy.run_path(str(EXAMPLE))["FAULTS"].items(), ids=lambda fault: fault[0])
+def test_a_fault_is_found(fault: tuple[str, str], tmp_path: Path) -> None:
+    name, check = fault
+    with example(name) as address:
+        assert check in failures(checked(address, tmp_path / "report.json"))
