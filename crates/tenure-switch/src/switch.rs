@@ -3,7 +3,7 @@
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tenure_alloc::{Address, Backing, ChunkId, Mark};
@@ -31,6 +31,9 @@ impl SwitchOptions {
         Self { budget_bytes, chunk_bytes: 16 << 20 }
     }
 }
+
+/// Chunks that are mapped before they are copied as one, at most: copying one takes ten times as long as mapping it.
+const PIECE_CHUNKS: u64 = 8;
 
 /// Switches a device between models. A handle: clones are one.
 #[derive(Clone)]
@@ -135,6 +138,21 @@ impl Switch {
         let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
         let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None, lent: 0 });
         Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
+    }
+
+    /// Calls `done` when all copies that were asked for are done, with the time from now until then; with nothing if the driver does not
+    /// tell. It is called on a thread of the driver's, and must not use the device.
+    pub fn when_copied(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
+        let (done, begun) = (Arc::new(Mutex::new(Some(done))), Instant::now());
+        let call = move |took: Option<Duration>| {
+            let done = done.lock().take();
+            done.into_iter().for_each(|done| done(took));
+        };
+        let copied = call.clone();
+        let told = Box::new(move || copied(Some(begun.elapsed())));
+        if self.shared.memory.driver().host_function(self.shared.copies.id(), told).is_err() {
+            call(None);
+        }
     }
 
     /// Bytes that a model can have without anybody's eviction.
@@ -309,7 +327,8 @@ impl Model {
         Ok(loaded)
     }
 
-    /// Maps and copies, group by group, in their order.
+    /// Maps and copies, group by group, in their order. Of a large group pieces are copied while later ones are mapped, the first
+    /// of them small, so that the device does not wait for the host.
     fn bring(
         &self,
         image: &Image,
@@ -322,28 +341,36 @@ impl Model {
         let Shared { memory, copies, chunk_bytes, .. } = &*self.shared;
         let Residence { window, timed, .. } = residence;
         let (mut loaded, mut slots) = (Loaded::default(), missing.iter().copied().peekable());
+        let mut piece_chunks = 1;
         for (index, group) in groups.iter().enumerate() {
-            while let Some(slot) = slots.next_if(|slot| *slot as u64 * chunk_bytes < group.end) {
-                let free = taken.peek().expect("one was taken for each place");
-                window.map(slot, free, *chunk_bytes, memory.backing(), copies.id())?;
-                taken.next();
-            }
-            let mut is_brought = false;
-            for run in runs(missing, *chunk_bytes, group) {
-                let source = image.wait(index)?.wrapping_add((run.start - group.start) as usize);
-                let bytes = run.end - run.start;
-                let target = self.address + run.start;
-                if let Some([begun, _]) = timed.as_mut().filter(|_| loaded.copies == 0) {
-                    begun.record(copies)?;
+            let copies_before = loaded.copies;
+            let mut begin = group.start;
+            while begin < group.end {
+                let end = group.end.min((begin / chunk_bytes + piece_chunks) * chunk_bytes);
+                while let Some(slot) = slots.next_if(|slot| *slot as u64 * chunk_bytes < end) {
+                    let free = taken.peek().expect("one was taken for each place");
+                    window.map(slot, free, *chunk_bytes, memory.backing(), copies.id())?;
+                    taken.next();
                 }
-                // SAFETY: the group is there, and nobody writes it; the image is kept until the device has passed a mark behind
-                // the copy.
-                unsafe { memory.driver().copy_to_device_async(target, source, bytes, copies.id())? };
-                loaded.copied_bytes += bytes;
-                loaded.copies += 1;
-                is_brought = true;
+                for run in runs(missing, *chunk_bytes, &(begin..end)) {
+                    let source = image.wait(index)?.wrapping_add((run.start - group.start) as usize);
+                    let bytes = run.end - run.start;
+                    let target = self.address + run.start;
+                    if let Some([begun, _]) = timed.as_mut().filter(|_| loaded.copies == 0) {
+                        begun.record(copies)?;
+                    }
+                    // SAFETY: the group is there, and nobody writes it; the image is kept until the device has passed a mark
+                    // behind the copy.
+                    unsafe { memory.driver().copy_to_device_async(target, source, bytes, copies.id())? };
+                    loaded.copied_bytes += bytes;
+                    loaded.copies += 1;
+                }
+                if end.is_multiple_of(*chunk_bytes) {
+                    piece_chunks = (piece_chunks * 2).min(PIECE_CHUNKS);
+                }
+                begin = end;
             }
-            if is_brought {
+            if loaded.copies > copies_before {
                 gates[index].record(copies)?;
             }
         }

@@ -58,6 +58,30 @@ impl SwitchedModel {
         self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, u64::MAX))
     }
 
+    /// Has so many bytes of it leave the device, or a little more: its end, which is needed last when it comes back. On the CPU all
+    /// of it leaves.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn evict_bytes(&self, bytes: u64) -> Result<()> {
+        self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, bytes))
+    }
+
+    /// Calls `done` when what is on its way to the device is there, with the time from now until then; with nothing where it does not
+    /// come. It is called on a thread of the driver's or of the reader's, which must not wait, and must not use the device.
+    pub fn when_loaded(&self, done: impl FnOnce(Option<Duration>) + Send + 'static) {
+        let mut done = Some(done);
+        // What is not called by then never is.
+        let told = self.shared.with(&self.name, self.number, |known| {
+            if let Some(done) = done.take() {
+                known.when_loaded(&self.shared, Box::new(done));
+            }
+        });
+        if let (Err(_), Some(done)) = (told, done) {
+            done(None);
+        }
+    }
+
     /// Has its image leave the host's memory too, so that it comes from its files.
     ///
     /// # Errors
@@ -285,6 +309,14 @@ impl Known {
                 })?;
                 Ok(())
             }
+        }
+    }
+
+    pub(super) fn when_loaded(&self, shared: &Shared, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
+        match (&self.weights, &shared.cuda) {
+            (Weights::Cuda(_), Some(cuda)) => cuda.switch.when_copied(done),
+            (Weights::Cpu(weights), _) => weights.when_loaded(done),
+            (Weights::Cuda(_), None) => done(None),
         }
     }
 

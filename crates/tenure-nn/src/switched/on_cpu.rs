@@ -31,6 +31,14 @@ impl OnCpu {
         self.image.as_ref().is_some_and(|(image, _)| image.failure().is_some())
     }
 
+    /// Calls `done` when its image is there.
+    pub(super) fn when_loaded(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
+        match &self.image {
+            Some((image, _)) => image.when_read(|outcome| done(outcome.ok())),
+            None => done(None),
+        }
+    }
+
     /// How long it took to read its image, which is waited for.
     pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
         let Some((image, _)) = &self.image else { return Ok(None) };

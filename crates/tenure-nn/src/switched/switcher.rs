@@ -168,6 +168,16 @@ impl Switcher {
         }
     }
 
+    /// Bytes of images in the host's memory; without waiting for a call that goes on.
+    pub fn image_bytes(&self) -> u64 {
+        self.shared.images.statistics().bytes
+    }
+
+    /// Bytes of the pieces in which weights come to the device and leave; on the CPU models come and leave whole.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.shared.cuda.as_ref().map_or(1, |cuda| cuda.switch.chunk_bytes())
+    }
+
     /// Gives memory of the device that no model has back to the driver; waits for what used it.
     ///
     /// # Errors

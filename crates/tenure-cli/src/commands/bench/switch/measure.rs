@@ -290,7 +290,8 @@ impl Bench<'_> {
             models.iter().take(count - 1).try_for_each(SwitchedModel::load)?;
             resident_ms = self.timed(|_| Ok(()), |turn| Ok(models[turn % (count - 1)].forward(&self.inputs)?))?;
             if let Some(memory) = self.memory {
-                beside_ms = Some(self.beside_copies(memory, &models)?);
+                // Of two models, one makes the other leave.
+                beside_ms = (count > 2).then(|| self.beside_copies(memory, &models)).transpose()?;
                 let empty = |turn: usize| {
                     models.iter().try_for_each(SwitchedModel::evict)?;
                     switcher.trim()?;
@@ -321,7 +322,7 @@ impl Bench<'_> {
 
     /// The median time that a model that is there computes while the last one is copied, in ms.
     fn beside_copies(&self, memory: &DeviceMemory, models: &[SwitchedModel]) -> anyhow::Result<f64> {
-        let [there, .., copied] = models else { anyhow::bail!("two models are needed") };
+        let [there, .., copied] = models else { anyhow::bail!("it needs another model") };
         let mut computed = Vec::new();
         for _ in 0..self.repeats {
             copied.evict()?;
