@@ -31,10 +31,15 @@ const POOLING: &str = "1_Pooling/config.json";
 /// # Ok::<(), tenure_nn::Error>(())
 /// ```
 pub struct SentenceEncoder {
-    tokenizer: Tokenizer,
+    tokenizer: SentenceTokenizer,
     model: Bert,
     device: Device,
     width: usize,
+}
+
+/// Makes texts the tokens that a sentence encoder takes, for whoever computes with them elsewhere.
+pub struct SentenceTokenizer {
+    tokenizer: Tokenizer,
     max_tokens: usize,
     lowers_case: bool,
 }
@@ -78,20 +83,8 @@ impl SentenceEncoder {
         if let Some(pooling) = optional::<Pooling>(folder, POOLING)? {
             pooling.check(&folder.join(POOLING))?;
         }
-        let limits: Limits = optional(folder, "sentence_bert_config.json")?.unwrap_or_default();
-        let of_tokenizer: TokenizerConfig = optional(folder, "tokenizer_config.json")?.unwrap_or_default();
-        // As large as an integer gets, where it is larger.
-        let of_tokenizer = of_tokenizer.model_max_length.map(|length| length as usize);
-        let max_tokens = limits.max_seq_length.or(of_tokenizer).unwrap_or(usize::MAX);
-        let max_tokens = max_tokens.min(config.max_position_embeddings);
-        Ok(Self {
-            tokenizer: tokenizer(folder, max_tokens, &config)?,
-            model: model(folder, &config)?,
-            device: Device::CPU,
-            width: config.hidden_size,
-            max_tokens,
-            lowers_case: limits.do_lower_case,
-        })
+        let tokenizer = SentenceTokenizer::of(folder, &config)?;
+        Ok(Self { tokenizer, model: model(folder, &config)?, device: Device::CPU, width: config.hidden_size })
     }
 
     /// Moves the model to a device, where it computes from now on, and leaves the vectors.
@@ -111,7 +104,7 @@ impl SentenceEncoder {
 
     /// Tokens that a text is cut to, those around it included.
     pub fn max_tokens(&self) -> usize {
-        self.max_tokens
+        self.tokenizer.max_tokens
     }
 
     /// A vector for each text, `[texts, width]`, in `float32`. They are computed at once, filled up to the longest: give
@@ -120,7 +113,7 @@ impl SentenceEncoder {
     /// # Errors
     /// No memory.
     pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Tensor> {
-        let tokens = texts.iter().map(|text| self.tokens(text.as_ref())).collect::<Result<Vec<_>>>()?;
+        let tokens = texts.iter().map(|text| self.tokenizer.tokens(text.as_ref())).collect::<Result<Vec<_>>>()?;
         let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
         if longest == 0 {
             return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, self.device)?);
@@ -134,8 +127,33 @@ impl SentenceEncoder {
         let (ids, mask) = (ids.to_device(self.device)?, mask.to_device(self.device)?);
         Ok(autograd::no_grad(|| vectors(&self.model, &ids, &mask))?)
     }
+}
 
-    fn tokens(&self, text: &str) -> Result<Vec<i64>> {
+impl SentenceTokenizer {
+    /// Opens the tokenizer of a folder, of which no weights are read. See [`SentenceEncoder::open`].
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a file is missing or not what it should be.
+    pub fn open(folder: &Path) -> Result<Self> {
+        Self::of(folder, &required(folder, CONFIG)?)
+    }
+
+    fn of(folder: &Path, config: &BertConfig) -> Result<Self> {
+        let limits: Limits = optional(folder, "sentence_bert_config.json")?.unwrap_or_default();
+        let of_tokenizer: TokenizerConfig = optional(folder, "tokenizer_config.json")?.unwrap_or_default();
+        // As large as an integer gets, where it is larger.
+        let of_tokenizer = of_tokenizer.model_max_length.map(|length| length as usize);
+        let max_tokens = limits.max_seq_length.or(of_tokenizer).unwrap_or(usize::MAX);
+        let max_tokens = max_tokens.min(config.max_position_embeddings);
+        let tokenizer = tokenizer(folder, max_tokens, config)?;
+        Ok(Self { tokenizer, max_tokens, lowers_case: limits.do_lower_case })
+    }
+
+    /// A text's tokens, with those around it.
+    ///
+    /// # Errors
+    /// The tokenizer has none for it.
+    pub fn tokens(&self, text: &str) -> Result<Vec<i64>> {
         let lowered = self.lowers_case.then(|| text.to_lowercase());
         let input = EncodeInput::from(lowered.as_deref().unwrap_or(text));
         let encoding = self.tokenizer.encode_fast(input, true).map_err(|error| {

@@ -1,4 +1,5 @@
-//! A server whose models answer what they are asked, to try clients on: `cargo run --example fake 8000`.
+//! A server whose models answer what they are asked, to try clients on: `cargo run --example fake 8000 8001`, the
+//! second port for gRPC.
 #![allow(clippy::unwrap_used, reason = "a test's service may panic")]
 
 #[path = "../tests/suite/fake/mod.rs"]
@@ -17,7 +18,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if let Some(port) = env::args().nth(1) {
         config.address.set_port(port.parse()?);
     }
+    if let Some(port) = env::args().nth(2) {
+        config.grpc = Some((config.address.ip(), port.parse()?).into());
+    }
     let server = Server::bind(config, Arc::new(fake::Fake::default())).await?;
+    if let Some(address) = server.grpc_address() {
+        println!("grpc://{address}");
+    }
     println!("http://{}", server.address());
     server.run(pending()).await;
     Ok(())

@@ -9,8 +9,11 @@ use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConf
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::Generator;
 
-/// What of a sentence encoder's folder is served, and what its clients make tokens with.
+/// What of a sentence encoder's folder is served, and what texts are made tokens with.
 const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
+
+/// What says how long a text may be, if it is there.
+const LIMIT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
 
 const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels: of weights that nobody trained.
 architecture = "resnet18"
@@ -149,7 +152,8 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
     model(next_byte, NEXT_BYTE, &Llama::new(&scope(2), &config).map_err(Error::from)?)?;
     match encoder {
         Some((_, from)) => {
-            for file in ENCODER_FILES {
+            let limits = LIMIT_FILES.into_iter().filter(|file| from.join(file).exists());
+            for file in ENCODER_FILES.into_iter().chain(limits) {
                 fs::copy(from.join(file), sentences.join(file)).map_err(io_error(&from.join(file)))?;
             }
             text(sentences, "config.toml", SENTENCES)?;

@@ -4,6 +4,7 @@
 
 pub mod examples;
 mod executor;
+pub mod grpc;
 pub mod http;
 pub mod metrics;
 pub mod protocol;

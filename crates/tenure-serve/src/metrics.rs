@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, prometheus_text};
@@ -11,6 +11,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::protocol::{BatchStatistics, ModelStatistics};
 
 /// The media type of [`Metrics::to_text`].
 pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
@@ -130,6 +132,7 @@ pub struct Metrics {
     resident: Gauges<OfTier>,
     queued: Gauges<OfModel>,
     recent: Mutex<HashMap<String, VecDeque<Duration>>>,
+    statistics: Mutex<HashMap<String, ModelStatistics>>,
 }
 
 impl Default for Metrics {
@@ -153,15 +156,31 @@ impl Default for Metrics {
         registry.register_with_unit("resident", "Bytes of weights in a tier", Unit::Bytes, resident.clone());
         let queued = Family::default();
         registry.register("queued_requests", "Requests that wait to be chosen", queued.clone());
-        let recent = Mutex::default();
-        Self { registry, requests, latencies, phases, switches, worker_deaths, copied, resident, queued, recent }
+        let (recent, statistics) = Default::default();
+        Self {
+            registry,
+            requests,
+            latencies,
+            phases,
+            switches,
+            worker_deaths,
+            copied,
+            resident,
+            queued,
+            recent,
+            statistics,
+        }
     }
 }
 
 impl Metrics {
-    /// A request ended. The server calls this.
-    pub fn ended(&self, model: &str, outcome: Outcome) {
+    /// A request ended, so long after it came. The server calls this.
+    pub fn ended(&self, model: &str, outcome: Outcome, took: Duration) {
         self.requests.get_or_create(&OfOutcome { model: model.into(), outcome: outcome.name() }).inc();
+        self.count(model, |counted| match outcome {
+            Outcome::Answered => counted.inference_stats.success.add(took),
+            _ => counted.inference_stats.fail.add(took),
+        });
     }
 
     /// A request was computed. Whoever computes calls this.
@@ -179,6 +198,36 @@ impl Metrics {
             recent.pop_front();
         }
         recent.push_back(total);
+        self.count(model, |ModelStatistics { inference_stats: counted, .. }| {
+            counted.queue.add(queue);
+            counted.compute_input.add(copy + wait);
+            counted.compute_infer.add(compute);
+            counted.compute_output.add(Duration::ZERO);
+        });
+    }
+
+    /// A batch of so many rows was computed, of one request or of several; nobody waits in a queue here. Whoever computes calls
+    /// this before the requests are answered.
+    pub fn executed(&self, model: &str, rows: u64, phases: Phases) {
+        let Phases { copy, wait, compute, .. } = phases;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.count(model, |counted| {
+            counted.last_inference = now.as_millis().try_into().unwrap_or(u64::MAX);
+            counted.inference_count += rows;
+            counted.execution_count += 1;
+            let batches = &mut counted.batch_stats;
+            let at = batches.binary_search_by_key(&rows, |batch| batch.batch_size).unwrap_or_else(|at| {
+                batches.insert(at, BatchStatistics { batch_size: rows, ..BatchStatistics::default() });
+                at
+            });
+            batches[at].compute_input.add(copy + wait);
+            batches[at].compute_infer.add(compute);
+            batches[at].compute_output.add(Duration::ZERO);
+        });
+    }
+
+    fn count(&self, model: &str, count: impl FnOnce(&mut ModelStatistics)) {
+        count(self.statistics.lock().entry(model.into()).or_default());
     }
 
     /// A model was brought to a device.
@@ -217,6 +266,11 @@ impl Metrics {
         self.requests.get(&labels).map_or(0, |counter| counter.get())
     }
 
+    /// What became of a model's requests, without its name and version.
+    pub fn statistics(&self, model: &str) -> ModelStatistics {
+        self.statistics.lock().get(model).cloned().unwrap_or_default()
+    }
+
     /// Latencies of a model's last answers; nothing before the first.
     pub fn latency(&self, model: &str) -> Option<Latency> {
         let mut latencies: Vec<Duration> = self.recent.lock().get(model)?.iter().copied().collect();
@@ -241,8 +295,8 @@ mod tests {
     #[test]
     fn prometheus_reads_what_was_counted() {
         let metrics = Metrics::default();
-        metrics.ended("a\"b", Outcome::Answered);
-        metrics.ended("a\"b", Outcome::Answered);
+        metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
+        metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
         metrics.switched("resnet");
         metrics.copied("host", "device", 300);
         metrics.resident("resnet", "device", 200);

@@ -21,11 +21,20 @@ needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is n
 @contextmanager
 def serving(models: Path, *args: str) -> Iterator[str]:
     """The address of a server, such as `127.0.0.1:8000`, which ends well when it is told to."""
-    command = [str(PROGRAM), "serve", str(models), "--port", "0", *args]
+    with serving_both(models, *args) as (_, address):
+        yield address
+
+
+@contextmanager
+def serving_both(models: Path, *args: str) -> Iterator[tuple[str, str]]:
+    """The addresses of a server for gRPC, which is empty if it has none, and for HTTP."""
+    command = [str(PROGRAM), "serve", str(models), "--listen", "127.0.0.1:0", *args]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        yield server.stdout.readline().rsplit("http://", 1)[1].strip()
+        said, http = server.stdout.readline().strip().rsplit("http://", 1)
+        _, _, grpc = said.partition("grpc://")
+        yield grpc.removesuffix(" and "), http
         server.send_signal(signal.SIGTERM)
         assert server.wait(300) == 0
     finally:

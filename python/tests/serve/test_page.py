@@ -108,7 +108,7 @@ def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, brow
     def answered(page: Any) -> int:
         return int(page["facts"]["Requests answered"])
 
-    with serving(models, "--memory", "2000000") as address:
+    with serving(models, "--device-bytes", "2000000") as address:
         browser.open(f"http://{address}/")
         idle = browser.read()
         assert idle["title"] == "Tenure serves"

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import struct
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_five_models_with_memory_for_two(models: Path, tmp_path: Path) -> None:
     memory = (crowded / "model-0" / "model.safetensors").stat().st_size * 5 // 2
     image = generator.random((1, 1, 28, 28), dtype=np.float32)
     names = random.Random(3).choices(sorted(biases), k=60)
-    with serving(crowded, "--memory", str(memory)) as client:
+    with serving(crowded, "--device-bytes", str(memory)) as client:
         for name in names:
             answer = client.infer(name, [tensor("image", image)]).as_numpy("scores")
             assert np.array_equal(answer[0], biases[name]), name
@@ -119,3 +120,64 @@ def test_errors_are_understood(models: Path) -> None:
         assert "it was unloaded" in reason("next-byte", [tensor("tokens", tokens)])
         client.load_model("next-byte")
         assert client.infer("next-byte", [tensor("tokens", tokens)]).as_numpy("scores").shape == (1, 3, 256)
+
+
+def test_a_model_says_its_configuration(models: Path) -> None:
+    with serving(models) as client:
+        assert "model_configuration" in client.get_server_metadata()["extensions"]
+        config = client.get_model_config("digits")
+        assert config == client.get_model_config("digits", "1")
+        assert (config["name"], config["backend"], config["max_batch_size"]) == ("digits", "tenure", 16)
+        assert config["input"] == [{"name": "image", "data_type": "TYPE_FP32", "dims": [1, 28, 28]}]
+        assert config["output"] == [{"name": "scores", "data_type": "TYPE_FP32", "dims": [10]}]
+
+
+def test_statistics_count_requests_and_rows(models: Path) -> None:
+    with serving(models) as client:
+        for rows in (1, 2, 2):
+            client.infer("digits", [tensor("image", np.zeros((rows, 1, 28, 28), np.float32))])
+        with pytest.raises(http.InferenceServerException):
+            client.infer("digits", [tensor("image", np.array([[1]]))])
+        (digits,) = client.get_inference_statistics("digits")["model_stats"]
+        assert (digits["inference_count"], digits["execution_count"]) == (5, 3)
+        assert digits["last_inference"] > 0
+        counts = {name: times["count"] for name, times in digits["inference_stats"].items()}
+        assert (counts["success"], counts["fail"], counts["queue"], counts["compute_infer"]) == (3, 1, 3, 3)
+        assert {batch["batch_size"]: batch["compute_infer"]["count"] for batch in digits["batch_stats"]} == {1: 1, 2: 2}
+        assert len(client.get_inference_statistics()["model_stats"]) == 3
+
+
+@contextmanager
+def region(client: Any, shared_memory: Any, name: str, byte_size: int) -> Iterator[Any]:
+    """Shared memory that the server knows by a name."""
+    key = f"/tenure-test-{uuid.uuid4()}"
+    handle = shared_memory.create_shared_memory_region(name, key, byte_size)
+    try:
+        client.register_system_shared_memory(name, key, byte_size)
+        yield handle
+        client.unregister_system_shared_memory(name)
+    finally:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+def test_tensors_may_be_in_shared_memory(models: Path) -> None:
+    shared_memory = pytest.importorskip("tritonclient.utils.shared_memory", reason="the client has no shared memory")
+    image = np.random.default_rng(4).random((2, 1, 28, 28), dtype=np.float32)
+    with serving(models) as client:
+        expected = client.infer("digits", [tensor("image", image)]).as_numpy("scores")
+        with (
+            region(client, shared_memory, "in", image.nbytes) as inputs,
+            region(client, shared_memory, "out", expected.nbytes) as outputs,
+        ):
+            assert {status["name"] for status in client.get_system_shared_memory_status()} == {"in", "out"}
+            shared_memory.set_shared_memory_region(inputs, [image])
+            asked, wanted = http.InferInput("image", list(image.shape), "FP32"), http.InferRequestedOutput("scores")
+            asked.set_shared_memory("in", image.nbytes)
+            wanted.set_shared_memory("out", expected.nbytes)
+            output = client.infer("digits", [asked], outputs=[wanted]).get_output("scores")
+            scores = shared_memory.get_contents_as_numpy(outputs, np.float32, output["shape"])
+            assert np.array_equal(scores, expected)
+            asked.set_shared_memory("in", image.nbytes, offset=4)
+            with pytest.raises(http.InferenceServerException, match='region "in" has 6272 bytes'):
+                client.infer("digits", [asked], outputs=[wanted])
+        assert client.get_system_shared_memory_status() == []

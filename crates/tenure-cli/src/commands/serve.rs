@@ -1,18 +1,21 @@
-//! Models over HTTP.
+//! Models over HTTP and gRPC.
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenure::prelude::*;
+use tenure::tensor::Device;
 use tenure::tier;
+use tenure_device::memory;
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::{Config, Limits, Server, Service};
-use tenure_serve::protocol::ModelState;
+use tenure_serve::protocol::{IndexEntry, ModelState};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::{self, WorkerCommand};
 use tokio::runtime::Runtime;
@@ -21,18 +24,20 @@ use tokio::sync::Notify;
 use super::memory::parse_bytes;
 use crate::{files, output};
 
-/// Answer requests to the models of a folder over HTTP (Open Inference Protocol v2), until interrupted
+/// Answer requests to the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
 #[derive(clap::Args)]
 #[command(after_help = "\
 DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin
-with. Folders that come, change or go are noticed. Weights that do not all fit into --memory come from the disk when they are
-asked for, and those that are worth least leave. Models are computed by processes of their own: one that ends is replaced, and fails
-no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
+with. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are asked
+for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. On the CPU models are computed by
+processes of their own: one that ends is replaced, and fails no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
 
 Examples:
   tenure models init models && tenure serve models
-  tenure serve models --memory 4GiB --port 0
-  tenure serve models --address 0.0.0.0 --tokens tokens.txt
+  tenure serve models --device-bytes 4GiB --listen 127.0.0.1:0 --json
+  tenure serve models --listen 0.0.0.0:8000 --tokens tokens.txt
+  tenure serve models --device cuda --device-bytes 40GB --host-bytes 200GB
+  tenure serve models --grpc-port 8001
 
   curl localhost:8000/v2/models/next-byte/infer -d \\
     '{\"inputs\": [{\"name\": \"tokens\", \"datatype\": \"INT64\", \"shape\": [1, 3], \"data\": [72, 101, 108]}]}'")]
@@ -40,25 +45,42 @@ pub(crate) struct ServeArgs {
     /// The folder of models
     #[arg(value_name = "DIR")]
     models: PathBuf,
-    /// Where to listen; others than this host reach the server only if this says so
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST), value_name = "ADDRESS")]
-    address: IpAddr,
-    /// The port; 0 is any that is free, which is printed
-    #[arg(long, default_value_t = 8000, value_name = "N")]
-    port: u16,
+    /// Where to listen; others than this host reach the server only if this says so. Port 0 is any that is free, which is printed
+    #[arg(long, default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 8000)), value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// The port for gRPC, at the same address, with the same tokens; 0 is any that is free, which is printed
+    /// [default: no gRPC; Triton's port is 8001]
+    #[arg(long, value_name = "N")]
+    grpc_port: Option<u16>,
     /// A file with tokens, one a line: each request must have one of them, as `Authorization: Bearer TOKEN`
     /// [default: everybody who reaches the server]
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
-    /// Memory for weights: a size, or a share of what this program may use
-    #[arg(long, default_value = "50%", value_parser = parse_memory, value_name = "SIZE|P%")]
-    memory: u64,
+    /// Where to compute: cpu, cuda, or cuda:N
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: Device,
+    /// The device's memory for weights: a size, or a share of what this program may use of it
+    #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
+    device_bytes: Share,
+    /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use
+    #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
+    host_bytes: Share,
     /// Requests that may wait for one model; others are told to come again
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     max_queued: u32,
     /// The longest body of a request; a size is a number of bytes, or has a unit such as MiB or GB
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     max_body: u64,
+    /// Print one JSON object when requests are answered: url, grpc, and the names of the models that are ready
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes of memory, or a share of all that there are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Share {
+    Bytes(u64),
+    Of(f64),
 }
 
 pub(crate) fn run(args: &ServeArgs) -> ExitCode {
@@ -67,13 +89,15 @@ pub(crate) fn run(args: &ServeArgs) -> ExitCode {
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let interrupted = interruption()?;
-    let mut config = Config { address: SocketAddr::new(args.address, args.port), ..Config::default() };
+    let mut config = Config { address: args.listen, ..Config::default() };
+    config.grpc = args.grpc_port.map(|port| SocketAddr::new(args.listen.ip(), port));
     config.limits.body_bytes = usize::try_from(args.max_body)?;
     config.limits.all_body_bytes = Limits::default().all_body_bytes.max(config.limits.body_bytes);
     if let Some(file) = &args.tokens {
         config.tokens = tokens(file)?;
     }
-    let mut options = ServingOptions::new(&args.models, args.memory);
+    let mut options = ServingOptions::new(&args.models, args.device_bytes.of(available(args.device)?));
+    (options.device, options.host_bytes) = (args.device, args.host_bytes.of(tier::memory_bytes()));
     options.max_queued = args.max_queued as usize;
     options.worker = Some(WorkerCommand::this_program(["worker"]));
     let memory = Bytes(options.memory_bytes);
@@ -81,10 +105,17 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let runtime = Runtime::new()?;
     let server = runtime.block_on(Server::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
     let index = serving.index();
-    let ready = index.iter().filter(|entry| entry.state == ModelState::Ready).count();
+    let is_ready = |entry: &&IndexEntry| entry.state == ModelState::Ready;
+    let ready: Vec<&str> = index.iter().filter(is_ready).map(|entry| &*entry.name).collect();
+    let (url, grpc) = (format!("http://{}", server.address()), server.grpc_address());
+    let said = if args.json {
+        serde_json::json!({ "url": url, "grpc": grpc.map(|address| address.to_string()), "models": ready }).to_string()
+    } else {
+        let grpc = grpc.map(|address| format!("grpc://{address} and ")).unwrap_or_default();
+        let (ready, count, device) = (ready.len(), index.len(), args.device);
+        format!("serving {ready} of {count} models with {memory} of {device} for weights at {grpc}{url}")
+    };
     // Whoever waits for this line can ask. Nobody has to read it.
-    let said =
-        format!("serving {ready} of {} models with {memory} for weights at http://{}", index.len(), server.address());
     let _ = writeln!(io::stdout(), "{said}");
     runtime.block_on(server.run(async move { interrupted.notified().await }));
     Ok(())
@@ -115,11 +146,32 @@ fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(tokens)
 }
 
-fn parse_memory(text: &str) -> Result<u64, String> {
-    let Some(percent) = text.strip_suffix('%') else { return parse_bytes(text) };
-    let percent = percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-    let percent: f64 = percent.ok_or("expected a size, or a share from 0% to 100%")?;
-    Ok((tier::memory_bytes() as f64 * percent / 100.0) as u64)
+/// What this program may use of a device's memory, in bytes.
+fn available(device: Device) -> anyhow::Result<u64> {
+    if device.is_cpu() {
+        return Ok(tier::memory_bytes());
+    }
+    Ok(memory::device(device.index())?.driver().memory_info()?.free)
+}
+
+impl Share {
+    fn of(self, all: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Of(share) => (all as f64 * share) as u64,
+        }
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(percent) = text.strip_suffix('%') else { return parse_bytes(text).map(Self::Bytes) };
+        let percent = percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+        let percent: f64 = percent.ok_or("expected a size, or a share from 0% to 100%")?;
+        Ok(Self::Of(percent / 100.0))
+    }
 }
 
 #[cfg(test)]
@@ -128,11 +180,10 @@ mod tests {
 
     #[test]
     fn memory_is_a_size_or_a_share() {
-        assert_eq!(parse_memory("3MiB"), Ok(3 << 20));
-        assert_eq!(parse_memory("100%"), Ok(tier::memory_bytes()));
-        assert_eq!(parse_memory("0%"), Ok(0));
+        let bytes = |text: &str| text.parse::<Share>().map(|share| share.of(1000));
+        assert_eq!((bytes("3MiB"), bytes("100%"), bytes("0%"), bytes("50%")), (Ok(3 << 20), Ok(1000), Ok(0), Ok(500)));
         for text in ["-1%", "101%", "NaN%", "half", "%"] {
-            assert!(parse_memory(text).is_err(), "{text}");
+            assert!(bytes(text).is_err(), "{text}");
         }
     }
 }

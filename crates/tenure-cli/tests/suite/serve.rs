@@ -61,8 +61,10 @@ fn models_are_written_once_and_served_until_somebody_says_so() {
     let tokens = folder.path().join("tokens");
     fs::write(&tokens, "one\n\ntwo\n").unwrap();
     let [models, tokens] = [&models, &tokens].map(|path| path.to_str().unwrap());
-    let (mut server, line) = serve(&[models, "--port", "0", "--memory", "8MiB", "--tokens", tokens]);
-    assert!(line.starts_with("serving 3 of 3 models with 8.39 MB for weights at http://127.0.0.1:"), "{line}");
+    let (mut server, line) =
+        serve(&[models, "--listen", "127.0.0.1:0", "--grpc-port", "0", "--device-bytes", "8MiB", "--tokens", tokens]);
+    assert!(line.starts_with("serving 3 of 3 models with 8.39 MB of cpu for weights at grpc://127.0.0.1:"), "{line}");
+    assert!(line.contains(" and http://127.0.0.1:"), "{line}");
     assert!(get(&line, "/v2/models/tiny_bert", "").starts_with("HTTP/1.1 401"));
     let metadata = get(&line, "/v2/models/tiny_bert", "Authorization: Bearer two\r\n");
     assert!(metadata.starts_with("HTTP/1.1 200") && metadata.contains("sentence_embedding"), "{metadata}");
@@ -104,7 +106,8 @@ fn workers_compute_are_replaced_and_end_with_their_server() {
     let models = folder.path().join("models");
     assert!(init(&models, &["--encoder", TINY]).status.success());
     for end in ["INT", "KILL"] {
-        let (mut server, line) = serve(&[models.to_str().unwrap(), "--port", "0", "--memory", "8MiB"]);
+        let (mut server, line) =
+            serve(&[models.to_str().unwrap(), "--listen", "127.0.0.1:0", "--device-bytes", "8MiB"]);
         let asked = || ask(&line, "POST", "/v2/models/next-byte/infer", "", ASKED);
         let first = asked();
         assert!(first.starts_with("HTTP/1.1 200"), "{first}");
@@ -128,18 +131,35 @@ fn workers_compute_are_replaced_and_end_with_their_server() {
 }
 
 #[test]
+fn the_first_line_says_for_machines_where_which_models_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    assert!(init(&models, &["--encoder", TINY]).status.success());
+    fs::write(models.join("digits/config.toml"), "architecture = 1").unwrap();
+    let (mut server, line) = serve(&[models.to_str().unwrap(), "--listen", "127.0.0.1:0", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert!(said["url"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{said}");
+    assert_eq!(
+        (&said["grpc"], &said["models"]),
+        (&serde_json::Value::Null, &serde_json::json!(["next-byte", "tiny_bert"]))
+    );
+    signal("INT", server.id());
+    assert!(server.wait().unwrap().success());
+}
+
+#[test]
 fn what_cannot_be_served_is_a_line_of_complaint() {
     let folder = tempfile::tempdir().unwrap();
     let models = folder.path().to_str().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
+    let address = taken.local_addr().unwrap().to_string();
     let empty = folder.path().join("tokens");
     fs::write(&empty, "\n").unwrap();
     for (args, expected) in [
         (&["nowhere"][..], "tenure: nowhere: No such file"),
-        (&[models, "--port", &port], "nothing can be served here"),
+        (&[models, "--listen", &address], "nothing can be served here"),
         (&[models, "--tokens", empty.to_str().unwrap()], "no token: write one a line"),
-        (&[models, "--memory", "some"], "expected a whole number of bytes"),
+        (&[models, "--device-bytes", "some"], "expected a whole number of bytes"),
     ] {
         let output = tenure(&[&["serve"], args].concat()).output().unwrap();
         assert_eq!(output.status.code(), Some(2));

@@ -134,7 +134,7 @@ impl<G: Groups> Bound<G> {
     }
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let message = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     message.unwrap_or("it did not say why").replace('\n', " ")
 }

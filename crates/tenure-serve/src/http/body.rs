@@ -27,18 +27,18 @@ const FIRST_BYTES: usize = 1 << 20;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A part of the memory that there is for all bodies, until it is dropped. It is counted in KiB.
-pub(super) struct Share {
+pub(crate) struct Share {
     free: Arc<Semaphore>,
     taken: Option<OwnedSemaphorePermit>,
 }
 
 impl Share {
-    pub(super) fn new(free: Arc<Semaphore>) -> Self {
+    pub(crate) fn new(free: Arc<Semaphore>) -> Self {
         Self { free, taken: None }
     }
 
     /// Makes it so many bytes, if there are as many. It does not wait: those who hold the rest may wait too.
-    fn grow(&mut self, bytes: usize) -> Result<(), ServeError> {
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), ServeError> {
         let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = u32::try_from(bytes.div_ceil(1024).saturating_sub(taken)).map_err(|_| ServeError::Busy)?;
         let more = self.free.clone().try_acquire_many_owned(more).map_err(|_| ServeError::Busy)?;
@@ -95,7 +95,7 @@ async fn collect(body: Body, limit: usize, share: &mut Share) -> Result<Bytes, S
     Err(refusal)
 }
 
-fn unpack(packed: impl Read, limit: usize) -> Result<Bytes, ServeError> {
+pub(crate) fn unpack(packed: impl Read, limit: usize) -> Result<Bytes, ServeError> {
     let mut bytes = Vec::new();
     let read = packed.take((limit as u64).saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(|error| ServeError::Malformed(format!("the body is not what Content-Encoding says: {error}")))?;
@@ -103,7 +103,7 @@ fn unpack(packed: impl Read, limit: usize) -> Result<Bytes, ServeError> {
 }
 
 /// Does work with so many bytes: aside, if that takes long.
-pub(super) async fn aside<T: Send + 'static>(
+pub(crate) async fn aside<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
 ) -> Result<T, ServeError> {

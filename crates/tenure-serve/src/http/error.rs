@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use super::SharedMemoryError;
 use crate::metrics::Outcome;
 use crate::protocol::ProtocolError;
 
@@ -21,6 +22,9 @@ pub enum ServeError {
     /// A body or header of another form.
     #[error("{0}")]
     Malformed(String),
+    /// What is wrong with shared memory.
+    #[error(transparent)]
+    SharedMemory(#[from] SharedMemoryError),
     /// No such model, or version of it.
     #[error("there is no model {model:?}{}: POST v2/repository/index lists models", of_version(version))]
     UnknownModel {
@@ -95,6 +99,7 @@ impl ServeError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Invalid(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::SharedMemory(error) => error.status(),
             Self::UnknownModel { .. } | Self::UnknownRoute(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token => StatusCode::UNAUTHORIZED,
@@ -113,8 +118,18 @@ impl ServeError {
         }
     }
 
+    /// What a client is told: not more than fits into a header.
+    pub(crate) fn message(&self) -> String {
+        let mut message = self.to_string();
+        if message.len() > MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
+            message.push('…');
+        }
+        message
+    }
+
     /// What became of a request that has this error for an answer.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         match self.status() {
             StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,
             StatusCode::GATEWAY_TIMEOUT => Outcome::TimedOut,
@@ -122,28 +137,29 @@ impl ServeError {
             _ => Outcome::Refused,
         }
     }
+
+    /// When to try again, if that may help.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::QueueFull { retry_after, .. } => Some(*retry_after),
+            Self::Busy | Self::WorkerLost(_) => Some(Duration::from_millis(500)),
+            _ => None,
+        }
+    }
 }
 
 impl IntoResponse for ServeError {
     fn into_response(self) -> Response {
-        let mut message = self.to_string();
-        if message.len() > MESSAGE_BYTES {
-            message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
-            message.push('…');
-        }
-        let body = serde_json::json!({ "error": message }).to_string();
+        let body = serde_json::json!({ "error": self.message() }).to_string();
         let mut response = (self.status(), [(header::CONTENT_TYPE, "application/json")], body).into_response();
         let headers = response.headers_mut();
+        if let Some(retry_after) = self.retry_after() {
+            // Whole seconds, and not none.
+            headers.insert(header::RETRY_AFTER, retry_after.as_secs().saturating_add(1).into());
+        }
         match self {
             Self::Token => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            Self::QueueFull { retry_after, .. } => {
-                // Whole seconds, and not none.
-                headers.insert(header::RETRY_AFTER, retry_after.as_secs().saturating_add(1).into());
-            }
-            Self::Busy | Self::WorkerLost(_) => {
-                headers.insert(header::RETRY_AFTER, 1.into());
             }
             // The rest of the body, if it still comes, is no request.
             Self::Slow(_) | Self::TooLarge(_) => {

@@ -10,20 +10,34 @@
 //! | `GET /v2/health/live`, `GET /v2/health/ready` | for whoever starts servers and spreads requests; needs no token |
 //! | `GET /v2` | the server's metadata |
 //! | `GET /v2/models/M`, `GET /v2/models/M/ready` | a model's metadata; whether it is ready |
+//! | `GET /v2/models/M/config` | a model's configuration |
+//! | `GET /v2/models/M/stats`, `GET /v2/models/stats` | what became of requests, and where their time went, by model |
 //! | `POST /v2/models/M/infer` | asks a model |
 //! | `POST /v2/repository/index` | lists models |
 //! | `POST /v2/repository/models/M/load`, `POST /v2/repository/models/M/unload` | loads and unloads a model |
+//! | `POST /v2/systemsharedmemory/region/R/register` | gives a part of an object in `/dev/shm` a name, by which tensors may be in it |
+//! | `POST /v2/systemsharedmemory[/region/R]/unregister` | forgets a region, or all |
+//! | `GET /v2/systemsharedmemory[/region/R]/status` | a region, or all |
+//! | `POST /v2/cudasharedmemory/unregister`, `GET /v2/cudasharedmemory/status` | as if there were regions of a device's memory |
+//! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's: vectors of texts, and which models there are |
 //!
-//! After `M` there may be `/versions/V` in what asks for a model.
+//! After `M` there may be `/versions/V` in what asks for a model. Shared memory is for clients on the server's host, or with a token;
+//! whoever may use it reads and writes those objects that the server's user may.
 
-mod body;
+pub(crate) mod body;
 mod error;
+mod infer;
+mod openai;
 mod page;
+mod regions;
 mod routes;
-mod server;
+pub(crate) mod server;
 mod service;
+pub(crate) mod shared;
+mod shared_memory;
 
 pub use error::ServeError;
 pub use page::{ModelSnapshot, Resident, Snapshot, Tier};
+pub use regions::SharedMemoryError;
 pub use server::{BindError, Config, Limits, Server};
-pub use service::{Service, ServiceFuture};
+pub use service::{Service, ServiceFuture, Texts, Tokenizer};

@@ -22,21 +22,26 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 
+use super::shared::Shared;
+use super::shared_memory::Peer;
 use super::{ServeError, Service, routes};
+use crate::grpc;
 
 /// After a connection could not be accepted, such as for want of descriptors, which others may give back.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 
 /// How a [`Server`] serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where it listens.
+    /// Where it listens for HTTP.
     pub address: SocketAddr,
+    /// Where it listens for gRPC, if it does.
+    pub grpc: Option<SocketAddr>,
     /// Who may ask: each request must have one of these tokens, but those for the server's health. Without tokens,
     /// everybody may.
     pub tokens: Vec<String>,
@@ -45,10 +50,10 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Port 8000 of this host alone, for everybody.
+    /// HTTP on port 8000 of this host alone, for everybody.
     fn default() -> Self {
         let address = (Ipv4Addr::LOCALHOST, 8000).into();
-        Self { address, tokens: Vec::new(), limits: Limits::default() }
+        Self { address, grpc: None, tokens: Vec::new(), limits: Limits::default() }
     }
 }
 
@@ -61,7 +66,8 @@ pub struct Limits {
     pub all_body_bytes: usize,
     /// The longest request line and headers in bytes.
     pub header_bytes: usize,
-    /// The most connections at once, each with at most one request under way. More of them wait to be accepted.
+    /// The most connections at once, each with at most one request under way. More of them wait to be accepted. As many are
+    /// there for gRPC, and together they have as many calls under way.
     pub connections: usize,
     /// How long headers may take to come, and a body after them; how long a connection may be idle; and how long a client
     /// may take nothing of its answer.
@@ -92,12 +98,12 @@ pub struct BindError {
     reason: io::Error,
 }
 
-/// A server of the protocol over HTTP/1.1.
+/// A server of the protocol over HTTP/1.1 and, if [`Config::grpc`] says where, over gRPC.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    router: Router,
-    limits: Limits,
+    grpc: Option<grpc::Server>,
+    shared: Arc<Shared>,
 }
 
 impl Server {
@@ -106,84 +112,127 @@ impl Server {
     /// # Errors
     /// It cannot listen there.
     pub async fn bind(config: Config, service: Arc<dyn Service>) -> Result<Self, BindError> {
-        let error = |reason| BindError { address: config.address, reason };
-        let listener = TcpListener::bind(config.address).await.map_err(error)?;
-        let address = listener.local_addr().map_err(error)?;
-        if !address.ip().is_loopback() && config.tokens.is_empty() {
-            tracing::warn!("whoever reaches {address} may use models, and load and unload them: there are no tokens");
-        }
-        Ok(Self { listener, address, limits: config.limits, router: routes::router(service, config) })
+        let shared = Arc::new(Shared::new(service, config));
+        let (listener, address) = listen(shared.config.address, &shared.config.tokens).await?;
+        let grpc = match shared.config.grpc {
+            Some(address) => {
+                let (listener, address) = listen(address, &shared.config.tokens).await?;
+                Some(grpc::Server::new(listener, address, shared.clone()))
+            }
+            None => None,
+        };
+        Ok(Self { listener, address, grpc, shared })
     }
 
-    /// Where it listens.
+    /// Where it listens for HTTP.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens for gRPC, if it does.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc.as_ref().map(grpc::Server::address)
     }
 
     /// Serves until `shutdown`. Then no connection is accepted, and requests that are under way have [`Limits::drain`] to
     /// end.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { listener, router, limits, .. } = self;
-        let places = Arc::new(Semaphore::new(limits.connections));
-        let graceful = GracefulShutdown::new();
-        let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
-        // Dropped with this future, and then ends them all.
-        let mut connections = JoinSet::new();
-        let mut shutdown = pin!(shutdown);
-        loop {
-            let accepted = tokio::select! {
-                () = &mut shutdown => break,
-                accepted = accept(&listener, &places, limits.receive) => accepted,
-            };
-            while connections.try_join_next().is_some() {}
-            let (stream, place) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!("a connection could not be accepted: {error}");
-                    sleep(PAUSE).await;
-                    continue;
-                }
-            };
-            let router = router.clone();
-            let service = service_fn(move |request| answer(router.clone(), request));
-            let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
-            connections.spawn(async move {
-                let _place = place;
-                if let Err(error) = connection.await {
-                    tracing::debug!("a connection ended: {error}");
-                }
-            });
-        }
-        drop(listener);
-        if timeout(limits.drain, graceful.shutdown()).await.is_err() {
-            tracing::warn!("requests that were under way for {:?} are cut off", limits.drain);
-        }
-        connections.shutdown().await;
+        let Self { listener, grpc, shared, .. } = self;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let grpc = async {
+            if let Some(grpc) = grpc {
+                // An error is that it was dropped, which is what is waited for.
+                grpc.run(async { stopped.await.unwrap_or(()) }).await;
+            }
+        };
+        let shutdown = async {
+            shutdown.await;
+            drop(stop);
+        };
+        tokio::join!(serve(listener, shared, shutdown), grpc);
     }
 }
 
+/// Begins to listen, and says so where that may not be what is wanted.
+async fn listen(address: SocketAddr, tokens: &[String]) -> Result<(TcpListener, SocketAddr), BindError> {
+    let error = |reason| BindError { address, reason };
+    let listener = TcpListener::bind(address).await.map_err(error)?;
+    let address = listener.local_addr().map_err(error)?;
+    if !address.ip().is_loopback() && tokens.is_empty() {
+        tracing::warn!("whoever reaches {address} may use models, and load and unload them: there are no tokens");
+    }
+    Ok((listener, address))
+}
+
+/// Serves HTTP.
+async fn serve(listener: TcpListener, shared: Arc<Shared>, shutdown: impl Future<Output = ()>) {
+    let limits = shared.config.limits;
+    let router = routes::router(shared);
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let graceful = GracefulShutdown::new();
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
+    // Dropped with this future, and then ends them all.
+    let mut connections = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut shutdown => break,
+            accepted = accept(&listener, &places, limits.receive) => accepted,
+        };
+        while connections.try_join_next().is_some() {}
+        let (stream, peer, place) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!("a connection could not be accepted: {error}");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let router = router.clone();
+        let service = service_fn(move |request| answer(router.clone(), peer, request));
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+        connections.spawn(async move {
+            let _place = place;
+            if let Err(error) = connection.await {
+                tracing::debug!("a connection ended: {error}");
+            }
+        });
+    }
+    drop(listener);
+    if timeout(limits.drain, graceful.shutdown()).await.is_err() {
+        tracing::warn!("requests that were under way for {:?} are cut off", limits.drain);
+    }
+    connections.shutdown().await;
+}
+
 /// The next connection, when there is a place for it. It ends when what is sent is not taken for so long.
-async fn accept(
+pub(crate) async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
     patience: Duration,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, Peer, OwnedSemaphorePermit)> {
     let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
+    let (stream, peer) = listener.accept().await?;
     let patience_ms = patience.as_millis().try_into().unwrap_or(u32::MAX);
     // Answers are written whole. If either fails, nobody is there.
     let _ = stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_tcp_user_timeout(&stream, patience_ms)?));
-    Ok((stream, place))
+    Ok((stream, Peer(peer.ip()), place))
 }
 
-/// The router's answer. If something panics, that is one request's misfortune, not its connection's.
-async fn answer(router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    let mut answer = pin!(router.oneshot(request));
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context))) {
-        Ok(Poll::Ready(Ok(response))) => Poll::Ready(Ok(response)),
-        Ok(Poll::Pending) => Poll::Pending,
-        Err(panic) => Poll::Ready(Ok(failure(&*panic).into_response())),
+/// The router's answer.
+async fn answer(router: Router, peer: Peer, mut request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    request.extensions_mut().insert(peer);
+    let answer = guarded(async { router.oneshot(request).await.map_err(|error| match error {}) }).await;
+    Ok(answer.unwrap_or_else(ServeError::into_response))
+}
+
+/// What a request is answered. If something panics, that is one request's misfortune, not its connection's.
+pub(crate) async fn guarded<T>(answer: impl Future<Output = Result<T, ServeError>>) -> Result<T, ServeError> {
+    let mut answer = pin!(answer);
+    poll_fn(|context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context)));
+        polled.unwrap_or_else(|panic| Poll::Ready(Err(failure(&*panic))))
     })
     .await
 }

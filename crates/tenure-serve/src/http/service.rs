@@ -10,6 +10,32 @@ use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
 /// What a [`Service`] does in its time. If it is dropped, nobody waits for it any more.
 pub type ServiceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ServeError>> + Send + 'a>>;
 
+/// Makes a text the tokens that a model takes, or says why it cannot.
+pub type Tokenizer = Arc<dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync>;
+
+/// How a model is asked for the vectors of texts.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Texts {
+    /// Rows of a request, at most.
+    pub max_rows: usize,
+    /// Nothing where clients send tokens, or the model takes texts itself.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+impl Texts {
+    /// Requests of so many rows, and no tokenizer.
+    pub fn new(max_rows: usize) -> Self {
+        Self { max_rows, tokenizer: None }
+    }
+
+    /// The same with a tokenizer.
+    #[must_use]
+    pub fn with_tokenizer(self, tokenizer: Tokenizer) -> Self {
+        Self { tokenizer: Some(tokenizer), ..self }
+    }
+}
+
 /// Models, and what may be asked of them. Methods that are not futures answer at once.
 pub trait Service: Send + Sync + 'static {
     /// Whether it works at all; if not, it is to be started again.
@@ -41,6 +67,14 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Why there is no answer.
     fn infer(&self, request: InferRequest) -> ServiceFuture<'_, InferResponse>;
+
+    /// How a model is asked for the vectors of texts: row by row, and in tokens, unless a service says otherwise.
+    ///
+    /// # Errors
+    /// [`ServeError::UnknownModel`], or why its tokenizer cannot be read.
+    fn texts<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, Texts> {
+        Box::pin(async move { self.metadata(model, None).map(|_| Texts::new(1)) })
+    }
 
     /// Makes a model ready, whose files may have changed.
     ///

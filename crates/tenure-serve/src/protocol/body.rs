@@ -4,13 +4,12 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::elements::{self, Elements};
 use super::error::TensorError;
-use super::{Datatype, Encoding, ProtocolError, Tensor, tensor};
+use super::{Datatype, Encoding, ProtocolError, SharedTensor, Span, Tensor, tensor};
 
 /// The JSON's length is told by this header of a message that has bytes behind it, and by nothing else.
 pub const JSON_LENGTH: &str = "inference-header-content-length";
@@ -66,46 +65,71 @@ pub(super) struct TensorIn<'a> {
 #[derive(Default, Deserialize)]
 struct TensorParameters {
     binary_data_size: Option<u64>,
-    shared_memory_region: Option<IgnoredAny>,
+    shared_memory_region: Option<String>,
+    shared_memory_offset: Option<u64>,
+    shared_memory_byte_size: Option<u64>,
 }
 
-/// The tensors, whose bytes lie one behind the other in `binary`.
-pub(super) fn read(tensors: Vec<TensorIn<'_>>, mut binary: Bytes) -> Result<Vec<Tensor>, ProtocolError> {
+/// The tensors, whose bytes lie one behind the other in `binary`, and those whose bytes are in shared memory.
+pub(super) fn read(
+    tensors: Vec<TensorIn<'_>>,
+    mut binary: Bytes,
+) -> Result<(Vec<Tensor>, Vec<SharedTensor>), ProtocolError> {
     let mut names = HashSet::new();
     if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&*tensor.name)) {
         return Err(ProtocolError::Twice(twice.name.clone()));
     }
-    let tensors: Vec<Tensor> =
-        tensors.into_iter().map(|tensor| tensor.read(&mut binary)).collect::<Result<_, ProtocolError>>()?;
-    if binary.is_empty() { Ok(tensors) } else { Err(ProtocolError::Trailing(binary.len())) }
+    let (mut here, mut shared) = (Vec::with_capacity(tensors.len()), Vec::new());
+    for tensor in tensors {
+        match tensor.read(&mut binary)? {
+            Read::Here(tensor) => here.push(tensor),
+            Read::Shared(tensor) => shared.push(tensor),
+        }
+    }
+    if binary.is_empty() { Ok((here, shared)) } else { Err(ProtocolError::Trailing(binary.len())) }
+}
+
+/// A tensor, wherever its elements are.
+enum Read {
+    Here(Tensor),
+    Shared(SharedTensor),
 }
 
 impl TensorIn<'_> {
-    fn read(self, binary: &mut Bytes) -> Result<Tensor, ProtocolError> {
+    fn read(self, binary: &mut Bytes) -> Result<Read, ProtocolError> {
         let Self { name, datatype, shape, parameters, data } = self;
-        let parameters = parameters.unwrap_or_default();
-        if parameters.shared_memory_region.is_some() {
-            return Err(ProtocolError::Unsupported {
-                what: "shared memory",
-                instead: "send the tensor as binary data behind the JSON",
-            });
-        }
+        let TensorParameters {
+            binary_data_size,
+            shared_memory_region: region,
+            shared_memory_offset: offset,
+            shared_memory_byte_size: byte_size,
+        } = parameters.unwrap_or_default();
         let elements = || {
             let datatype = datatype.parse()?;
             let shape = tensor::shape(shape)?;
-            let bytes = match (data, parameters.binary_data_size) {
-                (Some(data), None) => elements::parse(data, datatype, &shape)?.into(),
-                (None, Some(size)) => {
+            let elements = match (data, binary_data_size, Span::of(region, offset, byte_size)?) {
+                (Some(data), None, None) => Place::Bytes(elements::parse(data, datatype, &shape)?.into()),
+                (None, Some(size), None) => {
                     let fits = usize::try_from(size).ok().filter(|size| *size <= binary.len());
-                    binary.split_to(fits.ok_or(TensorError::Cut { size, left: binary.len() })?)
+                    Place::Bytes(binary.split_to(fits.ok_or(TensorError::Cut { size, left: binary.len() })?))
                 }
+                (None, None, Some(span)) => Place::Span(span),
                 _ => return Err(TensorError::NoData),
             };
-            Ok((datatype, shape, bytes))
+            Ok((datatype, shape, elements))
         };
-        let (datatype, shape, bytes) = elements().map_err(|error: TensorError| error.of(&name))?;
-        Tensor::new(name, datatype, shape, bytes)
+        let (datatype, shape, elements) = elements().map_err(|error: TensorError| error.of(&name))?;
+        Ok(match elements {
+            Place::Bytes(bytes) => Read::Here(Tensor::new(name, datatype, shape, bytes)?),
+            Place::Span(span) => Read::Shared(SharedTensor { name, datatype, shape, span }),
+        })
     }
+}
+
+/// Where a tensor's elements are.
+enum Place {
+    Bytes(Bytes),
+    Span(Span),
 }
 
 /// A tensor as JSON says it.
@@ -115,22 +139,50 @@ pub(super) struct TensorOut<'a> {
     datatype: Datatype,
     shape: &'a [usize],
     #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<Size>,
+    parameters: Option<ParametersOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<Elements<'a>>,
 }
 
 #[derive(Serialize)]
-struct Size {
-    binary_data_size: usize,
+#[serde(untagged)]
+enum ParametersOut {
+    Binary {
+        binary_data_size: usize,
+    },
+    Shared {
+        shared_memory_region: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        shared_memory_offset: Option<u64>,
+        shared_memory_byte_size: u64,
+    },
 }
 
 impl<'a> TensorOut<'a> {
     pub(super) fn new(tensor: &'a Tensor, encoding: Encoding) -> Self {
         let (parameters, data) = match encoding {
             Encoding::Json => (None, Some(Elements(tensor))),
-            Encoding::Binary => (Some(Size { binary_data_size: tensor.bytes().len() }), None),
+            Encoding::Binary => (Some(ParametersOut::Binary { binary_data_size: tensor.bytes().len() }), None),
         };
         Self { name: tensor.name(), datatype: tensor.datatype(), shape: tensor.shape(), parameters, data }
+    }
+
+    /// A tensor whose elements were written where the client knows. Nothing says where that is: Triton's client for C++ takes an
+    /// output that has parameters for one that is sent as bytes.
+    pub(super) fn written(tensor: &'a Tensor) -> Self {
+        let (name, datatype, shape) = (tensor.name(), tensor.datatype(), tensor.shape());
+        Self { name, datatype, shape, parameters: None, data: None }
+    }
+}
+
+impl<'a> From<&'a SharedTensor> for TensorOut<'a> {
+    fn from(tensor: &'a SharedTensor) -> Self {
+        let SharedTensor { name, datatype, shape, span } = tensor;
+        let parameters = ParametersOut::Shared {
+            shared_memory_region: span.region.clone(),
+            shared_memory_offset: span.sent_offset(),
+            shared_memory_byte_size: span.byte_size,
+        };
+        Self { name, datatype: *datatype, shape, parameters: Some(parameters), data: None }
     }
 }

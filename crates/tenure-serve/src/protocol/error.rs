@@ -24,6 +24,14 @@ pub enum ProtocolError {
     /// Bytes that belong to no tensor.
     #[error("{0} bytes follow the last tensor: the sizes of the tensors must sum up to what follows the JSON")]
     Trailing(usize),
+    /// Not as many tensors as bytes as there are inputs.
+    #[error("raw_input_contents has {raw} tensors, and there are {inputs} inputs: it must have all, and contents none")]
+    RawContents {
+        /// Inputs.
+        inputs: usize,
+        /// Those as bytes.
+        raw: usize,
+    },
     /// Two tensors of a name.
     #[error("there are two tensors {0:?}: a name must be one tensor's")]
     Twice(String),
@@ -112,8 +120,11 @@ pub enum TensorError {
         left: usize,
     },
     /// No elements, or twice.
-    #[error("it must have either data or a parameter binary_data_size")]
+    #[error("it must have one of data, a parameter binary_data_size and a parameter shared_memory_region")]
     NoData,
+    /// A region of shared memory, and nobody knows how much of it.
+    #[error("its parameter shared_memory_region needs a parameter shared_memory_byte_size")]
+    NoByteSize,
     /// Elements in JSON that are not those of the shape.
     #[error("data of {datatype} and shape {shape:?}: {}", reason.to_string().replace('\n', " "))]
     Data {
@@ -127,6 +138,15 @@ pub enum TensorError {
     /// A type that JSON does not have.
     #[error("JSON has no {0}: send it, and ask for it, as binary data")]
     NotJson(Datatype),
+    /// A type that messages of gRPC have only as bytes.
+    #[error("contents have no {0}: send it as raw_input_contents")]
+    NotContents(Datatype),
+    /// Contents of another type.
+    #[error("{0} has its elements in {1}, and there are others")]
+    OtherContents(Datatype, &'static str),
+    /// A number that the type does not have.
+    #[error("{0} has no {1}")]
+    Range(Datatype, i64),
     /// Not what the model takes.
     #[error("the model takes {expected} of shape {expected_shape:?} (-1 is any size), not {found} of {found_shape:?}")]
     Mismatch {
@@ -143,7 +163,7 @@ pub enum TensorError {
 
 impl TensorError {
     /// The error of the tensor with a name.
-    pub(super) fn of(self, name: &str) -> ProtocolError {
+    pub(crate) fn of(self, name: &str) -> ProtocolError {
         ProtocolError::Tensor { name: name.into(), reason: self }
     }
 }

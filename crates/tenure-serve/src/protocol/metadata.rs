@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::TensorError;
-use super::{Datatype, Encoding, InferRequest, ProtocolError, Tensor};
+use super::{Batching, Datatype, Encoding, InferRequest, ProtocolError, Tensor};
 
 /// What a server is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,7 +21,13 @@ impl ServerMetadata {
     pub const TENURE: Self = Self {
         name: "tenure",
         version: env!("CARGO_PKG_VERSION"),
-        extensions: &["binary_tensor_data", "model_repository"],
+        extensions: &[
+            "binary_tensor_data",
+            "model_repository",
+            "model_configuration",
+            "statistics",
+            "system_shared_memory",
+        ],
     };
 }
 
@@ -38,6 +44,9 @@ pub struct ModelMetadata {
     pub inputs: Vec<TensorMetadata>,
     /// What it answers.
     pub outputs: Vec<TensorMetadata>,
+    /// How its requests run together, if they may; said by its [`ModelConfig`](super::ModelConfig).
+    #[serde(skip)]
+    pub batching: Option<Batching>,
 }
 
 /// A model's input or output.
@@ -52,7 +61,8 @@ pub struct TensorMetadata {
 }
 
 impl ModelMetadata {
-    /// Whether the model can be asked this: with all its inputs and no other, for outputs that it has, as they can be sent.
+    /// Whether the model can be asked this: with all its inputs and no other, for outputs that it has, as they can be sent. Inputs
+    /// in shared memory are to be read before.
     ///
     /// # Errors
     /// What is wrong, naming the tensor.
@@ -77,7 +87,8 @@ impl ModelMetadata {
             outputs.is_empty() || outputs.iter().any(|wanted| wanted.name == output.name)
         };
         for TensorMetadata { name, datatype, .. } in self.outputs.iter().filter(is_wanted) {
-            if !datatype.has_json() && request.wanted.encoding(name) == Encoding::Json {
+            let is_sent = request.wanted.span(name).is_none();
+            if is_sent && !datatype.has_json() && request.wanted.encoding(name) == Encoding::Json {
                 return Err(TensorError::NotJson(*datatype).of(name));
             }
         }

@@ -1,23 +1,32 @@
 //! The Open Inference Protocol v2: what requests and answers say, as JSON and as bytes.
 //!
-//! This is KServe's protocol with two of its extensions, as Triton has them: tensors as bytes behind the JSON, and the index
-//! of a repository whose models are loaded and unloaded. Nothing here does I/O. What is parsed takes memory in proportion to
-//! its body, and a tensor that came as bytes is a part of the body, uncopied.
+//! This is KServe's protocol with extensions of it, as Triton has them: tensors as bytes behind the JSON, or in shared memory;
+//! models' configurations and statistics; and the index of a repository whose models are loaded and unloaded. Nothing here does
+//! I/O, so that a tensor in shared memory is a [`SharedTensor`] until somebody has read it. What is parsed takes memory in
+//! proportion to its body, and a tensor that came as bytes is a part of the body, uncopied.
 
 mod body;
+mod config;
 mod datatype;
 mod elements;
 mod error;
 mod metadata;
 mod request;
 mod response;
+mod shared;
+mod statistics;
 mod tensor;
 
 pub use body::{Encoded, JSON_LENGTH};
+pub use config::{Batching, ModelConfig};
 pub use datatype::{Datatype, UnknownDatatype};
 pub use error::{ProtocolError, TensorError};
 pub(crate) use metadata::IndexRequest;
 pub use metadata::{IndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata};
 pub use request::{Encoding, InferRequest, Wanted, WantedOutput};
 pub use response::InferResponse;
+pub use shared::{SharedTensor, Span};
+pub(crate) use statistics::Statistics;
+pub use statistics::{BatchStatistics, ModelStatistics, RequestStatistics, Times};
 pub use tensor::Tensor;
+pub(crate) use tensor::{push_string, shape};

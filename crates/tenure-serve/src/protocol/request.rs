@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::body::{self, Encoded, TensorIn, TensorOut};
-use super::{ProtocolError, Tensor};
+use super::{ProtocolError, SharedTensor, Span, Tensor};
 
 /// How a tensor's elements are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct InferRequest {
     pub timeout: Option<Duration>,
     /// What the model computes with.
     pub inputs: Vec<Tensor>,
+    /// What it computes with and is still to be read from shared memory.
+    pub shared_inputs: Vec<SharedTensor>,
     /// What it answers.
     pub wanted: Wanted,
 }
@@ -55,6 +57,8 @@ pub struct WantedOutput {
     pub name: String,
     /// How it is to be sent, if not as the others.
     pub encoding: Option<Encoding>,
+    /// Where in shared memory it is to be written, if it is not to be sent.
+    pub span: Option<Span>,
 }
 
 impl Wanted {
@@ -62,6 +66,11 @@ impl Wanted {
     pub fn encoding(&self, name: &str) -> Encoding {
         let output = self.outputs.iter().find(|output| output.name == name);
         output.and_then(|output| output.encoding).unwrap_or(self.encoding)
+    }
+
+    /// Where in shared memory the output of a name is written, if it is.
+    pub fn span(&self, name: &str) -> Option<&Span> {
+        self.outputs.iter().find(|output| output.name == name)?.span.as_ref()
     }
 }
 
@@ -101,8 +110,12 @@ struct OutputParameters {
     binary_data: Option<bool>,
     #[serde(skip_serializing)]
     classification: Option<IgnoredAny>,
-    #[serde(skip_serializing)]
-    shared_memory_region: Option<IgnoredAny>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory_region: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory_offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory_byte_size: Option<u64>,
 }
 
 impl InferRequest {
@@ -129,42 +142,36 @@ impl InferRequest {
             outputs: wanted(outputs.unwrap_or_default())?,
             encoding: encoding(parameters.binary_data_output.unwrap_or(false)),
         };
+        let (inputs, shared_inputs) = body::read(inputs, binary)?;
         Ok(Self {
             model: model.into(),
             version,
             id,
             priority: parameters.priority.unwrap_or(0),
             timeout: parameters.timeout.filter(|us| *us > 0).map(Duration::from_micros),
-            inputs: body::read(inputs, binary)?,
+            inputs,
+            shared_inputs,
             wanted,
         })
     }
 
-    /// The request's body, with all inputs as `encoding` says. The model and version are the address's.
+    /// The request's body, with all inputs that are not in shared memory as `encoding` says. The model and version are the address's.
     ///
     /// # Errors
     /// An input that JSON has no form for.
     pub fn encode(&self, encoding: Encoding) -> Result<Encoded, ProtocolError> {
-        let is_binary = |encoding: Encoding| encoding == Encoding::Binary;
         let parameters = RequestParameters {
-            binary_data_output: is_binary(self.wanted.encoding).then_some(true),
+            binary_data_output: (self.wanted.encoding == Encoding::Binary).then_some(true),
             priority: (self.priority > 0).then_some(self.priority),
             timeout: self.timeout.map(|timeout| timeout.as_micros().try_into().unwrap_or(u64::MAX)),
             sequence_id: None,
         };
-        let outputs = self.wanted.outputs.iter().map(|WantedOutput { name, encoding }| {
-            let parameters = encoding.map(|encoding| OutputParameters {
-                binary_data: Some(is_binary(encoding)),
-                classification: None,
-                shared_memory_region: None,
-            });
-            OutputIn { name: name.clone(), parameters }
-        });
+        let inputs = self.inputs.iter().map(|input| TensorOut::new(input, encoding));
         let message = RequestOut {
             id: self.id.as_deref(),
             parameters,
-            inputs: self.inputs.iter().map(|input| TensorOut::new(input, encoding)).collect(),
-            outputs: outputs.collect(),
+            inputs: inputs.chain(self.shared_inputs.iter().map(TensorOut::from)).collect(),
+            outputs: self.wanted.outputs.iter().map(OutputIn::new).collect(),
         };
         Encoded::new(&message, self.inputs.iter().map(|input| (input, encoding)))
     }
@@ -189,21 +196,37 @@ fn wanted(outputs: Vec<OutputIn>) -> Result<Vec<WantedOutput>, ProtocolError> {
     if let Some(twice) = outputs.iter().find(|output| !names.insert(&*output.name)) {
         return Err(ProtocolError::Twice(twice.name.clone()));
     }
-    let wanted = |OutputIn { name, parameters }| {
-        let unsupported = |what, instead| Err(ProtocolError::Unsupported { what, instead });
-        match parameters {
-            Some(OutputParameters { classification: Some(_), .. }) => unsupported(
-                "classification of an output",
-                "ask for the output itself: it has the scores, and labels are not known here",
-            ),
-            Some(OutputParameters { shared_memory_region: Some(_), .. }) => {
-                unsupported("shared memory", "ask for the output as binary data")
-            }
-            parameters => {
-                let is_binary = parameters.and_then(|parameters| parameters.binary_data);
-                Ok(WantedOutput { name, encoding: is_binary.map(encoding) })
-            }
+    outputs.into_iter().map(OutputIn::read).collect()
+}
+
+impl OutputIn {
+    fn new(wanted: &WantedOutput) -> Self {
+        let WantedOutput { name, encoding, span } = wanted;
+        let parameters = (encoding.is_some() || span.is_some()).then(|| OutputParameters {
+            binary_data: encoding.map(|encoding| encoding == Encoding::Binary),
+            classification: None,
+            shared_memory_region: span.as_ref().map(|span| span.region.clone()),
+            shared_memory_offset: span.as_ref().and_then(Span::sent_offset),
+            shared_memory_byte_size: span.as_ref().map(|span| span.byte_size),
+        });
+        Self { name: name.clone(), parameters }
+    }
+
+    fn read(self) -> Result<WantedOutput, ProtocolError> {
+        let Self { name, parameters } = self;
+        let Some(parameters) = parameters else { return Ok(WantedOutput { name, encoding: None, span: None }) };
+        if parameters.classification.is_some() {
+            return Err(ProtocolError::Unsupported {
+                what: "classification of an output",
+                instead: "ask for the output itself: it has the scores, and labels are not known here",
+            });
         }
-    };
-    outputs.into_iter().map(wanted).collect()
+        let span = Span::of(
+            parameters.shared_memory_region,
+            parameters.shared_memory_offset,
+            parameters.shared_memory_byte_size,
+        );
+        let span = span.map_err(|error| error.of(&name))?;
+        Ok(WantedOutput { name, encoding: parameters.binary_data.map(encoding), span })
+    }
 }

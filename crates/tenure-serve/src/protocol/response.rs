@@ -39,27 +39,27 @@ struct ResponseOut<'a> {
 }
 
 impl InferResponse {
-    /// The answer's body: those outputs that are wanted, as they are wanted.
+    /// The answer's body: those outputs that are wanted, as they are wanted. Of those that are wanted in shared
+    /// memory it has no elements: somebody has to write them there.
     ///
     /// # Errors
     /// One of them is not there, or has no form in JSON and was not asked for as bytes.
     pub fn encode(&self, wanted: &Wanted) -> Result<Encoded, ProtocolError> {
-        let outputs: Vec<(&Tensor, Encoding)> = if wanted.outputs.is_empty() {
-            self.outputs.iter().map(|output| (output, wanted.encoding)).collect()
-        } else {
-            let output = |name| {
-                let output = self.outputs.iter().find(|output| output.name() == name);
-                output.map(|output| (output, wanted.encoding(name))).ok_or_else(|| self.unknown(name))
-            };
-            wanted.outputs.iter().map(|wanted| output(&wanted.name)).collect::<Result<_, _>>()?
-        };
+        let outputs = self.wanted(wanted)?;
         let message = ResponseOut {
             model_name: &self.model,
             model_version: self.version.as_deref(),
             id: self.id.as_deref(),
-            outputs: outputs.iter().map(|(output, encoding)| TensorOut::new(output, *encoding)).collect(),
+            outputs: outputs
+                .iter()
+                .map(|(output, encoding)| match wanted.span(output.name()) {
+                    Some(_) => TensorOut::written(output),
+                    None => TensorOut::new(output, *encoding),
+                })
+                .collect(),
         };
-        Encoded::new(&message, outputs.into_iter())
+        let is_sent = |(output, _): &(&Tensor, Encoding)| wanted.span(output.name()).is_none();
+        Encoded::new(&message, outputs.iter().copied().filter(is_sent))
     }
 
     /// The answer that a body says, whose first `json_bytes` are JSON; nothing, if all are.
@@ -69,8 +69,29 @@ impl InferResponse {
     pub fn parse(body: Bytes, json_bytes: Option<usize>) -> Result<Self, ProtocolError> {
         let (json, binary) = body::split(body, json_bytes)?;
         let ResponseIn { model_name, model_version, id, outputs } = serde_json::from_slice(&json)?;
-        let outputs = body::read(outputs, binary)?;
+        let (outputs, shared) = body::read(outputs, binary)?;
+        if !shared.is_empty() {
+            return Err(ProtocolError::Unsupported {
+                what: "an answer in shared memory",
+                instead: "read it there, or ask for it as binary data",
+            });
+        }
         Ok(Self { model: model_name, version: model_version, id, outputs })
+    }
+
+    /// Those outputs that are wanted, and how each is sent.
+    ///
+    /// # Errors
+    /// One of them is not there.
+    pub(crate) fn wanted(&self, wanted: &Wanted) -> Result<Vec<(&Tensor, Encoding)>, ProtocolError> {
+        if wanted.outputs.is_empty() {
+            return Ok(self.outputs.iter().map(|output| (output, wanted.encoding)).collect());
+        }
+        let output = |name| {
+            let output = self.outputs.iter().find(|output| output.name() == name);
+            output.map(|output| (output, wanted.encoding(name))).ok_or_else(|| self.unknown(name))
+        };
+        wanted.outputs.iter().map(|wanted| output(&wanted.name)).collect()
     }
 
     fn unknown(&self, name: &str) -> ProtocolError {

@@ -98,7 +98,7 @@ impl<'a> Iterator for Strings<'a> {
 }
 
 /// Appends a string behind its length.
-pub(super) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), TensorError> {
+pub(crate) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), TensorError> {
     let strings = |reason| TensorError::Strings { shape: vec![1], expected: 1, reason };
     let length = u32::try_from(string.len()).map_err(|_| strings("a string of 4 GiB or more has no length"))?;
     bytes.extend(length.to_le_bytes());
@@ -107,7 +107,7 @@ pub(super) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), Tens
 }
 
 /// A shape as it came, if a tensor in memory can have it.
-pub(super) fn shape(sizes: Vec<i64>) -> Result<Vec<usize>, TensorError> {
+pub(crate) fn shape(sizes: Vec<i64>) -> Result<Vec<usize>, TensorError> {
     let shape: Option<Vec<usize>> = sizes.iter().map(|&size| size.try_into().ok()).collect();
     shape.filter(|shape| numel(shape).is_some()).ok_or(TensorError::Shape(sizes))
 }

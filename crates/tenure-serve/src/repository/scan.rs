@@ -3,7 +3,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{fs, io};
 
+use super::files::Folder;
 use super::{ModelName, RepositoryError, StoredModel};
+
+/// Hugging Face's, of which a model need not have any.
+const TOKENIZER: &str = "tokenizer.json";
+
+/// What says how it is used.
+const BESIDE_TOKENIZER: [&str; 3] = ["config.json", "sentence_bert_config.json", "tokenizer_config.json"];
 
 /// A folder of models, as it was at the last [scan](Self::scan).
 #[derive(Debug)]
@@ -61,6 +68,19 @@ impl Repository {
     /// The model of a name.
     pub fn model(&self, name: &str) -> Option<&Arc<StoredModel>> {
         self.models.get(name)
+    }
+
+    /// The folder of a model that has a tokenizer, all of whose files may be read.
+    pub(crate) fn tokenizer(&self, name: &str) -> Result<Option<PathBuf>, RepositoryError> {
+        let path = self.root.join(name);
+        if !path.join(TOKENIZER).exists() {
+            return Ok(None);
+        }
+        let folder = Folder::open(&self.root, path.clone())?;
+        for file in [TOKENIZER].into_iter().chain(BESIDE_TOKENIZER).filter(|file| path.join(file).exists()) {
+            folder.file(file)?;
+        }
+        Ok(Some(path))
     }
 
     /// Looks at all folders again, but for those whose names start with a dot.

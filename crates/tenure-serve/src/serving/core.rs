@@ -8,32 +8,30 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_nn::networks::Architectures;
-use tenure_switch::Images;
 
 use super::registry::Entry;
 use super::request::Waiting;
+use super::texts::Tokenizers;
 use super::threads::{Job, Run};
-use crate::executor::{Model, Place};
+use crate::executor::{Backend, Model};
 use crate::metrics::Metrics;
 use crate::repository::Repository;
 use crate::scheduler::{Batch, BatchId, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
 
-/// The tier that weights are computed in, and the one below it.
-pub(super) const MEMORY: &str = "dram";
-pub(super) const DISK: &str = "disk";
-
 pub(super) struct Core {
     pub(super) origin: Instant,
     pub(super) architectures: Architectures,
-    pub(super) place: Arc<dyn Place>,
-    pub(super) images: Arc<Images>,
-    pub(super) memory_bytes: u64,
+    pub(super) backend: Box<dyn Backend>,
+    /// Bytes of the pieces in which weights leave.
+    pub(super) chunk_bytes: u64,
     pub(super) max_queued: usize,
     pub(super) metrics: Metrics,
     pub(super) device: DeviceId,
     /// Locked before the state.
     pub(super) repository: Mutex<Repository>,
     pub(super) state: Mutex<State>,
+    /// Of models that were asked for the vectors of texts.
+    pub(super) tokenizers: Tokenizers,
     /// Held from a decision about what is brought ahead until that is on its way, and while what a batch needs is: a batch finds
     /// what was promised. Locked before the state.
     pub(super) moves: Mutex<()>,
@@ -81,7 +79,7 @@ impl Core {
                         && left.remove(&request)
                         && left.is_empty()
                     {
-                        self.place.abandon();
+                        self.backend.abandon();
                     }
                 }
                 // A model is freed when the last that has it lets go.
@@ -98,7 +96,7 @@ impl Core {
     fn run(&self, state: &mut State, batch: Batch) {
         let Batch { id, model, requests, load_bytes, evict, .. } = batch;
         let Some(running) = state.models.get(&model).cloned() else { return };
-        let evict = state.leaving(&evict);
+        let evict = self.leaving(state, &evict);
         self.count_queued(state, model, &running);
         let chosen = Instant::now();
         let (is_load, inputs, rows) = (load_bytes > 0, Vec::new(), Vec::new());
@@ -114,6 +112,14 @@ impl Core {
         self.send(Job::Run(run));
     }
 
+    /// The models that leave, with the bytes that each gives up.
+    pub(super) fn leaving(&self, state: &State, evictions: &[Eviction]) -> Vec<(Arc<Model>, u64)> {
+        let of = |eviction: &Eviction| {
+            Some((state.models.get(&eviction.model)?.clone(), eviction.chunks.saturating_mul(self.chunk_bytes)))
+        };
+        evictions.iter().filter_map(of).collect()
+    }
+
     pub(super) fn send(&self, job: Job) {
         if self.jobs.send(job).is_err() {
             tracing::error!("the executor is gone: start the server again");
@@ -126,10 +132,5 @@ impl State {
     pub(super) fn new(scheduler: Scheduler) -> Self {
         let (entries, models, requests, deaths) = Default::default();
         Self { scheduler, entries, models, requests, running: None, deaths, missed: None, is_ending: false }
-    }
-
-    /// The models that leave, each as a whole.
-    pub(super) fn leaving(&self, evictions: &[Eviction]) -> Vec<Arc<Model>> {
-        evictions.iter().filter_map(|eviction| self.models.get(&eviction.model).cloned()).collect()
     }
 }

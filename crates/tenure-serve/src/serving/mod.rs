@@ -4,6 +4,7 @@ mod core;
 mod registry;
 mod request;
 mod service;
+mod texts;
 mod threads;
 
 pub use service::{Serving, ServingError, ServingOptions};

@@ -10,8 +10,8 @@ use super::request::not_ready;
 use super::threads::Job;
 use crate::executor::{Model, ModelError};
 use crate::http::ServeError;
-use crate::protocol::{IndexEntry, ModelMetadata, ModelState, TensorMetadata};
-use crate::repository::{Dimension, RepositoryError, StoredModel, TensorSpec};
+use crate::protocol::{Batching, IndexEntry, ModelMetadata, ModelState, TensorMetadata};
+use crate::repository::{self, Config, Dimension, RepositoryError, StoredModel, TensorSpec};
 use crate::scheduler::{self, ModelId};
 
 /// Each model has one.
@@ -144,7 +144,7 @@ impl Core {
     /// Serves a model in the place of what had its name.
     fn serve(&self, stored: &Arc<StoredModel>) {
         let name = stored.name.as_str();
-        let opened = Model::open(stored, &self.architectures, &self.images, &*self.place);
+        let opened = Model::open(stored, &self.architectures, &*self.backend);
         let mut state = self.state.lock();
         self.remove(&mut state, name);
         let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
@@ -215,7 +215,16 @@ fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
         platform: format!("tenure_{}", stored.config.architecture),
         inputs: tensors(&stored.config.inputs),
         outputs: tensors(&stored.config.outputs),
+        batching: batching(&stored.config),
     })
+}
+
+/// How requests run together, where each tensor's first size is that of rows.
+fn batching(config: &Config) -> Option<Batching> {
+    let is_free = |spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free);
+    let repository::Batching { max_rows, max_delay } = config.batching;
+    let batching = Batching { max_rows: max_rows.get(), max_delay };
+    config.inputs.iter().chain(&config.outputs).all(is_free).then_some(batching)
 }
 
 fn tensor(spec: &TensorSpec) -> TensorMetadata {

@@ -148,7 +148,7 @@ fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
 
 impl State {
     /// A model that can be asked.
-    fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<Model>), ServeError> {
+    pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<Model>), ServeError> {
         let id = self.entry(name, version)?.ready(name)?;
         let model = self.models.get(&id).ok_or_else(|| not_ready(name, Refusal::UnknownModel))?;
         Ok((id, Arc::clone(model)))

@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_nn::networks::Architectures;
-use tenure_switch::{Images, SwitchError};
+use tenure_switch::SwitchError;
+use tenure_tensor::Device;
 use tokio::task::spawn_blocking;
 
-use super::core::{Core, MEMORY, State};
+use super::core::{Core, State};
 use super::registry::Entry;
+use super::texts::Tokenizers;
 use super::threads::Job;
-use crate::executor::{Here, Place};
-use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Tier};
+use crate::executor::{Backend, CpuBackend, CudaBackend, Here, Place};
+use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
 use crate::repository::{Repository, RepositoryError};
@@ -27,28 +29,59 @@ const PAGE_BYTES: u64 = 4096;
 
 /// How fast weights are taken to be read until it was measured.
 const DISK_BYTES_PER_SECOND: f64 = 2e9;
+/// The same of copies to a device.
+const LINK_BYTES_PER_SECOND: f64 = 25e9;
 
 /// How a [`Serving`] serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingOptions {
     /// The folder of models.
     pub models: PathBuf,
-    /// Bytes of memory for weights.
+    /// The device that computes.
+    pub device: Device,
+    /// Bytes of its memory for weights.
     pub memory_bytes: u64,
+    /// Bytes of pinned memory of the host for weights, where the device is not the CPU.
+    pub host_bytes: u64,
     /// Requests that may wait for a model, at most.
     pub max_queued: usize,
     /// After how long folders are looked at again.
     pub rescan: Duration,
-    /// What starts processes that compute; nothing to compute in this one.
+    /// What starts processes that compute on the CPU; nothing to compute in this one.
     pub worker: Option<WorkerCommand>,
 }
 
 impl ServingOptions {
     /// A folder of models, of whose weights so many bytes are in memory at most. 128 requests may wait for each, and folders
-    /// are looked at every 2 s. They are computed in this process.
+    /// are looked at every 2 s. They are computed in this process, on the CPU.
     pub fn new(models: impl Into<PathBuf>, memory_bytes: u64) -> Self {
-        let max_queued = Model::default().max_queued;
-        Self { models: models.into(), memory_bytes, max_queued, rescan: Duration::from_secs(2), worker: None }
+        Self {
+            models: models.into(),
+            device: Device::CPU,
+            memory_bytes,
+            host_bytes: 0,
+            max_queued: Model::default().max_queued,
+            rescan: Duration::from_secs(2),
+            worker: None,
+        }
+    }
+
+    /// The backend, its chunks, and whether models leave it as a whole.
+    fn backend(&self, metrics: &Metrics) -> Result<(Box<dyn Backend>, u64, bool), ServingError> {
+        if !self.device.is_cpu() {
+            let backend = CudaBackend::new(self.device, self.memory_bytes, self.host_bytes);
+            let backend = backend.map_err(|error| ServingError::Device(error.to_string()))?;
+            let chunk_bytes = backend.chunk_bytes();
+            return Ok((Box::new(backend), chunk_bytes, false));
+        }
+        let place: Arc<dyn Place> = match &self.worker {
+            Some(command) => {
+                let workers = Workers::start(command.clone(), metrics.worker_deaths());
+                Arc::new(workers.map_err(ServingError::Worker)?)
+            }
+            None => Arc::new(Here),
+        };
+        Ok((Box::new(CpuBackend::new(self.memory_bytes, place)?), PAGE_BYTES, true))
     }
 }
 
@@ -62,6 +95,9 @@ pub enum ServingError {
     /// Weights cannot be read.
     #[error(transparent)]
     Switch(#[from] SwitchError),
+    /// The device cannot be used.
+    #[error("{0}")]
+    Device(String),
     /// No process computes.
     #[error("no worker computes: {0}")]
     Worker(String),
@@ -75,8 +111,8 @@ pub enum ServingError {
     },
 }
 
-/// Models in folders, computed on the CPU, in this process or in [workers](crate::worker). As many weights as there is memory for are there; the others are on
-/// the disk, and come when they are asked for.
+/// Models in folders, computed on the CPU, in this process or in [workers](crate::worker), or on a CUDA device. As many weights as there
+/// is memory for are there; the others are on the disk, or in the host's memory, and come when they are asked for.
 pub struct Serving {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
@@ -88,31 +124,29 @@ impl Serving {
     /// # Errors
     /// The folder cannot be read; no threads; a worker does not start.
     pub fn start(options: ServingOptions, architectures: Architectures) -> Result<Self, ServingError> {
-        let ServingOptions { models, memory_bytes, max_queued, rescan, worker } = options;
+        let metrics = Metrics::default();
+        let (backend, chunk_bytes, evicts_whole) = options.backend(&metrics)?;
+        let copy_bytes_per_second = if options.device.is_cpu() { DISK_BYTES_PER_SECOND } else { LINK_BYTES_PER_SECOND };
         let mut scheduler = Scheduler::new(SchedulerConfig {
-            chunk_bytes: PAGE_BYTES,
-            evicts_whole: true,
-            copy_bytes_per_second: DISK_BYTES_PER_SECOND,
+            chunk_bytes,
+            evicts_whole,
+            copy_bytes_per_second,
             ..SchedulerConfig::default()
         });
+        let ServingOptions { models, memory_bytes, max_queued, rescan, .. } = options;
         let device = scheduler.add_device(memory_bytes);
-        let metrics = Metrics::default();
-        let place: Arc<dyn Place> = match worker {
-            Some(command) => Arc::new(Workers::start(command, metrics.worker_deaths()).map_err(ServingError::Worker)?),
-            None => Arc::new(Here),
-        };
         let (jobs, receiver) = mpsc::channel();
         let core = Arc::new(Core {
             origin: Instant::now(),
             architectures,
-            images: Arc::new(Images::new(memory_bytes, None)?),
-            memory_bytes,
+            backend,
+            chunk_bytes,
             max_queued,
             metrics,
-            place,
             device,
             repository: Mutex::new(Repository::new(models)),
             state: Mutex::new(State::new(scheduler)),
+            tokenizers: Tokenizers::default(),
             moves: Mutex::default(),
             changed: Condvar::new(),
             ended: Condvar::new(),
@@ -129,7 +163,7 @@ impl Serving {
 
     /// The processes that compute, the active one first; none beside this one.
     pub fn workers(&self) -> Vec<u32> {
-        self.core.place.processes()
+        self.core.backend.processes()
     }
 
     fn spawn(
@@ -151,8 +185,8 @@ impl Drop for Serving {
         state.is_ending = true;
         state.requests.clear();
         drop(state);
-        self.core.place.end();
-        self.core.place.abandon();
+        self.core.backend.end();
+        self.core.backend.abandon();
         self.core.changed.notify_all();
         self.core.ended.notify_all();
         self.core.send(Job::End);
@@ -189,6 +223,14 @@ impl Service for Serving {
         Box::pin(self.core.infer(request))
     }
 
+    fn texts<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, Texts> {
+        let (core, model) = (Arc::clone(&self.core), model.to_owned());
+        Box::pin(async move {
+            let opened = spawn_blocking(move || core.texts(&model)).await;
+            opened.unwrap_or_else(|error| Err(ServeError::Failed(error.to_string())))
+        })
+    }
+
     fn load<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, ()> {
         let (core, model) = (Arc::clone(&self.core), model.to_owned());
         Box::pin(async move {
@@ -209,10 +251,11 @@ impl Service for Serving {
 
     fn snapshot(&self) -> Snapshot {
         let (state, metrics) = (self.core.state.lock(), &self.core.metrics);
+        let [tier, _] = self.core.backend.tiers();
         let model = |(name, entry): (&String, &Entry)| {
             let id = entry.id();
             let bytes = id.and_then(|id| state.models.get(&id)).map_or(0, |model| model.resident_bytes());
-            let resident = (bytes > 0).then(|| Resident { tier: MEMORY.into(), bytes });
+            let resident = (bytes > 0).then(|| Resident { tier: tier.into(), bytes });
             ModelSnapshot {
                 name: name.clone(),
                 state: entry.state(),
@@ -223,10 +266,8 @@ impl Service for Serving {
                 latency: metrics.latency(name),
             }
         };
-        let used_bytes = self.core.images.statistics().bytes;
-        let tier = Tier { name: MEMORY.into(), used_bytes, capacity_bytes: self.core.memory_bytes };
         let models = state.entries.iter().map(model).collect();
-        Snapshot { uptime: self.core.now(), tiers: vec![tier], models }
+        Snapshot { uptime: self.core.now(), tiers: self.core.backend.usage(), models }
     }
 
     fn metrics(&self) -> &Metrics {

@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::core::{Core, DISK, MEMORY, State};
+use super::core::{Core, State};
 use crate::executor::{Answer, Model, ModelError};
 use crate::http::ServeError;
 use crate::metrics::Phases;
@@ -30,8 +30,8 @@ pub(super) struct Run {
     pub(super) running: Arc<Model>,
     /// Its weights are to be brought.
     pub(super) is_load: bool,
-    /// What leaves before.
-    pub(super) evict: Vec<Arc<Model>>,
+    /// What leaves before, each with its bytes.
+    pub(super) evict: Vec<(Arc<Model>, u64)>,
     pub(super) requests: Vec<RequestId>,
     /// Of each request, in the model's order.
     pub(super) inputs: Vec<Vec<Tensor>>,
@@ -45,7 +45,7 @@ impl Core {
             match job {
                 Job::Run(run) => self.compute(run),
                 // Jobs that had it come before.
-                Job::Release(model) => self.metrics.resident(model.name(), MEMORY, 0),
+                Job::Release(model) => self.metrics.resident(model.name(), self.backend.tiers()[0], 0),
                 Job::End => return,
             }
         }
@@ -68,7 +68,7 @@ impl Core {
             Err(_) => Err(ModelError::NoWeights),
         };
         if loaded.is_ok() {
-            loaded = model.loaded().inspect_err(|_| model.evict());
+            loaded = model.loaded().inspect_err(|_| model.evict(u64::MAX));
         }
         self.count_resident(model);
         let death =
@@ -82,6 +82,7 @@ impl Core {
         } else if spent.is_some() {
             self.state.lock().deaths.remove(&run.model);
         }
+        let mut uncounted_rows = Some(run.rows.iter().copied().map(u64::from).sum());
         let mut state = self.state.lock();
         state.running = None;
         let finished = state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now());
@@ -89,7 +90,11 @@ impl Core {
             let Some(waiting) = state.requests.remove(request) else { continue };
             if let (Ok(_), Some(spent)) = (&answer, spent) {
                 let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
-                self.metrics.computed(model.name(), Phases { queue, copy, ..spent });
+                let phases = Phases { queue, copy, ..spent };
+                self.metrics.computed(model.name(), phases);
+                if let Some(rows) = uncounted_rows.take() {
+                    self.metrics.executed(model.name(), rows, phases);
+                }
             }
             waiting.answer(answer);
         }
@@ -97,7 +102,7 @@ impl Core {
         let is_lost = state.scheduler.residency(self.device).missing_bytes(run.model).is_some_and(|bytes| bytes > 0);
         if is_lost {
             drop(state);
-            self.evict(slice::from_ref(&run.running));
+            self.evict(&[(Arc::clone(&run.running), u64::MAX)]);
             state = self.state.lock();
         }
         self.advance(&mut state);
@@ -138,26 +143,27 @@ impl Core {
         }
     }
 
-    fn next_load(&self, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Arc<Model>>)> {
+    fn next_load(&self, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<(Arc<Model>, u64)>)> {
         let now = self.now();
         // What did not come has to wait for its turn, and so has what finds no room.
         let next = state.scheduler.upcoming(self.device, now).filter(|next| state.missed != Some(*next))?;
         let model = state.models.get(&next)?.clone();
         let load = state.scheduler.prefetch(self.device, next, now).ok()??;
-        Some((next, model, state.leaving(&load.evict)))
+        Some((next, model, self.leaving(state, &load.evict)))
     }
 
     /// Tells the scheduler when weights that are being brought are there, or that they do not come.
     fn tell_when_loaded(self: &Arc<Self>, id: ModelId, model: &Arc<Model>) {
         self.count_resident(model);
         let (core, loaded) = (Arc::clone(self), Arc::clone(model));
-        model.when_loaded(move |took| {
+        model.when_loaded(Box::new(move |took| {
             let mut state = core.state.lock();
             match took {
                 Some(took) => {
                     state.missed = state.missed.filter(|missed| *missed != id);
                     core.metrics.switched(loaded.name());
-                    core.metrics.copied(DISK, MEMORY, loaded.resident_bytes());
+                    let [to, from] = core.backend.tiers();
+                    core.metrics.copied(from, to, loaded.resident_bytes());
                     state.scheduler.loaded(core.device, id, took, core.now());
                 }
                 None => {
@@ -166,18 +172,18 @@ impl Core {
                 }
             }
             core.advance(&mut state);
-        });
+        }));
     }
 
-    fn evict(&self, models: &[Arc<Model>]) {
-        for model in models {
-            model.evict();
+    fn evict(&self, models: &[(Arc<Model>, u64)]) {
+        for (model, bytes) in models {
+            model.evict(*bytes);
             self.count_resident(model);
         }
     }
 
     fn count_resident(&self, model: &Model) {
-        self.metrics.resident(model.name(), MEMORY, model.resident_bytes());
+        self.metrics.resident(model.name(), self.backend.tiers()[0], model.resident_bytes());
     }
 
     /// The answers of a batch, and where its time went if it was computed as one. One request that cannot be computed is no
@@ -197,7 +203,14 @@ impl Core {
                 (None, failed(error, run.requests.len()))
             }
             Err(_) if run.requests.len() > 1 => {
-                let alone = |(inputs, rows)| run.running.compute(slice::from_ref(inputs), slice::from_ref(rows));
+                let alone = |(inputs, rows)| {
+                    let answer = run.running.compute(slice::from_ref(inputs), slice::from_ref(rows));
+                    if let Ok(Answer { copy, wait, compute, .. }) = answer {
+                        let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
+                        self.metrics.executed(run.running.name(), u64::from(*rows), phases);
+                    }
+                    answer
+                };
                 let answers = run.inputs.iter().zip(&run.rows).map(alone);
                 let only = |answer: Answer| answer.outputs.into_iter().next().unwrap_or_default();
                 (None, answers.map(|answer| answer.map(only).map_err(ServeError::from)).collect())

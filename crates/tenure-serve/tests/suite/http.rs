@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::loopback::{Answer, Served, receive, request, wait_until};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
+use serde_json::{Value, json};
 use tenure_serve::http::{Config, Limits};
 
 const INFER: &str = r#"{"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]}"#;
@@ -61,17 +62,72 @@ fn an_answer_in_bytes_says_where_they_begin() {
 #[test]
 fn a_server_and_its_models_say_what_they_are() {
     let served = Served::new();
-    for path in
-        ["/v2/health/live", "/v2/health/ready", "/v2/models/echo_int8/ready", "/v2/models/slow/versions/1/ready"]
-    {
-        assert_eq!(served.get(path).status, 200, "{path}");
+    for (path, said) in [
+        ("/v2/health/live", r#"{"live":true}"#),
+        ("/v2/health/ready", r#"{"live":true,"ready":true}"#),
+        ("/v2/models/echo_int8/ready", r#"{"name":"echo_int8","ready":true}"#),
+        ("/v2/models/slow/versions/1/ready", r#"{"name":"slow","ready":true}"#),
+    ] {
+        let answer = served.get(path);
+        assert_eq!((answer.status, &*answer.text()), (200, said), "{path}");
     }
     let server = served.get("/v2").text();
     assert!(server.starts_with(r#"{"name":"tenure","version":""#));
-    assert!(server.ends_with(r#""extensions":["binary_tensor_data","model_repository"]}"#));
+    assert!(server.ends_with(
+        r#""extensions":["binary_tensor_data","model_repository","model_configuration","statistics","system_shared_memory"]}"#
+    ));
     let model = r#"{"name":"echo_int8","versions":["1"],"platform":"fake","inputs":[{"name":"x","datatype":"INT8","shape":[-1,-1]}],"outputs":[{"name":"y","datatype":"INT8","shape":[-1,-1]}]}"#;
     assert_eq!(served.get("/v2/models/echo_int8").text(), model);
     assert_eq!(served.get("/v2/models/echo%5Fint8/versions/1").text(), model);
+}
+
+#[test]
+fn a_configuration_has_no_dimension_of_batches_where_requests_are_batched() {
+    let served = Served::new();
+    let config = r#"{"name":"echo_int8","platform":"fake","backend":"tenure","version_policy":{"specific":{"versions":[1]}},"max_batch_size":8,"input":[{"name":"x","data_type":"TYPE_INT8","dims":[-1]}],"output":[{"name":"y","data_type":"TYPE_INT8","dims":[-1]}],"dynamic_batching":{"preferred_batch_size":[8],"max_queue_delay_microseconds":2000}}"#;
+    assert_eq!(served.get("/v2/models/echo_int8/config").text(), config);
+    assert_eq!(served.get("/v2/models/echo_int8/versions/1/config").text(), config);
+    assert!(served.get("/v2/models/echo_bytes/config").text().contains(r#""data_type":"TYPE_STRING""#));
+    let whole = served.get("/v2/models/slow/config").text();
+    assert!(whole.contains(r#""max_batch_size":0"#) && whole.contains(r#""dims":[-1,-1]"#), "{whole}");
+    assert!(!whole.contains("dynamic_batching"), "{whole}");
+    for path in ["/v2/models/m/config", "/v2/models/slow/versions/2/config"] {
+        assert_eq!(served.get(path).error().0, 404, "{path}");
+    }
+}
+
+#[test]
+fn statistics_tell_what_became_of_requests_and_where_their_time_went() {
+    let served = Served::new();
+    let of = |path: &str| -> Vec<Value> {
+        let mut said: Value = serde_json::from_slice(&served.get(path).body).unwrap();
+        serde_json::from_value(said["model_stats"].take()).unwrap()
+    };
+    let [before] = &of("/v2/models/echo_fp32/stats")[..] else { panic!("one model") };
+    assert_eq!((&before["name"], &before["version"]), (&json!("echo_fp32"), &json!("1")));
+    assert_eq!((&before["last_inference"], &before["batch_stats"]), (&json!(0), &json!([])));
+    let three = INFER.replace("[1, 2]", "[3, 2]").replace("[1.5, 2]", "[1, 2, 3, 4, 5, 6]");
+    for body in [INFER, INFER, &three] {
+        assert_eq!(served.infer("echo_fp32", body).status, 200);
+    }
+    assert_eq!(served.infer("echo_fp32", "{").status, 400);
+    let [after] = &of("/v2/models/echo_fp32/versions/1/stats")[..] else { panic!("one model") };
+    assert_eq!((&after["inference_count"], &after["execution_count"]), (&json!(5), &json!(3)));
+    assert!(after["last_inference"].as_u64().unwrap() > 0);
+    let requests = &after["inference_stats"];
+    let counts = ["success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit"]
+        .map(|what| requests[what]["count"].as_u64().unwrap());
+    assert_eq!(counts, [3, 1, 3, 3, 3, 3, 0]);
+    assert_eq!(requests["compute_infer"]["ns"], json!(9_000_000));
+    let rows: Vec<_> = after["batch_stats"].as_array().unwrap().iter().map(|batch| &batch["batch_size"]).collect();
+    assert_eq!(rows, [&json!(1), &json!(3)]);
+    assert_eq!(after["batch_stats"][0]["compute_infer"], json!({"count": 2, "ns": 6_000_000}));
+    let all = of("/v2/models/stats");
+    assert_eq!(all.len(), 18);
+    assert!(all.contains(after));
+    for path in ["/v2/models/m/stats", "/v2/models/echo_fp32/versions/2/stats"] {
+        assert_eq!(served.get(path).error().0, 404, "{path}");
+    }
 }
 
 #[test]
@@ -101,7 +157,7 @@ fn an_error_has_its_status_and_says_what_to_do() {
     let named = |model: &str, body: &str| served.infer(model, body).error();
     assert_eq!(named("m", INFER), (404, no_model.into()));
     assert_eq!(served.get("/v2/models/m").error(), (404, no_model.into()));
-    assert_eq!(served.get("/v2/models/m/config").error(), (404, "nothing is served at GET /v2/models/m/config".into()));
+    assert_eq!(served.get("/v2/models/m/labels").error(), (404, "nothing is served at GET /v2/models/m/labels".into()));
     assert_eq!(named("echo_fp32", "{").0, 400);
     let (status, error) = named("broken", &INFER.replace(r#""id""#, r#""outputs": [{"name": "y"}], "id""#));
     assert!(status == 500 && error.starts_with("the server answered something else: "), "{error}");

@@ -3,10 +3,12 @@
 
 mod drawn;
 mod fake;
+mod grpc;
+mod grpc_messages;
 mod http;
-mod http_fuzz;
 mod loopback;
 mod native;
+mod openai;
 mod properties;
 mod protocol;
 mod repository;
@@ -14,4 +16,5 @@ mod residency;
 mod scheduler;
 #[path = "../served/mod.rs"]
 mod served;
+mod shared_memory;
 mod simulation;

@@ -1,8 +1,10 @@
 //! Models that are computed by the server, as its clients see them.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -11,14 +13,18 @@ use crate::served::probe::{self, BAD, Control, PANIC, ask, numbers};
 use crate::served::{Served, example_models, floats, images, integers, own, request, until};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use serde_json::{Value, json};
 use tenure_nn::checkpoint::Weights;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConfig};
-use tenure_nn::{Module, Scope, Source, checkpoint, sentence};
-use tenure_serve::http::Service;
+use tenure_nn::sentence::{self, SentenceEncoder};
+use tenure_nn::{Module, Scope, Source, checkpoint};
+use tenure_serve::examples;
+use tenure_serve::http::{ServeError, Service};
 use tenure_serve::protocol::{Encoding, InferRequest};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
+use tokio::runtime::Runtime;
 
 fn pixels(rows: usize, seed: usize) -> Vec<f32> {
     (0..rows * 28 * 28).map(|index| ((index * 31 + seed * 7919) % 255) as f32 / 255.0).collect()
@@ -64,6 +70,37 @@ fn each_example_answers_what_its_model_does_bit_for_bit() {
     let expected = autograd::no_grad(|| sentence::vectors(&model, &ids, &mask)).unwrap();
     assert_eq!((answer.outputs[0].name(), answer.outputs[0].shape()), ("sentence_embedding", &[2, 32][..]));
     assert_eq!(answer.outputs[0].bytes()[..], expected.to_bytes().unwrap());
+}
+
+#[test]
+fn texts_are_made_tokens_with_the_tokenizer_of_a_models_folder() {
+    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure-nn/tests/goldens");
+    // On a machine without the sources.
+    let encoder = env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from).join("tiny_bert");
+    let folder = tempfile::tempdir().unwrap();
+    examples::write(folder.path(), Some(("tiny", &encoder))).unwrap();
+    let served = Served::new(folder, 1 << 30);
+    let runtime = Runtime::new().unwrap();
+    let texts = |model: &str| runtime.block_on(served.serving.texts(model));
+    let tiny = texts("tiny").unwrap();
+    assert_eq!(tiny.max_rows, 32);
+    let tokens = tiny.tokenizer.unwrap()("a cat").unwrap();
+    let ids: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
+    let shape = [1, ids.len()];
+    let inputs = vec![integers("input_ids", &shape, &ids), integers("attention_mask", &shape, &vec![1; ids.len()])];
+    let answer = served.infer(&request("tiny", inputs)).unwrap();
+    let expected = SentenceEncoder::open(&encoder).unwrap().embed(&["a cat"]).unwrap();
+    assert_eq!(answer.outputs[0].bytes()[..], expected.to_bytes().unwrap());
+
+    assert!(texts("next-byte").unwrap().tokenizer.is_none());
+    assert!(matches!(texts("nobody"), Err(ServeError::UnknownModel { .. })));
+    // It is read again with its model.
+    runtime.block_on(served.serving.unload("tiny")).unwrap();
+    assert!(matches!(texts("tiny"), Err(ServeError::NotReady { .. })));
+    fs::write(served.folder.path().join("tiny/tokenizer.json"), "{").unwrap();
+    runtime.block_on(served.serving.load("tiny")).unwrap();
+    let error = texts("tiny").err().unwrap().to_string();
+    assert!(error.starts_with("the tokenizer of \"tiny\" cannot be read: "), "{error}");
 }
 
 /// Five ResNets of other weights each, and memory for two of them.
@@ -385,6 +422,42 @@ fn inputs_of_different_rows_are_refused_and_so_are_more_than_a_batch_has() {
         assert!(status == 400 && reason.contains(expected), "{reason}");
     }
     assert!(served.infer(&request("tiny-sentences", vec![ids(32), mask(32)])).is_ok());
+}
+
+#[test]
+fn a_model_says_how_its_requests_are_batched() {
+    let (served, _) = Served::probes(&["m"], "batching = { max_rows = 4, max_delay_ms = 3 }", 1 << 20);
+    let (_, config) = served.get("/v2/models/m/config");
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let said = ["platform", "max_batch_size", "input"].map(|key| config[key].clone());
+    assert_eq!(said, [json!("tenure_probe"), json!(4), json!([{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}])]);
+    let batching = json!({"preferred_batch_size": [4], "max_queue_delay_microseconds": 3000});
+    assert_eq!(config["dynamic_batching"], batching);
+}
+
+#[test]
+fn statistics_count_batches_and_the_requests_in_them() {
+    let (served, control) = busy("m", "batching = { max_rows = 4 }");
+    thread::scope(|scope| {
+        let served = &served;
+        let asked = |number| scope.spawn(move || served.infer(&ask("m", number)));
+        let first = asked(1.0);
+        until("it is computed", || control.calls().len() == 1);
+        let others = [2.0, 3.0, 4.0].map(asked);
+        until("three wait", || queued(served) == 3);
+        control.release();
+        assert!(first.join().unwrap().is_ok());
+        others.into_iter().for_each(|other| assert!(other.join().unwrap().is_ok()));
+    });
+    assert_eq!(served.infer(&ask("m", BAD)).unwrap_err().0, 400);
+    let said: Value = serde_json::from_str(&served.get("/v2/models/m/stats").1).unwrap();
+    let model = &said["model_stats"][0];
+    assert_eq!((&model["inference_count"], &model["execution_count"]), (&json!(4), &json!(2)));
+    let counts = ["success", "fail", "queue", "compute_infer"].map(|of| model["inference_stats"][of]["count"].clone());
+    assert_eq!(counts, [json!(4), json!(1), json!(4), json!(4)]);
+    let batches = model["batch_stats"].as_array().unwrap().iter();
+    let batches: Vec<_> = batches.map(|batch| (&batch["batch_size"], &batch["compute_infer"]["count"])).collect();
+    assert_eq!(batches, [(&json!(1), &json!(1)), (&json!(3), &json!(1))]);
 }
 
 #[test]

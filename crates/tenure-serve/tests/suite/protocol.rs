@@ -8,8 +8,8 @@ use proptest::sample::select;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use tenure_serve::protocol::{
-    Datatype, Encoded, Encoding, InferRequest, InferResponse, ModelMetadata, Tensor, TensorMetadata, Wanted,
-    WantedOutput,
+    Datatype, Encoded, Encoding, InferRequest, InferResponse, ModelMetadata, SharedTensor, Span, Tensor,
+    TensorMetadata, Wanted, WantedOutput,
 };
 
 fn parse(json: &str, binary: &[u8]) -> Result<InferRequest, String> {
@@ -59,7 +59,7 @@ fn what_is_malformed_is_said() {
             input(r#""shape": [-1], "datatype": "FP32", "data": []"#),
             r#"tensor "x": a tensor cannot have the shape [-1]"#,
         ),
-        (input(r#""shape": [1], "datatype": "FP32""#), r#"tensor "x": it must have either data or"#),
+        (input(r#""shape": [1], "datatype": "FP32""#), r#"tensor "x": it must have one of data, a"#),
         (input(r#""shape": [2], "datatype": "FP32", "data": [1]"#), r#"tensor "x": data of FP32 and shape [2]"#),
         (input(r#""shape": [2], "datatype": "FP16", "data": [1, 2]"#), r#"tensor "x": JSON has no FP16"#),
         (input(r#""shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}"#), "and 4 bytes are left"),
@@ -71,7 +71,10 @@ fn what_is_malformed_is_said() {
             input(r#""shape": [1], "datatype": "INT16", "parameters": {"binary_data_size": 2}"#),
             "2 bytes follow the last tensor",
         ),
-        (input(r#""shape": [], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}"#), "not supported"),
+        (
+            input(r#""shape": [], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}"#),
+            "needs a parameter shared_memory_byte_size",
+        ),
         (r#"{"inputs": [], "parameters": {"sequence_id": 1}}"#.into(), "a sequence of requests is not supported"),
         (
             r#"{"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 2}}]}"#.into(),
@@ -100,6 +103,7 @@ fn a_model_is_asked_what_it_can_be_asked() {
         platform: "test".into(),
         inputs: vec![tensor("x", Datatype::Int32, &[-1, 2]), tensor("z", Datatype::Bool, &[])],
         outputs: vec![tensor("y", Datatype::Int32, &[-1]), tensor("half", Datatype::Fp16, &[-1])],
+        batching: None,
     };
     let x = |shape: &[usize]| {
         let bytes = vec![0; shape.iter().product::<usize>() * 4];
@@ -107,7 +111,7 @@ fn a_model_is_asked_what_it_can_be_asked() {
     };
     let z = Tensor::new("z", Datatype::Bool, vec![], vec![0]).unwrap();
     let check = |inputs: &[&Tensor], outputs: &[&str]| {
-        let outputs = outputs.iter().map(|name| WantedOutput { name: (*name).into(), encoding: None });
+        let outputs = outputs.iter().map(|name| WantedOutput { name: (*name).into(), encoding: None, span: None });
         let wanted = Wanted { outputs: outputs.collect(), ..Wanted::default() };
         let inputs = inputs.iter().copied().cloned().collect();
         let request = InferRequest { inputs, wanted, ..InferRequest::default() };
@@ -136,7 +140,7 @@ fn an_answer_has_what_was_asked_for_in_that_order() {
     let output = |name: &str| Tensor::new(name, Datatype::Int8, vec![1], vec![1]).unwrap();
     let response =
         InferResponse { model: "m".into(), outputs: ["a", "b", "c"].map(output).into(), ..Default::default() };
-    let named = |name: &str, encoding| WantedOutput { name: name.into(), encoding };
+    let named = |name: &str, encoding| WantedOutput { name: name.into(), encoding, span: None };
     let outputs = vec![named("c", Some(Encoding::Binary)), named("a", None)];
     let Encoded { body, json_bytes } = response.encode(&Wanted { outputs, encoding: Encoding::Json }).unwrap();
     let json = r#"{"model_name":"m","outputs":[{"name":"c","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}},{"name":"a","datatype":"INT8","shape":[1],"data":[1]}]}"#;
@@ -194,7 +198,7 @@ fn tensors(in_json: bool) -> impl Strategy<Value = Vec<Tensor>> {
 fn request() -> impl Strategy<Value = (InferRequest, Encoding)> {
     let outputs = prop::collection::btree_map(any::<String>(), prop::option::of(encoding()), 0..3);
     let wanted = (outputs, encoding()).prop_map(|(outputs, encoding)| {
-        let outputs = outputs.into_iter().map(|(name, encoding)| WantedOutput { name, encoding }).collect();
+        let outputs = outputs.into_iter().map(|(name, encoding)| WantedOutput { name, encoding, span: None }).collect();
         Wanted { outputs, encoding }
     });
     let inputs = encoding().prop_flat_map(|encoding| (tensors(encoding == Encoding::Json), Just(encoding)));
@@ -202,7 +206,8 @@ fn request() -> impl Strategy<Value = (InferRequest, Encoding)> {
     (prop::option::of(any::<String>()), any::<u64>(), timeout, inputs, wanted).prop_map(
         |(id, priority, timeout, (inputs, encoding), wanted)| {
             let (model, version) = ("m".into(), Some("1".into()));
-            (InferRequest { model, version, id, priority, timeout, inputs, wanted }, encoding)
+            let shared_inputs = Vec::new();
+            (InferRequest { model, version, id, priority, timeout, inputs, shared_inputs, wanted }, encoding)
         },
     )
 }
@@ -223,6 +228,23 @@ proptest! {
         let Encoded { body, json_bytes } = response.encode(&Wanted { outputs: Vec::new(), encoding }).unwrap();
         prop_assert_eq!(InferResponse::parse(body, json_bytes).unwrap(), response);
     }
+}
+
+#[test]
+fn tensors_in_shared_memory_are_read_as_they_were_written() {
+    let span = |offset, byte_size| Span { region: "r \"1\"".into(), offset, byte_size };
+    let input = SharedTensor { name: "x".into(), datatype: Datatype::Fp16, shape: vec![2, 2], span: span(0, 8) };
+    let named = |name: &str, span| WantedOutput { name: name.into(), encoding: None, span };
+    let wanted = Wanted { outputs: vec![named("y", Some(span(8, 4))), named("z", None)], ..Wanted::default() };
+    let inputs = vec![Tensor::new("a", Datatype::Bool, vec![1], vec![1]).unwrap()];
+    let request = InferRequest { model: "m".into(), inputs, shared_inputs: vec![input], wanted, ..Default::default() };
+    for encoding in [Encoding::Json, Encoding::Binary] {
+        let Encoded { body, json_bytes } = request.encode(encoding).unwrap();
+        assert_eq!(InferRequest::parse("m", None, body, json_bytes).unwrap(), request);
+    }
+    let [input] = &request.shared_inputs[..] else { panic!("one") };
+    assert_eq!(input.clone().with_bytes(vec![0; 8]).unwrap().shape(), [2, 2]);
+    assert!(input.clone().with_bytes(vec![0; 7]).is_err());
 }
 
 #[test]

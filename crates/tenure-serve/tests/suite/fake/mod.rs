@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure_serve::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Tier};
+use tenure_serve::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts, Tier};
 use tenure_serve::metrics::{Metrics, Phases};
 use tenure_serve::protocol::{
-    Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
+    Batching, Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
 };
 use tokio::sync::Semaphore;
 
 /// Models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`; and those that do not answer: `slow`,
-/// which waits until it may, `full`, `panics` and `broken`, which answers another output.
+/// which waits until it may, `full`, `panics` and `broken`, which answers another output. Two that no list has answer vectors
+/// of three numbers: `vectors` takes tokens, and `texts` texts.
 pub(crate) struct Fake {
     metrics: Metrics,
     unloaded: Mutex<BTreeMap<String, ModelState>>,
@@ -43,9 +44,51 @@ impl Fake {
         echoes.chain(["slow", "full", "panics", "broken"].map(String::from))
     }
 
+    fn encoder(model: &str) -> Option<Arc<ModelMetadata>> {
+        let tensor =
+            |name: &str, datatype, shape: &[i64]| TensorMetadata { name: name.into(), datatype, shape: shape.into() };
+        let inputs = match model {
+            "vectors" => vec![
+                tensor("attention_mask", Datatype::Int64, &[-1, -1]),
+                tensor("input_ids", Datatype::Int64, &[-1, -1]),
+            ],
+            "texts" => vec![tensor("text", Datatype::Bytes, &[-1])],
+            _ => return None,
+        };
+        let (versions, platform) = (vec!["1".into()], "fake".into());
+        let outputs = vec![tensor("vector", Datatype::Fp32, &[-1, 3])];
+        Some(Arc::new(ModelMetadata { name: model.into(), versions, platform, inputs, outputs, batching: None }))
+    }
+
     fn state(&self, model: &str) -> ModelState {
         self.unloaded.lock().unwrap().get(model).copied().unwrap_or(ModelState::Ready)
     }
+}
+
+/// Of each row the sum of its tokens or bytes, their number, and the number of rows.
+fn sums(inputs: &[Tensor]) -> Tensor {
+    let rows = inputs[0].shape()[0];
+    let integers = |tensor: &Tensor| tensor.bytes().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect();
+    let sums: Vec<[i64; 2]> = match inputs {
+        [mask, tokens] => {
+            let (mask, tokens): (Vec<i64>, Vec<i64>) = (integers(mask), integers(tokens));
+            let length = tokens.len() / rows;
+            let sum = |(mask, tokens): (&[i64], &[i64])| {
+                [tokens.iter().zip(mask).map(|(token, is_there)| token * is_there).sum(), mask.iter().sum()]
+            };
+            mask.chunks(length).zip(tokens.chunks(length)).map(sum).collect()
+        }
+        texts => {
+            let sum = |text: &[u8]| [text.iter().map(|byte| i64::from(*byte)).sum(), text.len() as i64];
+            texts[0].iter_strings().map(sum).collect()
+        }
+    };
+    let bytes: Vec<u8> = sums
+        .iter()
+        .flat_map(|[sum, count]| [*sum, *count, rows as i64])
+        .flat_map(|n| (n as f32).to_le_bytes())
+        .collect();
+    Tensor::new("vector", Datatype::Fp32, vec![rows, 3], bytes).unwrap()
 }
 
 /// One of those that wait.
@@ -71,6 +114,9 @@ impl Service for Fake {
     }
 
     fn metadata(&self, model: &str, version: Option<&str>) -> Result<Arc<ModelMetadata>, ServeError> {
+        if let Some(encoder) = Self::encoder(model) {
+            return Ok(encoder);
+        }
         let unknown = || ServeError::UnknownModel { model: model.into(), version: version.map(String::from) };
         let known = version.is_none_or(|version| version == "1");
         let datatype = Self::datatype(model).filter(|_| known).ok_or_else(unknown)?;
@@ -81,6 +127,7 @@ impl Service for Fake {
             platform: "fake".into(),
             inputs: tensor("x"),
             outputs: tensor("y"),
+            batching: (model != "slow").then_some(Batching { max_rows: 8, max_delay: Duration::from_millis(2) }),
         }))
     }
 
@@ -106,11 +153,31 @@ impl Service for Fake {
                 "broken" => output = "z",
                 _ => {}
             }
-            self.metrics.computed(&model, Phases { compute: Duration::from_millis(3), ..Phases::default() });
+            if Self::encoder(&model).is_some() {
+                self.metrics.computed(&model, Phases { compute: Duration::from_millis(3), ..Phases::default() });
+                let outputs = vec![sums(&request.inputs)];
+                return Ok(InferResponse { model, version: None, id: None, outputs });
+            }
             let [x] = &request.inputs[..] else { panic!("what was checked") };
+            let phases = Phases { compute: Duration::from_millis(3), ..Phases::default() };
+            self.metrics.computed(&model, phases);
+            self.metrics.executed(&model, x.shape()[0] as u64, phases);
             let y = Tensor::new(output, x.datatype(), x.shape().into(), x.bytes().clone());
             let y = y.map_err(|error| ServeError::Failed(error.to_string()))?;
             Ok(InferResponse { model, version: Some("1".into()), id: None, outputs: vec![y] })
+        })
+    }
+
+    /// A byte is a token, and a tilde none.
+    fn texts<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, Texts> {
+        let tokenize = |text: &str| match text.contains('~') {
+            true => Err("a tilde is no token".into()),
+            false => Ok(text.bytes().map(u32::from).collect()),
+        };
+        Box::pin(async move {
+            self.metadata(model, None)?;
+            let texts = Texts::new(2);
+            Ok(if model == "vectors" { texts.with_tokenizer(Arc::new(tokenize)) } else { texts })
         })
     }
 

@@ -17,6 +17,7 @@ use crate::fake::Fake;
 /// A server of a test, until it is dropped.
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
+    pub(crate) grpc_address: Option<SocketAddr>,
     pub(crate) fake: Arc<Fake>,
     pub(crate) stop: Option<oneshot::Sender<()>>,
     pub(crate) running: JoinHandle<()>,
@@ -51,23 +52,26 @@ impl Answer {
         String::from_utf8(self.body.clone()).unwrap()
     }
 
-    /// The status, and what the body says of the error.
+    /// The status, and what the body says of the error, in the protocol's form or in OpenAI's.
     pub(crate) fn error(&self) -> (u16, String) {
-        let body: BTreeMap<String, String> = serde_json::from_slice(&self.body).unwrap();
-        (self.status, body["error"].clone())
+        let mut body: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&self.body).unwrap();
+        let error = body.remove("error").filter(|_| body.is_empty()).unwrap();
+        let message = error.as_str().or(error["message"].as_str()).unwrap();
+        (self.status, message.into())
     }
 }
 
 impl Served {
+    /// On ports that are free.
     pub(crate) fn with(mut config: Config) -> Self {
         config.address.set_port(0);
         let runtime = Runtime::new().unwrap();
         let fake = Arc::new(Fake::default());
         let server = runtime.block_on(Server::bind(config, fake.clone())).unwrap();
-        let address = server.address();
+        let (address, grpc_address) = (server.address(), server.grpc_address());
         let (stop, stopped) = oneshot::channel();
         let running = runtime.spawn(server.run(async { stopped.await.unwrap_or(()) }));
-        Self { address, fake, stop: Some(stop), running, runtime }
+        Self { address, grpc_address, fake, stop: Some(stop), running, runtime }
     }
 
     pub(crate) fn send(&self, request: &[u8]) -> TcpStream {

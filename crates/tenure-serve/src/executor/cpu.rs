@@ -1,0 +1,274 @@
+//! Models that are computed on the CPU: their images in the host's memory are what is computed with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tenure_nn::networks::Network;
+use tenure_nn::switched::Order;
+use tenure_switch::groups::Grouping;
+use tenure_switch::{FirstUse, Image, Images, Manifest, SwitchError};
+
+use super::ModelError;
+use super::backend::{Backend, Done, Timed, Weights};
+use super::network::{Computed, Placed};
+use super::place::{Computer, Place};
+use super::stored::Stored;
+use super::tensors::RawTensor;
+use crate::http::Tier;
+use crate::repository::StoredModel;
+
+/// The host's memory above a disk, and a [`Place`] that computes.
+pub(crate) struct CpuBackend {
+    images: Arc<Images>,
+    memory_bytes: u64,
+    place: Arc<dyn Place>,
+}
+
+/// A model's weights in memory.
+struct OnCpu {
+    images: Arc<Images>,
+    bytes: u64,
+    /// Of its weights that are in memory.
+    resident: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    computer: Box<dyn Computer>,
+    weights: Stored,
+    /// Of the image that there is, or else of the next.
+    order: Order,
+    manifest: Arc<Manifest>,
+    /// Its weights, if they are there.
+    resident: Option<Arc<Image>>,
+    /// They are all there, and of the files that were looked at.
+    is_whole: bool,
+    /// The first run, which tells the order, and when it ended.
+    first_run: Option<(Vec<Option<FirstUse>>, Instant)>,
+    /// Of all images after the first.
+    recorded: Option<Order>,
+}
+
+impl CpuBackend {
+    /// So many bytes for weights.
+    pub(crate) fn new(memory_bytes: u64, place: Arc<dyn Place>) -> Result<Self, SwitchError> {
+        Ok(Self { images: Arc::new(Images::new(memory_bytes, None)?), memory_bytes, place })
+    }
+
+    fn on_cpu(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<OnCpu, ModelError> {
+        let weights = Stored::find(stored, &network.state())?;
+        let order = Order::unknown(weights.tensors.tensors().len());
+        let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
+        let bytes = weights.tensors.bytes();
+        let state = State {
+            computer: self.place.open(network, stored),
+            weights,
+            order,
+            manifest,
+            resident: None,
+            is_whole: false,
+            first_run: None,
+            recorded: None,
+        };
+        let (images, resident) = (Arc::clone(&self.images), AtomicU64::new(0));
+        Ok(OnCpu { images, bytes, resident, state: Mutex::new(state) })
+    }
+}
+
+impl Backend for CpuBackend {
+    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+        Ok(Box::new(self.on_cpu(network, stored)?))
+    }
+
+    fn tiers(&self) -> [&'static str; 2] {
+        ["dram", "disk"]
+    }
+
+    fn usage(&self) -> Vec<Tier> {
+        let [name, _] = self.tiers();
+        let used_bytes = self.images.statistics().bytes;
+        vec![Tier { name: name.into(), used_bytes, capacity_bytes: self.memory_bytes }]
+    }
+
+    fn abandon(&self) {
+        self.place.abandon();
+    }
+
+    fn end(&self) {
+        self.place.end();
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        self.place.processes()
+    }
+}
+
+impl Weights for OnCpu {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.resident.load(Ordering::Relaxed)
+    }
+
+    fn load(&self) -> Result<(), ModelError> {
+        let mut state = self.state.lock();
+        // What could not be read is tried again.
+        if state.resident.as_ref().is_some_and(|image| image.failure().is_some()) {
+            state.unbind(&self.images);
+        }
+        if state.resident.is_none() {
+            state.weights.check_unchanged()?;
+            let image = self.images.acquire(&state.manifest)?;
+            state.bind(image)?;
+            self.resident.store(state.manifest.bytes(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn when_loaded(&self, done: Done) {
+        match &self.state.lock().resident {
+            Some(image) => image.when_read(|outcome| done(outcome.ok())),
+            None => done(None),
+        }
+    }
+
+    fn loaded(&self) -> Result<(), ModelError> {
+        let state = &mut *self.state.lock();
+        let Some(image) = &state.resident else { return Ok(()) };
+        if !state.is_whole {
+            image.wait_for_all()?;
+            // Who writes a file again while it is read leaves some of both.
+            state.weights.check_unchanged()?;
+            state.is_whole = true;
+        }
+        if let Some((uses, ended)) = state.first_run.take() {
+            let read = image.read_time().unwrap_or_default();
+            let tensors = &state.weights.tensors;
+            state.recorded = Some(Order::of_host_run(tensors, &uses, ended, read, Grouping::Searched));
+        }
+        Ok(())
+    }
+
+    fn evict(&self, _: u64) {
+        self.state.lock().unbind(&self.images);
+        self.resident.store(0, Ordering::Relaxed);
+    }
+
+    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+        let mut state = self.state.lock();
+        let Computed { outputs, begun, ended, first_uses } = state.computer.compute(inputs)?;
+        let (copy, wait) = waited(&first_uses, begun);
+        if state.is_first_run() {
+            state.first_run = Some((first_uses, ended));
+        }
+        let compute = (ended - begun).saturating_sub(copy + wait);
+        Ok(Timed { outputs, copy, wait, compute })
+    }
+}
+
+impl Drop for OnCpu {
+    fn drop(&mut self) {
+        self.evict(u64::MAX);
+    }
+}
+
+impl State {
+    /// Whether the order is still to be recorded.
+    fn is_first_run(&self) -> bool {
+        !self.order.is_recorded() && self.recorded.is_none()
+    }
+
+    /// Has an image computed with.
+    fn bind(&mut self, image: Arc<Image>) -> Result<(), ModelError> {
+        let placed = self.weights.tensors.placed(&self.order, &self.manifest);
+        let placed = placed.map(|placed| Placed {
+            name: placed.name.into(),
+            dtype: placed.dtype,
+            group: placed.group,
+            begin: placed.begin,
+        });
+        self.computer.bind(&image, placed.collect())?;
+        (self.resident, self.is_whole) = (Some(image), false);
+        Ok(())
+    }
+
+    fn unbind(&mut self, images: &Images) {
+        let Some(image) = self.resident.take() else { return };
+        self.computer.unbind();
+        drop(image);
+        images.forget(&self.manifest);
+        if let Some(order) = self.recorded.take()
+            && let Ok(manifest) = self.weights.tensors.manifest(self.manifest.name(), &order)
+        {
+            (self.order, self.manifest) = (order, manifest);
+        }
+    }
+}
+
+/// What a run that began at a time waited for: the first group, and the others.
+fn waited(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
+    let mut uses: Vec<_> = uses.iter().flatten().filter(|used| used.at >= begun).collect();
+    uses.sort_by_key(|used| used.at);
+    let mut waits = uses.into_iter().map(|used| used.waited);
+    (waits.next().unwrap_or_default(), waits.sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_nn::networks::Architectures;
+    use tenure_tensor::DType;
+
+    use super::*;
+    use crate::examples;
+    use crate::executor::Here;
+    use crate::repository::Repository;
+
+    /// The example whose parameters are not registered in the order in which they are used.
+    fn next_byte(folder: &std::path::Path) -> OnCpu {
+        examples::write(folder, None).unwrap();
+        let mut repository = Repository::new(folder);
+        repository.scan().unwrap();
+        let stored = repository.model("next-byte").unwrap();
+        let network = Architectures::default().build(&stored.config.architecture, stored.config.options.clone());
+        CpuBackend::new(1 << 30, Arc::new(Here)).unwrap().on_cpu(network.unwrap(), stored).unwrap()
+    }
+
+    fn ask(model: &OnCpu, tokens: [i64; 2]) -> Result<Vec<RawTensor>, ModelError> {
+        let bytes: Vec<u8> = tokens.into_iter().flat_map(i64::to_le_bytes).collect();
+        let tokens = RawTensor { dtype: DType::I64, sizes: vec![1, 2], parts: vec![bytes.into()] };
+        model.load().unwrap();
+        let answer = model.compute(&[tokens]);
+        model.loaded().unwrap();
+        answer.map(|answer| answer.outputs)
+    }
+
+    #[test]
+    fn the_first_run_tells_the_order_of_all_later_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = next_byte(folder.path());
+        let names = |model: &OnCpu| {
+            let state = model.state.lock();
+            state.manifest.entries().iter().map(|entry| entry.name.clone()).collect::<Vec<_>>()
+        };
+        let place = |names: &[String], name: &str| names.iter().position(|other| other.ends_with(name)).unwrap();
+        let is_in_order = |names: &[String]| {
+            let used = ["embed_tokens.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.weight"];
+            used.map(|name| place(names, name)).is_sorted()
+        };
+        assert!(!is_in_order(&names(&model)));
+        // One that ends early tells nothing of the rest.
+        assert!(matches!(ask(&model, [72, 1000]), Err(ModelError::Compute(_))));
+        let first = ask(&model, [72, 105]).unwrap();
+        assert!(!is_in_order(&names(&model)), "the image that there is stays");
+        model.evict(u64::MAX);
+        let recorded = names(&model);
+        assert!(is_in_order(&recorded) && recorded.last().unwrap() == "lm_head.weight", "{recorded:?}");
+        assert_eq!(ask(&model, [72, 105]).unwrap(), first);
+        model.evict(u64::MAX);
+        assert_eq!((names(&model), model.resident_bytes(), model.images.statistics().bytes), (recorded, 0, 0));
+    }
+}

@@ -1,0 +1,279 @@
+//! What messages say, as the protocol has it, and what the protocol says as messages.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use prost::encoding::{WireType, decode_key, decode_varint, skip_field};
+use prost::{DecodeError, Message};
+
+use super::contents;
+use super::messages::{
+    InferParameter, InferRequestedOutput, InferTensor, ModelIndex, ModelInferRequest, ModelInferResponse,
+    ModelMetadataResponse, ParameterChoice, Parameters, ServerMetadataResponse, TensorMetadata,
+};
+use crate::http::ServeError;
+use crate::protocol;
+use crate::protocol::{
+    Datatype, Encoding, IndexEntry, InferRequest, InferResponse, ModelMetadata, ProtocolError, ServerMetadata, Tensor,
+    TensorError, Wanted, WantedOutput, shape,
+};
+
+/// What a field of a request, and a string in its contents, may take in memory beyond its bytes.
+const FIELD_BYTES: usize = 384;
+const STRING_BYTES: usize = 32;
+
+/// What fields of a request may take that nobody counts.
+const FREE_BYTES: usize = 64 << 10;
+
+/// The message that bytes say.
+///
+/// # Errors
+/// They are none of this form.
+pub(super) fn decode<M: Message + Default>(bytes: Bytes) -> Result<M, ServeError> {
+    M::decode(bytes).map_err(|error| malformed(&error))
+}
+
+fn malformed(error: &DecodeError) -> ServeError {
+    ServeError::Malformed(format!("not a message of the protocol: {error}"))
+}
+
+/// How many bytes a request takes beyond its own when it is decoded. A field of two bytes may become a tensor.
+///
+/// # Errors
+/// It is no message.
+pub(super) fn decoded_bytes(request: &[u8]) -> Result<usize, ServeError> {
+    let bytes = nested_bytes(request, 0).map_err(|error| malformed(&error))?;
+    Ok(bytes.saturating_sub(FREE_BYTES))
+}
+
+fn nested_bytes(mut message: &[u8], depth: u32) -> Result<usize, DecodeError> {
+    let mut sum = 0usize;
+    while message.has_remaining() {
+        let (tag, wire_type) = decode_key(&mut message)?;
+        if wire_type != WireType::LengthDelimited {
+            skip_field(wire_type, tag, &mut message, Default::default())?;
+            continue;
+        }
+        let length = usize::try_from(decode_varint(&mut message)?).ok();
+        let Some((field, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
+            // What is decoded after this says so.
+            return Ok(sum);
+        };
+        message = rest;
+        sum = sum.saturating_add(if depth < 2 { FIELD_BYTES } else { STRING_BYTES });
+        // Inputs and outputs, and the contents of inputs.
+        if matches!((depth, tag), (0, 5 | 6) | (1, 5)) {
+            sum = sum.saturating_add(nested_bytes(field, depth + 1)?);
+        }
+    }
+    Ok(sum)
+}
+
+/// A string that says something; in a message, one that is not there is empty.
+pub(super) fn said(string: String) -> Option<String> {
+    Some(string).filter(|string| !string.is_empty())
+}
+
+/// How an answer's tensors are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// All as bytes.
+    Raw,
+    /// In their contents, unless one has none.
+    Contents,
+}
+
+/// The request that a message says, and how it is to be answered: as it came.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn infer_request(message: ModelInferRequest) -> Result<(InferRequest, Form), ServeError> {
+    let ModelInferRequest { model_name, model_version, id, parameters, inputs, outputs, raw_input_contents } = message;
+    if parameters.contains_key("sequence_id") {
+        return Err(ServeError::Invalid(ProtocolError::Unsupported {
+            what: "a sequence of requests",
+            instead: "leave sequence_id out, and send what a request needs with it: models keep no state",
+        }));
+    }
+    let has_contents =
+        |input: &InferTensor| input.contents.as_ref().is_some_and(|contents| !contents::is_empty(contents));
+    let form = if inputs.iter().any(has_contents) { Form::Contents } else { Form::Raw };
+    let request = InferRequest {
+        model: model_name,
+        version: said(model_version),
+        id: said(id),
+        priority: number(&parameters, "priority")?,
+        timeout: Some(number(&parameters, "timeout")?).filter(|us| *us > 0).map(Duration::from_micros),
+        inputs: tensors(inputs, raw_input_contents, form).map_err(ServeError::Invalid)?,
+        shared_inputs: Vec::new(),
+        wanted: wanted(outputs).map_err(ServeError::Invalid)?,
+    };
+    Ok((request, form))
+}
+
+/// A parameter, which is 0 if it is not there.
+fn number(parameters: &Parameters, name: &str) -> Result<u64, ServeError> {
+    let Some(InferParameter { choice }) = parameters.get(name) else { return Ok(0) };
+    let number = match choice {
+        Some(ParameterChoice::Uint64(number)) => Some(*number),
+        Some(ParameterChoice::Int64(number)) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| ServeError::Malformed(format!("the parameter {name:?} is not a number from 0 up")))
+}
+
+fn tensors(inputs: Vec<InferTensor>, raw: Vec<Bytes>, form: Form) -> Result<Vec<Tensor>, ProtocolError> {
+    let mut names = HashSet::new();
+    if let Some(twice) = inputs.iter().find(|input| !names.insert(&*input.name)) {
+        return Err(ProtocolError::Twice(twice.name.clone()));
+    }
+    if !raw.is_empty() && (raw.len() != inputs.len() || form == Form::Contents) {
+        return Err(ProtocolError::RawContents { inputs: inputs.len(), raw: raw.len() });
+    }
+    let mut raw = raw.into_iter();
+    inputs.into_iter().map(|input| tensor(input, raw.next())).collect()
+}
+
+fn tensor(input: InferTensor, raw: Option<Bytes>) -> Result<Tensor, ProtocolError> {
+    let InferTensor { name, datatype, shape: sizes, parameters, contents } = input;
+    if parameters.contains_key("shared_memory_region") {
+        return Err(ProtocolError::Unsupported { what: "shared memory", instead: "send the tensor in the message" });
+    }
+    let elements = || {
+        let datatype: Datatype = datatype.parse()?;
+        let shape = shape(sizes)?;
+        let bytes = match (raw, contents) {
+            (Some(raw), _) => raw,
+            (None, Some(contents)) => contents::read(contents, datatype)?.into(),
+            (None, None) => Bytes::new(),
+        };
+        Ok((datatype, shape, bytes))
+    };
+    let (datatype, shape, bytes) = elements().map_err(|error: TensorError| error.of(&name))?;
+    Tensor::new(name, datatype, shape, bytes)
+}
+
+fn wanted(outputs: Vec<InferRequestedOutput>) -> Result<Wanted, ProtocolError> {
+    let mut names = HashSet::new();
+    if let Some(twice) = outputs.iter().find(|output| !names.insert(&*output.name)) {
+        return Err(ProtocolError::Twice(twice.name.clone()));
+    }
+    let wanted = |InferRequestedOutput { name, parameters }| {
+        let unsupported = |what, instead| Err(ProtocolError::Unsupported { what, instead });
+        if parameters.contains_key("classification") {
+            let instead = "ask for the output itself: it has the scores, and labels are not known here";
+            return unsupported("classification of an output", instead);
+        }
+        if parameters.contains_key("shared_memory_region") {
+            return unsupported("shared memory", "ask for the output in the message");
+        }
+        Ok(WantedOutput { name, encoding: None, span: None })
+    };
+    // All types can be sent.
+    Ok(Wanted { outputs: outputs.into_iter().map(wanted).collect::<Result<_, _>>()?, encoding: Encoding::Binary })
+}
+
+/// The message that says an answer: those outputs that are wanted.
+///
+/// # Errors
+/// One of them is not there.
+pub(super) fn infer_response(
+    response: &InferResponse,
+    wanted: &Wanted,
+    form: Form,
+) -> Result<ModelInferResponse, ServeError> {
+    let outputs = response.wanted(wanted);
+    let outputs =
+        outputs.map_err(|error| ServeError::Failed(format!("the server answered something else: {error}")))?;
+    let contents = match form {
+        Form::Raw => None,
+        Form::Contents => outputs.iter().map(|(output, _)| contents::write(output)).collect::<Option<Vec<_>>>(),
+    };
+    let raw_output_contents = match &contents {
+        None => outputs.iter().map(|(output, _)| output.bytes().clone()).collect(),
+        Some(_) => Vec::new(),
+    };
+    let mut contents = contents.into_iter().flatten();
+    let tensor = |(output, _): &(&Tensor, Encoding)| InferTensor {
+        name: output.name().into(),
+        datatype: output.datatype().name().into(),
+        // No dimension of a tensor in memory is longer.
+        shape: output.shape().iter().map(|&size| i64::try_from(size).unwrap_or(i64::MAX)).collect(),
+        parameters: Parameters::new(),
+        contents: contents.next(),
+    };
+    Ok(ModelInferResponse {
+        model_name: response.model.clone(),
+        model_version: response.version.clone().unwrap_or_default(),
+        id: response.id.clone().unwrap_or_default(),
+        parameters: Parameters::new(),
+        outputs: outputs.iter().map(tensor).collect(),
+        raw_output_contents,
+    })
+}
+
+impl From<ServerMetadata> for ServerMetadataResponse {
+    fn from(ServerMetadata { name, version, extensions }: ServerMetadata) -> Self {
+        let extensions = extensions.iter().map(|extension| String::from(*extension)).collect();
+        Self { name: name.into(), version: version.into(), extensions }
+    }
+}
+
+impl From<&ModelMetadata> for ModelMetadataResponse {
+    fn from(ModelMetadata { name, versions, platform, inputs, outputs, .. }: &ModelMetadata) -> Self {
+        let tensors = |tensors: &[protocol::TensorMetadata]| tensors.iter().map(TensorMetadata::from).collect();
+        Self {
+            name: name.clone(),
+            versions: versions.clone(),
+            platform: platform.clone(),
+            inputs: tensors(inputs),
+            outputs: tensors(outputs),
+        }
+    }
+}
+
+impl From<&protocol::TensorMetadata> for TensorMetadata {
+    fn from(protocol::TensorMetadata { name, datatype, shape }: &protocol::TensorMetadata) -> Self {
+        Self { name: name.clone(), datatype: datatype.name().into(), shape: shape.clone() }
+    }
+}
+
+impl From<IndexEntry> for ModelIndex {
+    fn from(IndexEntry { name, version, state, reason }: IndexEntry) -> Self {
+        Self { name, version, state: state.name().into(), reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_with_half_precision_is_bytes_however_it_was_asked_for() {
+        let tensor = |name, datatype| Tensor::new(name, datatype, vec![1], vec![1, 0]).unwrap();
+        let outputs = vec![tensor("a", Datatype::Int16), tensor("b", Datatype::Bf16)];
+        let response = InferResponse { outputs, ..InferResponse::default() };
+        let both = infer_response(&response, &Wanted::default(), Form::Contents).unwrap();
+        assert_eq!(both.raw_output_contents, [&[1, 0][..]; 2]);
+        assert!(both.outputs.iter().all(|output| output.contents.is_none()));
+        let wanted = vec![WantedOutput { name: "a".into(), encoding: None, span: None }];
+        let wanted = Wanted { outputs: wanted, ..Wanted::default() };
+        let one = infer_response(&response, &wanted, Form::Contents).unwrap();
+        assert_eq!(one.outputs[0].contents.as_ref().unwrap().ints, [1]);
+        assert!(one.raw_output_contents.is_empty() && one.outputs.len() == 1);
+    }
+
+    #[test]
+    fn what_becomes_much_in_memory_is_counted() {
+        let inputs = vec![InferTensor::default(); 1 << 20];
+        let request = ModelInferRequest { inputs, ..ModelInferRequest::default() };
+        let bytes = request.encode_to_vec();
+        assert_eq!(bytes.len(), 2 << 20);
+        assert!(decoded_bytes(&bytes).unwrap() > size_of::<InferTensor>() << 20);
+        let raw_input_contents = vec![Bytes::from_static(&[0; 1 << 20])];
+        let request = ModelInferRequest { raw_input_contents, ..ModelInferRequest::default() };
+        assert_eq!(decoded_bytes(&request.encode_to_vec()).unwrap(), 0);
+        assert!(size_of::<Bytes>() <= STRING_BYTES && size_of::<InferTensor>() <= FIELD_BYTES);
+    }
+}

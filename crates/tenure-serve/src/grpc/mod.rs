@@ -1,0 +1,28 @@
+//! The protocol over gRPC: the service `inference.GRPCInferenceService` of KServe and Triton, for the same
+//! [`Service`](crate::http::Service) as over HTTP, with the same limits, tokens and errors.
+//!
+//! A [`Server`](crate::http::Server) has it where [`Config::grpc`](crate::http::Config::grpc) says. It is HTTP/2 without TLS.
+//!
+//! | call | |
+//! | --- | --- |
+//! | `ServerLive`, `ServerReady` | for whoever starts servers and spreads requests; needs no token |
+//! | `ServerMetadata` | the server's metadata |
+//! | `ModelMetadata`, `ModelReady` | a model's metadata; whether it is ready, which a model that is not known is not |
+//! | `ModelInfer`, `ModelStreamInfer` | asks a model, once or again and again |
+//! | `RepositoryIndex` | lists models |
+//! | `RepositoryModelLoad`, `RepositoryModelUnload` | loads and unloads a model |
+//!
+//! Others are not implemented. Tensors come as `raw_input_contents` or as `contents`, and answers as the request's tensors
+//! came; half precision has no `contents`. A call whose client cancels it, or whose time passes, is dropped. Messages may be
+//! compressed by gzip or deflate. A stream whose next message does not come within
+//! [`Limits::receive`](crate::http::Limits::receive) ends.
+
+mod calls;
+mod connection;
+mod contents;
+mod convert;
+pub mod messages;
+mod status;
+mod wire;
+
+pub(crate) use connection::Server;

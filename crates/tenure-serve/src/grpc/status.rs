@@ -1,0 +1,85 @@
+//! How a call ended, in its trailers.
+
+use std::fmt::Write;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::http::ServeError;
+
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// A number of gRPC's for how a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Code {
+    Ok = 0,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// The code that says an error. What may be asked again later is `UNAVAILABLE`, as it is 503 over HTTP.
+fn code(error: &ServeError) -> Code {
+    match error {
+        ServeError::Invalid(_) | ServeError::Malformed(_) | ServeError::SharedMemory(_) => Code::InvalidArgument,
+        ServeError::UnknownModel { .. } => Code::NotFound,
+        ServeError::UnknownRoute(_) | ServeError::Method(_) | ServeError::ContentEncoding(_) => Code::Unimplemented,
+        ServeError::Token => Code::Unauthenticated,
+        ServeError::OtherSite => Code::PermissionDenied,
+        ServeError::Slow(_) | ServeError::DeadlinePassed(_) => Code::DeadlineExceeded,
+        ServeError::TooLarge(_) => Code::ResourceExhausted,
+        ServeError::NotReady { .. }
+        | ServeError::QueueFull { .. }
+        | ServeError::Busy
+        | ServeError::WorkerLost(_)
+        | ServeError::NotServing
+        | ServeError::ShuttingDown => Code::Unavailable,
+        ServeError::Failed(_) => Code::Internal,
+    }
+}
+
+/// The trailers of a call that ended so.
+pub(super) fn trailers(ended: &Result<(), ServeError>) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    let code = ended.as_ref().map_or_else(code, |()| Code::Ok);
+    trailers.insert(STATUS, HeaderValue::from(code as u16));
+    let Err(error) = ended else { return trailers };
+    if let Ok(message) = HeaderValue::from_str(&escape(&error.message())) {
+        trailers.insert(MESSAGE, message);
+    }
+    if let Some(retry_after) = error.retry_after() {
+        trailers.insert(PUSHBACK, u64::try_from(retry_after.as_millis()).unwrap_or(u64::MAX).into());
+    }
+    trailers
+}
+
+/// A message as a header has it: what is not plain ASCII as `%` and two digits a byte.
+fn escape(message: &str) -> String {
+    let mut escaped = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        if matches!(byte, b' '..=b'~') && byte != b'%' {
+            escaped.push(byte.into());
+        } else {
+            // Nothing fails to be written to memory.
+            let _ = write!(escaped, "%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_escaped_where_a_header_cannot_have_it() {
+        assert_eq!(escape("50% of \"é\"\n"), "50%25 of \"%C3%A9\"%0A");
+    }
+}

@@ -1,0 +1,246 @@
+//! The messages of a call as HTTP/2 has them: each behind whether it is compressed, and its length.
+
+use std::future::poll_fn;
+use std::io;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use bytes::{BufMut, Bytes, BytesMut};
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use prost::Message;
+use tokio::time::timeout;
+
+use super::status;
+use crate::http::body::{Share, aside, unpack};
+use crate::http::{Limits, ServeError};
+
+/// Bytes before a message.
+const HEAD_BYTES: usize = 5;
+
+/// How a call says that its messages may be compressed, and may not.
+const ENCODING: &str = "grpc-encoding";
+const ENCODINGS: HeaderValue = HeaderValue::from_static("identity,gzip,deflate");
+
+/// How long a call may take, if it says so: at most eight digits and a unit.
+///
+/// # Errors
+/// It says something else.
+pub(super) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, ServeError> {
+    let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
+    let limit = || {
+        let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+        let is_number = digits.len() <= 8 && digits.bytes().all(|digit| digit.is_ascii_digit());
+        let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+        Some(match unit {
+            "H" => Duration::from_secs(number * 3600),
+            "M" => Duration::from_secs(number * 60),
+            "S" => Duration::from_secs(number),
+            "m" => Duration::from_millis(number),
+            "u" => Duration::from_micros(number),
+            "n" => Duration::from_nanos(number),
+            _ => return None,
+        })
+    };
+    limit().map(Some).ok_or_else(|| ServeError::Malformed(format!("grpc-timeout is no time: {value:?}")))
+}
+
+/// What a call's messages are compressed with.
+#[derive(Clone, Copy)]
+enum Packing {
+    None,
+    Gzip,
+    Zlib,
+}
+
+/// A call's messages as they come.
+pub(super) struct Incoming {
+    stream: RecvStream,
+    limits: Limits,
+    packing: Packing,
+    bytes: BytesMut,
+}
+
+impl Incoming {
+    pub(super) fn new(headers: &HeaderMap, stream: RecvStream, limits: Limits) -> Result<Self, ServeError> {
+        let packing = match headers.get(ENCODING).map(HeaderValue::as_bytes) {
+            None | Some(b"identity") => Packing::None,
+            Some(b"gzip") => Packing::Gzip,
+            Some(b"deflate") => Packing::Zlib,
+            Some(other) => return Err(ServeError::ContentEncoding(String::from_utf8_lossy(other).into_owned())),
+        };
+        Ok(Self { stream, limits, packing, bytes: BytesMut::new() })
+    }
+
+    /// The next message as it was before it was compressed, which takes a share of the memory for bodies; nothing at the end.
+    pub(super) async fn next(&mut self, share: &mut Share) -> Result<Option<Bytes>, ServeError> {
+        let Limits { receive, body_bytes: limit, .. } = self.limits;
+        let received = timeout(receive, self.receive(share)).await;
+        let Some((is_packed, message)) = received.map_err(|_| ServeError::Slow(receive))?? else { return Ok(None) };
+        // Few bytes may become many.
+        let message = match (is_packed, self.packing) {
+            (0, _) => return Ok(Some(message)),
+            (1, Packing::Gzip) => aside(usize::MAX, move || unpack(MultiGzDecoder::new(&message[..]), limit)).await?,
+            (1, Packing::Zlib) => aside(usize::MAX, move || unpack(ZlibDecoder::new(&message[..]), limit)).await?,
+            _ => {
+                return Err(ServeError::Malformed(
+                    "a message is compressed, and grpc-encoding does not say how".into(),
+                ));
+            }
+        };
+        share.grow(message.len())?;
+        Ok(Some(message))
+    }
+
+    /// The only message.
+    pub(super) async fn only(&mut self, share: &mut Share) -> Result<Bytes, ServeError> {
+        let message = self.next(share).await?;
+        let message = message.ok_or_else(|| ServeError::Malformed("the call has no message".into()))?;
+        let Limits { receive, .. } = self.limits;
+        let more = timeout(receive, self.fill(1, share)).await.map_err(|_| ServeError::Slow(receive))??;
+        if more { Err(ServeError::Malformed("the call has more than one message".into())) } else { Ok(message) }
+    }
+
+    async fn receive(&mut self, share: &mut Share) -> Result<Option<(u8, Bytes)>, ServeError> {
+        let cut = || ServeError::Malformed("the body was cut off: it ends within a message".into());
+        if !self.fill(HEAD_BYTES, share).await? {
+            return if self.bytes.is_empty() { Ok(None) } else { Err(cut()) };
+        }
+        let head = self.bytes.split_to(HEAD_BYTES);
+        let is_packed = head[0];
+        let bytes = head[1..].iter().fold(0, |bytes, &byte| bytes << 8 | usize::from(byte));
+        if bytes > self.limits.body_bytes {
+            return Err(ServeError::TooLarge(self.limits.body_bytes));
+        }
+        if !self.fill(bytes, share).await? {
+            return Err(cut());
+        }
+        Ok(Some((is_packed, self.bytes.split_to(bytes).freeze())))
+    }
+
+    /// Waits for so many bytes; not, if the stream ends before.
+    async fn fill(&mut self, bytes: usize, share: &mut Share) -> Result<bool, ServeError> {
+        while self.bytes.len() < bytes {
+            let Some(data) = self.stream.data().await else { return Ok(false) };
+            let cut = |error| ServeError::Malformed(format!("the body was cut off: {error}"));
+            let data = data.map_err(cut)?;
+            self.stream.flow_control().release_capacity(data.len()).map_err(cut)?;
+            // What was only announced takes no share.
+            share.grow(self.bytes.len() + data.len())?;
+            self.bytes.extend_from_slice(&data);
+        }
+        Ok(true)
+    }
+}
+
+/// A message behind its length.
+pub(super) fn frame(message: &impl Message) -> Result<Bytes, ServeError> {
+    let failed =
+        |reason: &dyn ToString| ServeError::Failed(format!("an answer cannot be sent: {}", reason.to_string()));
+    let bytes = message.encoded_len();
+    let length = u32::try_from(bytes).map_err(|error| failed(&error))?;
+    let mut frame = BytesMut::with_capacity(HEAD_BYTES + bytes);
+    frame.put_u8(0);
+    frame.put_u32(length);
+    message.encode(&mut frame).map_err(|error| failed(&error))?;
+    Ok(frame.freeze())
+}
+
+/// A call's answers as they go. Errors say that the client no longer takes them.
+pub(super) struct Outgoing {
+    respond: SendResponse<Bytes>,
+    stream: Option<SendStream<Bytes>>,
+    /// How long a client may take nothing.
+    patience: Duration,
+}
+
+impl Outgoing {
+    pub(super) fn new(respond: SendResponse<Bytes>, patience: Duration) -> Self {
+        Self { respond, stream: None, patience }
+    }
+
+    /// Waits until the client cancels the call, or the connection ends.
+    pub(super) async fn cancelled(&mut self) {
+        let Self { respond, stream, .. } = self;
+        // Either way, nobody is there.
+        let _ = poll_fn(|context| match stream {
+            Some(stream) => stream.poll_reset(context),
+            None => respond.poll_reset(context),
+        })
+        .await;
+    }
+
+    /// Sends a message that is behind its length.
+    pub(super) async fn send(&mut self, mut frame: Bytes) -> io::Result<()> {
+        let stream = match &mut self.stream {
+            Some(stream) => stream,
+            None => {
+                let sent = self.respond.send_response(head(StatusCode::OK), false).map_err(io::Error::other)?;
+                self.stream.insert(sent)
+            }
+        };
+        while !frame.is_empty() {
+            stream.reserve_capacity(frame.len());
+            let capacity = timeout(self.patience, poll_fn(|context| stream.poll_capacity(context))).await?;
+            let capacity = capacity.ok_or(io::ErrorKind::BrokenPipe)?.map_err(io::Error::other)?;
+            let part = frame.split_to(capacity.min(frame.len()));
+            stream.send_data(part, false).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the call.
+    pub(super) fn end(mut self, ended: &Result<(), ServeError>) -> io::Result<()> {
+        let trailers = status::trailers(ended);
+        match self.stream {
+            Some(mut stream) => stream.send_trailers(trailers),
+            None => {
+                let mut head = head(StatusCode::OK);
+                head.headers_mut().extend(trailers);
+                self.respond.send_response(head, true).map(drop)
+            }
+        }
+        .map_err(io::Error::other)
+    }
+
+    /// Ends what is no call.
+    pub(super) fn refuse(mut self) -> io::Result<()> {
+        let refused = self.respond.send_response(head(StatusCode::UNSUPPORTED_MEDIA_TYPE), true);
+        refused.map(drop).map_err(io::Error::other)
+    }
+}
+
+fn head(status: StatusCode) -> Response<()> {
+    let mut head = Response::new(());
+    *head.status_mut() = status;
+    head.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    head.headers_mut().insert("grpc-accept-encoding", ENCODINGS);
+    head
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_is_a_number_and_a_unit() {
+        let limit = |text: &'static str| {
+            time_limit(&HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), HeaderValue::from_static(text))])).ok()
+        };
+        for (text, expected) in [
+            ("2H", Duration::from_secs(7200)),
+            ("3M", Duration::from_secs(180)),
+            ("4S", Duration::from_secs(4)),
+            ("5m", Duration::from_millis(5)),
+            ("6u", Duration::from_micros(6)),
+            ("99999999n", Duration::from_nanos(99_999_999)),
+        ] {
+            assert_eq!(limit(text), Some(Some(expected)), "{text}");
+        }
+        for text in ["", "1", "S", "-1S", "+1S", "1 S", "1.5S", "100000000S", "1s"] {
+            assert_eq!(limit(text), None, "{text}");
+        }
+        assert_eq!(time_limit(&HeaderMap::new()).unwrap(), None);
+    }
+}

@@ -1,0 +1,79 @@
+//! Requests for inference.
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use tokio::time::Instant;
+
+use super::ServeError;
+use super::body::{aside, receive};
+use super::routes::{ModelPath, Sharing, json_response};
+use super::shared::{Ending, Shared};
+use super::shared_memory::{InPlace, Peer};
+use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
+
+pub(super) async fn infer(
+    State(shared): Sharing,
+    path: ModelPath,
+    peer: Option<Extension<Peer>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ServeError> {
+    let arrived = Instant::now();
+    let mut ending = Ending::new(shared.service.metrics(), arrived);
+    let received = Received { path, peer: peer.map(|Extension(peer)| peer), headers, body, arrived };
+    let answer = answer(&shared, received, &mut ending.model).await;
+    ending.of(&answer);
+    answer
+}
+
+/// A request as it comes.
+struct Received {
+    path: ModelPath,
+    peer: Option<Peer>,
+    headers: HeaderMap,
+    body: Body,
+    arrived: Instant,
+}
+
+/// `known` becomes the model's name, when it is known that there is such a model.
+async fn answer(shared: &Shared, received: Received, known: &mut String) -> Result<Response, ServeError> {
+    let Received { path, peer, headers, body, arrived } = received;
+    let json_bytes = json_length(&headers)?;
+    // Inputs may be parts of the body.
+    let mut share = shared.share();
+    let body = receive(&headers, body, shared.limits(), &mut share).await?;
+    let metadata = shared.service.metadata(&path.model, path.version.as_deref())?;
+    known.clone_from(&path.model);
+    let body_bytes = body.len();
+    let parse = move || InferRequest::parse(path.model, path.version, body, json_bytes).map_err(ServeError::Invalid);
+    let request = aside(body_bytes, parse).await?;
+    let mut in_place = InPlace::find(shared, peer, &request)?;
+    let request = in_place.read(shared, &mut share, body_bytes, request).await?;
+    metadata.check(&request).map_err(ServeError::Invalid)?;
+    let wanted = request.wanted.clone();
+    let response = in_place.write(shared.infer(request, arrived).await?).await?;
+    let output_bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
+    let Encoded { body, json_bytes } = aside(output_bytes, move || encode(&response, &wanted)).await?;
+    let Some(json_bytes) = json_bytes else { return Ok(json_response(body)) };
+    let mut response = ([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response();
+    response.headers_mut().insert(JSON_LENGTH, json_bytes.into());
+    Ok(response)
+}
+
+fn encode(response: &InferResponse, wanted: &Wanted) -> Result<Encoded, ServeError> {
+    response.encode(wanted).map_err(|error| match error {
+        // It was asked for in JSON.
+        ProtocolError::Write(_) => ServeError::Invalid(error),
+        _ => ServeError::Failed(format!("the server answered something else: {error}")),
+    })
+}
+
+fn json_length(headers: &HeaderMap) -> Result<Option<usize>, ServeError> {
+    let Some(value) = headers.get(JSON_LENGTH) else { return Ok(None) };
+    let length = value.to_str().ok().and_then(|value| value.parse().ok());
+    let malformed = || ServeError::Malformed(format!("Inference-Header-Content-Length is no length: {value:?}"));
+    length.map(Some).ok_or_else(malformed)
+}

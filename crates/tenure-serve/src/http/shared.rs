@@ -1,0 +1,104 @@
+//! What the protocol needs over HTTP and over gRPC.
+
+use std::sync::Arc;
+use std::thread;
+
+use axum::http::{HeaderMap, header};
+use subtle::{Choice, ConstantTimeEq};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use super::body::Share;
+use super::regions::Regions;
+use super::{Config, Limits, ServeError, Service};
+use crate::metrics::{Metrics, Outcome};
+use crate::protocol::{InferRequest, InferResponse};
+
+/// What all requests need.
+pub(crate) struct Shared {
+    pub(crate) service: Arc<dyn Service>,
+    pub(crate) config: Config,
+    /// Of shared memory.
+    pub(super) regions: Regions,
+    /// KiB for bodies.
+    memory: Arc<Semaphore>,
+}
+
+impl Shared {
+    pub(crate) fn new(service: Arc<dyn Service>, config: Config) -> Self {
+        let memory = Semaphore::new((config.limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
+        Self { service, config, regions: Regions::default(), memory: Arc::new(memory) }
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    /// Whether all whose requests come as far as this have shown a token.
+    pub(super) fn has_tokens(&self) -> bool {
+        !self.config.tokens.is_empty()
+    }
+
+    pub(crate) fn share(&self) -> Share {
+        Share::new(self.memory.clone())
+    }
+
+    /// Lets those pass who have a token, if there are tokens.
+    pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<(), ServeError> {
+        let tokens = &self.config.tokens;
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked(7));
+        let given =
+            given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer ")).map_or(&[][..], |(_, token)| token);
+        // All are compared, each whole, so that the time tells nothing of how near a guess was.
+        let is_known = tokens.iter().fold(Choice::from(0), |known, token| known | token.as_bytes().ct_eq(given));
+        if tokens.is_empty() || is_known.into() { Ok(()) } else { Err(ServeError::Token) }
+    }
+
+    /// Asks a model, for no longer than the request's timeout from when it arrived. The answer has the request's id.
+    pub(crate) async fn infer(&self, request: InferRequest, arrived: Instant) -> Result<InferResponse, ServeError> {
+        let (id, timeout) = (request.id.clone(), request.timeout);
+        let inferred = self.service.infer(request);
+        let mut response = match timeout {
+            None => inferred.await?,
+            Some(timeout) => {
+                let in_time = timeout_at(arrived + timeout, inferred).await;
+                in_time.map_err(|_| ServeError::DeadlinePassed(timeout))??
+            }
+        };
+        response.id = id;
+        Ok(response)
+    }
+}
+
+/// Refuses to load a model with parameters: what is asked for would not be what is loaded.
+pub(crate) fn refuse_parameters<'a>(mut names: impl Iterator<Item = &'a String>) -> Result<(), ServeError> {
+    let Some(name) = names.next() else { return Ok(()) };
+    Err(ServeError::Malformed(format!("the parameter {name:?} is not supported: a model is loaded as its files say")))
+}
+
+/// Counts how a request ended, even if it is dropped.
+pub(crate) struct Ending<'a> {
+    metrics: &'a Metrics,
+    /// The model's name, when it is known that there is such a model.
+    pub(crate) model: String,
+    arrived: Instant,
+    pub(super) outcome: Outcome,
+}
+
+impl<'a> Ending<'a> {
+    pub(crate) fn new(metrics: &'a Metrics, arrived: Instant) -> Self {
+        Self { metrics, model: String::new(), arrived, outcome: Outcome::Cancelled }
+    }
+
+    /// It ended with this answer.
+    pub(crate) fn of<T>(&mut self, answer: &Result<T, ServeError>) {
+        self.outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let outcome = if thread::panicking() { Outcome::Failed } else { self.outcome };
+        self.metrics.ended(&self.model, outcome, self.arrived.elapsed());
+    }
+}

@@ -1,0 +1,109 @@
+//! How a model is configured, as Triton's extension `model_configuration` says it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Datatype, ModelMetadata, TensorMetadata};
+
+/// How requests of a model run together: along the first dimension of all its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batching {
+    /// Rows of a batch, at most; also those of one request.
+    pub max_rows: u32,
+    /// For how long a request waits for others.
+    pub max_delay: Duration,
+}
+
+/// A model's configuration: what clients that measure or generate requests need to know beside its [`ModelMetadata`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelConfig {
+    name: String,
+    platform: String,
+    backend: &'static str,
+    version_policy: VersionPolicy,
+    /// 0 where shapes have no dimension of batches.
+    max_batch_size: u32,
+    input: Vec<TensorConfig>,
+    output: Vec<TensorConfig>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dynamic_batching: Option<DynamicBatching>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct VersionPolicy {
+    specific: Versions,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Versions {
+    /// Triton's are numbers.
+    versions: Vec<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct TensorConfig {
+    name: String,
+    data_type: &'static str,
+    /// Without the dimension of batches.
+    dims: Vec<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct DynamicBatching {
+    preferred_batch_size: Vec<u32>,
+    max_queue_delay_microseconds: u64,
+}
+
+impl ModelConfig {
+    /// The configuration of a model.
+    pub fn new(model: &ModelMetadata) -> Self {
+        let ModelMetadata { name, versions, platform, inputs, outputs, batching } = model;
+        let tensors = |tensors: &[TensorMetadata]| {
+            tensors.iter().map(|tensor| TensorConfig::new(tensor, batching.is_some())).collect()
+        };
+        let dynamic_batching = batching.filter(|batching| batching.max_rows > 1).map(|batching| DynamicBatching {
+            preferred_batch_size: vec![batching.max_rows],
+            max_queue_delay_microseconds: batching.max_delay.as_micros().try_into().unwrap_or(u64::MAX),
+        });
+        Self {
+            name: name.clone(),
+            platform: platform.clone(),
+            backend: "tenure",
+            version_policy: VersionPolicy {
+                specific: Versions { versions: versions.iter().filter_map(|version| version.parse().ok()).collect() },
+            },
+            max_batch_size: batching.map_or(0, |batching| batching.max_rows),
+            input: tensors(inputs),
+            output: tensors(outputs),
+            dynamic_batching,
+        }
+    }
+}
+
+impl TensorConfig {
+    fn new(tensor: &TensorMetadata, is_batched: bool) -> Self {
+        let dims = tensor.shape.iter().skip(usize::from(is_batched)).copied().collect();
+        Self { name: tensor.name.clone(), data_type: data_type(tensor.datatype), dims }
+    }
+}
+
+/// Triton's name of a datatype in a configuration.
+fn data_type(datatype: Datatype) -> &'static str {
+    match datatype {
+        Datatype::Bool => "TYPE_BOOL",
+        Datatype::Uint8 => "TYPE_UINT8",
+        Datatype::Uint16 => "TYPE_UINT16",
+        Datatype::Uint32 => "TYPE_UINT32",
+        Datatype::Uint64 => "TYPE_UINT64",
+        Datatype::Int8 => "TYPE_INT8",
+        Datatype::Int16 => "TYPE_INT16",
+        Datatype::Int32 => "TYPE_INT32",
+        Datatype::Int64 => "TYPE_INT64",
+        Datatype::Fp16 => "TYPE_FP16",
+        Datatype::Bf16 => "TYPE_BF16",
+        Datatype::Fp32 => "TYPE_FP32",
+        Datatype::Fp64 => "TYPE_FP64",
+        Datatype::Bytes => "TYPE_STRING",
+    }
+}

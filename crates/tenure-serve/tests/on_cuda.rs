@@ -1,0 +1,144 @@
+//! A server whose models are computed on a CUDA device, which has no room for all of them: a simulated one unless
+//! `TENURE_TEST_DRIVER` is `cuda`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod served;
+
+use std::sync::{Arc, LazyLock};
+use std::{env, fs, thread};
+
+use parking_lot::{Mutex, MutexGuard};
+use served::{Served, example_models, request, until};
+use tempfile::TempDir;
+use tenure_device::Executor;
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_nn::networks::Architectures;
+use tenure_serve::http::Service as _;
+use tenure_serve::protocol::{Datatype, Tensor};
+use tenure_serve::serving::ServingOptions;
+use tenure_tensor::Device;
+
+/// Bytes of the pieces of the device's memory, each of which has room for one of the models here.
+const CHUNK: u64 = 16 << 20;
+
+/// The device is the process's: a test has it for itself.
+fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
+        if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+            return memory::device(0).unwrap();
+        }
+        let config = SimConfig { capacity_bytes: 1 << 30, seed: 3, ..SimConfig::default() };
+        memory::install(Arc::new(SimDriver::new(config)), MemoryConfig::default()).unwrap()
+    });
+    (ALONE.lock(), *MEMORY)
+}
+
+fn options(folder: &TempDir, device_bytes: u64) -> ServingOptions {
+    ServingOptions {
+        device: Device::cuda(0),
+        host_bytes: 256 << 20,
+        ..ServingOptions::new(folder.path(), device_bytes)
+    }
+}
+
+fn serve(folder: TempDir, device_bytes: u64) -> Served {
+    let options = options(&folder, device_bytes);
+    Served::start(folder, options, Architectures::default())
+}
+
+const MODELS: [&str; 4] = ["next-byte", "next-byte-2", "digits", "digits-2"];
+
+/// The examples, each under two names.
+fn models() -> TempDir {
+    let folder = example_models();
+    for name in ["next-byte", "digits"] {
+        let (from, to) = (folder.path().join(name), folder.path().join(format!("{name}-2")));
+        fs::create_dir(&to).unwrap();
+        for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    folder
+}
+
+fn input(model: &str) -> Tensor {
+    if model.starts_with("digits") {
+        let bytes = (0..28 * 28).flat_map(|pixel| (pixel as f32 / 784.0).to_le_bytes()).collect::<Vec<u8>>();
+        return Tensor::new("image", Datatype::Fp32, vec![1, 1, 28, 28], bytes).unwrap();
+    }
+    let bytes = [72_i64, 101, 108].into_iter().flat_map(i64::to_le_bytes).collect::<Vec<u8>>();
+    Tensor::new("tokens", Datatype::Int64, vec![1, 3], bytes).unwrap()
+}
+
+fn ask(served: &Served, model: &str) -> Vec<u8> {
+    served.infer(&request(model, vec![input(model)])).unwrap().outputs[0].bytes().to_vec()
+}
+
+fn expect_peace(memory: &DeviceMemory) {
+    memory.driver().synchronize().unwrap();
+    if let Executor::Sim(driver) = memory.driver().executor() {
+        assert_eq!(driver.fault(), None);
+    }
+}
+
+#[test]
+fn models_that_do_not_all_fit_answer_as_those_that_do() {
+    let (_alone, memory) = alone();
+    let expected: Vec<Vec<u8>> = {
+        let served = serve(models(), 8 * CHUNK);
+        MODELS.map(|model| ask(&served, model)).to_vec()
+    };
+    let served = serve(models(), 2 * CHUNK);
+    for turn in 0..6 {
+        for (model, expected) in MODELS.iter().zip(&expected) {
+            assert!(ask(&served, model) == *expected, "{model} in turn {turn}");
+        }
+        let snapshot = served.serving.snapshot();
+        let [device, host] = &snapshot.tiers[..] else { panic!("two tiers") };
+        assert!((1..=2 * CHUNK).contains(&device.used_bytes) && device.capacity_bytes == 2 * CHUNK, "{device:?}");
+        assert!(host.used_bytes > 0, "{host:?}");
+    }
+    assert!(served.get("/metrics").1.contains("switches"));
+    expect_peace(memory);
+}
+
+#[test]
+fn clients_that_ask_at_the_same_time_get_their_answers_and_unloading_frees_all() {
+    let (_alone, memory) = alone();
+    let before = memory.backing().held_bytes();
+    {
+        let served = serve(models(), 2 * CHUNK);
+        let expected = MODELS.map(|model| ask(&served, model));
+        thread::scope(|scope| {
+            for (model, expected) in MODELS.iter().zip(&expected) {
+                let served = &served;
+                scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
+            }
+        });
+        for model in MODELS {
+            assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
+        }
+        until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
+        assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
+        assert!(ask(&served, "digits") == expected[2]);
+    }
+    memory.allocator().release_cached().unwrap();
+    assert!(memory.backing().held_bytes() <= before, "{} of {before}", memory.backing().held_bytes());
+    expect_peace(memory);
+}
+
+#[test]
+fn a_model_that_is_larger_than_the_device_and_one_that_was_cut_are_told() {
+    let (_alone, memory) = alone();
+    let folder = models();
+    fs::write(folder.path().join("digits-2/model.safetensors"), b"cut").unwrap();
+    let served = serve(folder, CHUNK / 2);
+    let index = served.serving.index();
+    let reason = |model: &str| index.iter().find(|entry| entry.name == model).unwrap().reason.clone();
+    assert!(reason("next-byte").contains("room") || reason("next-byte").contains("bytes"), "{}", reason("next-byte"));
+    assert!(reason("digits-2").contains("safetensors"), "{}", reason("digits-2"));
+    assert_eq!(served.infer(&request("next-byte", vec![input("next-byte")])).unwrap_err().0, 503);
+    expect_peace(memory);
+}
