@@ -197,12 +197,14 @@ mod tests {
 
         #[test]
         fn a_start_takes_no_less_than_copying_and_than_computing(layers in layers(100), costs in costs()) {
-            let found = Grouping::Searched.divide(&layers, &costs).predicted_us;
+            // Sums in another order differ in their last bits.
+            let found = Grouping::Searched.divide(&layers, &costs).predicted_us * (1.0 + 1e-12);
+            let least = found * (1.0 - 2e-12);
             let bytes: u64 = layers.iter().map(|layer| layer.bytes).sum();
             prop_assert!(found >= bytes as f64 / costs.bytes_per_us);
             prop_assert!(found >= layers.iter().map(|layer| layer.compute_us).sum());
             for other in [Grouping::PerLayer, Grouping::PerBlock, Grouping::Whole] {
-                prop_assert!(found <= other.divide(&layers, &costs).predicted_us);
+                prop_assert!(least <= other.divide(&layers, &costs).predicted_us);
             }
         }
     }

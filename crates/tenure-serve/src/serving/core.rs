@@ -58,6 +58,13 @@ pub(super) struct State {
     pub(super) is_ending: bool,
 }
 
+/// A model that leaves the device's memory, or the end of it.
+pub(super) struct Leaving {
+    pub(super) model: Arc<Model>,
+    /// So many bytes of it.
+    pub(super) bytes: u64,
+}
+
 impl Core {
     pub(super) fn now(&self) -> Duration {
         self.origin.elapsed()
@@ -112,10 +119,11 @@ impl Core {
         self.send(Job::Run(run));
     }
 
-    /// The models that leave, with the bytes that each gives up.
-    pub(super) fn leaving(&self, state: &State, evictions: &[Eviction]) -> Vec<(Arc<Model>, u64)> {
+    /// The models that leave.
+    pub(super) fn leaving(&self, state: &State, evictions: &[Eviction]) -> Vec<Leaving> {
         let of = |eviction: &Eviction| {
-            Some((state.models.get(&eviction.model)?.clone(), eviction.chunks.saturating_mul(self.chunk_bytes)))
+            let bytes = eviction.chunks.saturating_mul(self.chunk_bytes);
+            Some(Leaving { model: state.models.get(&eviction.model)?.clone(), bytes })
         };
         evictions.iter().filter_map(of).collect()
     }

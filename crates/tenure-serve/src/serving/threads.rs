@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::core::{Core, State};
+use super::core::{Core, Leaving, State};
 use crate::executor::{Answer, Model, ModelError};
 use crate::http::ServeError;
 use crate::metrics::Phases;
@@ -30,8 +30,8 @@ pub(super) struct Run {
     pub(super) running: Arc<Model>,
     /// Its weights are to be brought.
     pub(super) is_load: bool,
-    /// What leaves before, each with its bytes.
-    pub(super) evict: Vec<(Arc<Model>, u64)>,
+    /// What leaves before.
+    pub(super) evict: Vec<Leaving>,
     pub(super) requests: Vec<RequestId>,
     /// Of each request, in the model's order.
     pub(super) inputs: Vec<Vec<Tensor>>,
@@ -102,7 +102,7 @@ impl Core {
         let is_lost = state.scheduler.residency(self.device).missing_bytes(run.model).is_some_and(|bytes| bytes > 0);
         if is_lost {
             drop(state);
-            self.evict(&[(Arc::clone(&run.running), u64::MAX)]);
+            self.evict(&[Leaving { model: Arc::clone(&run.running), bytes: u64::MAX }]);
             state = self.state.lock();
         }
         self.advance(&mut state);
@@ -143,7 +143,7 @@ impl Core {
         }
     }
 
-    fn next_load(&self, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<(Arc<Model>, u64)>)> {
+    fn next_load(&self, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
         let now = self.now();
         // What did not come has to wait for its turn, and so has what finds no room.
         let next = state.scheduler.upcoming(self.device, now).filter(|next| state.missed != Some(*next))?;
@@ -175,8 +175,8 @@ impl Core {
         }));
     }
 
-    fn evict(&self, models: &[(Arc<Model>, u64)]) {
-        for (model, bytes) in models {
+    fn evict(&self, leaving: &[Leaving]) {
+        for Leaving { model, bytes } in leaving {
             model.evict(*bytes);
             self.count_resident(model);
         }
