@@ -378,9 +378,12 @@ fn entries(tensors: Vec<(String, u64, Place)>) -> PyResult<(Vec<Entry>, bool)> {
                 Origin::File(source, begin)
             }
             Place::Memory(address) => {
-                // SAFETY: the package keeps tensors of so many bytes at the address until the image is made.
-                let read =
-                    move || unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), bytes as usize) };
+                let read = move || match bytes {
+                    // One without elements has no address.
+                    0 => &[][..],
+                    // SAFETY: the package keeps tensors of so many bytes at the address until the image is made.
+                    _ => unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), bytes as usize) },
+                };
                 if is_remade {
                     let contents: Vec<u8> = read().to_vec();
                     Origin::Made(Arc::new(move |target: &mut [u8]| target.copy_from_slice(&contents)))

@@ -52,7 +52,10 @@ impl Orders {
 
     /// A model's order. `None` if none was kept, or none that is one of the model's tensors.
     pub fn find(&self, key: &OrderKey) -> Option<KnownOrder> {
-        let order: KnownOrder = serde_json::from_slice(&fs::read(self.folder.join(&key.file)).ok()?).ok()?;
+        let path = self.folder.join(&key.file);
+        // Reading something else may take for ever.
+        fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let order: KnownOrder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         order.is_of(key.tensors).then_some(order)
     }
 

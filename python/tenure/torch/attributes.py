@@ -88,3 +88,14 @@ class Attributes:
 
 def _are_equal(one: Any, other: Any) -> bool:
     return type(one) in _PLAIN and type(one) is type(other) and repr(one) == repr(other)
+
+
+#: Libraries whose modules compute by their inputs, weights and attributes alone.
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "sentence_transformers", "peft")
+
+
+def foreign_class(module: nn.Module) -> str | None:
+    """A class of one of its modules that is none of a well-known library's."""
+    classes = (type(child) for child in module.modules())
+    foreign = (of for of in classes if of.__module__.partition(".")[0] not in _LIBRARIES)
+    return next((f"{of.__module__}.{of.__qualname__}" for of in foreign), None)

@@ -7,7 +7,7 @@ takes it; and outside of calls, ones that refuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -19,7 +19,14 @@ __all__ = ["GatedLayer", "restorer"]
 Tensors = dict[str, Tensor | None]
 
 
-class _Absent(dict[str, None]):
+class _Named(dict[str, None]):
+    """A dictionary of names. ``dict()`` and ``{**}`` copy one whose iterator is its own by the methods below."""
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
+
+
+class _Absent(_Named):
     """Nobody reads or writes what is not there."""
 
     def __init__(self, names: Tensors, reason: str) -> None:
@@ -31,7 +38,7 @@ class _Absent(dict[str, None]):
         raise Error(self.reason)
 
 
-class _Coming(dict[str, None]):
+class _Coming(_Named):
     """Who takes something out has the device wait until it is there."""
 
     def __init__(self, names: Tensors, arrive: Callable[[], Tensors]) -> None:
@@ -49,7 +56,7 @@ def _of_those_there(method: str) -> Callable[..., Any]:
 
 for _method in (
     *("__getitem__", "__setitem__", "__delitem__", "get", "items", "values"),
-    *("pop", "popitem", "setdefault", "update", "copy", "clear"),
+    *("pop", "popitem", "setdefault", "update", "copy", "clear", "__or__", "__ror__", "__ior__"),
 ):
     setattr(_Absent, _method, _Absent._refuse)
     setattr(_Coming, _method, _of_those_there(_method))

@@ -55,13 +55,17 @@ class Shape:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     is_parameter: bool
+    #: What the program has noted at it.
+    attributes: dict[str, Any]
 
     def __call__(self, image: Tensor, begin: int) -> Tensor:
         """The tensor, in the bytes of an image in which its entry begins there."""
         first = begin + self.offset
         reach = _reach(self.size, self.stride) * self.dtype.itemsize
         tensor = image[first : first + reach].view(self.dtype).as_strided(self.size, self.stride)
-        return nn.Parameter(tensor, requires_grad=False) if self.is_parameter else tensor
+        made = nn.Parameter(tensor, requires_grad=False) if self.is_parameter else tensor
+        made.__dict__.update(self.attributes)
+        return made
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,15 @@ def _find(name: str, module: nn.Module, contents: Contents) -> list[_Found]:
     def number_of(tensor: Tensor | None, path: str, is_persistent: bool) -> int | None:
         if tensor is None:
             return None
-        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
+        is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+        if not is_plain or tensor.is_quantized:
             raise Error(
                 f"{name}: {path!r} is {_kind(tensor)}, of which Tenure does not know the bytes: convert it first"
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise Error(
+                f"{name}: {path!r} has other values than its bytes: have the module keep its "
+                "resolve_conj().resolve_neg() instead"
             )
         if tensor.device.type not in ("cpu", "meta"):
             raise Error(f"{name}: {path!r} is on {tensor.device}: give a module that is on the CPU or on meta")
@@ -168,6 +178,8 @@ def _find(name: str, module: nn.Module, contents: Contents) -> list[_Found]:
 
 
 def _kind(tensor: Tensor) -> str:
+    if tensor.is_quantized:
+        return "quantized"
     return type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)
 
 
@@ -202,10 +214,8 @@ def _of_storage(together: list[_Found], contents: Contents) -> Iterator[tuple[in
             contents.entries[-1] = (named, end - first, start + first)
         offset = tensor.storage_offset() * tensor.itemsize - first
         size, is_parameter = tuple(tensor.shape), isinstance(tensor, nn.Parameter)
-        yield (
-            one.number,
-            Shape(len(contents.entries) - 1, offset, tensor.dtype, size, tensor.stride(), is_parameter),
-        )
+        entry, attributes = len(contents.entries) - 1, vars(tensor).copy()
+        yield one.number, Shape(entry, offset, tensor.dtype, size, tensor.stride(), is_parameter, attributes)
 
 
 def _of_file(name: str, one: _Found, at: tuple[str, int, str, tuple[int, ...]], contents: Contents) -> Shape:
@@ -217,13 +227,20 @@ def _of_file(name: str, one: _Found, at: tuple[str, int, str, tuple[int, ...]], 
             f"{name}: {one.names[0]!r} is {tensor.dtype} of {tuple(tensor.shape)}, and in {path} {kind} of {size}: "
             "is it of another model, or of another type?"
         )
+    if not tensor.is_contiguous():
+        raise Error(
+            f"{name}: {one.names[0]!r} lies in another order than in {path}, such as channels_last: load the file into "
+            "the module, and add that without weights"
+        )
     contents.entries.append((one.names[0], tensor.numel() * tensor.itemsize, (path, begin)))
     steps, step = [], 1
     for length in reversed(size):
         steps.append(step)
         step *= max(length, 1)
     is_parameter = isinstance(tensor, nn.Parameter)
-    return Shape(len(contents.entries) - 1, 0, tensor.dtype, size, tuple(reversed(steps)), is_parameter)
+    return Shape(
+        len(contents.entries) - 1, 0, tensor.dtype, size, tuple(reversed(steps)), is_parameter, vars(tensor).copy()
+    )
 
 
 def _read_headers(path: Path) -> Iterator[tuple[str, tuple[str, int, str, tuple[int, ...]]]]:
@@ -241,6 +258,8 @@ def _read_headers(path: Path) -> Iterator[tuple[str, tuple[str, int, str, tuple[
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, tuple[str, int, str, tuple[int, ...]]]]:
+    if file.exists() and not file.is_file():
+        raise ValueError("it is no regular file")
     bytes_there = file.stat().st_size
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tenure import Error, _native
+from tenure._arguments import whole_number
 from tenure.torch.gates import GatedLayer
 from tenure.torch.graphs import Call, CapturedCall, ModelGraphs, Shape, Watch
 from tenure.torch.holdings import tensors_in
@@ -74,8 +75,9 @@ class SwitchedModel:
         self.name = name
         #: Whether it stays on the device once it is there.
         self.pinned = False
-        #: From -10 to 10: each unit doubles what it is worth to keep it there.
-        self.priority = 0
+        self._priority = 0
+        #: Why it has no graphs, if nobody said that it is to have none.
+        self._graph_refusal: str | None = None
         self._switcher = switcher
         self._module = module
         self._contents = contents
@@ -107,6 +109,15 @@ class SwitchedModel:
         self._version = 0
         self._graphs = ModelGraphs(switcher._graph_pool, module) if has_graphs else None
         self._native = native
+
+    @property
+    def priority(self) -> int:
+        """From -10 to 10: each unit doubles what it is worth to keep it on the device."""
+        return self._priority
+
+    @priority.setter
+    def priority(self, priority: int) -> None:
+        self._priority = whole_number("priority", priority, -10, 10)
 
     @property
     def is_resident(self) -> bool:
@@ -182,6 +193,7 @@ class SwitchedModel:
         """The turn of a call or a block, and the stream that it computes on."""
         with self._switcher._lock, torch.cuda.device(self._switcher.device), torch.inference_mode():
             self._check_there()
+            self._switcher._check_task()
             # Not by a function of Python's, which a capture of ours may have changed.
             if torch._C._cuda_isCurrentStreamCapturing():
                 raise Error(f"{self.name!r}: a CUDA graph would not wait for weights: call it outside of the capture")
@@ -397,7 +409,7 @@ class SwitchedModel:
 
     def _check_there(self) -> None:
         if self._switcher._models.get(self.name) is not self:
-            raise Error(f"{self.name!r} was removed from its switcher: add it again")
+            raise Error(f"{self.name!r} was removed from its switcher: add a module that is made anew")
 
     def _check_unwritten(self) -> None:
         """Raises an error if its weights were written to or replaced, which come anew from the image."""
@@ -419,7 +431,7 @@ class SwitchedModel:
         if is_replaced:
             raise Error(
                 f"{self.name!r}: its forward or a block has replaced its weights or buffers, which are now as they "
-                "were: remove() the model, change the module and add it again"
+                "were: remove() the model, and add a module that is made anew and replaces none"
             )
         if is_written:
             raise Error(
@@ -501,7 +513,7 @@ class SwitchedModel:
             last_copy_ms=self._last_copy_ms,
             mean_copy_ms=self._copies_ms / self._switches if self._last_copy_ms is not None else None,
             graphs=0 if self._graphs is None else len(self._graphs),
-            graph_refusal=None if self._graphs is None else self._graphs.refusal,
+            graph_refusal=self._graph_refusal if self._graphs is None else self._graphs.refusal,
         )
 
     def _release(self) -> None:

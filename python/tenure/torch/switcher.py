@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from tenure import Error, OutOfMemoryError, _native
 from tenure._arguments import whole_number
+from tenure.torch.attributes import foreign_class
 from tenure.torch.gates import restorer
 from tenure.torch.graphs import GraphPool
 from tenure.torch.images import Contents, contents_of
@@ -83,7 +85,8 @@ class Switcher:
         The size of a chunk, a multiple of 2 MiB. A model takes whole chunks, so that smaller ones waste less of
         ``device_bytes``; larger ones take less time to map.
     graphs
-        Whether calls are captured in CUDA graphs, and replayed (see the notes).
+        Whether calls are captured in CUDA graphs, and replayed (see the notes); by default those of models all of whose
+        modules are of PyTorch, torchvision, timm, transformers, sentence-transformers or PEFT.
 
     Raises
     ------
@@ -121,8 +124,10 @@ class Switcher:
     has inputs or answers other than tensors and plain values, such as a cache; its forward reads values on the host
     that depend on its inputs, such as those of a mask, uses tensors of the host, writes to its inputs, changes
     attributes of its modules, or draws random numbers. Changes that a program makes to attributes between calls are
-    found, and the module is captured anew. Python code whose effects lie elsewhere, such as a global counter or a line
-    of output, takes effect in no replay: add such a model with ``graphs=False``. Blocks of `use` have no graphs. A
+    found, and the module is captured anew. A replay does not run the module's Python code: what that reads or does
+    elsewhere, such as in a global, a class, a closure, a NumPy array or a line of output, is as it was in the call that
+    was captured. So a module of a class of the program's own is captured only if ``graphs=True`` says that it goes by
+    its inputs, weights and attributes alone. Blocks of `use` have no graphs. A
     thread that draws random numbers on the device just when another's call begins a capture may get an error from
     PyTorch.
 
@@ -148,7 +153,7 @@ class Switcher:
         host_bytes: int,
         grouping: Grouping = "searched",
         chunk_bytes: int = 16 * _MIB,
-        graphs: bool = True,
+        graphs: bool | None = None,
     ) -> None:
         self.device = _opened(device)
         self._device_bytes = whole_number("device_bytes", device_bytes, 1, (1 << 63) - 1)
@@ -159,12 +164,14 @@ class Switcher:
         self._grouping = grouping
         self._native = _native.Switcher(self.device.index, self._device_bytes, self._host_bytes, chunk_bytes)
         self._copies = torch.cuda.ExternalStream(self._native.copies, device=self.device)
-        self._has_graphs = bool(graphs)
+        self._has_graphs = graphs if graphs is None else bool(graphs)
         self._graph_pool = GraphPool(self.device)
         self._models: dict[str, SwitchedModel] = {}
         self._lock = threading.RLock()
         #: Calls, blocks and loads of all models.
         self._uses = 0
+        #: The task of asyncio that has called a model last.
+        self._task: asyncio.Task[Any] | None = None
         self._hits = self._switches = 0
         self._copy_ms = 0.0
         self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event, SwitchedModel]] = []
@@ -231,7 +238,7 @@ class Switcher:
             How much its calls matter beside those of other models, from -10 to 10: each unit doubles what it is worth
             to keep it on the device.
         graphs
-            Whether it is captured in CUDA graphs; by default, as the switcher's models are.
+            Whether it is captured in CUDA graphs; by default, as the switcher says.
 
         Returns
         -------
@@ -250,7 +257,6 @@ class Switcher:
             weights, example = None, weights
         if not isinstance(module, nn.Module):
             raise TypeError(f"module={module!r}: expected an nn.Module")
-        priority = whole_number("priority", priority, -10, 10)
         if hasattr(module, "_orig_mod"):
             raise Error(f"{name}: it is compiled, which takes weights past Tenure: add the module that was compiled")
         with self._lock:
@@ -264,11 +270,15 @@ class Switcher:
             order, ends = known or (list(range(len(contents.entries))), [len(contents.entries)])
             native = self._native.add(name, contents.entries, order, ends)
             contents.tensors.clear()
-            has_graphs = self._has_graphs if graphs is None else bool(graphs)
+            wanted = self._has_graphs if graphs is None else bool(graphs)
+            foreign = foreign_class(module) if wanted is None else None
+            has_graphs = foreign is None if wanted is None else wanted
             model = SwitchedModel(self, name, module, contents, native, key, known is not None, has_graphs)
-            model.pinned, model.priority = pinned, priority
+            if foreign is not None:
+                model._graph_refusal = f"{foreign} may go by what graphs do not see: if it does not, say graphs=True"
             try:
                 self._models[name] = model
+                model.pinned, model.priority = pinned, priority
                 model._place()
                 if example is not None:
                     model._learn_by(example)
@@ -444,6 +454,16 @@ class Switcher:
         self.close()
 
     _is_open = True
+
+    def _check_task(self) -> None:
+        """Raises an error in a task of asyncio while another of this thread has a block: they would end crosswise."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            task = None
+        if task is not self._task and any(model._depth for model in self._models.values()):
+            raise Error("another task of this thread has a block of use() open: give each its turn by an asyncio.Lock")
+        self._task = task
 
     def _check_open(self) -> None:
         if not self._is_open:

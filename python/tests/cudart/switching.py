@@ -161,7 +161,9 @@ def large(seed: int = 0, **kwargs: int) -> tuple[nn.Module, Tensor]:
 
 
 def opened(chunks: int, **kwargs: Any) -> tenure.torch.Switcher:
+    """Of modules of the tests' own, which are captured."""
     tenure.torch.install()
+    kwargs = {"graphs": True, **kwargs}
     return tenure.torch.Switcher("cuda:0", device_bytes=chunks * CHUNK, host_bytes=1 << 30, **kwargs)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import doctest
+import os
 import random
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from switching import (
     CHUNK,
     MIB,
@@ -501,3 +504,105 @@ def test_what_is_called_seldom_or_matters_least_leaves_first() -> None:
         models[1].priority = -10
         models[2].load()
         assert resident() == [True, False, True], "the second one matters least"
+
+
+# Made in the test's process: threads that compute do not live through a fork.
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.tensor([1 + 2j]).conj(), "resolve_conj"),
+        (lambda: torch.tensor([1 + 2j]).conj().imag, "resolve_neg"),
+        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8), "quantized"),
+    ],
+)
+def test_tensors_whose_values_are_not_their_bytes_are_refused(make: Any, reason: str) -> None:
+    module = nn.Module()
+    module.register_buffer("buffer", make())
+    with opened(1) as switcher, pytest.raises(tenure.Error, match=reason):
+        switcher.add("model", module)
+
+
+def test_weights_of_a_file_that_lie_in_another_order_there_are_refused(tmp_path: Path) -> None:
+    module = nn.Conv2d(3, 4, 3)
+    save(tmp_path / "model.safetensors", dict(module.state_dict()))
+    last = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with opened(1) as switcher:
+        with pytest.raises(tenure.Error, match="channels_last"):
+            switcher.add("model", last, tmp_path / "model.safetensors")
+        switcher.add("model", module, tmp_path / "model.safetensors")
+
+
+def test_a_file_that_nobody_can_read_to_its_end_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with opened(1) as switcher, pytest.raises(tenure.Error, match="no regular file"):
+        switcher.add("model", nn.Linear(2, 2), tmp_path / "model.safetensors")
+
+
+class Copied(nn.Linear):
+    """Takes its parameters in copies of the dictionary that has them, and what is noted at one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        copies = [dict(self._parameters), {**self._parameters}, self._parameters | {}, {} | self._parameters]
+        weights = [parameters["weight"] for parameters in copies]
+        return sum(F.linear(x, weight * self.weight.scale, copies[0]["bias"]) for weight in weights)
+
+
+def test_copies_of_the_dictionary_of_parameters_have_them() -> None:
+    with opened(1) as switcher, computing():
+        module, x = Copied(4, 4), torch.ones(2, 4)
+        module.weight.scale = 3.0  # type: ignore[assignment]
+        with torch.inference_mode():
+            expected = module(x)
+        model = switcher.add("model", module)
+        for _ in range(4):
+            assert torch.equal(model(x.cuda()).cpu(), expected)
+            model.evict()
+        for read in (dict, lambda of: {**of}, lambda of: of | {}, lambda of: {} | of):
+            with pytest.raises(tenure.Error, match="only while the model is called"):
+                read(module._parameters)
+
+
+def test_a_tensor_without_elements_and_an_odd_name_are_no_matter() -> None:
+    with opened(1) as switcher:
+        module = nn.Linear(2, 2)
+        module.register_buffer("empty", torch.empty(0, 3))
+        for name in ("a\0b", "x" * 4000, "ß" * 150):
+            model = switcher.add(name, copy.deepcopy(module))
+            with model.use() as used:
+                assert used.empty.shape == (0, 3)
+            switcher.remove(name)
+
+
+def test_a_priority_that_is_none_is_refused_where_it_is_given() -> None:
+    with opened(1) as switcher:
+        for priority in (11, 2.5, "high"):
+            with pytest.raises((TypeError, ValueError), match="priority"):
+                switcher.add("model", nn.Linear(2, 2), priority=priority)  # type: ignore[call-overload]
+        model = switcher.add("model", nn.Linear(2, 2), priority=-10)
+        with pytest.raises((TypeError, ValueError), match="priority"):
+            model.priority = 1 << 40
+
+
+def test_tasks_of_one_thread_are_not_in_blocks_at_the_same_time() -> None:
+    with opened(2) as switcher:
+        for name in ("one", "other"):
+            switcher.add(name, nn.Linear(2, 2))
+        refused: list[str] = []
+
+        async def block(name: str, inside: asyncio.Event, others: asyncio.Event) -> None:
+            try:
+                with switcher.use(name):
+                    inside.set()
+                    await others.wait()
+            except tenure.Error as error:
+                refused.append(str(error))
+                inside.set()
+                others.set()
+
+        async def both() -> None:
+            events = asyncio.Event(), asyncio.Event()
+            await asyncio.gather(block("one", *events), block("other", *reversed(events)))
+
+        asyncio.run(both())
+        assert len(refused) == 1 and "asyncio.Lock" in refused[0]
+        assert not torch.is_inference_mode_enabled()

@@ -182,7 +182,9 @@ class Models:
 
     def __init__(self, folder: Path) -> None:
         tenure.torch.install()
-        self.switcher = tenure.torch.Switcher(device_bytes=6 * MIB, host_bytes=6 * MIB, chunk_bytes=2 * MIB)
+        self.switcher = tenure.torch.Switcher(
+            device_bytes=6 * MIB, host_bytes=6 * MIB, chunk_bytes=2 * MIB, graphs=True
+        )
         self.x = torch.zeros(1).cuda()
         self.modules = {name: Large(seed, layers=2, rows=MIB // 2) for seed, name in enumerate(("one", "other"))}
         self.expected = {name: answer_of(module, torch.zeros(1)) for name, module in self.modules.items()}

@@ -57,7 +57,9 @@ def refusal_of(model: tenure.torch.SwitchedModel) -> str:
 
 
 def beside(chunks: int, **kwargs: Any) -> tenure.torch.Switcher:
-    return tenure.torch.Switcher("cuda:0", device_bytes=chunks * CHUNK, host_bytes=1 << 30, **kwargs)
+    return tenure.torch.Switcher(
+        "cuda:0", device_bytes=chunks * CHUNK, host_bytes=1 << 30, **{"graphs": True, **kwargs}
+    )
 
 
 @pytest.mark.parametrize("open_switcher", [opened, beside])
@@ -522,3 +524,18 @@ def test_ctrl_c_at_any_step_of_a_capture_or_a_replay_leaves_answers_right_and_gr
             assert (graphs_of(model), refusal_of(model)) == (1, ""), steps
             steps += 1
         assert steps > 20
+
+
+class Own(nn.LayerNorm):
+    """A class that no library has."""
+
+
+def test_only_modules_of_libraries_are_captured_unless_somebody_says_so() -> None:
+    with opened(4, graphs=None) as switcher:
+        models = [
+            switcher.add("library's", nn.Sequential(nn.LayerNorm(4), nn.ReLU())),
+            switcher.add("own", nn.Sequential(Own(4))),
+            switcher.add("said", nn.Sequential(Own(4)), graphs=True),
+        ]
+        assert [model._graphs is not None for model in models] == [True, False, True]
+        assert "Own may go by what graphs do not see" in refusal_of(models[1])

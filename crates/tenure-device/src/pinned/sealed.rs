@@ -59,13 +59,20 @@ pub struct Reading {
     driver: Option<Arc<dyn Driver>>,
 }
 
+/// The longest name of such memory.
+const NAME_BYTES: usize = 200;
+
 impl Sealed {
-    /// Memory of `bytes` bytes, and the right to write it. `name` is what the system's lists call it.
+    /// Memory of `bytes` bytes, and the right to write it. `name` is what the system's lists call it; of a long one they have
+    /// the beginning.
     ///
     /// # Errors
     /// [`SealedError::System`].
     pub fn new(name: &str, bytes: u64) -> Result<(Self, Draft), SealedError> {
         let failed = |call| move |source: io::Error| SealedError::System { bytes, call, source };
+        // What the system takes for a name.
+        let name = name.replace('\0', "");
+        let name = &name[..name.floor_char_boundary(NAME_BYTES)];
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(file.map_err(|error| failed("memfd_create")(error.into()))?);
         // Of no bytes nothing can be mapped.

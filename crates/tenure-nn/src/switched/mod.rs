@@ -2,7 +2,7 @@
 //!
 //! A [`Switcher`] keeps [networks](crate::networks::Network) for one device. A model's weights are read from its files once, into
 //! memory of the host, and copied to the device from there when it is called: group by group, in the order in which its layers
-//! are used, while what is there is computed with. Models that are called least often make room, which copies nothing. On the
+//! are used, while what is there is computed with. Models that are worth least make room, which copies nothing. On the
 //! CPU the same holds for memory above a disk: the host's memory is what is computed with, and models come from their files.
 //!
 //! ```

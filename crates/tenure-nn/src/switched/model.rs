@@ -281,6 +281,8 @@ impl Known {
         let Some(order) = shared.kept_order(parts) else { return Ok(()) };
         match (weights, &shared.cuda) {
             (Weights::Cuda(weights), Some(cuda)) => weights.arrange(parts, shared, cuda, order)?,
+            // On the CPU there are no tables.
+            _ if order.has_tables() => {}
             _ => (parts.manifest, parts.order) = (parts.stored.manifest(&parts.name, &order)?, order),
         }
         Ok(())

@@ -36,7 +36,7 @@ file. Times are in ms, from a request to its answer, and the median of --repeats
 
 --json prints a line for each model: {\"model\",\"device\",\"bytes\",\"ready_ms\",\"cold_ms\",\"resident_ms\",\"copy_ms\",\"compute_ms\",\
 \"groups\",\"peak_bytes\",\"equal\"} and the other times. copy_ms is that of all weights, compute_ms what the device computes. \
-peak_bytes is the most that weights took of the device. equal says whether every answer was the model's own, bit for bit.
+peak_bytes is the most that weights took of the device. equal says whether every answer of a model that was learned or cold was its own, bit for bit.
 
 Examples:
   tenure bench switch --model resnet18
@@ -85,7 +85,7 @@ fn measure(args: &BenchSwitchArgs) -> anyhow::Result<String> {
         if matches!(args.driver, DriverKind::Sim) {
             platform::simulate(&[args.device.index()])?;
         }
-        memory::device(args.device.index()).with_context(|| format!("--device {}", args.device))?;
+        memory::device(args.device.index()).map_err(|error| anyhow::anyhow!("--device {}: {error}", args.device))?;
     }
     let models = if args.model.is_empty() { &DEFAULT[..] } else { &args.model };
     let folder = match &args.folder {
