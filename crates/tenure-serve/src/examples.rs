@@ -9,10 +9,10 @@ use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConf
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::Generator;
 
-/// What of a sentence encoder's folder is served, and what texts are made tokens with.
+/// The files of a sentence encoder's folder that are served, and the tokenizer's.
 const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
 
-/// What says how long a text may be, if it is there.
+/// The files that say how long a text may be, where there are some.
 const LIMIT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
 
 const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels: of weights that nobody trained.

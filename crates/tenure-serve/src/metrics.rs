@@ -266,7 +266,7 @@ impl Metrics {
         self.requests.get(&labels).map_or(0, |counter| counter.get())
     }
 
-    /// What became of a model's requests, without its name and version.
+    /// The counts of a model's requests, without its name and version.
     pub fn statistics(&self, model: &str) -> ModelStatistics {
         self.statistics.lock().get(model).cloned().unwrap_or_default()
     }

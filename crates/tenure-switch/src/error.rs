@@ -76,7 +76,7 @@ pub enum SwitchError {
         /// Bytes that are missing there, in whole chunks.
         missing: u64,
     },
-    /// What another process lent is not this model.
+    /// Another process lent something else than this model.
     #[error(
         "{model}: another process lent {what} {lent}, and here it is {known}: both must know the same tensors in the same \
          groups, on the same device"

@@ -37,7 +37,7 @@ pub struct Lent {
     chunks: Vec<ChunkId>,
 }
 
-/// What is lent, for the other process to compare with what it knows.
+/// A description of a lent model, for the other process to compare with what it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// The device, as every process knows it.
@@ -107,7 +107,7 @@ impl Model {
 }
 
 impl Lent {
-    /// What the other process must know beside the manifest.
+    /// The description that the other process needs beside the manifest.
     pub fn terms(&self) -> Terms {
         let (manifest, chunk_bytes) = (self.model.manifest(), self.model.chunk_bytes());
         let device = self.model.memory().driver().uuid();
@@ -189,7 +189,7 @@ impl Standby {
         Ok(standby)
     }
 
-    /// What it is made of.
+    /// The manifest that it is made of.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }

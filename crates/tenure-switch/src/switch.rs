@@ -220,7 +220,7 @@ impl State {
 }
 
 impl Model {
-    /// What it is made of.
+    /// The manifest that it is made of.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }

@@ -146,7 +146,7 @@ fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(tokens)
 }
 
-/// What this program may use of a device's memory, in bytes.
+/// The bytes of a device's memory that this program may use.
 fn available(device: Device) -> anyhow::Result<u64> {
     if device.is_cpu() {
         return Ok(tier::memory_bytes());

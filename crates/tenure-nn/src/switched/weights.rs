@@ -149,7 +149,7 @@ impl Order {
         Self { order, is_recorded: true }
     }
 
-    /// What to keep of it.
+    /// The part of it that files keep.
     pub(super) fn as_known(&self) -> &KnownOrder {
         &self.order
     }

@@ -60,7 +60,7 @@ pub(crate) trait Weights: Send + Sync {
     fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError>;
 }
 
-/// What a batch was answered, and where its time went.
+/// The answers to a batch, and where its time went.
 pub(crate) struct Timed {
     pub(crate) outputs: Vec<RawTensor>,
     /// The time that was waited for the first weights, and for later ones.

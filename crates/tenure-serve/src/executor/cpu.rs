@@ -30,7 +30,7 @@ pub(crate) struct CpuBackend {
 struct OnCpu {
     images: Arc<Images>,
     bytes: u64,
-    /// Of its weights that are in memory.
+    /// Bytes of its weights that are in memory.
     resident: AtomicU64,
     state: Mutex<State>,
 }
@@ -38,7 +38,7 @@ struct OnCpu {
 struct State {
     computer: Box<dyn Computer>,
     weights: Stored,
-    /// Of the image that there is, or else of the next.
+    /// The order of the image that there is, or else of the next.
     order: Order,
     manifest: Arc<Manifest>,
     /// Its weights, if they are there.
@@ -47,7 +47,7 @@ struct State {
     is_whole: bool,
     /// The first run, which tells the order, and when it ended.
     first_run: Option<(Vec<Option<FirstUse>>, Instant)>,
-    /// Of all images after the first.
+    /// The order of all images after the first.
     recorded: Option<Order>,
 }
 
@@ -209,7 +209,7 @@ impl State {
     }
 }
 
-/// What a run that began at a time waited for: the first group, and the others.
+/// The time that a run waited for the first group, and for the others.
 fn waited(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
     let mut uses: Vec<_> = uses.iter().flatten().filter(|used| used.at >= begun).collect();
     uses.sort_by_key(|used| used.at);

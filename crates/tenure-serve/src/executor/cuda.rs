@@ -38,7 +38,7 @@ struct OnCuda {
     model: SwitchedModel,
     stored: Stored,
     bytes: u64,
-    /// Of its weights that are on the device, and of all models' weights.
+    /// Bytes of its weights that are on the device, and of all models' weights.
     resident: AtomicU64,
     all_resident: Arc<AtomicU64>,
     /// Weights were brought since it was computed last, and since the files were looked at.

@@ -1,4 +1,4 @@
-//! What is called, and how it is answered.
+//! Calls, and how each is answered.
 
 use std::io;
 use std::sync::Arc;

@@ -81,7 +81,7 @@ impl Server {
     }
 }
 
-/// What a connection needs.
+/// The settings of a connection.
 struct Connection {
     shared: Arc<Shared>,
     /// One for each call that may be under way.

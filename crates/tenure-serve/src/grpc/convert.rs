@@ -1,4 +1,4 @@
-//! What messages say, as the protocol has it, and what the protocol says as messages.
+//! Conversions between messages and the protocol's requests and answers.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use crate::protocol::{
     TensorError, Wanted, WantedOutput, shape,
 };
 
-/// What a field of a request, and a string in its contents, may take in memory beyond its bytes.
+/// Bytes that a field of a request, and a string in its contents, may take in memory beyond its own.
 const FIELD_BYTES: usize = 384;
 const STRING_BYTES: usize = 32;
 
-/// What fields of a request may take that nobody counts.
+/// Bytes that the uncounted fields of a request may take.
 const FREE_BYTES: usize = 64 << 10;
 
 /// The message that bytes say.

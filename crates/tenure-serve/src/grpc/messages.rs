@@ -236,7 +236,7 @@ pub struct ModelIndex {
     pub reason: String,
 }
 
-/// What loads a model, and what unloads one: both have the same form.
+/// A request to load a model, or to unload one: both have the same form.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RepositoryModelRequest {
     #[prost(string, tag = "1")]

@@ -46,7 +46,7 @@ pub(super) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, ServeE
     limit().map(Some).ok_or_else(|| ServeError::Malformed(format!("grpc-timeout is no time: {value:?}")))
 }
 
-/// What a call's messages are compressed with.
+/// The compression of a call's messages.
 #[derive(Clone, Copy)]
 enum Packing {
     None,

@@ -22,7 +22,7 @@ pub enum ServeError {
     /// A body or header of another form.
     #[error("{0}")]
     Malformed(String),
-    /// What is wrong with shared memory.
+    /// A fault of shared memory.
     #[error(transparent)]
     SharedMemory(#[from] SharedMemoryError),
     /// No such model, or version of it.
@@ -118,7 +118,7 @@ impl ServeError {
         }
     }
 
-    /// What a client is told: not more than fits into a header.
+    /// The message for a client: not more than fits into a header.
     pub(crate) fn message(&self) -> String {
         let mut message = self.to_string();
         if message.len() > MESSAGE_BYTES {

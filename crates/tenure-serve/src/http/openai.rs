@@ -265,7 +265,7 @@ fn shortened(mut vector: Vec<f32>, dimensions: Option<i64>) -> Result<Vec<f32>, 
     Ok(vector)
 }
 
-/// What is sent to a model: one for each text.
+/// Rows that are sent to a model: one for each text.
 enum Rows {
     Texts(Vec<String>),
     Tokens(Vec<Vec<u32>>),

@@ -1,4 +1,4 @@
-//! What the protocol needs over HTTP and over gRPC.
+//! State that requests need over HTTP and over gRPC.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +14,7 @@ use super::{Config, Limits, ServeError, Service};
 use crate::metrics::{Metrics, Outcome};
 use crate::protocol::{InferRequest, InferResponse};
 
-/// What all requests need.
+/// State that all requests need.
 pub(crate) struct Shared {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) config: Config,

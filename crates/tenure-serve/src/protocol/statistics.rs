@@ -1,10 +1,10 @@
-//! What became of a model's requests, as Triton's extension `statistics` says it.
+//! Counts of a model's requests, as Triton's extension `statistics` says them.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What became of a model's requests since the server began.
+/// Counts of a model's requests since the server began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelStatistics {
     /// The model's name.

@@ -47,7 +47,7 @@ pub struct ServingOptions {
     pub max_queued: usize,
     /// After how long folders are looked at again.
     pub rescan: Duration,
-    /// What starts processes that compute on the CPU; nothing to compute in this one.
+    /// The command that starts processes that compute on the CPU; `None` to compute in this one.
     pub worker: Option<WorkerCommand>,
 }
 
