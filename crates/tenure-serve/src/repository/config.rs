@@ -8,11 +8,13 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
-use super::RepositoryError;
 use super::files::{Folder, is_inside};
+use super::{PythonFunction, RepositoryError, hugging_face};
 use crate::protocol::Datatype;
 
 const CONFIG: &str = "config.toml";
+/// The architecture of models that PyTorch computes.
+const PYTORCH: &str = "pytorch";
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// An index has a line for each tensor.
 pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -20,11 +22,13 @@ pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 /// What a model's configuration says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The registered name of what builds the model.
+    /// The registered name of what builds the model; `pytorch` where that is a function of Python.
     pub architecture: String,
+    /// The function that loads the model, if it is a PyTorch module.
+    pub python: Option<PythonFunction>,
     /// What it is built with: the table `options`, or what the file `config` says.
     pub options: Map<String, Value>,
-    /// The weights' file or index, inside the folder.
+    /// The weights' file or index, inside the folder; empty where code alone knows.
     pub weights: String,
     /// What weights are to be; `None`: as they are stored, which is all that is served yet.
     pub dtype: Option<WeightDtype>,
@@ -119,8 +123,9 @@ impl Default for Batching {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
-    #[serde(deserialize_with = "not_empty")]
-    architecture: String,
+    #[serde(default, deserialize_with = "some_not_empty")]
+    architecture: Option<String>,
+    python: Option<String>,
     options: Option<Map<String, Value>>,
     config: Option<String>,
     weights: Option<String>,
@@ -138,6 +143,9 @@ struct Written {
 
 impl Config {
     pub(super) fn read(folder: &Folder) -> Result<Self, RepositoryError> {
+        if !folder.path(CONFIG).exists() && folder.path(hugging_face::CONFIG).exists() {
+            return hugging_face::read(folder);
+        }
         let text = folder.text(CONFIG, MAX_CONFIG_BYTES)?;
         let written: Written = toml::from_str(&text).map_err(|error| at_line(folder, &text, &error))?;
         let value = |key: &str, given: String, allowed| {
@@ -148,6 +156,28 @@ impl Config {
             true => Ok(name),
             false => Err(value(key, format!("is {name:?}"), "it must be a path inside the model's folder")),
         };
+        let without = |key: &str, is_there: bool| match is_there {
+            true => Err(value(key, "is there".into(), "it goes with no python: leave one of them out")),
+            false => Ok(()),
+        };
+        if written.python.is_some() {
+            without("architecture", written.architecture.is_some())?;
+            without("options", written.options.is_some())?;
+            without("config", written.config.is_some())?;
+            without("dtype", written.dtype.is_some())?;
+        }
+        let python = written.python.map(|python| {
+            let allowed = "it must be \"FILE.py:FUNCTION\", a file inside the model's folder, or \"MODULE:FUNCTION\"";
+            python.parse().map_err(|()| value("python", format!("is {python:?}"), allowed))
+        });
+        let python: Option<PythonFunction> = python.transpose()?;
+        let architecture = match (written.architecture, &python) {
+            (Some(architecture), _) => architecture,
+            (None, Some(_)) => PYTORCH.into(),
+            (None, None) => {
+                return Err(value("architecture", "is not there".into(), "name one, or a function as python"));
+            }
+        };
         let options = match (written.options, written.config) {
             (Some(_), Some(_)) => {
                 let allowed = "it goes with no [options]: leave one of them out";
@@ -156,7 +186,11 @@ impl Config {
             (None, Some(name)) => json(folder, &inside("config", name)?)?,
             (options, None) => options.unwrap_or_default(),
         };
-        let weights = inside("weights", written.weights.unwrap_or_else(|| "model.safetensors".into()))?;
+        let weights = match written.weights {
+            Some(weights) => inside("weights", weights)?,
+            None if python.is_some() => String::new(),
+            None => "model.safetensors".into(),
+        };
         for (key, tensors) in [("inputs", &written.inputs), ("outputs", &written.outputs)] {
             if tensors.is_empty() {
                 return Err(value(key, "is empty".into(), "a model has at least one"));
@@ -173,7 +207,8 @@ impl Config {
             }
         }
         Ok(Self {
-            architecture: written.architecture,
+            architecture,
+            python,
             options,
             weights,
             dtype: written.dtype,
@@ -206,6 +241,10 @@ fn at_line(folder: &Folder, text: &str, error: &toml::de::Error) -> RepositoryEr
 fn not_empty<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let text = String::deserialize(from)?;
     if text.is_empty() { Err(de::Error::custom("it must not be empty")) } else { Ok(text) }
+}
+
+fn some_not_empty<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    not_empty(from).map(Some)
 }
 
 fn priority<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {

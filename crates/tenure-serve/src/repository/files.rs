@@ -19,6 +19,11 @@ impl Folder {
         Ok(Self { path, allowed })
     }
 
+    /// Where it is, behind all links.
+    pub(super) fn target(&self) -> &Path {
+        &self.allowed[0]
+    }
+
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }

@@ -1,4 +1,5 @@
-//! Models in folders: one for each, by its name, with a `config.toml` and weights as safetensors.
+//! Models in folders: one for each, by its name. A folder has a `config.toml` and weights as safetensors, or a PyTorch module's code,
+//! or it is one of Hugging Face's as it is.
 //!
 //! ```toml
 //! architecture = "resnet152"        # what builds the model, by its registered name
@@ -27,6 +28,18 @@
 //!
 //! Only `architecture`, `inputs` and `outputs` have no default. A model has one version, "1".
 //!
+//! A stock PyTorch module has `python` in the place of `architecture`, `options`, `config` and `dtype`, and all else as above:
+//!
+//! ```toml
+//! python = "model.py:load"          # a function of a file in the folder, or "package.module:load"
+//! weights = "model.safetensors"     # looked at for changes only; the function reads what it wants
+//! ```
+//!
+//! A folder without a `config.toml` that has Hugging Face's `config.json` is served by what that says, if a network here computes
+//! it: `LlamaForCausalLM`, `GPT2LMHeadModel`, `BertModel`, and sentence-transformers (`modules.json`) whose vectors are averages of a
+//! BERT's, of length 1. Inputs are `input_ids` and, of a BERT, `attention_mask`; the output is `logits`, `last_hidden_state` or
+//! `sentence_embedding`. Other folders are broken models, whose error says what is not computed.
+//!
 //! [`Repository::scan`] reads configurations, and of weights only the size; it says what changed since the last time.
 //! Files may be links, as long as they lead to the model's folder or the repository's; a model's folder may be a link to
 //! anywhere. A model that cannot be read is listed as broken, and hinders no other.
@@ -34,14 +47,17 @@
 mod config;
 mod error;
 mod files;
+mod hugging_face;
 mod model;
 mod name;
+mod python;
 mod scan;
 
 pub use config::{Batching, Config, Dimension, TensorSpec, WeightDtype};
 pub use error::RepositoryError;
 pub use model::{StoredModel, WeightFile};
 pub use name::ModelName;
+pub use python::PythonFunction;
 pub use scan::{Broken, Changes, Repository};
 
 pub use crate::protocol::Datatype;

@@ -16,11 +16,15 @@ pub struct StoredModel {
     pub name: ModelName,
     /// What its configuration says.
     pub config: Config,
-    /// Its weights, sorted by path.
+    /// Its weights, sorted by path. Those of a PyTorch module are only what its configuration names.
     pub weights: Vec<WeightFile>,
+    /// The file of Python that loads it, where one does.
+    pub code: Option<WeightFile>,
+    /// Its folder, behind all links.
+    pub folder: PathBuf,
 }
 
-/// A file of weights, as it was when it was looked at.
+/// A file of weights or code, as it was when it was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightFile {
     /// Where it is, behind all links.
@@ -42,12 +46,12 @@ impl StoredModel {
     pub(super) fn read(root: &Path, name: ModelName) -> Result<Self, RepositoryError> {
         let folder = Folder::open(root, root.join(name.as_str()))?;
         let config = Config::read(&folder)?;
-        let files = match Path::new(&config.weights).extension() {
-            Some(extension) if extension == "json" => indexed(&folder, &config.weights)?,
-            _ => BTreeSet::from([config.weights.clone()]),
-        };
+        let files =
+            if config.weights.is_empty() { BTreeSet::new() } else { WeightFile::named(&folder, &config.weights)? };
         let weights = files.iter().map(|file| WeightFile::look(&folder, file)).collect::<Result<_, _>>()?;
-        Ok(Self { name, config, weights })
+        let code = config.python.as_ref().and_then(|python| python.file());
+        let code = code.map(|file| WeightFile::look(&folder, file)).transpose()?;
+        Ok(Self { name, config, weights, code, folder: folder.target().to_owned() })
     }
 
     /// Size of all weights as they are stored, their headers included.
@@ -57,6 +61,14 @@ impl StoredModel {
 }
 
 impl WeightFile {
+    /// The names of the files that a name leads to: itself, or those of an index.
+    pub(super) fn named(folder: &Folder, name: &str) -> Result<BTreeSet<String>, RepositoryError> {
+        match Path::new(name).extension() {
+            Some(extension) if extension == "json" => indexed(folder, name),
+            _ => Ok(BTreeSet::from([name.to_owned()])),
+        }
+    }
+
     fn look(folder: &Folder, name: &str) -> Result<Self, RepositoryError> {
         let path = folder.file(name)?;
         let metadata = fs::metadata(&path).map_err(RepositoryError::io(&path))?;

@@ -6,6 +6,7 @@ mod fake;
 mod grpc;
 mod grpc_messages;
 mod http;
+mod hugging_face;
 mod loopback;
 mod native;
 mod openai;

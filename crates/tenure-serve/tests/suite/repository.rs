@@ -98,6 +98,7 @@ fn everything_that_may_be_said_is_read() {
     };
     let expected = Config {
         architecture: "resnet152".into(),
+        python: None,
         options: serde_json::from_str(r#"{"depth": 152}"#).unwrap(),
         weights: "parts/model.safetensors.index.json".into(),
         dtype: Some(WeightDtype::Bfloat16),
@@ -158,7 +159,10 @@ fn an_error_names_the_line_and_what_is_allowed() {
     assert!(instead("\"mlp\"", "\"\"").starts_with("config.toml:2: it must not be empty"));
     assert!(instead("-1, 4", "-1, 0").starts_with("config.toml:3: a size is -1, which is any, or at least 1"));
     assert!(instead("FP32", "float").starts_with("config.toml:3: unknown variant `float`, expected one of `BOOL`"));
-    assert!(instead("architecture = \"mlp\"", "").contains("missing field `architecture`"));
+    assert_eq!(
+        instead("architecture = \"mlp\"", ""),
+        "config.toml: architecture is not there: name one, or a function as python"
+    );
     let fixed = format!("{}[batching]\nmax_rows = 2", SMALL.replace("-1, 2", "7, 2"));
     assert!(read(&fixed).unwrap_err().starts_with("config.toml: outputs has \"y\" of a first size that is not -1"));
     let tensor = r#"{ name = "x", datatype = "FP32", shape = [] }"#;
@@ -296,4 +300,55 @@ proptest! {
             Err(refused) => prop_assert!(!refused.contains('\n'), "{refused}"),
         }
     }
+}
+
+#[test]
+fn a_function_of_python_takes_the_place_of_an_architecture() {
+    let root = folder();
+    let with = |python: &str| SMALL.replacen("architecture = \"mlp\"", python, 1);
+    let model = write(root.path(), "m", &with("python = \"code/model.py:load\""));
+    let mut repository = Repository::new(root.path());
+    repository.scan().unwrap();
+    assert!(repository.broken().next().unwrap().reason.to_string().contains("code/model.py: No such file"));
+    fs::create_dir(model.join("code")).unwrap();
+    fs::write(model.join("code/model.py"), "def load(folder): ...").unwrap();
+    let added = repository.scan().unwrap().added;
+    let python = added[0].config.python.as_ref().unwrap();
+    assert_eq!((&*python.source, &*python.function, python.file()), ("code/model.py", "load", Some("code/model.py")));
+    assert_eq!((&*added[0].config.architecture, added[0].weights.len()), ("pytorch", 0));
+    assert_eq!(added[0].folder, fs::canonicalize(&model).unwrap());
+    // Other code is another model, and so are other weights that the configuration names.
+    fs::write(model.join("code/model.py"), "def load(folder): pass").unwrap();
+    assert_eq!(names(&repository.scan().unwrap())[1], ["m"]);
+    write(root.path(), "m", &with("python = \"package.models:load\"\nweights = \"model.safetensors\""));
+    let changed = repository.scan().unwrap().changed;
+    assert_eq!((changed[0].weights.len(), changed[0].code.is_none()), (1, true));
+}
+
+#[test]
+fn code_is_a_file_of_the_folder_or_a_module_and_goes_with_no_architecture() {
+    let with = |lines: &str| read(&SMALL.replacen("architecture = \"mlp\"", lines, 1)).unwrap_err();
+    let names = "it must be \"FILE.py:FUNCTION\", a file inside the model's folder, or \"MODULE:FUNCTION\"";
+    for python in
+        ["../model.py:load", "/model.py:load", "model.py", "model.py:", "model.py:a.b", "a/b:load", ":load", "1a:load"]
+    {
+        assert_eq!(with(&format!("python = {python:?}")), format!("config.toml: python is {python:?}: {names}"));
+    }
+    for line in ["architecture = \"mlp\"", "options = {}", "config = \"config.json\"", "dtype = \"float32\""] {
+        let key = line.split(' ').next().unwrap();
+        assert_eq!(
+            with(&format!("python = \"model.py:load\"\n{line}")),
+            format!("config.toml: {key} is there: it goes with no python: leave one of them out")
+        );
+    }
+}
+
+#[test]
+fn code_that_a_link_brings_from_outside_is_refused() {
+    let root = folder();
+    let outside = folder();
+    fs::write(outside.path().join("model.py"), "def load(folder): ...").unwrap();
+    let model = write(root.path(), "m", &SMALL.replacen("architecture = \"mlp\"", "python = \"model.py:load\"", 1));
+    symlink(outside.path().join("model.py"), model.join("model.py")).unwrap();
+    assert!(outcome(root.path()).unwrap_err().contains("out of the repository"));
 }
