@@ -1,6 +1,5 @@
 //! Models over HTTP and gRPC.
 
-use std::fs;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::process::{self, ExitCode};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{env, fs};
 
 use tenure::prelude::*;
 use tenure::tensor::Device;
@@ -28,8 +28,9 @@ use crate::{files, output};
 #[derive(clap::Args)]
 #[command(after_help = "\
 DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin
-with. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are asked
-for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. On the CPU models are computed by
+with. A Hugging Face folder is served as it is, and so is a PyTorch module that a function loads: python = \"model.py:load\" in
+its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are
+asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. On the CPU models are computed by
 processes of their own: one that ends is replaced, and fails no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
 
 Examples:
@@ -71,6 +72,10 @@ pub(crate) struct ServeArgs {
     /// The longest body of a request; a size is a number of bytes, or has a unit such as MiB or GB
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     max_body: u64,
+    /// The Python that computes PyTorch modules, for which tenure and PyTorch are installed; started if there is such a model
+    /// [default: that of $VIRTUAL_ENV, or else python3]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<PathBuf>,
     /// Print one JSON object when requests are answered: url, grpc, and the names of the models that are ready
     #[arg(long)]
     json: bool,
@@ -100,6 +105,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     (options.device, options.host_bytes) = (args.device, args.host_bytes.of(tier::memory_bytes()));
     options.max_queued = args.max_queued as usize;
     options.worker = Some(WorkerCommand::this_program(["worker"]));
+    options.python = Some(WorkerCommand::python(args.python.clone().unwrap_or_else(python)));
     let memory = Bytes(options.memory_bytes);
     let serving = Arc::new(Serving::start(options, Architectures::default())?);
     let runtime = Runtime::new()?;
@@ -119,6 +125,11 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let _ = writeln!(io::stdout(), "{said}");
     runtime.block_on(server.run(async move { interrupted.notified().await }));
     Ok(())
+}
+
+/// The Python of the environment that is active, if one is.
+fn python() -> PathBuf {
+    env::var_os("VIRTUAL_ENV").map_or_else(|| "python3".into(), |folder| Path::new(&folder).join("bin/python3"))
 }
 
 /// Computes for a server.

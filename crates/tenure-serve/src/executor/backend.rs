@@ -15,6 +15,11 @@ pub(crate) trait Backend: Send + Sync {
     /// A model's weights, none of which are read yet.
     fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError>;
 
+    /// The weights of a PyTorch module, which is loaded to see how many bytes they are.
+    fn open_python(&self, _: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+        Err(ModelError::NoPython)
+    }
+
     /// The name of the memory that models are computed in, and of that which weights come from.
     fn tiers(&self) -> [&'static str; 2];
 

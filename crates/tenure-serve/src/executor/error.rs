@@ -89,6 +89,9 @@ pub enum ModelError {
     /// There is no process to compute it.
     #[error("no worker computes it: {0}")]
     NoWorker(String),
+    /// A PyTorch module where none is computed.
+    #[error("PyTorch modules are computed on the CPU only, by a server with Python: serve it with --device cpu")]
+    NoPython,
     /// Nobody waited for it any more.
     #[error("nobody waits for the answer")]
     Abandoned,

@@ -16,8 +16,9 @@ mod place;
 mod stored;
 mod tensors;
 pub(crate) mod text;
+mod with_python;
 
-pub(crate) use backend::Backend;
+pub(crate) use backend::{Backend, Done, Timed, Weights};
 pub(crate) use cpu::CpuBackend;
 pub(crate) use cuda::CudaBackend;
 pub use error::ModelError;
@@ -25,3 +26,4 @@ pub(crate) use model::{Answer, Model};
 pub(crate) use network::{Bound, Computed, Placed};
 pub(crate) use place::{Computer, Here, Place};
 pub(crate) use tensors::{RawTensor, dtype};
+pub(crate) use with_python::WithPython;

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::backend::{Backend, Done, Timed, Weights};
 use super::{ModelError, dtype, tensors};
 use crate::protocol;
-use crate::repository::StoredModel;
+use crate::repository::{StoredModel, TensorSpec};
 
 /// A model that can be asked. Dropped, it gives back all that it held.
 pub(crate) struct Model {
@@ -37,8 +37,14 @@ impl Model {
         architectures: &Architectures,
         backend: &dyn Backend,
     ) -> Result<(Self, oneshot::Receiver<()>), ModelError> {
-        let network = build(stored, architectures)?;
-        let weights = backend.open(network, stored)?;
+        let weights = match &stored.config.python {
+            Some(_) => {
+                check_datatypes(&stored.config.inputs)?;
+                check_datatypes(&stored.config.outputs)?;
+                backend.open_python(stored)?
+            }
+            None => backend.open(build(stored, architectures)?, stored)?,
+        };
         let (_gone, gone) = oneshot::channel();
         Ok((Self { stored: Arc::clone(stored), weights, _gone }, gone))
     }
@@ -106,9 +112,15 @@ fn build(stored: &StoredModel, architectures: &Architectures) -> Result<Box<dyn 
         if found != expected {
             return Err(ModelError::Arity { architecture: config.architecture.clone(), role, expected, found });
         }
-        if let Some(spec) = specs.iter().find(|spec| dtype(spec.datatype).is_none()) {
-            return Err(ModelError::Datatype { name: spec.name.clone(), datatype: spec.datatype });
-        }
+        check_datatypes(specs)?;
     }
     Ok(network)
+}
+
+/// Refuses datatypes that nothing computes with.
+fn check_datatypes(specs: &[TensorSpec]) -> Result<(), ModelError> {
+    match specs.iter().find(|spec| dtype(spec.datatype).is_none()) {
+        Some(spec) => Err(ModelError::Datatype { name: spec.name.clone(), datatype: spec.datatype }),
+        None => Ok(()),
+    }
 }

@@ -16,13 +16,13 @@ use super::core::{Core, State};
 use super::registry::Entry;
 use super::texts::Tokenizers;
 use super::threads::Job;
-use crate::executor::{Backend, CpuBackend, CudaBackend, Here, Place};
+use crate::executor::{Backend, CpuBackend, CudaBackend, Here, Place, WithPython};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
 use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{Model, Scheduler, SchedulerConfig};
-use crate::worker::{WorkerCommand, Workers};
+use crate::worker::{Python, WorkerCommand, Workers};
 
 /// What memory is counted in: pages.
 const PAGE_BYTES: u64 = 4096;
@@ -49,6 +49,8 @@ pub struct ServingOptions {
     pub rescan: Duration,
     /// The command that starts processes that compute on the CPU; `None` to compute in this one.
     pub worker: Option<WorkerCommand>,
+    /// The command that starts the process that computes PyTorch modules on the CPU; `None` where there are none.
+    pub python: Option<WorkerCommand>,
 }
 
 impl ServingOptions {
@@ -63,6 +65,7 @@ impl ServingOptions {
             max_queued: Model::default().max_queued,
             rescan: Duration::from_secs(2),
             worker: None,
+            python: None,
         }
     }
 
@@ -81,7 +84,15 @@ impl ServingOptions {
             }
             None => Arc::new(Here),
         };
-        Ok((Box::new(CpuBackend::new(self.memory_bytes, place)?), PAGE_BYTES, true))
+        let native: Box<dyn Backend> = Box::new(CpuBackend::new(self.memory_bytes, place)?);
+        let backend = match &self.python {
+            Some(command) => {
+                let python = Python::new(command.clone(), metrics.worker_deaths());
+                Box::new(WithPython::new(native, python.map_err(ServingError::Worker)?))
+            }
+            None => native,
+        };
+        Ok((backend, PAGE_BYTES, true))
     }
 }
 

@@ -115,6 +115,8 @@ pub(super) enum MessageError {
     Descriptors(u16),
     #[error("not a message: {0}")]
     Malformed(#[from] postcard::Error),
+    #[error("not a message: {0}")]
+    Json(#[from] serde_json::Error),
     #[error("{0} bytes follow the message")]
     Trailing(usize),
     #[error("the payload is not that of its tensors")]
@@ -156,7 +158,18 @@ pub(super) fn encode(
     has_descriptor: bool,
     payload_bytes: usize,
 ) -> Result<Vec<u8>, MessageError> {
-    let mut frame = postcard::to_extend(message, vec![0; HEAD_BYTES])?;
+    with_head(postcard::to_extend(message, vec![0; HEAD_BYTES])?, has_descriptor, payload_bytes)
+}
+
+/// The same as JSON, for Python.
+pub(super) fn encode_json(message: &impl Serialize, payload_bytes: usize) -> Result<Vec<u8>, MessageError> {
+    let mut frame = vec![0; HEAD_BYTES];
+    serde_json::to_writer(&mut frame, message)?;
+    with_head(frame, false, payload_bytes)
+}
+
+/// Fills in the head of a frame, whose message is there.
+fn with_head(mut frame: Vec<u8>, has_descriptor: bool, payload_bytes: usize) -> Result<Vec<u8>, MessageError> {
     let message_bytes = (frame.len() - HEAD_BYTES) as u64;
     let length = u32::try_from(message_bytes).ok().filter(|length| *length <= MESSAGE_BYTES);
     let length = length.ok_or(MessageError::MessageLength(message_bytes))?;

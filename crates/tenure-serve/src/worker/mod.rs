@@ -33,11 +33,15 @@
 //! **Between them** is a pair of Unix sockets, a worker's standard input. `message` has what they say. The server sends an
 //! image's descriptor, and later which of its groups are there; a worker waits for a group where it is used first, and reports
 //! when that was. A socket that closes ends a worker, whatever it does, so that none outlives its server.
+//!
+//! PyTorch modules are computed by one more process, of Python, which is started when there is such a model. It has their weights
+//! itself: it loads and frees them as it is told. Its messages are JSON.
 
 mod link;
 mod message;
 mod pool;
 mod process;
+mod python;
 mod remote;
 mod socket;
 
@@ -47,6 +51,7 @@ use std::path::PathBuf;
 pub use process::run;
 
 pub(crate) use pool::Workers;
+pub(crate) use python::Python;
 
 /// A variable of a worker's environment: whoever has it starts no others, for they would start others in turn.
 const IS_WORKER: &str = "TENURE_WORKER";
@@ -61,6 +66,11 @@ pub struct WorkerCommand {
 }
 
 impl WorkerCommand {
+    /// A program that is Python, for PyTorch modules: the package `tenure` with PyTorch must be installed for it.
+    pub fn python(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), arguments: vec!["-m".into(), "tenure.serving.worker".into()] }
+    }
+
     /// The program that runs now, as it was when it was started, with other arguments.
     pub fn this_program(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         // A path would lead to a newer one when the program is installed again.

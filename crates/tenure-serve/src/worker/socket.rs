@@ -43,6 +43,12 @@ impl Outgoing {
         Ok(Self { frame: message::encode(message, descriptor.is_some(), bytes)?, payload, descriptor })
     }
 
+    /// The same with a message of JSON.
+    pub(super) fn json(message: &impl Serialize, payload: Vec<Bytes>) -> Result<Self, MessageError> {
+        let bytes = payload.iter().map(Bytes::len).sum();
+        Ok(Self { frame: message::encode_json(message, bytes)?, payload, descriptor: None })
+    }
+
     pub(super) fn send(&self, mut stream: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -58,7 +64,23 @@ impl Outgoing {
 }
 
 /// The next frame; nothing if the other end is closed.
-pub(super) fn receive<M: DeserializeOwned>(mut stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
+pub(super) fn receive<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
+    let Some(incoming) = receive_frame(stream)? else { return Ok(None) };
+    let Incoming { message, payload, descriptor } = incoming;
+    let message = message::decode(&message).map_err(invalid)?;
+    Ok(Some(Incoming { message, payload, descriptor }))
+}
+
+/// The same with a message of JSON.
+pub(super) fn receive_json<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
+    let Some(incoming) = receive_frame(stream)? else { return Ok(None) };
+    let Incoming { message, payload, descriptor } = incoming;
+    let message = serde_json::from_slice(&message).map_err(invalid)?;
+    Ok(Some(Incoming { message, payload, descriptor }))
+}
+
+/// The same with a message of bytes.
+fn receive_frame(mut stream: &UnixStream) -> io::Result<Option<Incoming<Vec<u8>>>> {
     let (mut head, mut descriptors, mut read) = ([0; HEAD_BYTES], Vec::new(), 0);
     while read < HEAD_BYTES {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -81,7 +103,7 @@ pub(super) fn receive<M: DeserializeOwned>(mut stream: &UnixStream) -> io::Resul
     if descriptors.len() != usize::from(has_descriptor) {
         return Err(invalid("a descriptor is missing, or is too many: check the limit on open files"));
     }
-    let message = message::decode(&read_exactly(&mut stream, message_bytes)?).map_err(invalid)?;
+    let message = read_exactly(&mut stream, message_bytes)?;
     let payload = read_exactly(&mut stream, payload_bytes)?.into();
     Ok(Some(Incoming { message, payload, descriptor: descriptors.pop() }))
 }

@@ -1,0 +1,214 @@
+//! PyTorch modules, which a process of Python computes.
+//!
+//! The process is started for the first model, and again when it is gone and a model is asked for. It has the weights of modules
+//! that the scheduler wants in memory. A batch that had not begun when it ended is run again, once; one that had is answered
+//! with an error.
+
+mod message;
+mod process;
+mod weights;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use prometheus_client::metrics::counter::Counter;
+
+use self::process::Process;
+use self::weights::OnPython;
+use super::WorkerCommand;
+use crate::executor::{ModelError, Weights};
+use crate::repository::StoredModel;
+
+/// After how long a process that goes on with a batch that nobody waits for is ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The process that computes PyTorch modules, if there is one.
+pub(crate) struct Python {
+    shared: Arc<PythonShared>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+struct PythonShared {
+    command: WorkerCommand,
+    deaths: Counter,
+    numbers: AtomicU64,
+    /// Bytes of the modules that are in memory, or on their way.
+    resident: AtomicU64,
+    state: Mutex<KeeperState>,
+    changed: Condvar,
+    calls: mpsc::Sender<Callback>,
+}
+
+/// A call that may free a model, which the thread that takes reports must not do.
+type Callback = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct KeeperState {
+    process: Option<Arc<Process>>,
+    /// One is to be started.
+    is_wanted: bool,
+    /// Why the last one was not started.
+    failure: Option<String>,
+    /// Processes that were not reaped yet.
+    processes: usize,
+    is_running: bool,
+    /// Until when a batch may go on that nobody waits for.
+    patience: Option<Instant>,
+    is_ending: bool,
+}
+
+impl Python {
+    /// Starts nothing but threads.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(crate) fn new(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+        let (calls, receiver) = mpsc::channel::<Callback>();
+        let run = move || receiver.into_iter().for_each(|call| call());
+        let spawned = thread::Builder::new().name("serve: python loaded".into()).spawn(run);
+        spawned.map_err(|error| error.to_string())?;
+        let shared = Arc::new(PythonShared {
+            command,
+            deaths,
+            numbers: AtomicU64::new(0),
+            resident: AtomicU64::new(0),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            calls,
+        });
+        let keeping = Arc::clone(&shared);
+        let keeper = thread::Builder::new().name("serve: keep python".into()).spawn(move || keeping.keep());
+        Ok(Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) })
+    }
+
+    /// As of [`Backend::open_python`](crate::executor::Backend::open_python).
+    pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn Weights>, ModelError> {
+        Ok(Box::new(OnPython::open(&self.shared, stored)?))
+    }
+
+    /// Bytes of the modules that are in memory, or on their way.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.shared.resident.load(Ordering::Relaxed)
+    }
+
+    /// The process, if there is one.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.shared.state.lock().process.as_ref().map(|process| process.pid())
+    }
+
+    /// Nobody waits for what is computed now.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.shared.state.lock();
+        if state.is_running {
+            state.patience = Some(Instant::now() + PATIENCE);
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Ends the process, and starts no other.
+    pub(crate) fn end(&self) {
+        self.shared.state.lock().is_ending = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Python {
+    /// Ends the process, and waits until it has.
+    fn drop(&mut self) {
+        self.end();
+        if self.keeper.take().is_some_and(|keeper| keeper.join().is_err()) {
+            tracing::error!("the thread that starts Python panicked");
+        }
+    }
+}
+
+impl PythonShared {
+    /// A number that nothing else has.
+    fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The process, which is started if there is none.
+    fn process(&self) -> Result<Arc<Process>, String> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_ending {
+                return Err("the server is shutting down".into());
+            }
+            if let Some(process) = &state.process {
+                return Ok(Arc::clone(process));
+            }
+            if let Some(failure) = state.failure.take() {
+                return Err(failure);
+            }
+            state.is_wanted = true;
+            self.changed.notify_all();
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// A batch is computed, or was.
+    fn set_running(&self, is_running: bool) {
+        let mut state = self.state.lock();
+        (state.is_running, state.patience) = (is_running, None);
+        self.changed.notify_all();
+    }
+
+    /// Starts processes, all on the thread that calls this, with which they end.
+    fn keep(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        while !state.is_ending {
+            match state.patience {
+                _ if state.is_wanted && state.process.is_none() => self.start(&mut state),
+                Some(end) if end > Instant::now() => drop(self.changed.wait_until(&mut state, end)),
+                Some(_) => {
+                    state.patience = None;
+                    if let Some(process) = &state.process {
+                        tracing::error!("Python goes on with what nobody waits for, and is ended");
+                        process.kill();
+                    }
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+        if let Some(process) = &state.process {
+            process.kill();
+        }
+        self.changed.notify_all();
+        while state.processes > 0 {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn start(self: &Arc<Self>, state: &mut KeeperState) {
+        state.is_wanted = false;
+        let shared = Arc::clone(self);
+        // One that ends at once waits for the lock, and is there then.
+        match Process::start(&self.command, move |reason| shared.ended(reason)) {
+            Ok(process) => {
+                state.processes += 1;
+                state.process = Some(process);
+            }
+            Err(error) => {
+                let program = self.command.program.display();
+                state.failure = Some(format!("{program}: {error}: name a Python with --python"));
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    fn ended(&self, reason: &str) {
+        let mut state = self.state.lock();
+        state.process = None;
+        state.processes -= 1;
+        if !state.is_ending {
+            tracing::warn!("Python ended: {reason}");
+            self.deaths.inc();
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,362 @@
+"""PyTorch modules as models of `tenure serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import PROGRAM, needs_program
+from serving import serving as serving_at
+
+torch = pytest.importorskip("torch")
+
+pytestmark = needs_program
+
+CONFIG = """
+python = "model.py:load"
+inputs = [{ name = "x", datatype = "FP32", shape = [-1, 4] }]
+outputs = [{ name = "y", datatype = "FP32", shape = [-1, 3] }]
+[batching]
+max_rows = 8
+"""
+
+LINEAR = """
+    import torch
+
+    def load(folder):
+        torch.manual_seed({seed})
+        return torch.nn.Linear(4, 3)
+"""
+
+#: One row.
+ROW = [0.5, -1.25, 3.0, 0.1]
+
+
+def write(models: Path, name: str, code: str, config: str = CONFIG) -> Path:
+    folder = models / name
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(config)
+    (folder / "model.py").write_text(textwrap.dedent(code))
+    return folder
+
+
+@contextmanager
+def serving(models: Path, *args: str) -> Iterator[str]:
+    with serving_at(models, "--python", sys.executable, *args) as address:
+        yield address
+
+
+def call(address: str, path: str, body: Any = None) -> Any:
+    """What the server answers, or its status and error."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"http://{address}/{path}", data), timeout=300) as answer:
+            text = answer.read()
+            return json.loads(text) if text else {}
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+def ask(address: str, name: str, rows: list[list[float]]) -> Any:
+    """The outputs' data, or the status and error."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [len(rows), len(rows[0])], "data": sum(rows, [])}
+    answer = call(address, f"v2/models/{name}/infer", {"inputs": [tensor]})
+    return answer if isinstance(answer, tuple) else answer["outputs"][0]["data"]
+
+
+def expected(seed: int, rows: list[list[float]]) -> list[float]:
+    torch.manual_seed(seed)
+    with torch.inference_mode():
+        values: list[float] = torch.nn.Linear(4, 3)(torch.tensor(rows)).flatten().tolist()
+    return values
+
+
+def exactly(values: list[float]) -> list[bytes]:
+    """As 32-bit floats, which JSON writes in the shortest way that is read as the same."""
+    return [struct.pack("<f", value) for value in values]
+
+
+def reason(address: str, name: str) -> str:
+    index = {model["name"]: model for model in call(address, "v2/repository/index", {})}
+    assert index[name]["state"] == "UNAVAILABLE"
+    text: str = index[name]["reason"]
+    return text
+
+
+def worker(models: Path) -> int:
+    """The process of Python that the server of a folder has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and b"tenure.serving.worker" in (folder / "cmdline").read_bytes().split(b"\0"):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if str(models).encode() in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    (pid,) = found
+    return pid
+
+
+def metric(address: str, name: str) -> float:
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def test_a_module_answers_what_it_does_in_a_program_bit_for_bit(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=1))
+    rows = [ROW, [1.0, 2.0, 3.0, 4.0]]
+    with serving(tmp_path) as address:
+        assert exactly(ask(address, "linear", rows)) == exactly(expected(1, rows))
+        metadata = call(address, "v2/models/linear")
+        assert metadata["platform"] == "tenure_pytorch"
+        assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+
+
+def test_two_modules_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
+    size = 1 << 20
+    code = """
+        import torch
+
+        class Model(torch.nn.Module):
+            def __init__(self, factor):
+                super().__init__()
+                self.big = torch.nn.Parameter(torch.full(({size},), {factor}))
+
+            def forward(self, x):
+                return x[:, :3] * self.big[0]
+
+        def load(folder):
+            return Model({factor})
+    """
+    for name, factor in ("double", 2.0), ("triple", 3.0):
+        write(tmp_path, name, code.format(size=size, factor=factor))
+    budget = 4 * size * 3 // 2
+    with serving(tmp_path, "--device-bytes", str(budget)) as address:
+        for _ in range(3):
+            assert ask(address, "double", [[1.0, 2.0, 3.0, 0.0]]) == [2.0, 4.0, 6.0]
+            assert ask(address, "triple", [[1.0, 2.0, 3.0, 0.0]]) == [3.0, 6.0, 9.0]
+            assert metric(address, "tenure_model_resident_bytes") <= budget
+        assert metric(address, "tenure_switches_total") == 6
+
+
+def test_a_killed_process_is_replaced_and_its_models_are_loaded_again(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=3))
+    with serving(tmp_path) as address:
+        assert exactly(ask(address, "linear", [ROW])) == exactly(expected(3, [ROW]))
+        first = worker(tmp_path)
+        os.kill(first, signal.SIGKILL)
+        assert exactly(ask(address, "linear", [ROW])) == exactly(expected(3, [ROW]))
+        assert worker(tmp_path) != first
+
+
+def test_a_module_that_ends_its_process_fails_its_batch_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=4))
+    code = """
+        import os, signal, torch
+
+        class Deadly(torch.nn.Module):
+            def forward(self, x):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def load(folder):
+            return Deadly()
+    """
+    write(tmp_path, "deadly", code)
+    with serving(tmp_path) as address:
+        status, error = ask(address, "deadly", [ROW])
+        assert status == 503 and "the worker that computed it ended with signal: 9" in error
+        assert exactly(ask(address, "linear", [ROW])) == exactly(expected(4, [ROW]))
+
+
+def test_an_exception_is_the_requests_error_and_the_process_goes_on(tmp_path: Path) -> None:
+    code = """
+        import torch
+
+        class Moody(torch.nn.Module):
+            def forward(self, x):
+                if x[0, 0] < 0:
+                    raise ValueError("no negative\\nnumbers")
+                return {answer}
+
+        def load(folder):
+            return Moody()
+    """
+    write(tmp_path, "moody", code.format(answer="x[:, :3]"))
+    write(tmp_path, "none", code.format(answer="None"))
+    write(tmp_path, "pair", code.format(answer="(x, x)"))
+    write(tmp_path, "names", code.format(answer="{'z': x}"))
+    write(tmp_path, "wide", code.format(answer="x"))
+    write(tmp_path, "complex", code.format(answer="x[:, :3] + 1j"))
+    with serving(tmp_path) as address:
+        assert ask(address, "moody", [ROW])[0] == 0.5
+        first = worker(tmp_path)
+        assert ask(address, "moody", [[-1.0, 0.0, 0.0, 0.0]]) == (500, "ValueError: no negative numbers")
+        assert "the module answers NoneType: answer tensors" in ask(address, "none", [ROW])[1]
+        assert "the module answers 2 tensors, and config.toml has 1 outputs" in ask(address, "pair", [ROW])[1]
+        assert "the module answers ['z'], and not ['y'], which config.toml has" in ask(address, "names", [ROW])[1]
+        assert "an output is of torch.complex64: answer one of bool, uint8" in ask(address, "complex", [ROW])[1]
+        assert "correct one of them" in ask(address, "wide", [ROW])[1]
+        assert ask(address, "moody", [ROW])[0] == 0.5
+        assert worker(tmp_path) == first
+
+
+def test_what_does_not_load_is_broken_with_its_message_until_it_is_loaded_again(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=5))
+    write(tmp_path, "broken", "def load(folder):\n    raise RuntimeError(open(folder + '/reason').read())\n")
+    write(tmp_path, "missing", "def other(folder): ...")
+    write(tmp_path, "number", "def load(folder):\n    return 7\n")
+    write(tmp_path, "exits", "import sys\ndef load(folder):\n    sys.exit('enough')\n")
+    write(tmp_path, "syntax", "def load(")
+    write(tmp_path, "module", "", CONFIG.replace("model.py:load", "there_is.no_such:load"))
+    (tmp_path / "broken/reason").write_text("no such\nfile")
+    with serving(tmp_path) as address:
+        assert reason(address, "broken") == "RuntimeError: no such file"
+        assert reason(address, "missing") == "AttributeError: model.py has no function 'load'"
+        assert reason(address, "number") == "TypeError: load of model.py returns int: return a torch.nn.Module"
+        assert reason(address, "exits") == "SystemExit: enough"
+        assert reason(address, "syntax").startswith("SyntaxError: ")
+        assert reason(address, "module") == "ModuleNotFoundError: No module named 'there_is'"
+        assert ask(address, "broken", [ROW])[1].endswith("RuntimeError: no such file")
+        assert exactly(ask(address, "linear", [ROW])) == exactly(expected(5, [ROW]))
+        (tmp_path / "broken/reason").write_text("another")
+        assert "another" in call(address, "v2/repository/models/broken/load", {})[1]
+        (tmp_path / "broken/model.py").write_text(textwrap.dedent(LINEAR.format(seed=6)))
+        assert call(address, "v2/repository/models/broken/load", {}) == {}
+        assert exactly(ask(address, "broken", [ROW])) == exactly(expected(6, [ROW]))
+
+
+def test_a_load_that_fails_later_is_the_requests_error_and_is_tried_again(tmp_path: Path) -> None:
+    code = """
+        import pathlib, torch
+
+        def load(folder):
+            if pathlib.Path(folder, "stop").exists():
+                raise RuntimeError("stopped")
+            return torch.nn.Linear(4, 3 + pathlib.Path(folder, "more").exists())
+    """
+    folder = write(tmp_path, "m", code)
+    with serving(tmp_path) as address:
+        (folder / "stop").touch()
+        assert ask(address, "m", [ROW]) == (500, "RuntimeError: stopped")
+        (folder / "stop").unlink()
+        (folder / "more").touch()
+        more = "it has 80 bytes of weights now, and had 60: load the model again"
+        assert ask(address, "m", [ROW]) == (500, more)
+        (folder / "more").unlink()
+        assert len(ask(address, "m", [ROW])) == 3
+
+
+def test_what_a_module_prints_goes_to_standard_error(tmp_path: Path) -> None:
+    code = """
+        import os, torch
+
+        print("loading", flush=True)
+
+        class Loud(torch.nn.Module):
+            def forward(self, x):
+                os.write(1, b"computing\\n")
+                assert not os.read(0, 1), "standard input is empty"
+                return x[:, :3]
+
+        def load(folder):
+            return Loud()
+    """
+    write(tmp_path, "loud", code)
+    command = [str(PROGRAM), "serve", str(tmp_path), "--listen", "127.0.0.1:0", "--python", sys.executable, "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        said = json.loads(server.stdout.readline())
+        assert said["models"] == ["loud"]
+        assert len(ask(said["url"].removeprefix("http://"), "loud", [ROW])) == 3
+        pid = worker(tmp_path)
+        server.send_signal(signal.SIGTERM)
+        out, err = server.communicate(timeout=300)
+        assert server.returncode == 0 and out == ""
+        assert "loading\n" in err and "computing\n" in err
+        assert not Path(f"/proc/{pid}").exists(), "it ends with its server"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_server_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=7))
+    command = [str(PROGRAM), "serve", str(tmp_path), "--listen", "127.0.0.1:0", "--python", sys.executable, "--json"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdout.readline()
+    ended = os.pidfd_open(worker(tmp_path))
+    server.kill()
+    server.wait()
+    # Readable when it has ended; the test's own limit ends it if it does not.
+    select.select([ended], [], [])
+    os.close(ended)
+
+
+def test_tensors_of_all_types_come_and_go_as_they_are(tmp_path: Path) -> None:
+    types = {
+        "BOOL": (torch.bool, b"\x00\x01"),
+        "UINT8": (torch.uint8, bytes([0, 255])),
+        "INT8": (torch.int8, struct.pack("<2b", -128, 127)),
+        "INT16": (torch.int16, struct.pack("<2h", -(1 << 15), 1)),
+        "INT32": (torch.int32, struct.pack("<2i", -(1 << 31), 1)),
+        "INT64": (torch.int64, struct.pack("<2q", -(1 << 63), 1)),
+        "FP16": (torch.float16, struct.pack("<2e", 0.5, -2.0)),
+        "BF16": (torch.bfloat16, b"\x80\x3f\x00\xc0"),
+        "FP32": (torch.float32, struct.pack("<2f", 0.1, -2.0)),
+        "FP64": (torch.float64, struct.pack("<2d", 0.1, -2.0)),
+    }
+    tensors = ", ".join(f'{{ name = "{name}", datatype = "{name}", shape = [-1] }}' for name in types)
+    config = f'python = "model.py:load"\ninputs = [{tensors}]\noutputs = [{tensors}]\nbatching.max_rows = 2\n'
+    code = f"""
+        import torch
+
+        class Echo(torch.nn.Module):
+            def forward(self, *inputs):
+                assert [each.dtype for each in inputs] == [{", ".join(str(dtype) for dtype, _ in types.values())}]
+                return dict(zip({list(types)}, inputs))
+
+        def load(folder):
+            return Echo()
+    """
+    write(tmp_path, "echo", code, config)
+    inputs = [
+        {"name": name, "datatype": name, "shape": [2], "parameters": {"binary_data_size": len(data)}}
+        for name, (_, data) in types.items()
+    ]
+    payload = b"".join(data for _, data in types.values())
+    asked = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    with serving(tmp_path) as address:
+        header = {"Inference-Header-Content-Length": str(len(asked))}
+        request = urllib.request.Request(f"http://{address}/v2/models/echo/infer", asked + payload, header)
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            length = int(answer.headers["Inference-Header-Content-Length"])
+            body = answer.read()
+        assert [each["datatype"] for each in json.loads(body[:length])["outputs"]] == list(types)
+        assert body[length:] == payload
+
+
+def test_a_python_without_pytorch_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=8))
+    with serving_at(tmp_path, "--python", "/bin/false") as address:
+        said = reason(address, "linear")
+        assert said.endswith(
+            "exit status: 1: can /bin/false import tenure and torch? name another with --python: ask again"
+        )
+    with serving_at(tmp_path, "--python", str(tmp_path / "none")) as address:
+        assert "none: No such file or directory (os error 2): name a Python with --python" in reason(address, "linear")
