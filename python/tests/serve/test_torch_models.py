@@ -13,7 +13,9 @@ import textwrap
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,57 @@ def test_an_exception_is_the_requests_error_and_the_process_goes_on(tmp_path: Pa
         assert "correct one of them" in ask(address, "wide", [ROW])[1]
         assert ask(address, "moody", [ROW])[0] == 0.5
         assert worker(tmp_path) == first
+
+
+def test_requests_that_run_together_get_their_own_rows(tmp_path: Path) -> None:
+    code = """
+        import torch
+
+        class Count(torch.nn.Module):
+            def forward(self, x):
+                return torch.cat([x[:, :2], torch.full((len(x), 1), float(len(x)))], 1)
+
+        def load(folder):
+            return Count()
+    """
+    # Nothing runs before there are four rows, or the delay is over.
+    write(tmp_path, "count", code, CONFIG.replace("max_rows = 8", "max_rows = 4\nmax_delay_ms = 60000"))
+    with serving(tmp_path) as address, ThreadPoolExecutor(2) as threads:
+        of = [[[1.0, 2.0, 0.0, 0.0], [3.0, 4.0, 0.0, 0.0]], [[5.0, 6.0, 0.0, 0.0], [7.0, 8.0, 0.0, 0.0]]]
+        answers = list(threads.map(lambda rows: ask(address, "count", rows), of))
+        assert answers == [[1.0, 2.0, 4.0, 3.0, 4.0, 4.0], [5.0, 6.0, 4.0, 7.0, 8.0, 4.0]]
+
+
+def test_a_module_that_goes_on_when_nobody_waits_is_ended(tmp_path: Path) -> None:
+    write(tmp_path, "linear", LINEAR.format(seed=9))
+    code = """
+        import pathlib, signal, torch
+
+        class Endless(torch.nn.Module):
+            def __init__(self, folder):
+                super().__init__()
+                self.folder = folder
+
+            def forward(self, x):
+                pathlib.Path(self.folder, "begun").write_text("begun")
+                while True:
+                    signal.pause()
+
+        def load(folder):
+            return Endless(folder)
+    """
+    begun = write(tmp_path, "endless", code) / "begun"
+    os.mkfifo(begun)
+    with serving(tmp_path) as address:
+        first = worker(tmp_path)
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROW}
+        client = HTTPConnection(address)
+        client.request("POST", "/v2/models/endless/infer", json.dumps({"inputs": [tensor]}))
+        # Waits until it is written.
+        assert begun.read_text() == "begun"
+        client.close()
+        assert exactly(ask(address, "linear", [ROW])) == exactly(expected(9, [ROW]))
+        assert worker(tmp_path) != first
 
 
 def test_what_does_not_load_is_broken_with_its_message_until_it_is_loaded_again(tmp_path: Path) -> None:
