@@ -116,7 +116,9 @@ def worker(models: Path) -> int:
 def metric(address: str, name: str) -> float:
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)]
+    assert values, f"there is no {name}"
+    return sum(values)
 
 
 def test_a_module_answers_what_it_does_in_a_program_bit_for_bit(tmp_path: Path) -> None:
@@ -152,8 +154,37 @@ def test_two_modules_take_turns_in_the_memory_of_one(tmp_path: Path) -> None:
         for _ in range(3):
             assert ask(address, "double", [[1.0, 2.0, 3.0, 0.0]]) == [2.0, 4.0, 6.0]
             assert ask(address, "triple", [[1.0, 2.0, 3.0, 0.0]]) == [3.0, 6.0, 9.0]
-            assert metric(address, "tenure_model_resident_bytes") <= budget
+            assert metric(address, "tenure_resident_bytes") == 4 * size, "one of them, not both"
         assert metric(address, "tenure_switches_total") == 6
+
+
+def test_a_module_and_a_network_of_ours_share_one_budget(models: Path) -> None:
+    code = """
+        import torch
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.big = torch.nn.Parameter(torch.ones(1 << 20))
+
+            def forward(self, x):
+                return x[:, :3] * self.big[0]
+
+        def load(folder):
+            return Model()
+    """
+    write(models, "big", code)
+    # There is room for either.
+    budget = (4 << 20) + 4096
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 1, 28, 28], "data": [0.5] * 784}
+    with serving(models, "--device-bytes", str(budget)) as address:
+        answers = []
+        for _ in range(2):
+            assert ask(address, "big", [ROW]) == [0.5, -1.25, 3.0]
+            assert metric(address, "tenure_resident_bytes") == 4 << 20
+            answers.append(call(address, "v2/models/digits/infer", {"inputs": [image]})["outputs"])
+            assert 0 < metric(address, "tenure_resident_bytes") < 4 << 20
+        assert answers[0] == answers[1]
 
 
 def test_a_killed_process_is_replaced_and_its_models_are_loaded_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ mod native;
 mod openai;
 mod properties;
 mod protocol;
+mod python;
 mod repository;
 mod residency;
 mod scheduler;
