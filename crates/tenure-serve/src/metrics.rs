@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, prometheus_text};
@@ -11,6 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use tokio::sync::watch;
 
 use crate::protocol::{BatchStatistics, ModelStatistics};
 
@@ -19,6 +20,9 @@ pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
 
 /// Of how many answers of a model the quantiles are known.
 const RECENT: usize = 1024;
+
+/// How many of the latest switches are kept.
+const SWITCHES: usize = 32;
 
 /// From 100 µs to 52 s.
 fn latency_histogram() -> Histogram {
@@ -85,6 +89,17 @@ pub struct Latency {
     pub p99: Duration,
 }
 
+/// A model that was brought to a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// The model's name.
+    pub model: String,
+    /// When its weights were there.
+    pub ended: Instant,
+    /// How long copying them took.
+    pub took: Duration,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfModel {
     model: String,
@@ -133,6 +148,10 @@ pub struct Metrics {
     queued: Gauges<OfModel>,
     recent: Mutex<HashMap<String, VecDeque<Duration>>>,
     statistics: Mutex<HashMap<String, ModelStatistics>>,
+    /// The latest, oldest first.
+    latest_switches: Mutex<VecDeque<Switch>>,
+    /// Sent to when something is counted that the live page shows.
+    changes: watch::Sender<()>,
 }
 
 impl Default for Metrics {
@@ -156,7 +175,7 @@ impl Default for Metrics {
         registry.register_with_unit("resident", "Bytes of weights in a tier", Unit::Bytes, resident.clone());
         let queued = Family::default();
         registry.register("queued_requests", "Requests that wait to be chosen", queued.clone());
-        let (recent, statistics) = Default::default();
+        let (recent, statistics, latest_switches) = Default::default();
         Self {
             registry,
             requests,
@@ -169,6 +188,8 @@ impl Default for Metrics {
             queued,
             recent,
             statistics,
+            latest_switches,
+            changes: watch::Sender::new(()),
         }
     }
 }
@@ -181,6 +202,7 @@ impl Metrics {
             Outcome::Answered => counted.inference_stats.success.add(took),
             _ => counted.inference_stats.fail.add(took),
         });
+        self.changed();
     }
 
     /// A request was computed. Whoever computes calls this.
@@ -230,9 +252,16 @@ impl Metrics {
         count(self.statistics.lock().entry(model.into()).or_default());
     }
 
-    /// A model was brought to a device.
-    pub fn switched(&self, model: &str) {
+    /// A model was brought to a device: copying its weights took so long.
+    pub fn switched(&self, model: &str, took: Duration) {
         self.switches.get_or_create(&OfModel { model: model.into() }).inc();
+        let mut latest = self.latest_switches.lock();
+        if latest.len() == SWITCHES {
+            latest.pop_front();
+        }
+        latest.push_back(Switch { model: model.into(), ended: Instant::now(), took });
+        drop(latest);
+        self.changed();
     }
 
     /// Bytes of weights were copied from one tier to another, such as from `host` to `device`.
@@ -243,11 +272,25 @@ impl Metrics {
     /// So many bytes of a model's weights are in a tier from now on.
     pub fn resident(&self, model: &str, tier: &'static str, bytes: u64) {
         self.resident.get_or_create(&OfTier { model: model.into(), tier }).set(bytes);
+        self.changed();
     }
 
     /// So many requests for a model wait from now on.
     pub fn queued(&self, model: &str, requests: u64) {
         self.queued.get_or_create(&OfModel { model: model.into() }).set(requests);
+        self.changed();
+    }
+
+    /// Tells those that [`watch`](Self::watch). It costs next to nothing while there are none.
+    fn changed(&self) {
+        if self.changes.receiver_count() > 0 {
+            self.changes.send_replace(());
+        }
+    }
+
+    /// Receives whenever something is counted that the live page shows.
+    pub(crate) fn watch(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     /// Counts workers that end before the server.
@@ -258,6 +301,11 @@ impl Metrics {
     /// How often a model was brought to a device.
     pub fn switches(&self, model: &str) -> u64 {
         self.switches.get(&OfModel { model: model.into() }).map_or(0, |counter| counter.get())
+    }
+
+    /// The latest switches of all models, newest first: at most 32.
+    pub fn latest_switches(&self) -> Vec<Switch> {
+        self.latest_switches.lock().iter().rev().cloned().collect()
     }
 
     /// How many requests for a model were answered.
@@ -280,6 +328,13 @@ impl Metrics {
         Some(Latency { median: quantile(50)?, p99: quantile(99)? })
     }
 
+    /// How long a model's last answers took, oldest first: at most `count`.
+    pub fn last_latencies(&self, model: &str, count: usize) -> Vec<Duration> {
+        let recent = self.recent.lock();
+        let Some(recent) = recent.get(model) else { return Vec::new() };
+        recent.iter().skip(recent.len().saturating_sub(count)).copied().collect()
+    }
+
     /// All of them, as Prometheus reads it: of type [`CONTENT_TYPE`].
     pub fn to_text(&self) -> String {
         let mut text = String::new();
@@ -297,7 +352,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
         metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
-        metrics.switched("resnet");
+        metrics.switched("resnet", Duration::ZERO);
         metrics.copied("host", "device", 300);
         metrics.resident("resnet", "device", 200);
         metrics.resident("resnet", "device", 0);
@@ -332,5 +387,36 @@ mod tests {
         assert_eq!(metrics.latency("m"), Some(Latency { median: ms(1), p99: ms(1) }));
         (0..20).for_each(|_| computed(ms(9)));
         assert_eq!(metrics.latency("m"), Some(Latency { median: ms(1), p99: ms(9) }));
+    }
+    #[test]
+    fn the_latest_switches_and_latencies_are_kept() {
+        let metrics = Metrics::default();
+        let ms = |number: usize| Duration::from_millis(number as u64);
+        (0..SWITCHES + 2).for_each(|number| metrics.switched("m", ms(number)));
+        let took: Vec<Duration> = metrics.latest_switches().into_iter().map(|switch| switch.took).collect();
+        assert_eq!(took, (2..SWITCHES + 2).rev().map(ms).collect::<Vec<_>>());
+        assert_eq!(metrics.last_latencies("m", 2), []);
+        (1..4).for_each(|number| metrics.computed("m", Phases { compute: ms(number), ..Phases::default() }));
+        assert_eq!(metrics.last_latencies("m", 2), [ms(2), ms(3)]);
+        assert_eq!(metrics.last_latencies("m", 5).len(), 3);
+    }
+
+    #[test]
+    fn who_watches_is_told_of_what_is_counted() {
+        let metrics = Metrics::default();
+        metrics.queued("m", 1);
+        let mut watched = metrics.watch();
+        assert!(!watched.has_changed().unwrap());
+        let counts: [fn(&Metrics); 4] = [
+            |metrics| metrics.queued("m", 0),
+            |metrics| metrics.resident("m", "host", 1),
+            |metrics| metrics.switched("m", Duration::ZERO),
+            |metrics| metrics.ended("m", Outcome::Answered, Duration::ZERO),
+        ];
+        for count in counts {
+            count(&metrics);
+            assert!(watched.has_changed().unwrap());
+            watched.mark_unchanged();
+        }
     }
 }

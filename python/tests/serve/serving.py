@@ -19,16 +19,16 @@ needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is n
 
 
 @contextmanager
-def serving(models: Path, *args: str) -> Iterator[str]:
+def serving(models: Path, *args: str, listen: str = "127.0.0.1:0") -> Iterator[str]:
     """The address of a server, such as `127.0.0.1:8000`, which ends well when it is told to."""
-    with serving_both(models, *args) as (_, address):
+    with serving_both(models, *args, listen=listen) as (_, address):
         yield address
 
 
 @contextmanager
-def serving_both(models: Path, *args: str) -> Iterator[tuple[str, str]]:
+def serving_both(models: Path, *args: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[str, str]]:
     """The addresses of a server for gRPC, which is empty if it has none, and for HTTP."""
-    command = [str(PROGRAM), "serve", str(models), "--listen", "127.0.0.1:0", *args]
+    command = [str(PROGRAM), "serve", str(models), "--listen", listen, *args]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

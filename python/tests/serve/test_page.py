@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -35,6 +36,11 @@ const columns = all('thead th').map(text);
 const cells = (row) => Object.fromEntries([...row.cells].map((cell, at) => [columns[at], text(cell)]));
 return {
     title: text(document.querySelector('h1')),
+    link: text(document.querySelector('#link')),
+    asksForToken: !document.querySelector('#token').hidden,
+    switches: all('#switches li b').map(text),
+    lines: all('tbody tr').filter((row) => row.querySelector('polyline')).map((row) => text(row.cells[0])),
+    ground: getComputedStyle(document.body).backgroundColor,
     facts: Object.fromEntries(all('dl div').map((fact) => [...fact.children].map(text))),
     tiers: all('meter').map((meter) => ({ text: text(meter.parentElement), filled: meter.value / meter.max })),
     models: Object.fromEntries(all('tbody tr').map((row) => [text(row.cells[0]), cells(row)])),
@@ -68,7 +74,37 @@ class Browser:
         post(f"{self._session}/url", {"url": url})
 
     def resize(self, width: int) -> None:
-        post(f"{self._session}/window/rect", {"width": width, "height": 900})
+        """Makes the page so wide, as on a phone, which may be narrower than a window."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self._command("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefer(self, scheme: str) -> None:
+        """Light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._command("Emulation.setEmulatedMedia", {"features": features})
+
+    def forbid_scripts(self) -> None:
+        self._command("Emulation.setScriptExecutionDisabled", {"value": True})
+
+    def enter_token(self, token: str) -> None:
+        script = """
+        document.querySelector('#secret').value = arguments[0];
+        document.querySelector('#token').requestSubmit();
+        """
+        post(f"{self._session}/execute/sync", {"script": script, "args": [token]})
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        picture = self._command("Page.captureScreenshot", {"captureBeyondViewport": True})
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+    def complaints(self) -> list[str]:
+        """What the browser has to say against the page since it was asked last, such as of its policy."""
+        entries = post(f"{self._session}/se/log", {"type": "browser"})["value"]
+        return [entry["message"] for entry in entries]
+
+    def _command(self, name: str, params: Mapping[str, object]) -> Any:
+        return post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})["value"]
 
     def read(self) -> Any:
         return post(f"{self._session}/execute/sync", {"script": READ, "args": []})["value"]
@@ -100,14 +136,24 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         driver.wait()
 
 
+def ask(address: str, model: str, name: str, datatype: str, shape: list[int], data: list[float]) -> None:
+    tensor = {"name": name, "datatype": datatype, "shape": shape, "data": data}
+    assert post(f"http://{address}/v2/models/{model}/infer", {"inputs": [tensor]})["model_name"] == model
+
+
+def ask_digits(address: str) -> None:
+    ask(address, "digits", "image", "FP32", [1, 1, 28, 28], [0.5] * 784)
+
+
+def answered(page: Any) -> int:
+    return int(page["facts"]["Requests answered"])
+
+
+def is_live(page: Any) -> bool:
+    return bool(page["link"] == "live")
+
+
 def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, browser: Browser) -> None:
-    def ask(model: str, name: str, datatype: str, shape: list[int], data: list[float]) -> None:
-        tensor = {"name": name, "datatype": datatype, "shape": shape, "data": data}
-        assert post(f"http://{address}/v2/models/{model}/infer", {"inputs": [tensor]})["model_name"] == model
-
-    def answered(page: Any) -> int:
-        return int(page["facts"]["Requests answered"])
-
     with serving(models, "--device-bytes", "2000000") as address:
         browser.open(f"http://{address}/")
         idle = browser.read()
@@ -118,11 +164,12 @@ def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, brow
         for model in idle["models"].values():
             assert model["State"] == "ready"
             assert (model["Weights"], model["Answered"], model["Switches"], model["Median"]) == ("–", "0", "0", "–")
+        assert browser.wait_for(is_live)["switches"] == []
 
         for _ in range(5):
-            ask("digits", "image", "FP32", [1, 1, 28, 28], [0.5] * 784)
-        ask("next-byte", "tokens", "INT64", [1, 3], [1, 2, 3])
-        # Nobody loads it again but the page itself.
+            ask_digits(address)
+        ask(address, "next-byte", "tokens", "INT64", [1, 3], [1, 2, 3])
+        # Nobody loads it again.
         busy = browser.wait_for(lambda page: answered(page) == 6)
         assert (busy["facts"]["Requests waiting"], busy["facts"]["Switches"]) == ("0", "2")
         (tier,) = busy["tiers"]
@@ -131,6 +178,7 @@ def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, brow
         assert (digits["Weights"], digits["Answered"], digits["Switches"]) == ("727.3 kB on dram", "5", "1")
         assert 0 < milliseconds(digits["Median"]) <= milliseconds(digits["p99"])
         assert busy["models"]["tiny-sentences"] == idle["models"]["tiny-sentences"]
+        assert (busy["switches"], sorted(busy["lines"])) == (["next-byte", "digits"], ["digits", "next-byte"])
 
         post(f"http://{address}/v2/repository/models/digits/unload", {})
         unloaded = browser.wait_for(lambda page: page["facts"]["Models ready"] == "2 of 3")
@@ -138,11 +186,58 @@ def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, brow
         assert (digits["State"], digits["Weights"], digits["Answered"]) == ("unavailable", "–", "5")
         assert unloaded["colors"]["unavailable"] != unloaded["colors"]["ready"]
         assert "501.0 kB" in unloaded["tiers"][0]["text"]
+        assert browser.complaints() == []
 
 
-@pytest.mark.parametrize("width", [420, 1280])
-def test_a_window_is_wide_enough(models: Path, browser: Browser, width: int) -> None:
+def test_the_page_connects_again_when_the_server_is_back(models: Path, browser: Browser) -> None:
     with serving(models) as address:
-        browser.resize(width)
+        ask_digits(address)
         browser.open(f"http://{address}/")
-        assert browser.read()["overflow"] <= 0
+        browser.wait_for(lambda page: is_live(page) and answered(page) == 1)
+    # It still shows what it knows.
+    away = browser.wait_for(lambda page: page["link"] == "connecting again")
+    assert answered(away) == 1
+    with serving(models, listen=address):
+        browser.wait_for(lambda page: is_live(page) and answered(page) == 0)
+
+
+def test_the_page_asks_for_a_token(models: Path, browser: Browser, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("open sesame\n")
+    with serving(models, "--tokens", str(tokens)) as address:
+        browser.open(f"http://{address}/")
+        locked = browser.wait_for(lambda page: page["asksForToken"])
+        assert (locked["models"], locked["facts"]) == ({}, {})
+        browser.enter_token("sesame")
+        assert browser.wait_for(lambda page: page["asksForToken"])["models"] == {}
+        browser.enter_token("open sesame")
+        opened = browser.wait_for(is_live)
+        assert set(opened["models"]) == {"digits", "next-byte", "tiny-sentences"} and not opened["asksForToken"]
+
+
+def test_the_page_is_a_table_without_scripts(models: Path, browser: Browser) -> None:
+    with serving(models) as address:
+        ask_digits(address)
+        browser.forbid_scripts()
+        browser.open(f"http://{address}/")
+        page = browser.read()
+        assert answered(page) == 1 and page["models"]["digits"]["Answered"] == "1"
+        assert page["switches"] == ["digits"] and not page["asksForToken"]
+        # It is loaded again by itself.
+        ask_digits(address)
+        browser.wait_for(lambda page: answered(page) == 2)
+
+
+@pytest.mark.parametrize("width", [375, 800, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_window_is_wide_enough(models: Path, browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    with serving(models) as address:
+        for _ in range(3):
+            ask_digits(address)
+        browser.resize(width)
+        browser.prefer(scheme)
+        browser.open(f"http://{address}/")
+        page = browser.wait_for(is_live)
+        browser.screenshot(tmp_path / f"page-{scheme}-{width}.png")
+        assert page["overflow"] <= 0
+        assert (page["ground"] == "rgb(255, 255, 255)") == (scheme == "light")

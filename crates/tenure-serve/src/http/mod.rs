@@ -5,7 +5,8 @@
 //!
 //! | route | |
 //! | --- | --- |
-//! | `GET /` | a page that shows models, where they are, and how long they take |
+//! | `GET /` | a live page that shows models, where they are, and how long they take; it asks for a token itself |
+//! | `GET /events` | snapshots for the page, as server-sent events: about one a second, and sooner when something happens |
 //! | `GET /metrics` | [`Metrics`](crate::metrics::Metrics) for Prometheus |
 //! | `GET /v2/health/live`, `GET /v2/health/ready` | for whoever starts servers and spreads requests; needs no token |
 //! | `GET /v2` | the server's metadata |
@@ -26,6 +27,7 @@
 
 pub(crate) mod body;
 mod error;
+mod feed;
 mod infer;
 mod openai;
 mod page;

@@ -1,15 +1,23 @@
-//! The live page.
+//! The live page: what a server does at a moment, as HTML. A script keeps it up to date from the feed; without scripts the page is
+//! loaded again and again.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::metrics::Latency;
+use crate::metrics::{Latency, Switch};
 use crate::protocol::ModelState;
 
-const STYLE: &str = include_str!("page.css");
+/// The page's style.
+pub(super) const STYLE: &str = include_str!("page.css");
 
-/// How often the page is loaded again, in seconds.
+/// The page's script, which shows what the feed sends.
+pub(super) const SCRIPT: &str = include_str!("page.js");
+
+/// How often the page is loaded again where no scripts run, in seconds.
 const REFRESH: u32 = 2;
+
+/// How many of the latest switches are shown.
+const SWITCHES: usize = 12;
 
 /// What a server does at a moment, to be shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +28,8 @@ pub struct Snapshot {
     pub tiers: Vec<Tier>,
     /// The models, in the order in which they are shown.
     pub models: Vec<ModelSnapshot>,
+    /// The latest switches, newest first.
+    pub switches: Vec<Switch>,
 }
 
 /// A tier of memory.
@@ -50,6 +60,13 @@ pub struct ModelSnapshot {
     pub switches: u64,
     /// Of its last answers.
     pub latency: Option<Latency>,
+    /// How long its last answers took, oldest first: at most [`ModelSnapshot::LATENCIES`].
+    pub last_latencies: Vec<Duration>,
+}
+
+impl ModelSnapshot {
+    /// How many of a model's last latencies are shown.
+    pub const LATENCIES: usize = 32;
 }
 
 /// A model's weights in a tier.
@@ -63,7 +80,7 @@ pub struct Resident {
 
 /// The page as HTML, which is XML too.
 pub(super) fn page(snapshot: &Snapshot) -> String {
-    let Snapshot { uptime, tiers, models } = snapshot;
+    let Snapshot { uptime, tiers, models, switches } = snapshot;
     let seconds = uptime.as_secs();
     let sum = |of: fn(&ModelSnapshot) -> u64| models.iter().map(of).sum::<u64>();
     let ready = models.iter().filter(|model| model.state == ModelState::Ready).count();
@@ -78,15 +95,41 @@ pub(super) fn page(snapshot: &Snapshot) -> String {
         facts.iter().map(|(name, fact)| format!("<div><dt>{name}</dt><dd>{fact}</dd></div>\n")).collect();
     let tiers: String = tiers.iter().map(tier).collect();
     let rows: String = models.iter().map(row).collect();
+    let switches: String = switches.iter().take(SWITCHES).map(switch).collect();
+    let head = format!("<noscript><meta http-equiv=\"refresh\" content=\"{REFRESH}\"/></noscript>\n");
+    document(
+        &head,
+        &format!(
+            "<div id=\"shown\">\n<dl>\n{facts}</dl>\n<div id=\"tiers\">\n{tiers}</div>\n\
+             <h2>Latest switches</h2>\n<ol id=\"switches\">\n{switches}</ol>\n\
+             <h2>Models</h2>\n<table>\n<thead><tr><th scope=\"col\">Model</th><th scope=\"col\">State</th>\
+             <th scope=\"col\">Weights</th><th scope=\"col\">Waiting</th><th scope=\"col\">Answered</th>\
+             <th scope=\"col\">Switches</th><th scope=\"col\">Median</th><th scope=\"col\">p99</th>\
+             <th scope=\"col\">Last answers</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+        ),
+    )
+}
+
+/// The page for a client without a token: it asks for one, and says nothing of the server.
+pub(super) fn locked() -> String {
+    document(
+        "",
+        "<noscript><p>This server asks for a token, which this page sends by a script: allow scripts, or send the header \
+         Authorization: Bearer TOKEN.</p></noscript>\n",
+    )
+}
+
+/// A document with the page's title, style and script.
+fn document(head: &str, body: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta http-equiv=\"refresh\" content=\"{REFRESH}\"/>\n<title>Tenure serves</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>Tenure serves</h1>\n<dl>\n{facts}</dl>\n{tiers}\
-         <div class=\"scroll\"><table>\n<thead><tr><th scope=\"col\">Model</th><th scope=\"col\">State</th>\
-         <th scope=\"col\">Weights</th><th scope=\"col\">Waiting</th><th scope=\"col\">Answered</th>\
-         <th scope=\"col\">Switches</th><th scope=\"col\">Median</th><th scope=\"col\">p99</th></tr></thead>\n\
-         <tbody>\n{rows}</tbody>\n</table></div>\n\
+         <title>Tenure serves</title>\n{head}<link rel=\"stylesheet\" href=\"page.css\"/>\n\
+         <script src=\"page.js\" defer=\"defer\"></script>\n</head>\n<body>\n\
+         <header><h1>Tenure serves</h1><span id=\"link\" role=\"status\"></span></header>\n\
+         <form id=\"token\" hidden=\"hidden\"><label for=\"secret\">This server asks for a token</label>\
+         <input id=\"secret\" type=\"password\" autocomplete=\"off\" required=\"required\"/>\
+         <button>Show</button></form>\n{body}\
          <footer>Tenure {}. Latencies are of a model's last 1,024 answers. The same and more for Prometheus: \
          <a href=\"metrics\">metrics</a>.</footer>\n</body>\n</html>\n",
         env!("CARGO_PKG_VERSION"),
@@ -104,7 +147,7 @@ fn tier(tier: &Tier) -> String {
 }
 
 fn row(model: &ModelSnapshot) -> String {
-    let ModelSnapshot { name, state, resident, queued, answered, switches, latency } = model;
+    let ModelSnapshot { name, state, resident, queued, answered, switches, latency, last_latencies: _ } = model;
     let weights: Vec<String> =
         resident.iter().map(|Resident { tier, bytes: size }| format!("{} on {}", bytes(*size), escape(tier))).collect();
     let weights = if weights.is_empty() { "–".into() } else { weights.join(", ") };
@@ -112,12 +155,18 @@ fn row(model: &ModelSnapshot) -> String {
         |of: fn(&Latency) -> Duration| latency.as_ref().map_or("–".into(), |latency| milliseconds(of(latency)));
     format!(
         "<tr><th scope=\"row\">{}</th><td class=\"{state}\">{state}</td><td>{weights}</td><td>{queued}</td>\
-         <td>{answered}</td><td>{switches}</td><td>{}</td><td>{}</td></tr>\n",
+         <td>{answered}</td><td>{switches}</td><td>{}</td><td>{}</td><td></td></tr>\n",
         escape(name),
         time(|latency| latency.median),
         time(|latency| latency.p99),
         state = state.name().to_lowercase(),
     )
+}
+
+fn switch(switch: &Switch) -> String {
+    let Switch { model, took, ended } = switch;
+    let (model, took, ago) = (escape(model), milliseconds(*took), ended.elapsed().as_secs());
+    format!("<li><b>{model}</b> <span>{took}</span> <small>{ago} s ago</small></li>\n")
 }
 
 fn milliseconds(time: Duration) -> String {
@@ -154,6 +203,8 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -162,10 +213,19 @@ mod tests {
         let latency = Some(Latency { median: ms(12), p99: ms(345) });
         let resident = vec![Resident { tier: "cuda:0".into(), bytes: 241_000_000 }];
         let state = ModelState::Ready;
-        let model =
-            ModelSnapshot { name: "resnet".into(), state, resident, queued: 3, answered: 17, switches: 5, latency };
+        let model = ModelSnapshot {
+            name: "resnet".into(),
+            state,
+            resident,
+            queued: 3,
+            answered: 17,
+            switches: 5,
+            latency,
+            last_latencies: vec![ms(12)],
+        };
+        let switches = vec![Switch { model: "vgg".into(), ended: Instant::now(), took: ms(78) }];
         let tiers = vec![Tier { name: "cuda:0".into(), used_bytes: 241_000_000, capacity_bytes: 80_000_000_000 }];
-        let page = page(&Snapshot { uptime: ms(3_725_500), tiers, models: vec![model] });
+        let page = page(&Snapshot { uptime: ms(3_725_500), tiers, models: vec![model], switches });
         for shown in [
             "1 of 1",
             "1:02:05",
@@ -178,6 +238,7 @@ mod tests {
             ">5<",
             ">12.0 ms<",
             ">345.0 ms<",
+            "<b>vgg</b> <span>78.0 ms</span>",
         ] {
             assert!(page.contains(shown), "{shown} is not in {page}");
         }
@@ -194,11 +255,15 @@ mod tests {
             answered: 0,
             switches: 0,
             latency: None,
+            last_latencies: Vec::new(),
         };
+        let switch = Switch { model: hostile.into(), ended: Instant::now(), took: Duration::ZERO };
         let tier = Tier { name: hostile.into(), used_bytes: 0, capacity_bytes: 0 };
-        let page = page(&Snapshot { tiers: vec![tier], models: vec![model], ..Snapshot::default() });
+        let page =
+            page(&Snapshot { tiers: vec![tier], models: vec![model], switches: vec![switch], ..Snapshot::default() });
         assert!(!page.contains("<script>"));
         assert_eq!(well_formed(&page), Ok(()));
+        assert_eq!(well_formed(&locked()), Ok(()));
     }
 
     /// Whether tags are closed in the order in which they were opened.

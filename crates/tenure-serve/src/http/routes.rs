@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::body::receive;
 use super::shared::{Shared, refuse_parameters};
-use super::{ServeError, infer, openai, page, shared_memory};
+use super::{ServeError, feed, infer, openai, page, shared_memory};
 use crate::metrics;
 use crate::protocol::{IndexEntry, IndexRequest, ModelConfig, ModelState, ModelStatistics, ServerMetadata, Statistics};
 use axum::Router;
@@ -24,7 +24,7 @@ pub(super) type Sharing = State<Arc<Shared>>;
 /// All routes.
 pub(super) fn router(shared: Arc<Shared>) -> Router {
     let mut router = Router::new()
-        .route("/", get(live_page))
+        .route("/events", get(events))
         .route("/metrics", get(prometheus))
         .route("/v2", get(async || json(&ServerMetadata::TENURE)))
         .route("/v2/models/stats", get(all_statistics))
@@ -44,7 +44,10 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
     router = router.merge(openai::routes());
     router
         .layer(middleware::from_fn_with_state(shared.clone(), authorize))
-        // Below the layer: whoever looks whether the server is there has no token.
+        // Below the layer: whoever looks whether the server is there has no token, and the page asks for it.
+        .route("/", get(live_page))
+        .route("/page.css", get(async || file("text/css; charset=utf-8", page::STYLE)))
+        .route("/page.js", get(async || file("text/javascript; charset=utf-8", page::SCRIPT)))
         .route("/v2/health/live", get(live))
         .route("/v2/health/ready", get(ready))
         .fallback(async |method: Method, uri: Uri| {
@@ -86,10 +89,28 @@ async fn ready(State(shared): Sharing) -> Result<Response, ServeError> {
     is_ready.then(|| json(&serde_json::json!({ "ready": true, "live": true }))).ok_or(ServeError::NotServing)
 }
 
-async fn live_page(State(shared): Sharing) -> impl IntoResponse {
-    // Nothing but the page's own style is loaded or run, whatever names are in it.
-    let policy = (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'");
-    ([policy, (header::CACHE_CONTROL, "no-store")], Html(page::page(&shared.service.snapshot())))
+/// The page as it is now. Without a token, where there are tokens, it is one that asks for it.
+async fn live_page(State(shared): Sharing, headers: HeaderMap) -> Response {
+    // Nothing but the page's own style and script is loaded or run, whatever names are in it.
+    let policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers_of_page = [(header::CONTENT_SECURITY_POLICY, policy), (header::CACHE_CONTROL, "no-store")];
+    match shared.authorize(&headers) {
+        Ok(()) => (headers_of_page, Html(page::page(&shared.service.snapshot()))).into_response(),
+        Err(error) => {
+            let asks = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (error.status(), asks, headers_of_page, Html(page::locked())).into_response()
+        }
+    }
+}
+
+/// A file of the page, which may be another after the server was started again.
+fn file(media_type: &'static str, text: &'static str) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, media_type), (header::CACHE_CONTROL, "no-store")], text)
+}
+
+async fn events(State(shared): Sharing) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, feed::CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], shared.feed.body())
 }
 
 async fn prometheus(State(shared): Sharing) -> impl IntoResponse {

@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
@@ -134,22 +134,27 @@ impl Server {
         self.grpc.as_ref().map(grpc::Server::address)
     }
 
-    /// Serves until `shutdown`. Then no connection is accepted, and requests that are under way have [`Limits::drain`] to
-    /// end.
+    /// Serves until `shutdown`. Then no connection is accepted, the live page's streams end, and requests that are under way
+    /// have [`Limits::drain`] to end.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { listener, grpc, shared, .. } = self;
-        let (stop, stopped) = oneshot::channel::<()>();
-        let grpc = async {
-            if let Some(grpc) = grpc {
-                // An error is that it was dropped, which is what is waited for.
-                grpc.run(async { stopped.await.unwrap_or(()) }).await;
-            }
+        let (stop, stopped) = watch::channel(false);
+        let until_stopped = || {
+            let mut stopped = stopped.clone();
+            // An error is that the sender is gone, which it is after the shutdown only.
+            async move { drop(stopped.wait_for(|is_stopped| *is_stopped).await) }
         };
         let shutdown = async {
             shutdown.await;
-            drop(stop);
+            stop.send_replace(true);
         };
-        tokio::join!(serve(listener, shared, shutdown), grpc);
+        let grpc = async {
+            if let Some(grpc) = grpc {
+                grpc.run(until_stopped()).await;
+            }
+        };
+        let feed = shared.feed.run(&*shared.service, until_stopped());
+        tokio::join!(shutdown, serve(listener, shared.clone(), until_stopped()), grpc, feed);
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use super::body::Share;
+use super::feed::Feed;
 use super::regions::Regions;
 use super::{Config, Limits, ServeError, Service};
 use crate::metrics::{Metrics, Outcome};
@@ -20,6 +21,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     /// Of shared memory.
     pub(super) regions: Regions,
+    /// Of the live page.
+    pub(super) feed: Feed,
     /// KiB for bodies.
     memory: Arc<Semaphore>,
 }
@@ -27,7 +30,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(service: Arc<dyn Service>, config: Config) -> Self {
         let memory = Semaphore::new((config.limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
-        Self { service, config, regions: Regions::default(), memory: Arc::new(memory) }
+        Self { service, config, regions: Regions::default(), feed: Feed::default(), memory: Arc::new(memory) }
     }
 
     pub(super) fn limits(&self) -> &Limits {

@@ -275,10 +275,16 @@ impl Service for Serving {
                 answered: metrics.answered(name),
                 switches: metrics.switches(name),
                 latency: metrics.latency(name),
+                last_latencies: metrics.last_latencies(name, ModelSnapshot::LATENCIES),
             }
         };
         let models = state.entries.iter().map(model).collect();
-        Snapshot { uptime: self.core.now(), tiers: self.core.backend.usage(), models }
+        Snapshot {
+            uptime: self.core.now(),
+            tiers: self.core.backend.usage(),
+            models,
+            switches: metrics.latest_switches(),
+        }
     }
 
     fn metrics(&self) -> &Metrics {

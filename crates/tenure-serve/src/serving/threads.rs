@@ -161,7 +161,7 @@ impl Core {
             match took {
                 Some(took) => {
                     state.missed = state.missed.filter(|missed| *missed != id);
-                    core.metrics.switched(loaded.name());
+                    core.metrics.switched(loaded.name(), took);
                     let [to, from] = core.backend.tiers();
                     core.metrics.copied(from, to, loaded.resident_bytes());
                     state.scheduler.loaded(core.device, id, took, core.now());

@@ -330,7 +330,7 @@ fn who_has_no_token_is_refused() {
     let served = Served::with(Config { tokens: vec!["first".into(), "second".into()], ..Config::default() });
     for header in ["X: y", "Authorization: Bearer", "Authorization: Bearer secon", "Authorization: Basic second"] {
         for (method, path) in
-            [("GET", "/"), ("GET", "/metrics"), ("GET", "/v2"), ("POST", "/v2/models/echo_fp32/infer")]
+            [("GET", "/events"), ("GET", "/metrics"), ("GET", "/v2"), ("POST", "/v2/models/echo_fp32/infer")]
         {
             let answer = served.ask(method, path, &[header], &[]);
             assert_eq!((answer.error().0, &*answer.headers["www-authenticate"]), (401, "Bearer"), "{header} {path}");
@@ -360,4 +360,127 @@ fn the_page_shows_what_was_answered() {
     assert!(page.text().contains("<dt>Requests answered</dt><dd>1</dd>"));
     assert!(page.text().contains("3.0 ms"));
     assert!(served.is_counted(r#"tenure_requests_total{model="echo_fp32",outcome="answered"} 1"#));
+}
+
+/// The events of the live page's feed, as they come.
+struct Events {
+    stream: TcpStream,
+    bytes: Vec<u8>,
+}
+
+impl Events {
+    /// Begins to listen, and has received the answer's head.
+    fn open(served: &Served, headers: &[&str]) -> Self {
+        let mut events = Self { stream: served.send(&request("GET", "/events", headers, &[])), bytes: Vec::new() };
+        let head = events.receive_until(b"\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/event-stream"), "{head}");
+        events
+    }
+
+    /// What comes as far as some bytes.
+    fn receive_until(&mut self, end: &[u8]) -> String {
+        loop {
+            if let Some(at) = self.bytes.windows(end.len()).position(|window| window == end) {
+                let rest = self.bytes.split_off(at + end.len());
+                return String::from_utf8(std::mem::replace(&mut self.bytes, rest)).unwrap();
+            }
+            let mut more = [0; 4096];
+            let count = self.stream.read(&mut more).unwrap();
+            assert!(count > 0, "the stream ended: {:?}", String::from_utf8_lossy(&self.bytes));
+            self.bytes.extend_from_slice(&more[..count]);
+        }
+    }
+
+    fn next(&mut self) -> Value {
+        let event = self.receive_until(b"}\n\n");
+        serde_json::from_str(event.split_once("data: ").unwrap().1).unwrap()
+    }
+
+    /// The first event that says something.
+    fn wait_for(&mut self, is_so: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let event = self.next();
+            if is_so(&event) {
+                return event;
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_that_listen_are_told_what_happens() {
+    let served = Served::new();
+    let mut pages = [Events::open(&served, &[]), Events::open(&served, &[])];
+    let of = |event: &Value, model: &str| -> Value {
+        event["models"].as_array().unwrap().iter().find(|entry| entry["name"] == model).unwrap().clone()
+    };
+    let first = pages[0].next();
+    assert_eq!(
+        (&first["uptime_s"], &first["tiers"][0]),
+        (&json!(83.0), &json!({"name": "host", "used_bytes": 27_000_000, "capacity_bytes": 64_000_000}))
+    );
+    assert_eq!(
+        of(&first, "slow"),
+        json!({"name": "slow", "state": "ready", "resident": [{"tier": "host", "bytes": 1_500_000}], "queued": 0,
+            "answered": 0, "switches": 0, "median_ms": null, "p99_ms": null, "last_ms": []})
+    );
+    assert_eq!(served.infer("echo_fp32", INFER).status, 200);
+    assert_eq!(served.ask("POST", "/v2/repository/models/echo_fp32/load", &[], &[]).status, 200);
+    for page in &mut pages {
+        let event = page.wait_for(|event| event["switches"] != json!([]));
+        assert_eq!(
+            (&event["switches"][0]["model"], &event["switches"][0]["took_ms"]),
+            (&json!("echo_fp32"), &json!(4.0))
+        );
+        let asked = of(&event, "echo_fp32");
+        assert_eq!(
+            (&asked["answered"], &asked["median_ms"], &asked["last_ms"]),
+            (&json!(1), &json!(3.0), &json!([3.0]))
+        );
+    }
+}
+
+#[test]
+fn a_page_that_listens_does_not_hold_up_the_end() {
+    let mut served = Served::new();
+    let mut page = Events::open(&served, &[]);
+    page.next();
+    served.stop.take().unwrap().send(()).unwrap();
+    served.runtime.block_on(served.running).unwrap();
+    // The end of all chunks: it was not cut off.
+    page.receive_until(b"\r\n0\r\n\r\n");
+}
+
+#[test]
+fn a_page_that_is_gone_leaves_its_place() {
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let served = Served::with(Config { limits, ..Config::default() });
+    drop(Events::open(&served, &[]));
+    assert_eq!(served.get("/v2").status, 200);
+}
+
+#[test]
+fn the_page_asks_for_a_token_and_says_nothing_without_one() {
+    let served = Served::with(Config { tokens: vec!["first".into()], ..Config::default() });
+    let locked = served.get("/");
+    assert_eq!((locked.status, &*locked.headers["www-authenticate"]), (401, "Bearer"));
+    assert!(locked.text().contains("page.js") && !locked.text().contains("echo_fp32"));
+    let token = "Authorization: Bearer first";
+    assert!(served.ask("GET", "/", &[token], &[]).text().contains("echo_fp32"));
+    for (path, media_type) in [("/page.js", "text/javascript; charset=utf-8"), ("/page.css", "text/css; charset=utf-8")]
+    {
+        let file = served.get(path);
+        assert_eq!((file.status, &*file.headers["content-type"]), (200, media_type));
+    }
+    assert_eq!(Events::open(&served, &[token]).next()["uptime_s"], 83.0);
+}
+
+#[test]
+fn the_page_runs_and_loads_nothing_but_its_own() {
+    let page = Served::new().get("/");
+    let policy = &page.headers["content-security-policy"];
+    assert!(
+        policy.starts_with("default-src 'none'; style-src 'self'; script-src 'self'") && !policy.contains("unsafe")
+    );
+    assert!(!page.text().contains("://"), "an address of another site");
 }

@@ -185,7 +185,7 @@ impl Service for Fake {
         Box::pin(async move {
             self.metadata(model, None)?;
             self.unloaded.lock().unwrap().remove(model);
-            self.metrics.switched(model);
+            self.metrics.switched(model, Duration::from_millis(4));
             Ok(())
         })
     }
@@ -207,10 +207,16 @@ impl Service for Fake {
             answered: self.metrics.answered(&name),
             switches: self.metrics.switches(&name),
             latency: self.metrics.latency(&name),
+            last_latencies: self.metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
             name,
         };
         let tiers = vec![Tier { name: "host".into(), used_bytes: 27_000_000, capacity_bytes: 64_000_000 }];
-        Snapshot { uptime: Duration::from_secs(83), tiers, models: Self::models().map(model).collect() }
+        Snapshot {
+            uptime: Duration::from_secs(83),
+            tiers,
+            models: Self::models().map(model).collect(),
+            switches: self.metrics.latest_switches(),
+        }
     }
 
     fn metrics(&self) -> &Metrics {
