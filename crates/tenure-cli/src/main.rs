@@ -8,23 +8,23 @@
 mod args;
 mod commands;
 mod files;
+mod logging;
 mod output;
 mod platform;
 mod progress;
 mod resident;
 mod table;
 
-use std::io;
 use std::process::ExitCode;
 
-use clap::Parser;
-use tracing_subscriber::EnvFilter;
-
 use args::{Args, Command, TraceCommand};
+use clap::Parser;
+use logging::LogFormat;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    show_warnings();
+    let requests = if let Command::Serve(args) = &args.command { args.log } else { LogFormat::Off };
+    logging::begin(requests);
     // Some end in a way of their own.
     let has_own_end = matches!(
         args.command,
@@ -54,10 +54,4 @@ fn main() -> ExitCode {
         Command::Embed(args) => commands::embed::run(args),
         Command::Bench(command) => commands::bench::run(&command),
     }
-}
-
-/// Such as of a library that is not there. `RUST_LOG` asks for others.
-fn show_warnings() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().with_target(false).init();
 }

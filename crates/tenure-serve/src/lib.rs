@@ -9,6 +9,7 @@ pub mod http;
 pub mod metrics;
 pub mod protocol;
 pub mod repository;
+pub mod request_log;
 pub mod scheduler;
 pub mod serving;
 pub mod worker;

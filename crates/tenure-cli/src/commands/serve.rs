@@ -22,6 +22,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 use super::memory::parse_bytes;
+use crate::logging::LogFormat;
 use crate::{files, output};
 
 /// Answer requests to the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
@@ -39,6 +40,7 @@ Examples:
   tenure serve models --listen 0.0.0.0:8000 --tokens tokens.txt
   tenure serve models --device cuda --device-bytes 40GB --host-bytes 200GB
   tenure serve models --grpc-port 8001
+  tenure serve models --log json 2>>requests.jsonl
 
   curl localhost:8000/v2/models/next-byte/infer -d \\
     '{\"inputs\": [{\"name\": \"tokens\", \"datatype\": \"INT64\", \"shape\": [1, 3], \"data\": [72, 101, 108]}]}'")]
@@ -76,6 +78,10 @@ pub(crate) struct ServeArgs {
     /// [default: that of $VIRTUAL_ENV, or else python3]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<PathBuf>,
+    /// Log each request on standard error, one a line: its id, which is the header X-Request-Id, the model, what became of it, and
+    /// where its time went
+    #[arg(long, value_enum, default_value_t = LogFormat::Off, value_name = "FORMAT")]
+    pub(crate) log: LogFormat,
     /// Print one JSON object when requests are answered: url, grpc, and the names of the models that are ready
     #[arg(long)]
     json: bool,

@@ -49,6 +49,25 @@ fn ask(line: &str, method: &str, path: &str, headers: &str, body: &str) -> Strin
 }
 
 #[test]
+fn requests_are_logged_if_they_are_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    for (format, expected) in [
+        ("off", None),
+        ("text", Some("id=\"mine\" protocol=\"http\" method=\"GET\" path=\"/v2\" status=200 outcome=\"answered\"")),
+        ("json", Some("\"id\":\"mine\",\"protocol\":\"http\",\"method\":\"GET\",\"path\":\"/v2\",\"status\":200")),
+    ] {
+        let models = folder.path().to_str().unwrap();
+        let (mut server, line) = serve(&[models, "--listen", "127.0.0.1:0", "--log", format]);
+        let answer = get(&line, "/v2", "X-Request-Id: mine\r\n");
+        assert!(answer.to_lowercase().contains("x-request-id: mine\r\n"), "{answer}");
+        server.kill().unwrap();
+        let logged = said(&server.wait_with_output().unwrap().stderr);
+        assert_eq!(logged.lines().count(), usize::from(expected.is_some()), "{logged}");
+        assert!(expected.is_none_or(|expected| logged.contains(expected)), "{logged}");
+    }
+}
+
+#[test]
 fn models_are_written_once_and_served_until_somebody_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let models = folder.path().join("models");

@@ -20,12 +20,15 @@ use super::messages::{
     RepositoryModelRequest, RepositoryModelResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
     ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
+use super::status;
 use super::wire::{Incoming, Outgoing, frame, time_limit};
 use crate::http::ServeError;
 use crate::http::body::{Share, aside};
 use crate::http::server::guarded;
 use crate::http::shared::{Ending, Shared, refuse_parameters};
+use crate::metrics::Outcome;
 use crate::protocol::{ModelState, ServerMetadata};
+use crate::request_log::{RequestEvent, RequestRecord};
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
 
@@ -41,17 +44,30 @@ pub(super) async fn answer(
 ) -> io::Result<()> {
     let arrived = Instant::now();
     let (head, body) = request.into_parts();
-    let mut outgoing = Outgoing::new(respond, shared.config.limits.receive);
+    let record = RequestRecord::new(&head.headers, "grpc", head.method.as_str(), head.uri.path());
+    let outgoing = Outgoing::new(record.clone(), respond, shared.config.limits.receive);
     if !is_grpc(&head) {
         return outgoing.refuse();
     }
-    let mut call = match Call::new(&shared, &head, body, arrived) {
+    record.scope(call(&shared, &places, &head, body, outgoing, arrived)).await
+}
+
+/// Answers a call whose record is the current one.
+async fn call(
+    shared: &Shared,
+    places: &Semaphore,
+    head: &Parts,
+    body: RecvStream,
+    mut outgoing: Outgoing,
+    arrived: Instant,
+) -> io::Result<()> {
+    let mut call = match Call::new(shared, head, body, arrived) {
         Ok(call) => call,
         Err(error) => return outgoing.end(&Err(error)),
     };
     let place = tokio::select! {
         () = outgoing.cancelled() => return Ok(()),
-        place = call.place(&places) => place,
+        place = call.place(places) => place,
     };
     let _place = match place {
         Ok(place) => place,
@@ -207,10 +223,19 @@ impl<'a> Call<'a> {
                 Ok(None) => return outgoing.end(&Ok(())),
                 Err(error) => return outgoing.end(&Err(error)),
             };
+            let record = outgoing.record().next();
+            record.received(message.len());
+            let mut event = RequestEvent::new(record.clone());
             let answer = tokio::select! {
                 () = outgoing.cancelled() => return Ok(()),
-                answer = guarded(self.streamed(message)) => answer,
+                answer = record.scope(guarded(self.streamed(message))) => answer,
             };
+            let (outcome, status) = match &answer {
+                Ok(_) => (Outcome::Answered, status::number(&Ok(()))),
+                Err(error) => (error.outcome(), status::code(error) as u16),
+            };
+            event.answered(outcome, status, answer.as_ref().ok().map(|answer| answer.len() as u64));
+            drop(event);
             let error = |error: ServeError| {
                 frame(&ModelStreamInferResponse { error_message: error.message(), infer_response: None })
             };

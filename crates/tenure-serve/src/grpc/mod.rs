@@ -15,7 +15,8 @@
 //! Others are not implemented. Tensors come as `raw_input_contents` or as `contents`, and answers as the request's tensors
 //! came; half precision has no `contents`. A call whose client cancels it, or whose time passes, is dropped. Messages may be
 //! compressed by gzip or deflate. A stream whose next message does not come within
-//! [`Limits::receive`](crate::http::Limits::receive) ends.
+//! [`Limits::receive`](crate::http::Limits::receive) ends. The metadata of every answer has `x-request-id`, which is the call's or one
+//! that the server makes, and under which [the log](crate::request_log) has it.
 
 mod calls;
 mod connection;

@@ -26,7 +26,7 @@ pub(super) enum Code {
 }
 
 /// The code that says an error. What may be asked again later is `UNAVAILABLE`, as it is 503 over HTTP.
-fn code(error: &ServeError) -> Code {
+pub(super) fn code(error: &ServeError) -> Code {
     match error {
         ServeError::Invalid(_) | ServeError::Malformed(_) | ServeError::SharedMemory(_) => Code::InvalidArgument,
         ServeError::UnknownModel { .. } => Code::NotFound,
@@ -45,11 +45,15 @@ fn code(error: &ServeError) -> Code {
     }
 }
 
+/// The number of the code that says how a call ended.
+pub(super) fn number(ended: &Result<(), ServeError>) -> u16 {
+    ended.as_ref().map_or_else(code, |()| Code::Ok) as u16
+}
+
 /// The trailers of a call that ended so.
 pub(super) fn trailers(ended: &Result<(), ServeError>) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    let code = ended.as_ref().map_or_else(code, |()| Code::Ok);
-    trailers.insert(STATUS, HeaderValue::from(code as u16));
+    trailers.insert(STATUS, HeaderValue::from(number(ended)));
     let Err(error) = ended else { return trailers };
     if let Ok(message) = HeaderValue::from_str(&escape(&error.message())) {
         trailers.insert(MESSAGE, message);

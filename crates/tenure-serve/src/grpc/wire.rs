@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -15,6 +16,8 @@ use tokio::time::timeout;
 use super::status;
 use crate::http::body::{Share, aside, unpack};
 use crate::http::{Limits, ServeError};
+use crate::metrics::Outcome;
+use crate::request_log::{self, REQUEST_ID, RequestEvent, RequestRecord};
 
 /// Bytes before a message.
 const HEAD_BYTES: usize = 5;
@@ -78,6 +81,9 @@ impl Incoming {
         let Limits { receive, body_bytes: limit, .. } = self.limits;
         let received = timeout(receive, self.receive(share)).await;
         let Some((is_packed, message)) = received.map_err(|_| ServeError::Slow(receive))?? else { return Ok(None) };
+        if let Some(record) = request_log::current() {
+            record.received(HEAD_BYTES + message.len());
+        }
         // Few bytes may become many.
         let message = match (is_packed, self.packing) {
             (0, _) => return Ok(Some(message)),
@@ -149,6 +155,8 @@ pub(super) fn frame(message: &impl Message) -> Result<Bytes, ServeError> {
 
 /// A call's answers as they go. Errors say that the client no longer takes them.
 pub(super) struct Outgoing {
+    event: RequestEvent,
+    sent_bytes: u64,
     respond: SendResponse<Bytes>,
     stream: Option<SendStream<Bytes>>,
     /// How long a client may take nothing.
@@ -156,8 +164,13 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(respond: SendResponse<Bytes>, patience: Duration) -> Self {
-        Self { respond, stream: None, patience }
+    pub(super) fn new(record: Arc<RequestRecord>, respond: SendResponse<Bytes>, patience: Duration) -> Self {
+        Self { event: RequestEvent::new(record), sent_bytes: 0, respond, stream: None, patience }
+    }
+
+    /// What is known of the call.
+    pub(super) fn record(&self) -> &RequestRecord {
+        self.event.record()
     }
 
     /// Waits until the client cancels the call, or the connection ends.
@@ -176,10 +189,12 @@ impl Outgoing {
         let stream = match &mut self.stream {
             Some(stream) => stream,
             None => {
-                let sent = self.respond.send_response(head(StatusCode::OK), false).map_err(io::Error::other)?;
+                let head = head(StatusCode::OK, self.event.record().id());
+                let sent = self.respond.send_response(head, false).map_err(io::Error::other)?;
                 self.stream.insert(sent)
             }
         };
+        self.sent_bytes += frame.len() as u64;
         while !frame.is_empty() {
             stream.reserve_capacity(frame.len());
             let capacity = timeout(self.patience, poll_fn(|context| stream.poll_capacity(context))).await?;
@@ -193,10 +208,12 @@ impl Outgoing {
     /// Ends the call.
     pub(super) fn end(mut self, ended: &Result<(), ServeError>) -> io::Result<()> {
         let trailers = status::trailers(ended);
+        let outcome = ended.as_ref().map_or_else(ServeError::outcome, |()| Outcome::Answered);
+        self.event.answered(outcome, status::number(ended), Some(self.sent_bytes));
         match self.stream {
             Some(mut stream) => stream.send_trailers(trailers),
             None => {
-                let mut head = head(StatusCode::OK);
+                let mut head = head(StatusCode::OK, self.event.record().id());
                 head.headers_mut().extend(trailers);
                 self.respond.send_response(head, true).map(drop)
             }
@@ -206,16 +223,19 @@ impl Outgoing {
 
     /// Ends what is no call.
     pub(super) fn refuse(mut self) -> io::Result<()> {
-        let refused = self.respond.send_response(head(StatusCode::UNSUPPORTED_MEDIA_TYPE), true);
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        self.event.answered(Outcome::Refused, status.as_u16(), None);
+        let refused = self.respond.send_response(head(status, self.event.record().id()), true);
         refused.map(drop).map_err(io::Error::other)
     }
 }
 
-fn head(status: StatusCode) -> Response<()> {
+fn head(status: StatusCode, id: &HeaderValue) -> Response<()> {
     let mut head = Response::new(());
     *head.status_mut() = status;
     head.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     head.headers_mut().insert("grpc-accept-encoding", ENCODINGS);
+    head.headers_mut().insert(REQUEST_ID, id.clone());
     head
 }
 

@@ -16,6 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::{Limits, ServeError};
+use crate::request_log;
 
 /// Work with more bytes than these, which takes some 100 µs, is not done where other requests would wait for it.
 const SHORT_BYTES: usize = 64 << 10;
@@ -60,6 +61,9 @@ pub(super) async fn receive(
     let limit = limits.body_bytes;
     let received = timeout(limits.receive, collect(body, limit, share)).await;
     let body = received.map_err(|_| ServeError::Slow(limits.receive))??;
+    if let Some(record) = request_log::current() {
+        record.received(body.len());
+    }
     // Few bytes may become many.
     let body = match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
         None | Some(b"identity") => return Ok(body),

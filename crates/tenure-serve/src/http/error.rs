@@ -130,12 +130,7 @@ impl ServeError {
 
     /// What became of a request that has this error for an answer.
     pub(crate) fn outcome(&self) -> Outcome {
-        match self.status() {
-            StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,
-            StatusCode::GATEWAY_TIMEOUT => Outcome::TimedOut,
-            StatusCode::INTERNAL_SERVER_ERROR => Outcome::Failed,
-            _ => Outcome::Refused,
-        }
+        outcome(self.status())
     }
 
     /// When to try again, if that may help.
@@ -145,6 +140,17 @@ impl ServeError {
             Self::Busy | Self::WorkerLost(_) => Some(Duration::from_millis(500)),
             _ => None,
         }
+    }
+}
+
+/// What became of a request that has this status for an answer.
+pub(super) fn outcome(status: StatusCode) -> Outcome {
+    match status {
+        StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,
+        StatusCode::GATEWAY_TIMEOUT => Outcome::TimedOut,
+        StatusCode::INTERNAL_SERVER_ERROR => Outcome::Failed,
+        status if status.is_client_error() => Outcome::Refused,
+        _ => Outcome::Answered,
     }
 }
 

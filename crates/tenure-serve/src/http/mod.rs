@@ -1,7 +1,8 @@
 //! The protocol over HTTP.
 //!
 //! A [`Server`] answers for a [`Service`], which knows the models. A request whose client goes away, or whose time passes, is
-//! dropped: what a `Service` does for it must end with its future. Errors are JSON, `{"error": "..."}`.
+//! dropped: what a `Service` does for it must end with its future. Errors are JSON, `{"error": "..."}`. Every answer has the header
+//! `X-Request-Id`, which is the request's or one that the server makes, and under which [the log](crate::request_log) has it.
 //!
 //! | route | |
 //! | --- | --- |

@@ -15,7 +15,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -29,8 +29,9 @@ use tower::ServiceExt;
 
 use super::shared::Shared;
 use super::shared_memory::Peer;
-use super::{ServeError, Service, routes};
+use super::{ServeError, Service, error, routes};
 use crate::grpc;
+use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
 
 /// After a connection could not be accepted, such as for want of descriptors, which others may give back.
 pub(crate) const PAUSE: Duration = Duration::from_millis(50);
@@ -228,8 +229,14 @@ pub(crate) async fn accept(
 /// The router's answer.
 async fn answer(router: Router, peer: Peer, mut request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     request.extensions_mut().insert(peer);
-    let answer = guarded(async { router.oneshot(request).await.map_err(|error| match error {}) }).await;
-    Ok(answer.unwrap_or_else(ServeError::into_response))
+    let record = RequestRecord::new(request.headers(), "http", request.method().as_str(), request.uri().path());
+    let mut event = RequestEvent::new(record.clone());
+    let routed = async { router.oneshot(request).await.map_err(|error| match error {}) };
+    let mut answer = record.scope(guarded(routed)).await.unwrap_or_else(ServeError::into_response);
+    answer.headers_mut().insert(REQUEST_ID, record.id().clone());
+    let status = answer.status();
+    event.answered(error::outcome(status), status.as_u16(), answer.body().size_hint().exact());
+    Ok(answer)
 }
 
 /// What a request is answered. If something panics, that is one request's misfortune, not its connection's.

@@ -14,6 +14,7 @@ use super::regions::Regions;
 use super::{Config, Limits, ServeError, Service};
 use crate::metrics::{Metrics, Outcome};
 use crate::protocol::{InferRequest, InferResponse};
+use crate::request_log;
 
 /// State that all requests need.
 pub(crate) struct Shared {
@@ -103,5 +104,8 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         let outcome = if thread::panicking() { Outcome::Failed } else { self.outcome };
         self.metrics.ended(&self.model, outcome, self.arrived.elapsed());
+        if let Some(record) = request_log::current().filter(|_| !self.model.is_empty()) {
+            record.asks(&self.model);
+        }
     }
 }

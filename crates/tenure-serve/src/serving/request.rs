@@ -10,6 +10,7 @@ use crate::executor::Model;
 use crate::http::ServeError;
 use crate::protocol::{InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
+use crate::request_log::{self, RequestRecord};
 use crate::scheduler::{ModelId, Outcome, Refusal, Request, RequestId};
 
 /// The highest priority of a client's; each further one counts half. 0 is the model's own.
@@ -27,6 +28,8 @@ pub(super) struct Waiting {
     pub(super) arrived: Instant,
     /// When it was given to the executor.
     pub(super) chosen: Instant,
+    /// Of the log.
+    pub(super) record: Option<Arc<RequestRecord>>,
     timeout: Duration,
     answer: oneshot::Sender<Answered>,
 }
@@ -96,7 +99,8 @@ impl Core {
         let timeout = timeout.unwrap_or_default();
         let request = state.scheduler.submit(scheduled, now).map_err(|refusal| refused(&name, refusal, timeout))?;
         let (answer, answered) = oneshot::channel();
-        let waiting = Waiting { id, model, inputs, rows, arrived, chosen: arrived, timeout, answer };
+        let record = request_log::current();
+        let waiting = Waiting { id, model, inputs, rows, arrived, chosen: arrived, record, timeout, answer };
         self.count_queued(&state, id, &waiting.model);
         state.requests.insert(request, waiting);
         self.advance(&mut state);

@@ -92,6 +92,9 @@ impl Core {
                 let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
                 let phases = Phases { queue, copy, ..spent };
                 self.metrics.computed(model.name(), phases);
+                if let Some(record) = &waiting.record {
+                    record.computed(waiting.rows, phases);
+                }
                 if let Some(rows) = uncounted_rows.take() {
                     self.metrics.executed(model.name(), rows, phases);
                 }

@@ -94,7 +94,7 @@ impl Served {
         (status, String::from_utf8(body).unwrap())
     }
 
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String, Vec<u8>) {
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String, Vec<u8>) {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         stream.write_all(&self.request(method, path, headers, body)).unwrap();

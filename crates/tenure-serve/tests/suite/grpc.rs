@@ -13,6 +13,7 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, SendStream};
 use prost::Message;
+use serde_json::{Value, json};
 use tenure_serve::grpc::messages::{
     InferParameter, InferRequestedOutput, InferTensor, InferTensorContents, ModelInferRequest, ModelInferResponse,
     ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelRepositoryParameter,
@@ -26,6 +27,7 @@ use tokio::task::JoinHandle;
 
 use crate::drawn::Random;
 use crate::loopback::{Served, wait_until};
+use crate::request_log::{fixed, keep_log, logged};
 
 const OK: u16 = 0;
 const INVALID_ARGUMENT: u16 = 3;
@@ -43,6 +45,8 @@ struct Reply {
     http: u16,
     code: u16,
     message: String,
+    /// The metadata's.
+    id: String,
     trailers: HeaderMap,
     body: Bytes,
 }
@@ -109,6 +113,7 @@ impl<'a> Client<'a> {
     fn reply(&self, response: ResponseFuture) -> Result<Reply, h2::Error> {
         self.served.runtime.block_on(async {
             let (head, mut stream) = response.await?.into_parts();
+            let id = head.headers.get("x-request-id").map_or("", |id| id.to_str().unwrap()).into();
             let mut body = Vec::new();
             while let Some(data) = stream.data().await {
                 let data = data?;
@@ -119,7 +124,7 @@ impl<'a> Client<'a> {
             let text = |name| trailers.get(name).map_or("", |value| value.to_str().unwrap());
             let code = text("grpc-status").parse().unwrap_or(u16::MAX);
             let message = unescape(text("grpc-message"));
-            Ok(Reply { http: head.status.as_u16(), code, message, trailers, body: body.into() })
+            Ok(Reply { http: head.status.as_u16(), code, message, id, trailers, body: body.into() })
         })
     }
 
@@ -748,4 +753,35 @@ fn whatever_is_sent_the_server_answers_the_next() {
     let expected = [OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED];
     assert!(expected.iter().all(|code| codes.contains(code)), "{codes:?}");
     assert!(client.is_served());
+}
+
+#[test]
+fn a_call_has_an_id_under_which_it_is_logged() {
+    keep_log();
+    let served = served();
+    let client = Client::new(&served);
+    let metadata = [("x-request-id", "grpc-1")];
+    let asked = framed(&request("echo_fp32"));
+    let reply = client.send("ModelInfer", &metadata, asked.clone());
+    assert_eq!((reply.code, &*reply.id), (OK, "grpc-1"));
+    assert_eq!(
+        fixed(&logged("grpc-1", 1)[0]),
+        json!({"id": "grpc-1", "protocol": "grpc", "method": "POST", "path": "/inference.GRPCInferenceService/ModelInfer",
+            "model": "echo_fp32", "status": 0, "outcome": "answered", "bytes_in": asked.len(),
+            "bytes_out": reply.body.len()})
+    );
+    let refused = client.send("ModelInfer", &[("x-request-id", "grpc-2")], framed(&request("m")));
+    assert_eq!((refused.code, &*refused.id), (NOT_FOUND, "grpc-2"));
+    assert_eq!(logged("grpc-2", 1)[0]["status"], NOT_FOUND);
+    assert_eq!(client.call("ServerMetadata", &ServerMetadataRequest {}).id.len(), 32);
+
+    let messages = ["echo_fp32", "m"].map(|model| framed(&request(model)));
+    let stream = client.send("ModelStreamInfer", &[("x-request-id", "grpc-3")], messages.concat().into());
+    assert_eq!((stream.code, &*stream.id), (OK, "grpc-3"));
+    let events = logged("grpc-3", 3);
+    let status = |event: &Value| (event.get("model").cloned(), event["status"].clone());
+    assert_eq!(
+        events.iter().map(status).collect::<Vec<_>>(),
+        [(Some("echo_fp32".into()), OK.into()), (None, NOT_FOUND.into()), (None, OK.into())]
+    );
 }

@@ -14,6 +14,7 @@ mod properties;
 mod protocol;
 mod python;
 mod repository;
+mod request_log;
 mod residency;
 mod scheduler;
 #[path = "../served/mod.rs"]

@@ -1,0 +1,30 @@
+//! Warnings, and the log of a server's requests, on standard error.
+
+use std::{env, io};
+
+use tenure_serve::request_log;
+use tracing_subscriber::EnvFilter;
+
+/// How requests to a server are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Not at all
+    Off,
+    /// As `name=value`
+    Text,
+    /// As a JSON object
+    Json,
+}
+
+/// Shows warnings, such as of a library that is not there, and requests. `RUST_LOG` asks for other messages than warnings.
+pub(crate) fn begin(requests: LogFormat) {
+    let others = env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "warn".into());
+    let level = if requests == LogFormat::Off { "off" } else { "info" };
+    let filter = EnvFilter::new(format!("{others},{}={level}", request_log::TARGET));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    match requests {
+        LogFormat::Off => lines.without_time().init(),
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+    }
+}
