@@ -14,7 +14,7 @@ use tenure::tensor::Device;
 use tenure::tier;
 use tenure_device::memory;
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::{Config, Limits, Server, Service};
+use tenure_serve::http::{Config, Limits, Server, Service, TlsFiles};
 use tenure_serve::protocol::{IndexEntry, ModelState};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::{self, WorkerCommand};
@@ -38,6 +38,7 @@ Examples:
   tenure models init models && tenure serve models
   tenure serve models --device-bytes 4GiB --listen 127.0.0.1:0 --json
   tenure serve models --listen 0.0.0.0:8000 --tokens tokens.txt
+  tenure serve models --listen 0.0.0.0:8443 --tokens tokens.txt --tls-cert cert.pem --tls-key key.pem
   tenure serve models --device cuda --device-bytes 40GB --host-bytes 200GB
   tenure serve models --grpc-port 8001
   tenure serve models --log json 2>>requests.jsonl
@@ -59,6 +60,12 @@ pub(crate) struct ServeArgs {
     /// [default: everybody who reaches the server]
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
+    /// A file with the server's certificate as PEM: HTTP and gRPC are encrypted by TLS then
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// A file with the certificate's private key as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Where to compute: cpu, cuda, or cuda:N
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     device: Device,
@@ -107,6 +114,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.tokens {
         config.tokens = tokens(file)?;
     }
+    config.tls =
+        args.tls_cert.clone().zip(args.tls_key.clone()).map(|(certificate, key)| TlsFiles { certificate, key });
+    let secure = if config.tls.is_some() { "s" } else { "" };
     let mut options = ServingOptions::new(&args.models, args.device_bytes.of(available(args.device)?));
     (options.device, options.host_bytes) = (args.device, args.host_bytes.of(tier::memory_bytes()));
     options.max_queued = args.max_queued as usize;
@@ -119,11 +129,11 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let index = serving.index();
     let is_ready = |entry: &&IndexEntry| entry.state == ModelState::Ready;
     let ready: Vec<&str> = index.iter().filter(is_ready).map(|entry| &*entry.name).collect();
-    let (url, grpc) = (format!("http://{}", server.address()), server.grpc_address());
+    let (url, grpc) = (format!("http{secure}://{}", server.address()), server.grpc_address());
     let said = if args.json {
         serde_json::json!({ "url": url, "grpc": grpc.map(|address| address.to_string()), "models": ready }).to_string()
     } else {
-        let grpc = grpc.map(|address| format!("grpc://{address} and ")).unwrap_or_default();
+        let grpc = grpc.map(|address| format!("grpc{secure}://{address} and ")).unwrap_or_default();
         let (ready, count, device) = (ready.len(), index.len(), args.device);
         format!("serving {ready} of {count} models with {memory} of {device} for weights at {grpc}{url}")
     };

@@ -49,6 +49,35 @@ fn ask(line: &str, method: &str, path: &str, headers: &str, body: &str) -> Strin
 }
 
 #[test]
+fn a_server_with_a_certificate_says_https() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    fs::create_dir(&models).unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".into()]).unwrap();
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|name| folder.path().join(name).display().to_string());
+    fs::write(&certificate, made.cert.pem()).unwrap();
+    fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let args = [models.to_str().unwrap(), "--listen", "127.0.0.1:0", "--tls-cert", &certificate];
+    let (mut server, line) = serve(&[&args[..], &["--tls-key", &key, "--json"]].concat());
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(line.contains("\"url\":\"https://127.0.0.1:"), "{line}");
+    let (mut server, line) = serve(&[&args[..], &["--tls-key", &key, "--grpc-port", "0"]].concat());
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(line.contains(" at grpcs://127.0.0.1:") && line.contains(" and https://127.0.0.1:"), "{line}");
+
+    let refused = |more: &[&str]| {
+        let output = tenure(&[&["serve"], &args[..], more].concat()).output().unwrap();
+        (output.status.code(), said(&output.stderr))
+    };
+    let (code, error) = refused(&[]);
+    assert!(code == Some(2) && error.contains("--tls-key"), "{error}");
+    let (code, error) = refused(&["--tls-key", &certificate]);
+    assert!(code == Some(2) && error.contains("cert.pem: there is no private key in it"), "{error}");
+}
+
+#[test]
 fn requests_are_logged_if_they_are_to_be() {
     let folder = tempfile::tempdir().unwrap();
     for (format, expected) in [

@@ -1,7 +1,8 @@
 //! The protocol over gRPC: the service `inference.GRPCInferenceService` of KServe and Triton, for the same
 //! [`Service`](crate::http::Service) as over HTTP, with the same limits, tokens and errors.
 //!
-//! A [`Server`](crate::http::Server) has it where [`Config::grpc`](crate::http::Config::grpc) says. It is HTTP/2 without TLS.
+//! A [`Server`](crate::http::Server) has it where [`Config::grpc`](crate::http::Config::grpc) says. It is HTTP/2, over TLS if
+//! [`Config::tls`](crate::http::Config::tls) has files.
 //!
 //! | call | |
 //! | --- | --- |
@@ -26,4 +27,4 @@ pub mod messages;
 mod status;
 mod wire;
 
-pub(crate) use connection::Server;
+pub(crate) use connection::serve;

@@ -27,6 +27,7 @@
 //! whoever may use it reads and writes those objects that the server's user may.
 
 pub(crate) mod body;
+pub(crate) mod connections;
 mod error;
 mod feed;
 mod infer;
@@ -38,9 +39,11 @@ pub(crate) mod server;
 mod service;
 pub(crate) mod shared;
 mod shared_memory;
+mod tls;
 
 pub use error::ServeError;
 pub use page::{ModelSnapshot, Resident, Snapshot, Tier};
 pub use regions::SharedMemoryError;
 pub use server::{BindError, Config, Limits, Server};
 pub use service::{Service, ServiceFuture, Texts, Tokenizer};
+pub use tls::{TlsError, TlsFiles};

@@ -19,22 +19,17 @@ use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use rustix::net::sockopt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tower::ServiceExt;
 
+use super::connections::{Closing, Connections, Stream};
 use super::shared::Shared;
 use super::shared_memory::Peer;
+use super::tls::{TlsError, TlsFiles};
 use super::{ServeError, Service, error, routes};
 use crate::grpc;
 use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
-
-/// After a connection could not be accepted, such as for want of descriptors, which others may give back.
-pub(crate) const PAUSE: Duration = Duration::from_millis(50);
 
 /// How a [`Server`] serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +41,8 @@ pub struct Config {
     /// Who may ask: each request must have one of these tokens, but those for the server's health. Without tokens,
     /// everybody may.
     pub tokens: Vec<String>,
+    /// Encrypts all connections, if there are such files.
+    pub tls: Option<TlsFiles>,
     /// What it takes on.
     pub limits: Limits,
 }
@@ -54,7 +51,7 @@ impl Default for Config {
     /// HTTP on port 8000 of this host alone, for everybody.
     fn default() -> Self {
         let address = (Ipv4Addr::LOCALHOST, 8000).into();
-        Self { address, grpc: None, tokens: Vec::new(), limits: Limits::default() }
+        Self { address, grpc: None, tokens: Vec::new(), tls: None, limits: Limits::default() }
     }
 }
 
@@ -70,7 +67,7 @@ pub struct Limits {
     /// The most connections at once, each with at most one request under way. More of them wait to be accepted. As many are
     /// there for gRPC, and together they have as many calls under way.
     pub connections: usize,
-    /// How long headers may take to come, and a body after them; how long a connection may be idle; and how long a client
+    /// How long a handshake of TLS may take, headers to come, and a body after them; how long a connection may be idle; and how long a client
     /// may take nothing of its answer.
     pub receive: Duration,
     /// How long requests that are under way when the server ends may take.
@@ -91,19 +88,28 @@ impl Default for Limits {
     }
 }
 
-/// A server cannot listen.
+/// A server cannot begin.
 #[derive(Debug, thiserror::Error)]
-#[error("{address}: nothing can be served here: {reason}; is another port free?")]
-pub struct BindError {
-    address: SocketAddr,
-    reason: io::Error,
+#[non_exhaustive]
+pub enum BindError {
+    /// It cannot listen.
+    #[error("{address}: nothing can be served here: {reason}; is another port free?")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// The system's words.
+        reason: io::Error,
+    },
+    /// It has no certificate to show.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 /// A server of the protocol over HTTP/1.1 and, if [`Config::grpc`] says where, over gRPC.
 pub struct Server {
-    listener: TcpListener,
+    connections: Connections,
     address: SocketAddr,
-    grpc: Option<grpc::Server>,
+    grpc: Option<(Connections, SocketAddr)>,
     shared: Arc<Shared>,
 }
 
@@ -111,18 +117,15 @@ impl Server {
     /// Begins to listen: on a port that is free, if that of the address is 0.
     ///
     /// # Errors
-    /// It cannot listen there.
+    /// It cannot listen there, or the files of TLS are not what they are to be.
     pub async fn bind(config: Config, service: Arc<dyn Service>) -> Result<Self, BindError> {
         let shared = Arc::new(Shared::new(service, config));
-        let (listener, address) = listen(shared.config.address, &shared.config.tokens).await?;
+        let (connections, address) = listen(shared.config.address, &shared.config, b"http/1.1").await?;
         let grpc = match shared.config.grpc {
-            Some(address) => {
-                let (listener, address) = listen(address, &shared.config.tokens).await?;
-                Some(grpc::Server::new(listener, address, shared.clone()))
-            }
+            Some(address) => Some(listen(address, &shared.config, b"h2").await?),
             None => None,
         };
-        Ok(Self { listener, address, grpc, shared })
+        Ok(Self { connections, address, grpc, shared })
     }
 
     /// Where it listens for HTTP.
@@ -132,13 +135,13 @@ impl Server {
 
     /// Where it listens for gRPC, if it does.
     pub fn grpc_address(&self) -> Option<SocketAddr> {
-        self.grpc.as_ref().map(grpc::Server::address)
+        self.grpc.as_ref().map(|(_, address)| *address)
     }
 
     /// Serves until `shutdown`. Then no connection is accepted, the live page's streams end, and requests that are under way
     /// have [`Limits::drain`] to end.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { listener, grpc, shared, .. } = self;
+        let Self { connections, grpc, shared, .. } = self;
         let (stop, stopped) = watch::channel(false);
         let until_stopped = || {
             let mut stopped = stopped.clone();
@@ -150,80 +153,41 @@ impl Server {
             stop.send_replace(true);
         };
         let grpc = async {
-            if let Some(grpc) = grpc {
-                grpc.run(until_stopped()).await;
+            if let Some((connections, _)) = grpc {
+                grpc::serve(connections, shared.clone(), until_stopped()).await;
             }
         };
+        let (router, limits) = (routes::router(shared.clone()), shared.config.limits);
+        let http = connections
+            .serve(until_stopped(), move |stream, peer, closing| serve(stream, peer, closing, router.clone(), limits));
         let feed = shared.feed.run(&*shared.service, until_stopped());
-        tokio::join!(shutdown, serve(listener, shared.clone(), until_stopped()), grpc, feed);
+        tokio::join!(shutdown, http, grpc, feed);
     }
 }
 
-/// Begins to listen, and says so where that may not be what is wanted.
-async fn listen(address: SocketAddr, tokens: &[String]) -> Result<(TcpListener, SocketAddr), BindError> {
-    let error = |reason| BindError { address, reason };
+/// Begins to listen for connections that speak `protocol`, and says so where that may not be what is wanted.
+async fn listen(address: SocketAddr, config: &Config, protocol: &[u8]) -> Result<(Connections, SocketAddr), BindError> {
+    let tls = config.tls.as_ref().map(|files| files.acceptor(protocol)).transpose()?;
+    let error = |reason| BindError::Listen { address, reason };
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
-    if !address.ip().is_loopback() && tokens.is_empty() {
+    if !address.ip().is_loopback() && config.tokens.is_empty() {
         tracing::warn!("whoever reaches {address} may use models, and load and unload them: there are no tokens");
     }
-    Ok((listener, address))
+    Ok((Connections { listener, limits: config.limits, tls }, address))
 }
 
-/// Serves HTTP.
-async fn serve(listener: TcpListener, shared: Arc<Shared>, shutdown: impl Future<Output = ()>) {
-    let limits = shared.config.limits;
-    let router = routes::router(shared);
-    let places = Arc::new(Semaphore::new(limits.connections));
-    let graceful = GracefulShutdown::new();
+/// Serves HTTP/1.1 over a connection until its client closes it, or the server ends.
+async fn serve(stream: Stream, peer: Peer, mut closing: Closing, router: Router, limits: Limits) -> io::Result<()> {
+    let service = service_fn(move |request| answer(router.clone(), peer, request));
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
-    // Dropped with this future, and then ends them all.
-    let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            () = &mut shutdown => break,
-            accepted = accept(&listener, &places, limits.receive) => accepted,
-        };
-        while connections.try_join_next().is_some() {}
-        let (stream, peer, place) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!("a connection could not be accepted: {error}");
-                sleep(PAUSE).await;
-                continue;
-            }
-        };
-        let router = router.clone();
-        let service = service_fn(move |request| answer(router.clone(), peer, request));
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
-        connections.spawn(async move {
-            let _place = place;
-            if let Err(error) = connection.await {
-                tracing::debug!("a connection ended: {error}");
-            }
-        });
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::select! {
+        ended = &mut connection => return ended.map_err(io::Error::other),
+        () = closing.begun() => connection.as_mut().graceful_shutdown(),
     }
-    drop(listener);
-    if timeout(limits.drain, graceful.shutdown()).await.is_err() {
-        tracing::warn!("requests that were under way for {:?} are cut off", limits.drain);
-    }
-    connections.shutdown().await;
-}
-
-/// The next connection, when there is a place for it. It ends when what is sent is not taken for so long.
-pub(crate) async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-    patience: Duration,
-) -> io::Result<(TcpStream, Peer, OwnedSemaphorePermit)> {
-    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, peer) = listener.accept().await?;
-    let patience_ms = patience.as_millis().try_into().unwrap_or(u32::MAX);
-    // Answers are written whole. If either fails, nobody is there.
-    let _ = stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_tcp_user_timeout(&stream, patience_ms)?));
-    Ok((stream, Peer(peer.ip()), place))
+    connection.await.map_err(io::Error::other)
 }
 
 /// The router's answer.

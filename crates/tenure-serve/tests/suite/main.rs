@@ -21,3 +21,4 @@ mod scheduler;
 mod served;
 mod shared_memory;
 mod simulation;
+mod tls;

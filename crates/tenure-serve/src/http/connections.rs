@@ -1,0 +1,123 @@
+//! The connections of a listener, over HTTP and over gRPC: their number, their handshakes, and their end.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
+
+use super::Limits;
+use super::shared_memory::Peer;
+
+/// After a connection could not be accepted, such as for want of descriptors, which others may give back.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection's bytes.
+pub(crate) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+
+/// A listener, and what its connections are to keep to.
+pub(crate) struct Connections {
+    pub(crate) listener: TcpListener,
+    pub(crate) limits: Limits,
+    /// Without it, connections are not encrypted.
+    pub(crate) tls: Option<TlsAcceptor>,
+}
+
+/// Whether connections are to end once they have answered what they have begun.
+#[derive(Clone)]
+pub(crate) struct Closing(watch::Receiver<bool>);
+
+impl Closing {
+    /// Waits until they are.
+    pub(crate) async fn begun(&mut self) {
+        // An error is that the listener is gone, and its connections with it.
+        drop(self.0.wait_for(|is_closing| *is_closing).await);
+    }
+}
+
+impl Connections {
+    /// Serves each connection by `serve` until `shutdown`. Connections then have [`Limits::drain`] to end.
+    pub(crate) async fn serve<F>(
+        self,
+        shutdown: impl Future<Output = ()>,
+        serve: impl Fn(Stream, Peer, Closing) -> F + Clone + Send + 'static,
+    ) where
+        F: Future<Output = io::Result<()>> + Send + 'static,
+    {
+        let Self { listener, limits, tls } = self;
+        let places = Arc::new(Semaphore::new(limits.connections));
+        let (close, closing) = watch::channel(false);
+        let closing = Closing(closing);
+        // Dropped with this future, and then ends them all.
+        let mut connections = JoinSet::new();
+        let mut shutdown = pin!(shutdown);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut shutdown => break,
+                accepted = accept(&listener, &places, limits.receive) => accepted,
+            };
+            while connections.try_join_next().is_some() {}
+            let (stream, peer, place) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!("a connection could not be accepted: {error}");
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let (serve, tls, mut closing) = (serve.clone(), tls.clone(), closing.clone());
+            connections.spawn(async move {
+                let _place = place;
+                let handshake = tokio::select! {
+                    handshake = timeout(limits.receive, encrypt(stream, tls)) => handshake,
+                    () = closing.begun() => return,
+                };
+                let served = handshake.map_err(io::Error::from).flatten().map(|stream| serve(stream, peer, closing));
+                let ended = match served {
+                    Ok(served) => served.await,
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = ended {
+                    tracing::debug!("a connection ended: {error}");
+                }
+            });
+        }
+        drop(listener);
+        close.send_replace(true);
+        let ended = async { while connections.join_next().await.is_some() {} };
+        if timeout(limits.drain, ended).await.is_err() {
+            tracing::warn!("requests that were under way for {:?} are cut off", limits.drain);
+        }
+        connections.shutdown().await;
+    }
+}
+
+/// The next connection, when there is a place for it. It ends when what is sent is not taken for so long.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    patience: Duration,
+) -> io::Result<(TcpStream, Peer, OwnedSemaphorePermit)> {
+    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, peer) = listener.accept().await?;
+    let patience_ms = patience.as_millis().try_into().unwrap_or(u32::MAX);
+    // Answers are written whole. If either fails, nobody is there.
+    let _ = stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_tcp_user_timeout(&stream, patience_ms)?));
+    Ok((stream, Peer(peer.ip()), place))
+}
+
+/// A connection's stream, after the handshake if there is to be one.
+async fn encrypt(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Stream> {
+    match tls {
+        Some(tls) => Ok(Either::Right(tls.accept(stream).await?)),
+        None => Ok(Either::Left(stream)),
+    }
+}
