@@ -58,6 +58,12 @@ python *args: venv
     {{ venv }}/bin/mypy
     {{ venv }}/bin/pytest --numprocesses 2 {{ args }}
 
+# Clients that others wrote, each with five models of `tenure serve` in memory for two
+clients *args: venv
+    cargo build --package tenure-cli --features "{{ features }}"
+    {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev --features={{ features }}" '.[clients,test]'
+    {{ venv }}/bin/pytest python/tests/serve/test_clients.py {{ args }}
+
 # With TENURE_TEST_ALLOCATOR=native, it is the tests of PyTorch's behaviour, on its own allocator: after they have changed.
 
 # What needs PyTorch on a device, where it is installed: on a GPU, or without one on a simulated CUDA

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, SeqAccess, Unexpected, Visitor};
 use serde::ser::{Error as _, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -14,21 +14,22 @@ use super::tensor::push_string;
 use super::{Datatype, Tensor};
 
 /// The bytes of the elements of `data`: an array of them all, or arrays in arrays as the shape has it. A number is rounded to
-/// the nearest of a floating-point type; an integer is one, and in the range of its type.
+/// the nearest of a floating-point type. An integer is in the range of its type; it may be written with a fraction of zero, as
+/// clients do whose numbers are all floating-point.
 ///
 /// # Errors
 /// They are not of the datatype or shape.
 pub(super) fn parse(data: &RawValue, datatype: Datatype, shape: &[usize]) -> Result<Vec<u8>, TensorError> {
     let parsed = match datatype {
         Datatype::Bool => parse_as::<bool>(data, shape),
-        Datatype::Uint8 => parse_as::<u8>(data, shape),
-        Datatype::Uint16 => parse_as::<u16>(data, shape),
-        Datatype::Uint32 => parse_as::<u32>(data, shape),
-        Datatype::Uint64 => parse_as::<u64>(data, shape),
-        Datatype::Int8 => parse_as::<i8>(data, shape),
-        Datatype::Int16 => parse_as::<i16>(data, shape),
-        Datatype::Int32 => parse_as::<i32>(data, shape),
-        Datatype::Int64 => parse_as::<i64>(data, shape),
+        Datatype::Uint8 => parse_as::<Integer<u8>>(data, shape),
+        Datatype::Uint16 => parse_as::<Integer<u16>>(data, shape),
+        Datatype::Uint32 => parse_as::<Integer<u32>>(data, shape),
+        Datatype::Uint64 => parse_as::<Integer<u64>>(data, shape),
+        Datatype::Int8 => parse_as::<Integer<i8>>(data, shape),
+        Datatype::Int16 => parse_as::<Integer<i16>>(data, shape),
+        Datatype::Int32 => parse_as::<Integer<i32>>(data, shape),
+        Datatype::Int64 => parse_as::<Integer<i64>>(data, shape),
         Datatype::Fp32 => parse_as::<f32>(data, shape),
         Datatype::Fp64 => parse_as::<f64>(data, shape),
         Datatype::Bytes => parse_as::<Cow<'_, str>>(data, shape),
@@ -53,9 +54,59 @@ trait Element<'de>: Deserialize<'de> {
     fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError>;
 }
 
-macro_rules! numbers {
-    ($($number:ty)*) => {$(
-        impl Element<'_> for $number {
+/// An integer, which JSON may write as `5`, `5.0` or `5e0`.
+struct Integer<T>(T);
+
+/// The largest integer up to which every integer is a number of double precision.
+const EXACT: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
+
+macro_rules! integers {
+    ($($integer:ty)*) => {$(
+        impl<'de> Deserialize<'de> for Integer<$integer> {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Self(0))
+            }
+        }
+
+        impl Visitor<'_> for Integer<$integer> {
+            type Value = Self;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str(stringify!($integer))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Self, E> {
+                let fits = number.try_into().map(Self);
+                fits.map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self, E> {
+                let fits = number.try_into().map(Self);
+                fits.map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Self, E> {
+                if number.fract() == 0.0 && number.abs() <= EXACT {
+                    return self.visit_i64(number as i64);
+                }
+                Err(E::invalid_type(Unexpected::Float(number), &self))
+            }
+        }
+
+        impl Element<'_> for Integer<$integer> {
+            fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
+                bytes.extend(self.0.to_le_bytes());
+                Ok(())
+            }
+        }
+    )*};
+}
+
+integers! { u8 u16 u32 u64 i8 i16 i32 i64 }
+
+macro_rules! floats {
+    ($($float:ty)*) => {$(
+        impl Element<'_> for $float {
             fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
                 bytes.extend(self.to_le_bytes());
                 Ok(())
@@ -64,11 +115,12 @@ macro_rules! numbers {
     )*};
 }
 
-numbers! { u8 u16 u32 u64 i8 i16 i32 i64 f32 f64 }
+floats! { f32 f64 }
 
 impl Element<'_> for bool {
     fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
-        u8::from(self).push(bytes)
+        bytes.push(u8::from(self));
+        Ok(())
     }
 }
 
@@ -215,7 +267,9 @@ mod tests {
             ("[256]", Datatype::Uint8, "`256`, expected u8"),
             ("[-1]", Datatype::Uint64, "`-1`, expected u64"),
             ("[1.5]", Datatype::Int32, "`1.5`, expected i32"),
+            ("[256.0]", Datatype::Uint8, "`256`, expected u8"),
             ("[18446744073709551616]", Datatype::Uint64, "expected u64"),
+            ("[9007199254740994.0]", Datatype::Int64, "expected i64"),
             ("[9223372036854775808]", Datatype::Int64, "expected i64"),
             ("[1e39]", Datatype::Fp32, "number out of range"),
             ("[1e309]", Datatype::Fp64, "number out of range"),
@@ -230,6 +284,13 @@ mod tests {
         }
         let largest = parsed("[18446744073709551615]", Datatype::Uint64, &[1]).unwrap();
         assert_eq!(largest, u64::MAX.to_le_bytes());
+    }
+
+    #[test]
+    fn an_integer_may_have_a_fraction_of_zero() {
+        let plain = parsed("[5, -7, 1000]", Datatype::Int64, &[3]).unwrap();
+        assert_eq!(parsed("[5.0, -7.000, 1e3]", Datatype::Int64, &[3]).unwrap(), plain);
+        assert_eq!(parsed("[255.0, -0.0]", Datatype::Uint8, &[2]).unwrap(), [255, 0]);
     }
 
     #[test]
