@@ -2,13 +2,14 @@
 
 ========================  ============================================================================
 `tenure.torch`            stock PyTorch on Tenure's allocator
+`tenure.ray`              models on a Ray cluster, each asked where it is already
 `tenure.devices`          what devices there are, what is on them, how they are linked
 `tenure.memory`           what this process holds on its devices
 `tenure.trace`            what a program did with its memory, and what another allocator would have
                           made of it
 ========================  ============================================================================
 
-`tenure.torch` is imported by its name, since it imports PyTorch.
+`tenure.torch` and `tenure.ray` are imported by their names, since they import PyTorch and Ray.
 """
 
 from tenure import memory, trace
