@@ -34,9 +34,9 @@ def imported(name: str) -> ModuleType:
             getattr(module, public_name)
         return module
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in ("torch", "ray"):
             raise
-        pytest.skip("PyTorch is not installed")
+        pytest.skip(f"{error.name} is not installed")
 
 
 def public(module: ModuleType) -> Iterator[tuple[str, object]]:
