@@ -100,6 +100,11 @@ pub struct Switch {
     pub took: Duration,
 }
 
+/// A time in milliseconds, to a microsecond: a number that is short when it is written.
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfModel {
     model: String,
@@ -148,9 +153,9 @@ pub struct Metrics {
     queued: Gauges<OfModel>,
     recent: Mutex<HashMap<String, VecDeque<Duration>>>,
     statistics: Mutex<HashMap<String, ModelStatistics>>,
-    /// The latest, oldest first.
+    /// The latest switches, oldest first.
     latest_switches: Mutex<VecDeque<Switch>>,
-    /// Sent to when something is counted that the live page shows.
+    /// This changes when something is counted that the live page shows.
     changes: watch::Sender<()>,
 }
 
@@ -388,6 +393,7 @@ mod tests {
         (0..20).for_each(|_| computed(ms(9)));
         assert_eq!(metrics.latency("m"), Some(Latency { median: ms(1), p99: ms(9) }));
     }
+
     #[test]
     fn the_latest_switches_and_latencies_are_kept() {
         let metrics = Metrics::default();

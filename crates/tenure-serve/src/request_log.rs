@@ -21,7 +21,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::metrics::{Outcome, Phases};
+use crate::metrics::{Outcome, Phases, milliseconds};
 
 /// The target of the events.
 pub const TARGET: &str = "tenure_serve::request";
@@ -36,7 +36,7 @@ tokio::task_local! {
     static CURRENT: Arc<RequestRecord>;
 }
 
-/// What is known of a request.
+/// A request, with all that its event says.
 pub(crate) struct RequestRecord {
     id: HeaderValue,
     protocol: &'static str,
@@ -46,7 +46,7 @@ pub(crate) struct RequestRecord {
     found: Mutex<Found>,
 }
 
-/// What is found out while a request is answered.
+/// Facts about a request that come to light while it is answered.
 #[derive(Default)]
 struct Found {
     model: Option<String>,
@@ -119,7 +119,7 @@ impl RequestEvent {
         Self { record, outcome: Outcome::Cancelled, status: None, bytes_out: None }
     }
 
-    /// What is known of the request.
+    /// The request's record.
     pub(crate) fn record(&self) -> &Arc<RequestRecord> {
         &self.record
     }
@@ -155,11 +155,6 @@ impl Drop for RequestEvent {
             "request"
         );
     }
-}
-
-/// To a microsecond.
-fn milliseconds(time: Duration) -> f64 {
-    time.as_micros() as f64 / 1e3
 }
 
 /// Whether a client's id is one that can be logged as it is: visible ASCII, and not too long.

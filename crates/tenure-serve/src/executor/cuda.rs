@@ -3,8 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure_nn::networks::Network;
@@ -13,6 +11,7 @@ use tenure_tensor::Device;
 
 use super::ModelError;
 use super::backend::{Backend, Done, Timed, Weights};
+use super::callbacks::Callbacks;
 use super::network::message;
 use super::stored::Stored;
 use super::tensors::RawTensor;
@@ -27,11 +26,8 @@ pub(crate) struct CudaBackend {
     resident: Arc<AtomicU64>,
     /// Numbers models, so that one may take the place of another with its name.
     models: AtomicU64,
-    calls: mpsc::Sender<Call>,
+    calls: Callbacks,
 }
-
-/// A call that may free a model, which the driver's own threads must not do.
-type Call = Box<dyn FnOnce() + Send>;
 
 /// A model's weights on the device.
 struct OnCuda {
@@ -44,17 +40,15 @@ struct OnCuda {
     /// Weights were brought since it was computed last, and since the files were looked at.
     is_brought: AtomicBool,
     is_unchecked: AtomicBool,
-    calls: mpsc::Sender<Call>,
+    calls: Callbacks,
 }
 
 impl CudaBackend {
     /// A device, with so many bytes for weights there and for images in the host's memory.
     pub(crate) fn new(device: Device, device_bytes: u64, host_bytes: u64) -> Result<Self, ModelError> {
         let switcher = Switcher::new(device, SwitcherOptions::new(device_bytes, host_bytes))?;
-        let (calls, receiver) = mpsc::channel::<Call>();
-        let run = move || receiver.into_iter().for_each(|call| call());
-        let thread = thread::Builder::new().name("serve: copied".into()).spawn(run);
-        thread.map_err(|source| ModelError::Elsewhere(format!("no thread to wait for copies: {source}")))?;
+        let calls = Callbacks::start("serve: copied");
+        let calls = calls.map_err(|source| ModelError::Elsewhere(format!("no thread to wait for copies: {source}")))?;
         let (resident, models) = (Arc::default(), AtomicU64::default());
         Ok(Self { switcher, device_bytes, host_bytes, resident, models, calls })
     }
@@ -128,10 +122,7 @@ impl Weights for OnCuda {
 
     fn when_loaded(&self, done: Done) {
         let calls = self.calls.clone();
-        self.model.when_loaded(move |took| {
-            // Without the thread, nobody is left to be told.
-            let _ = calls.send(Box::new(move || done(took)));
-        });
+        self.model.when_loaded(move |took| calls.call(move || done(took)));
     }
 
     fn loaded(&self) -> Result<(), ModelError> {

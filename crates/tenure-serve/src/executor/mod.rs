@@ -7,6 +7,7 @@
 //! next on, groups are those that let the last layer end soonest. A model that leaves is freed, as its files have it.
 
 mod backend;
+mod callbacks;
 mod cpu;
 mod cuda;
 mod error;
@@ -19,6 +20,7 @@ pub(crate) mod text;
 mod with_python;
 
 pub(crate) use backend::{Backend, Done, Timed, Weights};
+pub(crate) use callbacks::Callbacks;
 pub(crate) use cpu::CpuBackend;
 pub(crate) use cuda::CudaBackend;
 pub use error::ModelError;

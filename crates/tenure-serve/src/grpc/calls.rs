@@ -230,11 +230,9 @@ impl<'a> Call<'a> {
                 () = outgoing.cancelled() => return Ok(()),
                 answer = record.scope(guarded(self.streamed(message))) => answer,
             };
-            let (outcome, status) = match &answer {
-                Ok(_) => (Outcome::Answered, status::number(&Ok(()))),
-                Err(error) => (error.outcome(), status::code(error) as u16),
-            };
-            event.answered(outcome, status, answer.as_ref().ok().map(|answer| answer.len() as u64));
+            let outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
+            let bytes_out = answer.as_ref().ok().map(|answer| answer.len() as u64);
+            event.answered(outcome, status::number(&answer), bytes_out);
             drop(event);
             let error = |error: ServeError| {
                 frame(&ModelStreamInferResponse { error_message: error.message(), infer_response: None })

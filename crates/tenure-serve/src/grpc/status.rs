@@ -26,7 +26,7 @@ pub(super) enum Code {
 }
 
 /// The code that says an error. What may be asked again later is `UNAVAILABLE`, as it is 503 over HTTP.
-pub(super) fn code(error: &ServeError) -> Code {
+fn code(error: &ServeError) -> Code {
     match error {
         ServeError::Invalid(_) | ServeError::Malformed(_) | ServeError::SharedMemory(_) => Code::InvalidArgument,
         ServeError::UnknownModel { .. } => Code::NotFound,
@@ -46,8 +46,8 @@ pub(super) fn code(error: &ServeError) -> Code {
 }
 
 /// The number of the code that says how a call ended.
-pub(super) fn number(ended: &Result<(), ServeError>) -> u16 {
-    ended.as_ref().map_or_else(code, |()| Code::Ok) as u16
+pub(super) fn number<T>(ended: &Result<T, ServeError>) -> u16 {
+    ended.as_ref().map_or_else(code, |_| Code::Ok) as u16
 }
 
 /// The trailers of a call that ended so.

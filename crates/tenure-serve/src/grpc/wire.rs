@@ -168,7 +168,7 @@ impl Outgoing {
         Self { event: RequestEvent::new(record), sent_bytes: 0, respond, stream: None, patience }
     }
 
-    /// What is known of the call.
+    /// The call's record.
     pub(super) fn record(&self) -> &RequestRecord {
         self.event.record()
     }

@@ -128,7 +128,7 @@ impl ServeError {
         message
     }
 
-    /// What became of a request that has this error for an answer.
+    /// The outcome of a request that has this error for an answer.
     pub(crate) fn outcome(&self) -> Outcome {
         outcome(self.status())
     }
@@ -143,7 +143,7 @@ impl ServeError {
     }
 }
 
-/// What became of a request that has this status for an answer.
+/// The outcome of a request that has this status for an answer.
 pub(super) fn outcome(status: StatusCode) -> Outcome {
     match status {
         StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,

@@ -9,12 +9,12 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
-use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use super::{ModelSnapshot, Resident, Service, Snapshot, Tier};
-use crate::metrics::Switch;
+use crate::metrics::{Switch, milliseconds};
 
 /// The media type of server-sent events.
 pub(super) const CONTENT_TYPE: &str = "text/event-stream";
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The longest time between two snapshots.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// What was sent last.
+/// The message that was sent last.
 #[derive(Clone)]
 enum Sent {
     Nothing,
@@ -37,7 +37,7 @@ enum Sent {
 /// The feed, to which any number of pages listen.
 pub(crate) struct Feed {
     sent: watch::Sender<Sent>,
-    /// Told of each page that begins to listen.
+    /// Each page that begins to listen notifies this.
     opened: Notify,
 }
 
@@ -94,100 +94,35 @@ impl Feed {
 
 /// A snapshot as an event.
 fn event(snapshot: &Snapshot) -> Bytes {
-    // Numbers and strings can always be written.
-    let json = serde_json::to_string(&Said::from(snapshot)).unwrap_or_default();
+    let Snapshot { uptime, tiers, models, switches } = snapshot;
+    let json = json!({
+        "uptime_s": uptime.as_secs_f64(),
+        "tiers": tiers.iter().map(tier).collect::<Vec<_>>(),
+        "models": models.iter().map(model).collect::<Vec<_>>(),
+        "switches": switches.iter().map(switch).collect::<Vec<_>>(),
+    });
     format!("data: {json}\n\n").into()
 }
 
-/// A [`Snapshot`] as it is sent.
-#[derive(Serialize)]
-struct Said<'a> {
-    uptime_s: f64,
-    tiers: Vec<SaidTier<'a>>,
-    models: Vec<SaidModel<'a>>,
-    switches: Vec<SaidSwitch<'a>>,
+fn tier(Tier { name, used_bytes, capacity_bytes }: &Tier) -> Value {
+    json!({ "name": name, "used_bytes": used_bytes, "capacity_bytes": capacity_bytes })
 }
 
-#[derive(Serialize)]
-struct SaidTier<'a> {
-    name: &'a str,
-    used_bytes: u64,
-    capacity_bytes: u64,
+fn model(model: &ModelSnapshot) -> Value {
+    let resident = |Resident { tier, bytes }: &Resident| json!({ "tier": tier, "bytes": bytes });
+    json!({
+        "name": model.name,
+        "state": model.state.name().to_lowercase(),
+        "resident": model.resident.iter().map(resident).collect::<Vec<_>>(),
+        "queued": model.queued,
+        "answered": model.answered,
+        "switches": model.switches,
+        "median_ms": model.latency.map(|latency| milliseconds(latency.median)),
+        "p99_ms": model.latency.map(|latency| milliseconds(latency.p99)),
+        "last_ms": model.last_latencies.iter().copied().map(milliseconds).collect::<Vec<_>>(),
+    })
 }
 
-#[derive(Serialize)]
-struct SaidModel<'a> {
-    name: &'a str,
-    state: String,
-    resident: Vec<SaidResident<'a>>,
-    queued: u64,
-    answered: u64,
-    switches: u64,
-    median_ms: Option<f64>,
-    p99_ms: Option<f64>,
-    last_ms: Vec<f64>,
-}
-
-#[derive(Serialize)]
-struct SaidResident<'a> {
-    tier: &'a str,
-    bytes: u64,
-}
-
-#[derive(Serialize)]
-struct SaidSwitch<'a> {
-    model: &'a str,
-    took_ms: f64,
-    ago_s: f64,
-}
-
-impl<'a> From<&'a Snapshot> for Said<'a> {
-    fn from(snapshot: &'a Snapshot) -> Self {
-        let Snapshot { uptime, tiers, models, switches } = snapshot;
-        Self {
-            uptime_s: uptime.as_secs_f64(),
-            tiers: tiers.iter().map(Into::into).collect(),
-            models: models.iter().map(Into::into).collect(),
-            switches: switches.iter().map(Into::into).collect(),
-        }
-    }
-}
-
-impl<'a> From<&'a Tier> for SaidTier<'a> {
-    fn from(tier: &'a Tier) -> Self {
-        Self { name: &tier.name, used_bytes: tier.used_bytes, capacity_bytes: tier.capacity_bytes }
-    }
-}
-
-impl<'a> From<&'a ModelSnapshot> for SaidModel<'a> {
-    fn from(model: &'a ModelSnapshot) -> Self {
-        Self {
-            name: &model.name,
-            state: model.state.name().to_lowercase(),
-            resident: model.resident.iter().map(Into::into).collect(),
-            queued: model.queued,
-            answered: model.answered,
-            switches: model.switches,
-            median_ms: model.latency.map(|latency| milliseconds(latency.median)),
-            p99_ms: model.latency.map(|latency| milliseconds(latency.p99)),
-            last_ms: model.last_latencies.iter().copied().map(milliseconds).collect(),
-        }
-    }
-}
-
-impl<'a> From<&'a Resident> for SaidResident<'a> {
-    fn from(resident: &'a Resident) -> Self {
-        Self { tier: &resident.tier, bytes: resident.bytes }
-    }
-}
-
-impl<'a> From<&'a Switch> for SaidSwitch<'a> {
-    fn from(switch: &'a Switch) -> Self {
-        Self { model: &switch.model, took_ms: milliseconds(switch.took), ago_s: switch.ended.elapsed().as_secs_f64() }
-    }
-}
-
-/// To a microsecond, so that a number is short.
-fn milliseconds(time: Duration) -> f64 {
-    time.as_micros() as f64 / 1e3
+fn switch(Switch { model, ended, took }: &Switch) -> Value {
+    json!({ "model": model, "took_ms": milliseconds(*took), "ago_s": ended.elapsed().as_secs_f64() })
 }

@@ -58,7 +58,7 @@ pub struct ModelSnapshot {
     pub answered: u64,
     /// How often it was brought to a device.
     pub switches: u64,
-    /// Of its last answers.
+    /// The latency of its last answers.
     pub latency: Option<Latency>,
     /// How long its last answers took, oldest first: at most [`ModelSnapshot::LATENCIES`].
     pub last_latencies: Vec<Duration>,

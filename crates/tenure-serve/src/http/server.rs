@@ -67,8 +67,8 @@ pub struct Limits {
     /// The most connections at once, each with at most one request under way. More of them wait to be accepted. As many are
     /// there for gRPC, and together they have as many calls under way.
     pub connections: usize,
-    /// How long a handshake of TLS may take, headers to come, and a body after them; how long a connection may be idle; and how long a client
-    /// may take nothing of its answer.
+    /// How long a handshake of TLS may take, headers to come, and a body after them; how long a connection may be idle; and how
+    /// long a client may take nothing of its answer.
     pub receive: Duration,
     /// How long requests that are under way when the server ends may take.
     pub drain: Duration,

@@ -22,7 +22,7 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     /// Of shared memory.
     pub(super) regions: Regions,
-    /// Of the live page.
+    /// The feed of the live page.
     pub(super) feed: Feed,
     /// KiB for bodies.
     memory: Arc<Semaphore>,

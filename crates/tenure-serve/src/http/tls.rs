@@ -27,7 +27,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: pem::Error,
     },
     /// A file without a certificate.
@@ -45,7 +45,7 @@ pub enum TlsError {
     Unusable {
         /// The files.
         files: TlsFiles,
-        /// What is wrong.
+        /// The fault.
         reason: rustls::Error,
     },
 }

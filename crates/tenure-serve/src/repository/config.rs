@@ -28,8 +28,8 @@ pub struct Config {
     pub python: Option<PythonFunction>,
     /// What it is built with: the table `options`, or what the file `config` says.
     pub options: Map<String, Value>,
-    /// The weights' file or index, inside the folder; empty where code alone knows.
-    pub weights: String,
+    /// The weights' file or index, inside the folder; `None` where code alone knows.
+    pub weights: Option<String>,
     /// What weights are to be; `None`: as they are stored, which is all that is served yet.
     pub dtype: Option<WeightDtype>,
     /// What a request brings.
@@ -187,9 +187,9 @@ impl Config {
             (options, None) => options.unwrap_or_default(),
         };
         let weights = match written.weights {
-            Some(weights) => inside("weights", weights)?,
-            None if python.is_some() => String::new(),
-            None => "model.safetensors".into(),
+            Some(weights) => Some(inside("weights", weights)?),
+            None if python.is_some() => None,
+            None => Some("model.safetensors".into()),
         };
         for (key, tensors) in [("inputs", &written.inputs), ("outputs", &written.outputs)] {
             if tensors.is_empty() {

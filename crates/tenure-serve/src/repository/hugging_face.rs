@@ -76,7 +76,7 @@ pub(super) fn read(folder: &Folder) -> Result<Config, RepositoryError> {
         architecture: known.architecture.into(),
         python: None,
         options,
-        weights: weights.into(),
+        weights: Some(weights.into()),
         dtype: None,
         inputs: inputs.map(tokens).collect(),
         outputs: vec![TensorSpec { name: known.output.into(), datatype, shape }],

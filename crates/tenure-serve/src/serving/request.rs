@@ -28,7 +28,7 @@ pub(super) struct Waiting {
     pub(super) arrived: Instant,
     /// When it was given to the executor.
     pub(super) chosen: Instant,
-    /// Of the log.
+    /// The request's record for the log.
     pub(super) record: Option<Arc<RequestRecord>>,
     timeout: Duration,
     answer: oneshot::Sender<Answered>,

@@ -19,7 +19,7 @@ use super::threads::Job;
 use crate::executor::{Backend, CpuBackend, CudaBackend, Here, Place, WithPython};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
-use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
+use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
 use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{Model, Scheduler, SchedulerConfig};
 use crate::worker::{Python, WorkerCommand, Workers};
@@ -261,24 +261,31 @@ impl Service for Serving {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let (state, metrics) = (self.core.state.lock(), &self.core.metrics);
+        let metrics = &self.core.metrics;
         let [tier, _] = self.core.backend.tiers();
-        let model = |(name, entry): (&String, &Entry)| {
+        let state = self.core.state.lock();
+        let known = |(name, entry): (&String, &Entry)| {
             let id = entry.id();
             let bytes = id.and_then(|id| state.models.get(&id)).map_or(0, |model| model.resident_bytes());
+            (name.clone(), entry.state(), bytes, id.map_or(0, |id| state.scheduler.queued(id) as u64))
+        };
+        let models: Vec<_> = state.entries.iter().map(known).collect();
+        // Latencies are sorted, for which nobody is to wait.
+        drop(state);
+        let model = |(name, state, bytes, queued): (String, ModelState, u64, u64)| {
             let resident = (bytes > 0).then(|| Resident { tier: tier.into(), bytes });
             ModelSnapshot {
-                name: name.clone(),
-                state: entry.state(),
+                state,
                 resident: resident.into_iter().collect(),
-                queued: id.map_or(0, |id| state.scheduler.queued(id) as u64),
-                answered: metrics.answered(name),
-                switches: metrics.switches(name),
-                latency: metrics.latency(name),
-                last_latencies: metrics.last_latencies(name, ModelSnapshot::LATENCIES),
+                queued,
+                answered: metrics.answered(&name),
+                switches: metrics.switches(&name),
+                latency: metrics.latency(&name),
+                last_latencies: metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
+                name,
             }
         };
-        let models = state.entries.iter().map(model).collect();
+        let models = models.into_iter().map(model).collect();
         Snapshot {
             uptime: self.core.now(),
             tiers: self.core.backend.usage(),

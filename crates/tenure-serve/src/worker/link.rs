@@ -1,21 +1,18 @@
 //! One worker, as its server has it.
 
 use std::collections::HashSet;
-use std::io;
-use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
+use super::WorkerCommand;
 use super::message::{Done, Failure, MessageError, Order, Report};
 use super::socket::{Incoming, Outgoing, receive};
-use super::{IS_WORKER, WorkerCommand};
+use super::subprocess::{Ended, Subprocess};
 
 /// In how long a worker has to take orders.
 const START: Duration = Duration::from_secs(30);
@@ -24,12 +21,8 @@ const START: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Worker {
-    pid: u32,
+    subprocess: Subprocess,
     started: Instant,
-    child: Mutex<Child>,
-    stream: UnixStream,
-    /// To the thread that sends them: nobody waits for a worker that does not listen. Gone with the worker.
-    orders: Mutex<Option<mpsc::Sender<Outgoing>>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -70,41 +63,24 @@ impl Worker {
         command: &WorkerCommand,
         ended: impl FnOnce(&Arc<Self>, &str) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let (stream, theirs) = UnixStream::pair()?;
-        let (reading, writing) = (stream.try_clone()?, stream.try_clone()?);
-        let child = Command::new(&command.program)
-            .args(&command.arguments)
-            .env(IS_WORKER, "1")
-            .stdin(OwnedFd::from(theirs))
-            // What a network prints is not what the server says.
-            .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
-            .spawn()?;
-        let (orders, receiver) = mpsc::channel::<Outgoing>();
         let worker = Arc::new(Self {
-            pid: child.id(),
+            subprocess: Subprocess::start(command)?,
             started: Instant::now(),
-            child: Mutex::new(child),
-            stream,
-            orders: Mutex::new(Some(orders)),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let spawned = thread::Builder::new().name("serve: orders".into()).spawn(move || {
-            // The other thread finds out why nothing more can be sent.
-            let _ = receiver.iter().try_for_each(|order| order.send(&writing));
-        });
         let listening = Arc::clone(&worker);
         let listen = move || {
-            let reason = listening.listen(&reading);
+            let reason = listening.listen();
             ended(&listening, &reason);
             listening.give_up(reason);
         };
-        let spawned = spawned.and_then(|_| thread::Builder::new().name("serve: reports".into()).spawn(listen));
-        spawned.map(|_| Arc::clone(&worker)).inspect_err(|_| drop(worker.reap()))
+        let spawned = thread::Builder::new().name("serve: reports".into()).spawn(listen);
+        spawned.map(|_| Arc::clone(&worker)).inspect_err(|_| drop(worker.subprocess.reap()))
     }
 
     pub(super) fn pid(&self) -> u32 {
-        self.pid
+        self.subprocess.pid()
     }
 
     /// Whether it did something, or could have.
@@ -133,11 +109,8 @@ impl Worker {
         payload: Vec<Bytes>,
         descriptor: Option<OwnedFd>,
     ) -> Result<(), MessageError> {
-        let outgoing = Outgoing::new(order, payload, descriptor)?;
-        if let Some(orders) = &*self.orders.lock() {
-            // Whoever waits for an answer finds out that there is nobody.
-            let _ = orders.send(outgoing);
-        }
+        // Whoever waits for an answer finds out that there is nobody.
+        self.subprocess.send(Outgoing::new(order, payload, descriptor)?);
         Ok(())
     }
 
@@ -161,8 +134,8 @@ impl Worker {
         let mut state = self.state.lock();
         while state.images.contains(&image) && state.end.is_none() {
             if self.changed.wait_until(&mut state, end).timed_out() {
-                tracing::error!("worker {} does not let go of memory, and is ended", self.pid);
-                self.kill();
+                tracing::error!("worker {} does not let go of memory, and is ended", self.pid());
+                self.subprocess.kill();
                 self.changed.wait(&mut state);
             }
         }
@@ -190,8 +163,8 @@ impl Worker {
                 continue;
             };
             if self.changed.wait_until(&mut guard, end).timed_out() {
-                tracing::error!("worker {} goes on with what nobody waits for, and is ended", self.pid);
-                self.kill();
+                tracing::error!("worker {} goes on with what nobody waits for, and is ended", self.pid());
+                self.subprocess.kill();
                 self.changed.wait(&mut guard);
             }
         }
@@ -210,34 +183,22 @@ impl Worker {
 
     /// Ends it, in its own time.
     pub(super) fn end(&self) {
-        // Fails only where it has ended.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    fn kill(&self) {
-        if let Err(error) = self.child.lock().kill() {
-            tracing::error!("worker {} cannot be ended: {error}", self.pid);
-        }
+        self.subprocess.close();
     }
 
     /// Takes reports until there are no more, and says why.
-    fn listen(&self, stream: &UnixStream) -> String {
-        let reason = loop {
-            match receive::<Report>(stream) {
-                Ok(Some(incoming)) => self.take(incoming),
-                Ok(None) => break None,
-                // A socket that is reset is one that is closed.
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => break Some(error.to_string()),
-                Err(_) => break None,
-            }
+    fn listen(&self) -> String {
+        let take = |incoming| {
+            self.take(incoming);
+            Ok(())
         };
-        let status = self.reap();
-        reason.unwrap_or(status)
+        let Ended { fault, status } = self.subprocess.listen(receive::<Report>, take);
+        fault.unwrap_or(status)
     }
 
     /// Tells whoever waits that it is gone.
     fn give_up(&self, reason: String) {
-        *self.orders.lock() = None;
+        self.subprocess.forget();
         let mut state = self.state.lock();
         state.end = Some(reason);
         state.images.clear();
@@ -265,13 +226,5 @@ impl Worker {
         }
         drop(state);
         self.changed.notify_all();
-    }
-
-    /// Ends the process, if it has not ended, and says how it did.
-    fn reap(&self) -> String {
-        let mut child = self.child.lock();
-        // One that has ended as well as closed its socket is not changed by that.
-        let _ = child.kill();
-        child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
     }
 }

@@ -44,6 +44,7 @@ mod process;
 mod python;
 mod remote;
 mod socket;
+mod subprocess;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -65,22 +65,18 @@ impl Outgoing {
 
 /// The next frame; nothing if the other end is closed.
 pub(super) fn receive<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
-    let Some(incoming) = receive_frame(stream)? else { return Ok(None) };
-    let Incoming { message, payload, descriptor } = incoming;
-    let message = message::decode(&message).map_err(invalid)?;
-    Ok(Some(Incoming { message, payload, descriptor }))
+    receive_as(stream, message::decode)
 }
 
 /// The same with a message of JSON.
 pub(super) fn receive_json<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
-    let Some(incoming) = receive_frame(stream)? else { return Ok(None) };
-    let Incoming { message, payload, descriptor } = incoming;
-    let message = serde_json::from_slice(&message).map_err(invalid)?;
-    Ok(Some(Incoming { message, payload, descriptor }))
+    receive_as(stream, |message| Ok(serde_json::from_slice(message)?))
 }
 
-/// The same with a message of bytes.
-fn receive_frame(mut stream: &UnixStream) -> io::Result<Option<Incoming<Vec<u8>>>> {
+fn receive_as<M>(
+    mut stream: &UnixStream,
+    decode: impl FnOnce(&[u8]) -> Result<M, MessageError>,
+) -> io::Result<Option<Incoming<M>>> {
     let (mut head, mut descriptors, mut read) = ([0; HEAD_BYTES], Vec::new(), 0);
     while read < HEAD_BYTES {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -103,7 +99,7 @@ fn receive_frame(mut stream: &UnixStream) -> io::Result<Option<Incoming<Vec<u8>>
     if descriptors.len() != usize::from(has_descriptor) {
         return Err(invalid("a descriptor is missing, or is too many: check the limit on open files"));
     }
-    let message = read_exactly(&mut stream, message_bytes)?;
+    let message = decode(&read_exactly(&mut stream, message_bytes)?).map_err(invalid)?;
     let payload = read_exactly(&mut stream, payload_bytes)?.into();
     Ok(Some(Incoming { message, payload, descriptor: descriptors.pop() }))
 }

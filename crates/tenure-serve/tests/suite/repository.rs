@@ -100,7 +100,7 @@ fn everything_that_may_be_said_is_read() {
         architecture: "resnet152".into(),
         python: None,
         options: serde_json::from_str(r#"{"depth": 152}"#).unwrap(),
-        weights: "parts/model.safetensors.index.json".into(),
+        weights: Some("parts/model.safetensors.index.json".into()),
         dtype: Some(WeightDtype::Bfloat16),
         inputs: vec![tensor("image", Datatype::Uint8, &[-1, 3, 224, 224])],
         outputs: vec![tensor("logits", Datatype::Fp32, &[-1, 1000])],
@@ -115,7 +115,7 @@ fn everything_that_may_be_said_is_read() {
 #[test]
 fn what_is_not_said_has_a_default() {
     let config = read(SMALL).unwrap();
-    assert_eq!((config.weights.as_str(), config.dtype, config.priority), ("model.safetensors", None, 0));
+    assert_eq!((config.weights.as_deref(), config.dtype, config.priority), (Some("model.safetensors"), None, 0));
     assert_eq!((config.batching, config.is_pinned, config.timeout), (Batching::default(), false, None));
     assert!(config.options.is_empty());
     let config = read(&format!("{SMALL}\n[options]\ndepth = 3\nnested.rate = 0.5")).unwrap();

@@ -8,8 +8,8 @@ mod message;
 mod process;
 mod weights;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use prometheus_client::metrics::counter::Counter;
 use self::process::Process;
 use self::weights::OnPython;
 use super::WorkerCommand;
-use crate::executor::{ModelError, Weights};
+use crate::executor::{Callbacks, ModelError, Weights};
 use crate::repository::StoredModel;
 
 /// After how long a process that goes on with a batch that nobody waits for is ended.
@@ -39,11 +39,8 @@ struct PythonShared {
     resident: AtomicU64,
     state: Mutex<KeeperState>,
     changed: Condvar,
-    calls: mpsc::Sender<Callback>,
+    calls: Callbacks,
 }
-
-/// A call that may free a model, which the thread that takes reports must not do.
-type Callback = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct KeeperState {
@@ -66,10 +63,7 @@ impl Python {
     /// # Errors
     /// Why there are none.
     pub(crate) fn new(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
-        let (calls, receiver) = mpsc::channel::<Callback>();
-        let run = move || receiver.into_iter().for_each(|call| call());
-        let spawned = thread::Builder::new().name("serve: python loaded".into()).spawn(run);
-        spawned.map_err(|error| error.to_string())?;
+        let calls = Callbacks::start("serve: python loaded").map_err(|error| error.to_string())?;
         let shared = Arc::new(PythonShared {
             command,
             deaths,

@@ -11,7 +11,7 @@ use super::super::message::pack;
 use super::PythonShared;
 use super::message::{Order, Place};
 use super::process::{Answer, Process};
-use crate::executor::{Done, ModelError, RawTensor, Timed, Weights};
+use crate::executor::{Callbacks, Done, ModelError, RawTensor, Timed, Weights};
 use crate::repository::StoredModel;
 
 /// A module in the memory of a process of Python, or in that of none.
@@ -185,7 +185,7 @@ impl Loading {
         !self.process.has_ended() && !matches!(self.state.lock().outcome, Some(Err(_)))
     }
 
-    fn finish(&self, answer: Result<Answer, Lost>, calls: &mpsc::Sender<super::Callback>) {
+    fn finish(&self, answer: Result<Answer, Lost>, calls: &Callbacks) {
         let outcome = match answer {
             Ok(Answer::Loaded { bytes, took }) => Ok(Loaded { bytes, took }),
             Ok(Answer::Failed(reason)) => Err(LoadFailure::Raised(reason)),
@@ -199,8 +199,7 @@ impl Loading {
         drop(state);
         self.changed.notify_all();
         for done in waiting {
-            // Without the thread, nobody is left to be told.
-            let _ = calls.send(Box::new(move || done(took)));
+            calls.call(move || done(took));
         }
     }
 

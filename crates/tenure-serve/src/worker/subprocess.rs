@@ -1,0 +1,113 @@
+//! A process that follows orders, which come over a socket that is its standard input.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+
+use parking_lot::Mutex;
+
+use super::message::MessageError;
+use super::socket::{Incoming, Outgoing};
+use super::{IS_WORKER, WorkerCommand};
+
+pub(super) struct Subprocess {
+    pid: u32,
+    child: Mutex<Child>,
+    stream: UnixStream,
+    /// To the thread that sends them: nobody waits for a process that does not listen. Gone with the process.
+    orders: Mutex<Option<mpsc::Sender<Outgoing>>>,
+}
+
+/// How a process ended.
+pub(super) struct Ended {
+    /// What was wrong with its reports, if that was the reason.
+    pub(super) fault: Option<String>,
+    /// The system's words.
+    pub(super) status: String,
+}
+
+impl Subprocess {
+    /// Starts a process. The thread that starts it must live as long as it may.
+    pub(super) fn start(command: &WorkerCommand) -> io::Result<Self> {
+        let (stream, theirs) = UnixStream::pair()?;
+        let writing = stream.try_clone()?;
+        let child = Command::new(&command.program)
+            .args(&command.arguments)
+            .env(IS_WORKER, "1")
+            .stdin(OwnedFd::from(theirs))
+            // What a model prints is not what the server says.
+            .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
+            .spawn()?;
+        let (orders, receiver) = mpsc::channel::<Outgoing>();
+        let orders = Mutex::new(Some(orders));
+        let process = Self { pid: child.id(), child: Mutex::new(child), stream, orders };
+        let spawned = thread::Builder::new().name("serve: orders".into()).spawn(move || {
+            // Whoever listens finds out why nothing more can be sent.
+            let _ = receiver.iter().try_for_each(|order| order.send(&writing));
+        });
+        spawned.inspect_err(|_| drop(process.reap()))?;
+        Ok(process)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Gives an order. A process that is gone does not follow it.
+    pub(super) fn send(&self, order: Outgoing) {
+        if let Some(orders) = &*self.orders.lock() {
+            let _ = orders.send(order);
+        }
+    }
+
+    /// Gives no more orders.
+    pub(super) fn forget(&self) {
+        *self.orders.lock() = None;
+    }
+
+    /// Closes the socket, at which it ends in its own time.
+    pub(super) fn close(&self) {
+        // Fails only where it has ended.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    pub(super) fn kill(&self) {
+        if let Err(error) = self.child.lock().kill() {
+            tracing::error!("process {} cannot be ended: {error}", self.pid);
+        }
+    }
+
+    /// Takes reports until there are no more, or one is wrong. The process has ended then.
+    pub(super) fn listen<R>(
+        &self,
+        receive: fn(&UnixStream) -> io::Result<Option<Incoming<R>>>,
+        take: impl Fn(Incoming<R>) -> Result<(), MessageError>,
+    ) -> Ended {
+        let fault = loop {
+            match receive(&self.stream) {
+                Ok(Some(incoming)) => {
+                    if let Err(error) = take(incoming) {
+                        break Some(error.to_string());
+                    }
+                }
+                Ok(None) => break None,
+                // A socket that is reset is one that is closed.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => break Some(error.to_string()),
+                Err(_) => break None,
+            }
+        };
+        Ended { fault, status: self.reap() }
+    }
+
+    /// Ends it, if it has not ended, and says how it did.
+    pub(super) fn reap(&self) -> String {
+        let mut child = self.child.lock();
+        // One that has ended as well as closed its socket is not changed by that.
+        let _ = child.kill();
+        child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+    }
+}
