@@ -21,7 +21,9 @@ pub(crate) fn begin(requests: LogFormat) {
     let others = env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "warn".into());
     let level = if requests == LogFormat::Off { "off" } else { "info" };
     let filter = EnvFilter::new(format!("{others},{}={level}", request_log::TARGET));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    // A line that cannot be written, as on a full disk, would be told of on standard error too, and panic.
+    let lines = tracing_subscriber::fmt().log_internal_errors(false);
+    let lines = lines.with_env_filter(filter).with_writer(io::stderr).with_target(false);
     match requests {
         LogFormat::Off => lines.without_time().init(),
         LogFormat::Text => lines.init(),

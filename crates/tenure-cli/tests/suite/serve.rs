@@ -1,6 +1,6 @@
 //! `tenure serve` and `tenure models`, run as their users run them.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -94,6 +94,20 @@ fn requests_are_logged_if_they_are_to_be() {
         assert_eq!(logged.lines().count(), usize::from(expected.is_some()), "{logged}");
         assert!(expected.is_none_or(|expected| logged.contains(expected)), "{logged}");
     }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_keeps_no_answer_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut command = tenure(&["serve", folder.path().to_str().unwrap(), "--listen", "127.0.0.1:0", "--log", "json"]);
+    let mut server = command.stderr(full).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let answer = get(&line, "/v2", "");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
 }
 
 #[test]
