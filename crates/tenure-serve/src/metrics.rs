@@ -125,13 +125,13 @@ struct OfPhase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfTier {
     model: String,
-    tier: &'static str,
+    tier: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfLink {
-    from: &'static str,
-    to: &'static str,
+    from: String,
+    to: String,
 }
 
 type Gauges<L> = Family<L, Gauge<u64, AtomicU64>>;
@@ -269,14 +269,14 @@ impl Metrics {
         self.changed();
     }
 
-    /// Bytes of weights were copied from one tier to another, such as from `host` to `device`.
-    pub fn copied(&self, from: &'static str, to: &'static str, bytes: u64) {
-        self.copied.get_or_create(&OfLink { from, to }).inc_by(bytes);
+    /// Bytes of weights were copied from one tier to another, such as from `pinned` to `cuda:0`.
+    pub fn copied(&self, from: &str, to: &str, bytes: u64) {
+        self.copied.get_or_create(&OfLink { from: from.into(), to: to.into() }).inc_by(bytes);
     }
 
     /// So many bytes of a model's weights are in a tier from now on.
-    pub fn resident(&self, model: &str, tier: &'static str, bytes: u64) {
-        self.resident.get_or_create(&OfTier { model: model.into(), tier }).set(bytes);
+    pub fn resident(&self, model: &str, tier: &str, bytes: u64) {
+        self.resident.get_or_create(&OfTier { model: model.into(), tier: tier.into() }).set(bytes);
         self.changed();
     }
 
@@ -358,9 +358,9 @@ mod tests {
         metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
         metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
         metrics.switched("resnet", Duration::ZERO);
-        metrics.copied("host", "device", 300);
-        metrics.resident("resnet", "device", 200);
-        metrics.resident("resnet", "device", 0);
+        metrics.copied("pinned", "cuda:0", 300);
+        metrics.resident("resnet", "cuda:0", 200);
+        metrics.resident("resnet", "cuda:0", 0);
         metrics.queued("resnet", 3);
         let ms = Duration::from_millis;
         metrics.computed("resnet", Phases { queue: ms(1), copy: ms(2), wait: ms(0), compute: ms(4) });
@@ -368,8 +368,8 @@ mod tests {
         for line in [
             r#"tenure_requests_total{model="a\"b",outcome="answered"} 2"#,
             r#"tenure_switches_total{model="resnet"} 1"#,
-            r#"tenure_copied_bytes_total{from="host",to="device"} 300"#,
-            r#"tenure_resident_bytes{model="resnet",tier="device"} 0"#,
+            r#"tenure_copied_bytes_total{from="pinned",to="cuda:0"} 300"#,
+            r#"tenure_resident_bytes{model="resnet",tier="cuda:0"} 0"#,
             r#"tenure_queued_requests{model="resnet"} 3"#,
             r#"tenure_request_phase_seconds_sum{model="resnet",phase="copy"} 0.002"#,
             r#"tenure_request_latency_seconds_count{model="resnet"} 1"#,

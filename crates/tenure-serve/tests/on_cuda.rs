@@ -4,40 +4,49 @@
 
 mod served;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::{env, fs, thread};
 
 use parking_lot::{Mutex, MutexGuard};
 use served::{Served, example_models, request, until};
 use tempfile::TempDir;
-use tenure_device::Executor;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::sim::{SimConfig, SimPlatform};
+use tenure_device::{Executor, Platform as _, cuda};
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::Service as _;
 use tenure_serve::protocol::{Datatype, Tensor};
-use tenure_serve::serving::ServingOptions;
+use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_tensor::Device;
 
 /// Bytes of the pieces of the device's memory, each of which has room for one of the models here.
 const CHUNK: u64 = 16 << 20;
 
-/// The device is the process's: a test has it for itself.
-fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
+/// Devices are the process's: a test has them for itself.
+fn all_alone() -> (MutexGuard<'static, ()>, &'static [&'static DeviceMemory]) {
     static ALONE: Mutex<()> = Mutex::new(());
-    static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
+    static MEMORY: LazyLock<Vec<&DeviceMemory>> = LazyLock::new(|| {
         if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return memory::device(0).unwrap();
+            let count = cuda::platform().device_count().unwrap().min(2);
+            return (0..count as u8).map(|index| memory::device(index).unwrap()).collect();
         }
         let config = SimConfig { capacity_bytes: 1 << 30, seed: 3, ..SimConfig::default() };
-        memory::install(Arc::new(SimDriver::new(config)), MemoryConfig::default()).unwrap()
+        let platform = SimPlatform::new(vec![config; 2]);
+        let install = |index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap();
+        [0, 1].map(install).to_vec()
     });
-    (ALONE.lock(), *MEMORY)
+    (ALONE.lock(), &MEMORY)
+}
+
+/// The first device.
+fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
+    let (alone, devices) = all_alone();
+    (alone, devices[0])
 }
 
 fn options(folder: &TempDir, device_bytes: u64) -> ServingOptions {
     ServingOptions {
-        device: Device::cuda(0),
+        devices: vec![Device::cuda(0)],
         host_bytes: 256 << 20,
         ..ServingOptions::new(folder.path(), device_bytes)
     }
@@ -141,4 +150,83 @@ fn a_model_that_is_larger_than_the_device_and_one_that_was_cut_are_told() {
     assert!(reason("digits-2").contains("safetensors"), "{}", reason("digits-2"));
     assert_eq!(served.infer(&request("next-byte", vec![input("next-byte")])).unwrap_err().0, 503);
     expect_peace(memory);
+}
+
+/// Two devices, each with room for two of the four models.
+fn serve_on_two(devices: &[&DeviceMemory]) -> Option<Served> {
+    if devices.len() < 2 {
+        eprintln!("skipped: there is one device");
+        return None;
+    }
+    let folder = models();
+    let options = ServingOptions { devices: vec![Device::cuda(0), Device::cuda(1)], ..options(&folder, 2 * CHUNK) };
+    Some(Served::start(folder, options, Architectures::default()))
+}
+
+#[test]
+fn models_that_fit_on_two_devices_together_are_placed_on_both_and_stay() {
+    let (_alone, devices) = all_alone();
+    let expected = {
+        let served = serve(models(), 8 * CHUNK);
+        MODELS.map(|model| ask(&served, model))
+    };
+    let Some(served) = serve_on_two(devices) else { return };
+    for turn in 0..6 {
+        for (model, expected) in MODELS.iter().zip(&expected) {
+            assert!(ask(&served, model) == *expected, "{model} in turn {turn}");
+        }
+    }
+    let snapshot = served.serving.snapshot();
+    let names: Vec<&str> = snapshot.tiers.iter().map(|tier| &*tier.name).collect();
+    assert_eq!(names, ["cuda:0", "cuda:1", "pinned"]);
+    assert_eq!(snapshot.tiers[2].capacity_bytes, 256 << 20);
+    let asked: Vec<_> = snapshot.models.iter().filter(|model| MODELS.contains(&&*model.name)).collect();
+    for model in &asked {
+        assert_eq!((model.resident.len(), model.switches), (1, 1), "{model:?}");
+    }
+    for device in ["cuda:0", "cuda:1"] {
+        let there = asked.iter().filter(|model| model.resident[0].tier == device).count();
+        assert_eq!(there, 2, "{device}");
+        assert!(served.get("/metrics").1.contains(&format!("tier=\"{device}\"")));
+    }
+    devices.iter().for_each(|memory| expect_peace(memory));
+}
+
+#[test]
+fn two_devices_answer_clients_at_the_same_time_and_unloading_frees_both() {
+    let (_alone, devices) = all_alone();
+    let held = |devices: &[&DeviceMemory]| {
+        devices.iter().for_each(|memory| memory.allocator().release_cached().unwrap());
+        devices.iter().map(|memory| memory.backing().held_bytes()).collect::<Vec<_>>()
+    };
+    let before = held(devices);
+    {
+        let Some(served) = serve_on_two(devices) else { return };
+        let expected = MODELS.map(|model| ask(&served, model));
+        thread::scope(|scope| {
+            for (model, expected) in MODELS.iter().zip(&expected) {
+                let served = &served;
+                scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
+            }
+        });
+        for model in MODELS {
+            assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
+        }
+        until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
+        assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
+        assert!(ask(&served, "digits") == expected[2]);
+    }
+    let after = held(devices);
+    assert!(after.iter().zip(&before).all(|(after, before)| after <= before), "{before:?} {after:?}");
+    devices.iter().for_each(|memory| expect_peace(memory));
+}
+
+#[test]
+fn devices_that_serve_nothing_together_are_refused() {
+    let folder = models();
+    for devices in [vec![], vec![Device::CPU, Device::cuda(0)], vec![Device::cuda(0); 2]] {
+        let options = ServingOptions { devices, ..options(&folder, CHUNK) };
+        let refused = Serving::start(options, Architectures::default()).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("each named once"), "{refused}");
+    }
 }

@@ -66,10 +66,11 @@ pub(crate) struct ServeArgs {
     /// A file with the certificate's private key as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Where to compute: cpu, cuda, or cuda:N
-    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    device: Device,
-    /// The device's memory for weights: a size, or a share of what this program may use of it
+    /// Where to compute: cpu, cuda, or cuda:N; or several CUDA devices, such as cuda:0,cuda:1, on which models are placed as they are
+    /// asked for
+    #[arg(long, default_value = "cpu", value_delimiter = ',', value_name = "DEVICE")]
+    device: Vec<Device>,
+    /// Each device's memory for weights: a size, or a share of what this program may use of it
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     device_bytes: Share,
     /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use
@@ -117,8 +118,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     config.tls =
         args.tls_cert.clone().zip(args.tls_key.clone()).map(|(certificate, key)| TlsFiles { certificate, key });
     let secure = if config.tls.is_some() { "s" } else { "" };
-    let mut options = ServingOptions::new(&args.models, args.device_bytes.of(available(args.device)?));
-    (options.device, options.host_bytes) = (args.device, args.host_bytes.of(tier::memory_bytes()));
+    let mut options = ServingOptions::new(&args.models, args.device_bytes.of(available(&args.device)?));
+    (options.devices, options.host_bytes) = (args.device.clone(), args.host_bytes.of(tier::memory_bytes()));
     options.max_queued = args.max_queued as usize;
     options.worker = Some(WorkerCommand::this_program(["worker"]));
     options.python = Some(WorkerCommand::python(args.python.clone().unwrap_or_else(python)));
@@ -134,8 +135,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         serde_json::json!({ "url": url, "grpc": grpc.map(|address| address.to_string()), "models": ready }).to_string()
     } else {
         let grpc = grpc.map(|address| format!("grpc{secure}://{address} and ")).unwrap_or_default();
-        let (ready, count, device) = (ready.len(), index.len(), args.device);
-        format!("serving {ready} of {count} models with {memory} of {device} for weights at {grpc}{url}")
+        let (ready, count) = (ready.len(), index.len());
+        let devices = args.device.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
+        format!("serving {ready} of {count} models with {memory} of {devices} for weights at {grpc}{url}")
     };
     // Whoever waits for this line can ask. Nobody has to read it.
     let _ = writeln!(io::stdout(), "{said}");
@@ -173,12 +175,14 @@ fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(tokens)
 }
 
-/// The bytes of a device's memory that this program may use.
-fn available(device: Device) -> anyhow::Result<u64> {
-    if device.is_cpu() {
-        return Ok(tier::memory_bytes());
-    }
-    Ok(memory::device(device.index())?.driver().memory_info()?.free)
+/// The bytes that this program may use of the memory of each of some devices.
+fn available(devices: &[Device]) -> anyhow::Result<u64> {
+    let of = |device: &Device| match device.is_cpu() {
+        true => Ok(tier::memory_bytes()),
+        false => anyhow::Ok(memory::device(device.index())?.driver().memory_info()?.free),
+    };
+    let bytes = devices.iter().map(of).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(bytes.into_iter().min().unwrap_or(0))
 }
 
 impl Share {

@@ -21,7 +21,7 @@ pub(crate) trait Backend: Send + Sync {
     }
 
     /// The name of the memory that models are computed in, and of that which weights come from.
-    fn tiers(&self) -> [&'static str; 2];
+    fn tiers(&self) -> [&str; 2];
 
     /// The memory that weights take.
     fn usage(&self) -> Vec<Tier>;

@@ -82,7 +82,7 @@ impl Backend for CpuBackend {
         Ok(Box::new(self.on_cpu(network, stored)?))
     }
 
-    fn tiers(&self) -> [&'static str; 2] {
+    fn tiers(&self) -> [&str; 2] {
         ["dram", "disk"]
     }
 

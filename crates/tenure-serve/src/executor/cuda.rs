@@ -20,6 +20,8 @@ use crate::repository::StoredModel;
 
 /// A CUDA device above pinned memory of the host.
 pub(crate) struct CudaBackend {
+    /// Such as `cuda:0`.
+    name: String,
     switcher: Switcher,
     device_bytes: u64,
     host_bytes: u64,
@@ -50,7 +52,7 @@ impl CudaBackend {
         let calls = Callbacks::start("serve: copied");
         let calls = calls.map_err(|source| ModelError::Elsewhere(format!("no thread to wait for copies: {source}")))?;
         let (resident, models) = (Arc::default(), AtomicU64::default());
-        Ok(Self { switcher, device_bytes, host_bytes, resident, models, calls })
+        Ok(Self { name: device.to_string(), switcher, device_bytes, host_bytes, resident, models, calls })
     }
 
     /// Bytes of the chunks in which weights come and go.
@@ -77,8 +79,8 @@ impl Backend for CudaBackend {
         }))
     }
 
-    fn tiers(&self) -> [&'static str; 2] {
-        ["device", "pinned"]
+    fn tiers(&self) -> [&str; 2] {
+        [&self.name, "pinned"]
     }
 
     fn usage(&self) -> Vec<Tier> {

@@ -6,15 +6,17 @@ use std::time::Duration;
 use tenure_nn::networks::{Architectures, Network};
 use tokio::sync::oneshot;
 
-use super::backend::{Backend, Done, Timed, Weights};
+use super::backend::{Backend, Timed, Weights};
 use super::{ModelError, dtype, tensors};
 use crate::protocol;
 use crate::repository::{StoredModel, TensorSpec};
+use crate::scheduler::DeviceId;
 
 /// A model that can be asked. Dropped, it gives back all that it held.
 pub(crate) struct Model {
     stored: Arc<StoredModel>,
-    weights: Box<dyn Weights>,
+    /// On each device.
+    weights: Vec<Box<dyn Weights>>,
     /// Closed when all else is gone.
     _gone: oneshot::Sender<()>,
 }
@@ -30,21 +32,22 @@ pub(crate) struct Answer {
 }
 
 impl Model {
-    /// Builds the network and finds its weights, none of which are read. A backend computes it. The receiver's sender is gone when
-    /// the model is.
-    pub(crate) fn open(
+    /// Builds the network for each device's backend, and finds its weights, none of which are read. The receiver's sender is gone
+    /// when the model is.
+    pub(crate) fn open<'a>(
         stored: &Arc<StoredModel>,
         architectures: &Architectures,
-        backend: &dyn Backend,
+        backends: impl Iterator<Item = &'a dyn Backend>,
     ) -> Result<(Self, oneshot::Receiver<()>), ModelError> {
-        let weights = match &stored.config.python {
+        let open = |backend: &dyn Backend| match &stored.config.python {
             Some(_) => {
                 check_datatypes(&stored.config.inputs)?;
                 check_datatypes(&stored.config.outputs)?;
-                backend.open_python(stored)?
+                backend.open_python(stored)
             }
-            None => backend.open(build(stored, architectures)?, stored)?,
+            None => backend.open(build(stored, architectures)?, stored),
         };
+        let weights = backends.map(open).collect::<Result<_, _>>()?;
         let (_gone, gone) = oneshot::channel();
         Ok((Self { stored: Arc::clone(stored), weights, _gone }, gone))
     }
@@ -57,42 +60,27 @@ impl Model {
         self.stored.name.as_str()
     }
 
-    /// As of [`Weights::bytes`].
+    /// Bytes of all its weights.
     pub(crate) fn bytes(&self) -> u64 {
-        self.weights.bytes()
+        self.weights.iter().map(|weights| weights.bytes()).max().unwrap_or(0)
     }
 
-    /// As of [`Weights::resident_bytes`].
-    pub(crate) fn resident_bytes(&self) -> u64 {
-        self.weights.resident_bytes()
+    /// Its weights on a device.
+    pub(crate) fn on(&self, device: DeviceId) -> &dyn Weights {
+        &*self.weights[device.index()]
     }
 
-    /// As of [`Weights::load`].
-    pub(crate) fn load(&self) -> Result<(), ModelError> {
-        self.weights.load()
-    }
-
-    /// As of [`Weights::when_loaded`].
-    pub(crate) fn when_loaded(&self, done: Done) {
-        self.weights.when_loaded(done);
-    }
-
-    /// As of [`Weights::loaded`].
-    pub(crate) fn loaded(&self) -> Result<(), ModelError> {
-        self.weights.loaded()
-    }
-
-    /// As of [`Weights::evict`].
-    pub(crate) fn evict(&self, bytes: u64) {
-        self.weights.evict(bytes);
-    }
-
-    /// Answers requests, each of which has the model's inputs in their order, and its rows. Their weights are waited for.
-    pub(crate) fn compute(&self, requests: &[Vec<protocol::Tensor>], rows: &[u32]) -> Result<Answer, ModelError> {
+    /// Answers requests on a device, each of which has the model's inputs in their order, and its rows. Their weights are waited for.
+    pub(crate) fn compute(
+        &self,
+        device: DeviceId,
+        requests: &[Vec<protocol::Tensor>],
+        rows: &[u32],
+    ) -> Result<Answer, ModelError> {
         let input = |index: usize| tensors::join(&requests.iter().map(|inputs| &inputs[index]).collect::<Vec<_>>());
         let specs = &self.stored.config;
         let inputs = (0..specs.inputs.len()).map(input).collect::<Result<Vec<_>, _>>()?;
-        let Timed { outputs, copy, wait, compute } = self.weights.compute(&inputs)?;
+        let Timed { outputs, copy, wait, compute } = self.on(device).compute(&inputs)?;
         let mut answers = vec![Vec::new(); requests.len()];
         for (output, spec) in outputs.iter().zip(&specs.outputs) {
             let parts = tensors::split(output, spec, rows)?;

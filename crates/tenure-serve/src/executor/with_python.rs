@@ -31,7 +31,7 @@ impl Backend for WithPython {
         self.python.open(stored)
     }
 
-    fn tiers(&self) -> [&'static str; 2] {
+    fn tiers(&self) -> [&str; 2] {
         self.native.tiers()
     }
 

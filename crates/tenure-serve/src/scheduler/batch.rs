@@ -25,7 +25,7 @@ pub enum Decision {
         /// The request.
         request: RequestId,
     },
-    /// Free all that a device holds of a model, which was removed.
+    /// Free all that a device holds of a model, which was removed. Each device is told once, when nothing there uses the model.
     Unload {
         /// Where.
         device: DeviceId,

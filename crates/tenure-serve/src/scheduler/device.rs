@@ -6,6 +6,13 @@ use super::{BatchId, ModelId, RequestId, Residency};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub(super) usize);
 
+impl DeviceId {
+    /// How many devices its scheduler had before it.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) work: Work,

@@ -110,7 +110,7 @@ impl Scheduler {
         if self.models.contains_key(&model) || runs || on.is_copying(model) {
             return;
         }
-        if on.residency.remove(model) > 0 {
+        if on.residency.remove(model).is_some() {
             self.decisions.push_back(Decision::Unload { device, model });
         }
     }

@@ -102,12 +102,12 @@ impl Residency {
         self.models.insert(model, kept);
     }
 
-    /// Forgets a model, and says how many chunks of it were on the device.
-    pub fn remove(&mut self, model: ModelId) -> u64 {
-        let Some(kept) = self.models.remove(&model) else { return 0 };
+    /// Forgets a model, and says how many chunks of it were on the device; nothing if it was not known.
+    pub fn remove(&mut self, model: ModelId) -> Option<u64> {
+        let kept = self.models.remove(&model)?;
         self.pinned_chunks -= kept.pinned();
         self.resident_chunks -= kept.resident;
-        kept.resident
+        Some(kept.resident)
     }
 
     /// So many requests for a model run now.

@@ -129,7 +129,8 @@ impl Scheduler {
     }
 
     /// Removes a model, and says whether there was one. What waits for it is answered; what runs is finished. To replace
-    /// a model, add the new one first, so that there always is one, unless both pinned are too much.
+    /// a model, add the new one first, so that there always is one, unless both pinned are too much. Each
+    /// device is told to [unload](Decision::Unload) it once.
     pub fn remove_model(&mut self, model: ModelId) -> bool {
         let Some(served) = self.models.get(&model) else { return false };
         let ids: Vec<_> = served.queue.ids().collect();

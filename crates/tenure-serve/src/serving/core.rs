@@ -1,44 +1,40 @@
 //! What all threads of a service share. One lock is over the scheduler and what it decides about; nobody computes, reads or
 //! frees anything under it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::mem;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_nn::networks::Architectures;
 
+use super::device::{Doing, Job, Leaving, Run, ServingDevice};
 use super::registry::Entry;
 use super::request::Waiting;
 use super::texts::Tokenizers;
-use super::threads::{Job, Run};
-use crate::executor::{Backend, Model};
+use crate::executor::Model;
 use crate::metrics::Metrics;
 use crate::repository::Repository;
-use crate::scheduler::{Batch, BatchId, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
+use crate::scheduler::{Batch, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
 
 pub(super) struct Core {
     pub(super) origin: Instant,
     pub(super) architectures: Architectures,
-    pub(super) backend: Box<dyn Backend>,
+    /// As the scheduler numbers them.
+    pub(super) devices: Vec<ServingDevice>,
     /// Bytes of the pieces in which weights leave.
     pub(super) chunk_bytes: u64,
     pub(super) max_queued: usize,
     pub(super) metrics: Metrics,
-    pub(super) device: DeviceId,
     /// Locked before the state.
     pub(super) repository: Mutex<Repository>,
     pub(super) state: Mutex<State>,
     /// Of models that were asked for the vectors of texts.
     pub(super) tokenizers: Tokenizers,
-    /// Held from a decision about what is brought ahead until that is on its way, and while what a batch needs is: a batch finds
-    /// what was promised. Locked before the state.
-    pub(super) moves: Mutex<()>,
     /// What is to be brought next, or the time of the scheduler's next wake, may be another; or the end has come.
     pub(super) changed: Condvar,
     pub(super) ended: Condvar,
-    pub(super) jobs: mpsc::Sender<Job>,
 }
 
 pub(super) struct State {
@@ -47,22 +43,15 @@ pub(super) struct State {
     pub(super) entries: BTreeMap<String, Entry>,
     /// Those that are served.
     pub(super) models: HashMap<ModelId, Arc<Model>>,
+    /// Those that were, and on how many devices they are yet to be freed.
+    pub(super) removed: HashMap<ModelId, (Arc<Model>, usize)>,
     /// Accepted, and not answered.
     pub(super) requests: HashMap<RequestId, Waiting>,
-    /// The batch that was given to the executor last, and which of its requests somebody waits for.
-    pub(super) running: Option<(BatchId, HashSet<RequestId>)>,
+    /// Of each device.
+    pub(super) doing: Vec<Doing>,
     /// How many workers ended with each model's batches, one after the other.
     pub(super) deaths: HashMap<ModelId, u32>,
-    /// The last model whose weights were to be brought and did not come.
-    pub(super) missed: Option<ModelId>,
     pub(super) is_ending: bool,
-}
-
-/// A model that leaves the device's memory, or the end of it.
-pub(super) struct Leaving {
-    pub(super) model: Arc<Model>,
-    /// So many bytes of it.
-    pub(super) bytes: u64,
 }
 
 impl Core {
@@ -81,16 +70,16 @@ impl Core {
                         waiting.refuse(outcome);
                     }
                 }
-                Decision::Discard { batch, request, .. } => {
-                    if let Some((_, left)) = state.running.as_mut().filter(|(running, _)| *running == batch)
+                Decision::Discard { device, batch, request } => {
+                    let running = &mut state.doing[device.index()].running;
+                    if let Some((_, left)) = running.as_mut().filter(|(running, _)| *running == batch)
                         && left.remove(&request)
                         && left.is_empty()
                     {
-                        self.backend.abandon();
+                        self.device(device).backend.abandon();
                     }
                 }
-                // A model is freed when the last that has it lets go.
-                Decision::Unload { .. } => {}
+                Decision::Unload { device, model } => self.unload_from(state, device, model),
             }
         }
         self.changed.notify_all();
@@ -101,7 +90,7 @@ impl Core {
     }
 
     fn run(&self, state: &mut State, batch: Batch) {
-        let Batch { id, model, requests, load_bytes, evict, .. } = batch;
+        let Batch { id, device, model, requests, load_bytes, evict, .. } = batch;
         let Some(running) = state.models.get(&model).cloned() else { return };
         let evict = self.leaving(state, &evict);
         self.count_queued(state, model, &running);
@@ -115,8 +104,22 @@ impl Core {
                 waiting.chosen = chosen;
             }
         }
-        state.running = Some((id, run.requests.iter().copied().collect()));
-        self.send(Job::Run(run));
+        state.doing[device.index()].running = Some((id, run.requests.iter().copied().collect()));
+        self.device(device).send(Job::Run(run));
+    }
+
+    /// Has a removed model leave a device. It is gone when it has left all devices, and nobody else has it.
+    fn unload_from(&self, state: &mut State, device: DeviceId, id: ModelId) {
+        let Some((model, devices)) = state.removed.get_mut(&id) else { return };
+        self.device(device).send(Job::Unload(Arc::clone(model)));
+        *devices -= 1;
+        if *devices == 0 {
+            state.removed.remove(&id);
+        }
+    }
+
+    pub(super) fn device(&self, device: DeviceId) -> &ServingDevice {
+        &self.devices[device.index()]
     }
 
     /// The models that leave.
@@ -127,18 +130,13 @@ impl Core {
         };
         evictions.iter().filter_map(of).collect()
     }
-
-    pub(super) fn send(&self, job: Job) {
-        if self.jobs.send(job).is_err() {
-            tracing::error!("the executor is gone: start the server again");
-        }
-    }
 }
 
 impl State {
-    /// Nothing but a scheduler.
-    pub(super) fn new(scheduler: Scheduler) -> Self {
-        let (entries, models, requests, deaths) = Default::default();
-        Self { scheduler, entries, models, requests, running: None, deaths, missed: None, is_ending: false }
+    /// Nothing but a scheduler of so many devices.
+    pub(super) fn new(scheduler: Scheduler, devices: usize) -> Self {
+        let (entries, models, removed, requests, deaths) = Default::default();
+        let doing = (0..devices).map(|_| Doing::default()).collect();
+        Self { scheduler, entries, models, removed, requests, doing, deaths, is_ending: false }
     }
 }

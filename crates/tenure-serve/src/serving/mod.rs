@@ -1,6 +1,7 @@
 //! A [`Service`](crate::http::Service) over models in folders, which one executor computes in this process.
 
 mod core;
+mod device;
 mod registry;
 mod request;
 mod service;

@@ -7,7 +7,6 @@ use tokio::sync::oneshot;
 
 use super::core::{Core, State};
 use super::request::not_ready;
-use super::threads::Job;
 use crate::executor::{Model, ModelError};
 use crate::http::ServeError;
 use crate::protocol::{Batching, IndexEntry, ModelMetadata, ModelState, TensorMetadata};
@@ -144,7 +143,7 @@ impl Core {
     /// Serves a model in the place of what had its name.
     fn serve(&self, stored: &Arc<StoredModel>) {
         let name = stored.name.as_str();
-        let opened = Model::open(stored, &self.architectures, &*self.backend);
+        let opened = Model::open(stored, &self.architectures, self.devices.iter().map(|device| &*device.backend));
         let mut state = self.state.lock();
         self.remove(&mut state, name);
         let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
@@ -198,8 +197,7 @@ impl Core {
         state.scheduler.remove_model(id);
         state.deaths.remove(&id);
         if let Some(model) = state.models.remove(&id) {
-            // Freeing takes time, and must not come before what runs, or after what was promised its memory.
-            self.send(Job::Release(model));
+            state.removed.insert(id, (model, self.devices.len()));
         }
         self.advance(state);
         Some(gone)

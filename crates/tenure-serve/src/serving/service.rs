@@ -1,8 +1,9 @@
 //! The service itself.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,9 @@ use tenure_tensor::Device;
 use tokio::task::spawn_blocking;
 
 use super::core::{Core, State};
+use super::device::{Job, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
-use super::threads::Job;
 use crate::executor::{Backend, CpuBackend, CudaBackend, Here, Place, WithPython};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
@@ -37,11 +38,11 @@ const LINK_BYTES_PER_SECOND: f64 = 25e9;
 pub struct ServingOptions {
     /// The folder of models.
     pub models: PathBuf,
-    /// The device that computes.
-    pub device: Device,
-    /// Bytes of its memory for weights.
+    /// The devices that compute, each of which has models of its own: the CPU, or one or more CUDA devices.
+    pub devices: Vec<Device>,
+    /// Bytes of each device's memory for weights.
     pub memory_bytes: u64,
-    /// Bytes of pinned memory of the host for weights, where the device is not the CPU.
+    /// Bytes of pinned memory of the host for weights, where the device is not the CPU. Several devices share them equally.
     pub host_bytes: u64,
     /// Requests that may wait for a model, at most.
     pub max_queued: usize,
@@ -59,7 +60,7 @@ impl ServingOptions {
     pub fn new(models: impl Into<PathBuf>, memory_bytes: u64) -> Self {
         Self {
             models: models.into(),
-            device: Device::CPU,
+            devices: vec![Device::CPU],
             memory_bytes,
             host_bytes: 0,
             max_queued: Model::default().max_queued,
@@ -69,14 +70,25 @@ impl ServingOptions {
         }
     }
 
-    /// The backend, its chunks, and whether models leave it as a whole.
-    fn backend(&self, metrics: &Metrics) -> Result<(Box<dyn Backend>, u64, bool), ServingError> {
-        if !self.device.is_cpu() {
-            let backend = CudaBackend::new(self.device, self.memory_bytes, self.host_bytes);
-            let backend = backend.map_err(|error| ServingError::Device(error.to_string()))?;
-            let chunk_bytes = backend.chunk_bytes();
-            return Ok((Box::new(backend), chunk_bytes, false));
+    /// A backend a device, their chunks, and whether models leave them as a whole.
+    fn backends(&self, metrics: &Metrics) -> Result<(Vec<Box<dyn Backend>>, u64, bool), ServingError> {
+        let distinct: HashSet<_> = self.devices.iter().collect();
+        let is_mixed = self.devices.iter().any(|device| device.is_cpu()) && self.devices.len() > 1;
+        if self.devices.is_empty() || is_mixed || distinct.len() < self.devices.len() {
+            return Err(ServingError::Devices(self.devices.clone()));
         }
+        if self.devices == [Device::CPU] {
+            return Ok((vec![self.on_cpu(metrics)?], PAGE_BYTES, true));
+        }
+        let host_bytes = self.host_bytes / self.devices.len() as u64;
+        let on_cuda = |device: &Device| CudaBackend::new(*device, self.memory_bytes, host_bytes);
+        let backends = self.devices.iter().map(on_cuda).collect::<Result<Vec<_>, _>>();
+        let backends = backends.map_err(|error| ServingError::Device(error.to_string()))?;
+        let chunk_bytes = backends[0].chunk_bytes();
+        Ok((backends.into_iter().map(|backend| Box::new(backend) as _).collect(), chunk_bytes, false))
+    }
+
+    fn on_cpu(&self, metrics: &Metrics) -> Result<Box<dyn Backend>, ServingError> {
         let place: Arc<dyn Place> = match &self.worker {
             Some(command) => {
                 let workers = Workers::start(command.clone(), metrics.worker_deaths());
@@ -85,14 +97,9 @@ impl ServingOptions {
             None => Arc::new(Here),
         };
         let native: Box<dyn Backend> = Box::new(CpuBackend::new(self.memory_bytes, place)?);
-        let backend = match &self.python {
-            Some(command) => {
-                let python = Python::new(command.clone(), metrics.worker_deaths());
-                Box::new(WithPython::new(native, python.map_err(ServingError::Worker)?))
-            }
-            None => native,
-        };
-        Ok((backend, PAGE_BYTES, true))
+        let Some(command) = &self.python else { return Ok(native) };
+        let python = Python::new(command.clone(), metrics.worker_deaths());
+        Ok(Box::new(WithPython::new(native, python.map_err(ServingError::Worker)?)))
     }
 }
 
@@ -109,6 +116,9 @@ pub enum ServingError {
     /// The device cannot be used.
     #[error("{0}")]
     Device(String),
+    /// Nothing serves on these together.
+    #[error("models are served on the CPU, or on one or more CUDA devices, each named once; found {0:?}")]
+    Devices(Vec<Device>),
     /// No process computes.
     #[error("no worker computes: {0}")]
     Worker(String),
@@ -122,7 +132,7 @@ pub enum ServingError {
     },
 }
 
-/// Models in folders, computed on the CPU, in this process or in [workers](crate::worker), or on a CUDA device. As many weights as there
+/// Models in folders, computed on the CPU, in this process or in [workers](crate::worker), or on CUDA devices. As many weights as there
 /// is memory for are there; the others are on the disk, or in the host's memory, and come when they are asked for.
 pub struct Serving {
     core: Arc<Core>,
@@ -136,8 +146,9 @@ impl Serving {
     /// The folder cannot be read; no threads; a worker does not start.
     pub fn start(options: ServingOptions, architectures: Architectures) -> Result<Self, ServingError> {
         let metrics = Metrics::default();
-        let (backend, chunk_bytes, evicts_whole) = options.backend(&metrics)?;
-        let copy_bytes_per_second = if options.device.is_cpu() { DISK_BYTES_PER_SECOND } else { LINK_BYTES_PER_SECOND };
+        let (backends, chunk_bytes, evicts_whole) = options.backends(&metrics)?;
+        let is_cpu = options.devices == [Device::CPU];
+        let copy_bytes_per_second = if is_cpu { DISK_BYTES_PER_SECOND } else { LINK_BYTES_PER_SECOND };
         let mut scheduler = Scheduler::new(SchedulerConfig {
             chunk_bytes,
             evicts_whole,
@@ -145,28 +156,28 @@ impl Serving {
             ..SchedulerConfig::default()
         });
         let ServingOptions { models, memory_bytes, max_queued, rescan, .. } = options;
-        let device = scheduler.add_device(memory_bytes);
-        let (jobs, receiver) = mpsc::channel();
+        let device = |backend| ServingDevice::new(scheduler.add_device(memory_bytes), backend);
+        let (devices, jobs): (Vec<_>, Vec<_>) = backends.into_iter().map(device).unzip();
         let core = Arc::new(Core {
             origin: Instant::now(),
             architectures,
-            backend,
             chunk_bytes,
             max_queued,
             metrics,
-            device,
             repository: Mutex::new(Repository::new(models)),
-            state: Mutex::new(State::new(scheduler)),
+            state: Mutex::new(State::new(scheduler, devices.len())),
             tokenizers: Tokenizers::default(),
-            moves: Mutex::default(),
+            devices,
             changed: Condvar::new(),
             ended: Condvar::new(),
-            jobs,
         });
         core.rescan()?;
         let mut serving = Self { core, threads: Vec::new() };
-        serving.spawn("compute", move |core| core.execute(&receiver))?;
-        serving.spawn("load ahead", Core::load_ahead)?;
+        let ids: Vec<_> = serving.core.devices.iter().map(|device| device.id).collect();
+        for (id, jobs) in ids.into_iter().zip(jobs) {
+            serving.spawn("compute", move |core| core.execute(id, &jobs))?;
+            serving.spawn("load ahead", move |core| core.load_ahead(id))?;
+        }
         serving.spawn("keep time", |core| core.keep_time())?;
         serving.spawn("watch folders", move |core| core.watch(rescan))?;
         Ok(serving)
@@ -174,7 +185,7 @@ impl Serving {
 
     /// The processes that compute, the active one first; none beside this one.
     pub fn workers(&self) -> Vec<u32> {
-        self.core.backend.processes()
+        self.core.devices.iter().flat_map(|device| device.backend.processes()).collect()
     }
 
     fn spawn(
@@ -196,11 +207,13 @@ impl Drop for Serving {
         state.is_ending = true;
         state.requests.clear();
         drop(state);
-        self.core.backend.end();
-        self.core.backend.abandon();
+        for device in &self.core.devices {
+            device.backend.end();
+            device.backend.abandon();
+        }
         self.core.changed.notify_all();
         self.core.ended.notify_all();
-        self.core.send(Job::End);
+        self.core.devices.iter().for_each(|device| device.send(Job::End));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the server panicked");
@@ -262,36 +275,28 @@ impl Service for Serving {
 
     fn snapshot(&self) -> Snapshot {
         let metrics = &self.core.metrics;
-        let [tier, _] = self.core.backend.tiers();
         let state = self.core.state.lock();
         let known = |(name, entry): (&String, &Entry)| {
             let id = entry.id();
-            let bytes = id.and_then(|id| state.models.get(&id)).map_or(0, |model| model.resident_bytes());
-            (name.clone(), entry.state(), bytes, id.map_or(0, |id| state.scheduler.queued(id) as u64))
+            let model = id.and_then(|id| state.models.get(&id));
+            let resident = model.map(|model| self.core.resident(model)).unwrap_or_default();
+            (name.clone(), entry.state(), resident, id.map_or(0, |id| state.scheduler.queued(id) as u64))
         };
         let models: Vec<_> = state.entries.iter().map(known).collect();
         // Latencies are sorted, for which nobody is to wait.
         drop(state);
-        let model = |(name, state, bytes, queued): (String, ModelState, u64, u64)| {
-            let resident = (bytes > 0).then(|| Resident { tier: tier.into(), bytes });
-            ModelSnapshot {
-                state,
-                resident: resident.into_iter().collect(),
-                queued,
-                answered: metrics.answered(&name),
-                switches: metrics.switches(&name),
-                latency: metrics.latency(&name),
-                last_latencies: metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
-                name,
-            }
+        let model = |(name, state, resident, queued): (String, ModelState, Vec<Resident>, u64)| ModelSnapshot {
+            state,
+            resident,
+            queued,
+            answered: metrics.answered(&name),
+            switches: metrics.switches(&name),
+            latency: metrics.latency(&name),
+            last_latencies: metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
+            name,
         };
         let models = models.into_iter().map(model).collect();
-        Snapshot {
-            uptime: self.core.now(),
-            tiers: self.core.backend.usage(),
-            models,
-            switches: metrics.latest_switches(),
-        }
+        Snapshot { uptime: self.core.now(), tiers: self.core.tiers(), models, switches: metrics.latest_switches() }
     }
 
     fn metrics(&self) -> &Metrics {

@@ -1,80 +1,57 @@
-//! The threads of a service: one computes, one brings weights ahead, one keeps time, one looks at the folders.
+//! The threads of a service: for each device, one computes and one brings weights ahead; one keeps time, one looks at the folders.
 
 use std::slice;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::core::{Core, Leaving, State};
+use super::core::{Core, State};
+use super::device::{Job, Leaving, Run, ServingDevice};
 use crate::executor::{Answer, Model, ModelError};
 use crate::http::ServeError;
 use crate::metrics::Phases;
 use crate::protocol::Tensor;
-use crate::scheduler::{BatchId, ModelId, RequestId};
+use crate::scheduler::{DeviceId, ModelId};
 
 /// How many workers may end with a model's batches, one after the other, before it is served no more.
 const DEATHS: u32 = 3;
 
-/// What the executor does, one after the other.
-pub(super) enum Job {
-    /// Computes a batch.
-    Run(Run),
-    /// Frees a model that is not served any more, unless somebody still has it.
-    Release(Arc<Model>),
-    /// Nothing follows.
-    End,
-}
-
-pub(super) struct Run {
-    pub(super) id: BatchId,
-    pub(super) model: ModelId,
-    pub(super) running: Arc<Model>,
-    /// Its weights are to be brought.
-    pub(super) is_load: bool,
-    /// What leaves before.
-    pub(super) evict: Vec<Leaving>,
-    pub(super) requests: Vec<RequestId>,
-    /// Of each request, in the model's order.
-    pub(super) inputs: Vec<Vec<Tensor>>,
-    pub(super) rows: Vec<u32>,
-}
-
 impl Core {
-    /// Does jobs until the last.
-    pub(super) fn execute(self: &Arc<Self>, jobs: &mpsc::Receiver<Job>) {
+    /// Does a device's jobs until the last.
+    pub(super) fn execute(self: &Arc<Self>, device: DeviceId, jobs: &mpsc::Receiver<Job>) {
+        let device = self.device(device);
         for job in jobs {
             match job {
-                Job::Run(run) => self.compute(run),
-                // Jobs that had it come before.
-                Job::Release(model) => self.metrics.resident(model.name(), self.backend.tiers()[0], 0),
+                Job::Run(run) => self.compute(device, run),
+                Job::Unload(model) => self.evict(device, &[Leaving { model, bytes: u64::MAX }]),
                 Job::End => return,
             }
         }
     }
 
     /// Frees what leaves, brings what is missing, computes what is there, and tells everybody.
-    fn compute(self: &Arc<Self>, run: Run) {
-        let model = &*run.running;
-        let moving = self.moves.lock();
-        self.evict(&run.evict);
-        let mut loaded = model.load();
+    fn compute(self: &Arc<Self>, device: &ServingDevice, run: Run) {
+        let (model, weights) = (&*run.running, run.running.on(device.id));
+        let moving = device.moves.lock();
+        self.evict(device, &run.evict);
+        let mut loaded = weights.load();
         drop(moving);
         if run.is_load {
-            self.tell_when_loaded(run.model, &run.running);
+            self.tell_when_loaded(device, run.model, &run.running);
         }
         let begun = Instant::now();
         self.state.lock().scheduler.started(run.id, self.now());
         let computed = match &loaded {
-            Ok(()) => model.compute(&run.inputs, &run.rows),
+            Ok(()) => model.compute(device.id, &run.inputs, &run.rows),
             Err(_) => Err(ModelError::NoWeights),
         };
         if loaded.is_ok() {
-            loaded = model.loaded().inspect_err(|_| model.evict(u64::MAX));
+            loaded = weights.loaded().inspect_err(|_| weights.evict(u64::MAX));
         }
-        self.count_resident(model);
+        self.count_resident(device, model);
         let death =
             computed.as_ref().err().filter(|error| matches!(error, ModelError::Lost(_))).map(ToString::to_string);
         let (spent, answers) = match loaded {
-            Ok(()) => self.one_by_one(&run, computed),
+            Ok(()) => self.one_by_one(device.id, &run, computed),
             Err(error) => (None, failed(error, run.requests.len())),
         };
         if let Some(reason) = death {
@@ -84,7 +61,7 @@ impl Core {
         }
         let mut uncounted_rows = Some(run.rows.iter().copied().map(u64::from).sum());
         let mut state = self.state.lock();
-        state.running = None;
+        state.doing[device.id.index()].running = None;
         let finished = state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now());
         for (request, answer) in run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request)) {
             let Some(waiting) = state.requests.remove(request) else { continue };
@@ -102,10 +79,10 @@ impl Core {
             waiting.answer(answer);
         }
         // Of a batch that failed, the scheduler may take weights for lost.
-        let is_lost = state.scheduler.residency(self.device).missing_bytes(run.model).is_some_and(|bytes| bytes > 0);
+        let is_lost = state.scheduler.residency(device.id).missing_bytes(run.model).is_some_and(|bytes| bytes > 0);
         if is_lost {
             drop(state);
-            self.evict(&[Leaving { model: Arc::clone(&run.running), bytes: u64::MAX }]);
+            self.evict(device, &[Leaving { model: Arc::clone(&run.running), bytes: u64::MAX }]);
             state = self.state.lock();
         }
         self.advance(&mut state);
@@ -123,76 +100,80 @@ impl Core {
         }
     }
 
-    /// Brings weights that are wanted next while others are computed with, one model after the other.
-    pub(super) fn load_ahead(self: &Arc<Self>) {
+    /// Brings weights that are wanted next on a device while others are computed with, one model after the other.
+    pub(super) fn load_ahead(self: &Arc<Self>, device: DeviceId) {
+        let device = self.device(device);
         loop {
-            let moving = self.moves.lock();
+            let moving = device.moves.lock();
             let mut state = self.state.lock();
             if state.is_ending {
                 return;
             }
-            let Some((id, model, evict)) = self.next_load(&mut state) else {
+            let Some((id, model, evict)) = self.next_load(device.id, &mut state) else {
                 drop(moving);
                 self.changed.wait(&mut state);
                 continue;
             };
             drop(state);
-            self.evict(&evict);
-            if let Err(error) = model.load() {
+            self.evict(device, &evict);
+            if let Err(error) = model.on(device.id).load() {
                 tracing::debug!("{} is not brought ahead: {error}", model.name());
             }
             drop(moving);
-            self.tell_when_loaded(id, &model);
+            self.tell_when_loaded(device, id, &model);
         }
     }
 
-    fn next_load(&self, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
+    fn next_load(&self, device: DeviceId, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
         let now = self.now();
         // What did not come has to wait for its turn, and so has what finds no room.
-        let next = state.scheduler.upcoming(self.device, now).filter(|next| state.missed != Some(*next))?;
+        let missed = state.doing[device.index()].missed;
+        let next = state.scheduler.upcoming(device, now).filter(|next| missed != Some(*next))?;
         let model = state.models.get(&next)?.clone();
-        let load = state.scheduler.prefetch(self.device, next, now).ok()??;
+        let load = state.scheduler.prefetch(device, next, now).ok()??;
         Some((next, model, self.leaving(state, &load.evict)))
     }
 
     /// Tells the scheduler when weights that are being brought are there, or that they do not come.
-    fn tell_when_loaded(self: &Arc<Self>, id: ModelId, model: &Arc<Model>) {
-        self.count_resident(model);
-        let (core, loaded) = (Arc::clone(self), Arc::clone(model));
-        model.when_loaded(Box::new(move |took| {
+    fn tell_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<Model>) {
+        self.count_resident(device, model);
+        let (core, loaded, device) = (Arc::clone(self), Arc::clone(model), device.id);
+        model.on(device).when_loaded(Box::new(move |took| {
             let mut state = core.state.lock();
+            let missed = &mut state.doing[device.index()].missed;
             match took {
                 Some(took) => {
-                    state.missed = state.missed.filter(|missed| *missed != id);
+                    *missed = missed.filter(|missed| *missed != id);
                     core.metrics.switched(loaded.name(), took);
-                    let [to, from] = core.backend.tiers();
-                    core.metrics.copied(from, to, loaded.resident_bytes());
-                    state.scheduler.loaded(core.device, id, took, core.now());
+                    let [to, from] = core.device(device).backend.tiers();
+                    core.metrics.copied(from, to, loaded.on(device).resident_bytes());
+                    state.scheduler.loaded(device, id, took, core.now());
                 }
                 None => {
-                    state.missed = Some(id);
-                    state.scheduler.load_failed(core.device, id);
+                    *missed = Some(id);
+                    state.scheduler.load_failed(device, id);
                 }
             }
             core.advance(&mut state);
         }));
     }
 
-    fn evict(&self, leaving: &[Leaving]) {
+    fn evict(&self, device: &ServingDevice, leaving: &[Leaving]) {
         for Leaving { model, bytes } in leaving {
-            model.evict(*bytes);
-            self.count_resident(model);
+            model.on(device.id).evict(*bytes);
+            self.count_resident(device, model);
         }
     }
 
-    fn count_resident(&self, model: &Model) {
-        self.metrics.resident(model.name(), self.backend.tiers()[0], model.resident_bytes());
+    fn count_resident(&self, device: &ServingDevice, model: &Model) {
+        self.metrics.resident(model.name(), device.backend.tiers()[0], model.on(device.id).resident_bytes());
     }
 
     /// The answers of a batch, and where its time went if it was computed as one. One request that cannot be computed is no
     /// reason not to answer the others.
     fn one_by_one(
         &self,
+        device: DeviceId,
         run: &Run,
         computed: Result<Answer, ModelError>,
     ) -> (Option<Phases>, Vec<Result<Vec<Tensor>, ServeError>>) {
@@ -207,7 +188,7 @@ impl Core {
             }
             Err(_) if run.requests.len() > 1 => {
                 let alone = |(inputs, rows)| {
-                    let answer = run.running.compute(slice::from_ref(inputs), slice::from_ref(rows));
+                    let answer = run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows));
                     if let Ok(Answer { copy, wait, compute, .. }) = answer {
                         let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
                         self.metrics.executed(run.running.name(), u64::from(*rows), phases);

@@ -1,6 +1,6 @@
 //! Any program of events, beside a model that keeps everything in one list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -90,6 +90,7 @@ struct Place {
     running: Option<(Batch, bool)>,
     /// Chunks by model.
     resident: BTreeMap<ModelId, u64>,
+    unloaded: BTreeSet<ModelId>,
     copying: Vec<(ModelId, u64)>,
     debt: Duration,
 }
@@ -342,7 +343,8 @@ impl World {
             }
             Decision::Unload { device, model } => {
                 let place = &mut self.places[self.devices.iter().position(|other| *other == device).unwrap()];
-                assert!(place.resident.remove(&model).is_some() && !self.known.contains_key(&model));
+                place.resident.remove(&model);
+                assert!(place.unloaded.insert(model) && !self.known.contains_key(&model));
                 assert!(place.running.iter().all(|(batch, _)| batch.model != model));
             }
         }
