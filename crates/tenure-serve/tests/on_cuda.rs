@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::{env, fs, thread};
 
 use parking_lot::{Mutex, MutexGuard};
-use served::{Served, example_models, request, until};
+use served::{RESCAN, Served, example_models, request, until};
 use tempfile::TempDir;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
@@ -48,6 +48,7 @@ fn options(folder: &TempDir, device_bytes: u64) -> ServingOptions {
     ServingOptions {
         devices: vec![Device::cuda(0)],
         host_bytes: 256 << 20,
+        rescan: RESCAN,
         ..ServingOptions::new(folder.path(), device_bytes)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tenure_device::Driver;
 use tenure_tier::Reader;
 
@@ -17,6 +18,8 @@ pub struct Images {
     driver: Option<Arc<dyn Driver>>,
     budget_bytes: u64,
     kept: Mutex<Kept>,
+    /// An image was forgotten.
+    freed: Condvar,
 }
 
 #[derive(Default)]
@@ -54,7 +57,7 @@ impl Images {
     /// No threads to read files.
     pub fn new(budget_bytes: u64, driver: Option<Arc<dyn Driver>>) -> Result<Self, SwitchError> {
         let reader = Reader::start().map_err(|source| SwitchError::Reader { source: Arc::new(source) })?;
-        Ok(Self { reader, driver, budget_bytes, kept: Mutex::default() })
+        Ok(Self { reader, driver, budget_bytes, kept: Mutex::default(), freed: Condvar::new() })
     }
 
     /// The image of a model: the one that there is, or one that is now on its way. It stays while the caller has it.
@@ -62,6 +65,14 @@ impl Images {
     /// # Errors
     /// [`SwitchError::NoHostRoom`], also where it could never have room; those of [`Image::load`].
     pub fn acquire(&self, manifest: &Arc<Manifest>) -> Result<Arc<Image>, SwitchError> {
+        self.acquire_within(manifest, Duration::ZERO)
+    }
+
+    /// The same, and waits up to `patience` for room that others are about to give back by [`forget`](Self::forget).
+    ///
+    /// # Errors
+    /// Those of [`acquire`](Self::acquire). An image larger than the budget is not waited for.
+    pub fn acquire_within(&self, manifest: &Arc<Manifest>, patience: Duration) -> Result<Arc<Image>, SwitchError> {
         let key = key(manifest);
         let mut kept = self.kept.lock();
         kept.uses += 1;
@@ -72,7 +83,12 @@ impl Images {
         }
         // One that could not be read is tried again.
         kept.remove(key);
-        kept.make_room(manifest, self.budget_bytes)?;
+        let end = Instant::now() + patience;
+        while let Err(error) = kept.make_room(manifest, self.budget_bytes) {
+            if manifest.bytes() > self.budget_bytes || self.freed.wait_until(&mut kept, end).timed_out() {
+                return Err(error);
+            }
+        }
         let image = Arc::new(Image::load(manifest, &self.reader, self.driver.as_ref())?);
         kept.bytes += manifest.bytes();
         kept.statistics.loaded_bytes += manifest.bytes();
@@ -84,6 +100,7 @@ impl Images {
     /// Lets go of a model's image: its memory is free when nobody uses it any more.
     pub fn forget(&self, manifest: &Arc<Manifest>) {
         self.kept.lock().remove(key(manifest));
+        self.freed.notify_all();
     }
 
     /// Whether a model's image is in memory, or on its way there.
@@ -134,6 +151,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::mpsc;
+    use std::thread;
 
     use tenure_core::Storage;
     use tenure_device::sim::{SimConfig, SimDriver};
@@ -251,6 +269,21 @@ mod tests {
         drop(first);
         assert!(images.acquire(&made("large", 2 * MIB + 1, 0)).is_ok());
         images.forget(&models[0]);
+    }
+
+    #[test]
+    fn room_that_others_give_back_is_waited_for() {
+        let images = Images::new(MIB, None).unwrap();
+        let [first, second] = ["first", "second"].map(|name| made(name, MIB, 1));
+        let image = images.acquire(&first).unwrap();
+        assert!(matches!(images.acquire(&second), Err(SwitchError::NoHostRoom { .. })));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| images.acquire_within(&second, Duration::from_secs(300)));
+            drop(image);
+            images.forget(&first);
+            assert!(waiting.join().unwrap().is_ok());
+        });
+        assert!(images.acquire_within(&made("large", MIB + 1, 0), Duration::from_secs(1 << 20)).is_err());
     }
 
     #[test]

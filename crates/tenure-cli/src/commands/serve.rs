@@ -103,7 +103,10 @@ enum Share {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> ExitCode {
-    files::print(serve(args).map(|()| String::new()))
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => files::print(Err(error)),
+    }
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -139,8 +142,12 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         let devices = args.device.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
         format!("serving {ready} of {count} models with {memory} of {devices} for weights at {grpc}{url}")
     };
-    // Whoever waits for this line can ask. Nobody has to read it.
-    let _ = writeln!(io::stdout(), "{said}");
+    // Whoever waits for this line can ask.
+    if let Err(error) = writeln!(io::stdout(), "{said}") {
+        // A program that waits for JSON would wait for ever. Who reads nothing may still ask.
+        anyhow::ensure!(!args.json || error.kind() == io::ErrorKind::BrokenPipe, "standard output: {error}");
+        files::complain(&format!("standard output: {error}: {said}"));
+    }
     runtime.block_on(server.run(async move { interrupted.notified().await }));
     Ok(())
 }

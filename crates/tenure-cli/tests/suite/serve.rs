@@ -111,6 +111,24 @@ fn a_log_that_cannot_be_written_keeps_no_answer_back() {
 }
 
 #[test]
+fn a_server_whose_ready_line_cannot_be_written_says_it_on_standard_error_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let args = ["serve", folder.path().to_str().unwrap(), "--listen", "127.0.0.1:0"];
+    let mut server = tenure(&args).stdout(full()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("tenure: standard output: No space left on device"), "{line}");
+    assert!(get(&line, "/v2", "").starts_with("HTTP/1.1 200 OK"));
+    Command::new("kill").arg(server.id().to_string()).status().unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    // A program waits for this line.
+    let output = tenure(&[&args[..], &["--json"]].concat()).stdout(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output.stderr));
+    assert!(said(&output.stderr).contains("standard output: No space left on device"));
+}
+
+#[test]
 fn models_are_written_once_and_served_until_somebody_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let models = folder.path().join("models");

@@ -49,8 +49,8 @@ pub(crate) trait Weights: Send + Sync {
     /// Bytes of them in the backend's memory now, or on their way.
     fn resident_bytes(&self) -> u64;
 
-    /// Begins to bring them, if they are not there.
-    fn load(&self) -> Result<(), ModelError>;
+    /// Begins to bring them, if they are not there. Room that others still give back is waited for so long.
+    fn load(&self, patience: Duration) -> Result<(), ModelError>;
 
     /// Calls `done` when all of them are there, or do not come.
     fn when_loaded(&self, done: Done);

@@ -114,7 +114,7 @@ impl Weights for OnCpu {
         self.resident.load(Ordering::Relaxed)
     }
 
-    fn load(&self) -> Result<(), ModelError> {
+    fn load(&self, patience: Duration) -> Result<(), ModelError> {
         let mut state = self.state.lock();
         // What could not be read is tried again.
         if state.resident.as_ref().is_some_and(|image| image.failure().is_some()) {
@@ -122,7 +122,7 @@ impl Weights for OnCpu {
         }
         if state.resident.is_none() {
             state.weights.check_unchanged()?;
-            let image = self.images.acquire(&state.manifest)?;
+            let image = self.images.acquire_within(&state.manifest, patience)?;
             state.bind(image)?;
             self.resident.store(state.manifest.bytes(), Ordering::Relaxed);
         }
@@ -240,7 +240,7 @@ mod tests {
     fn ask(model: &OnCpu, tokens: [i64; 2]) -> Result<Vec<RawTensor>, ModelError> {
         let bytes: Vec<u8> = tokens.into_iter().flat_map(i64::to_le_bytes).collect();
         let tokens = RawTensor { dtype: DType::I64, sizes: vec![1, 2], parts: vec![bytes.into()] };
-        model.load().unwrap();
+        model.load(Duration::ZERO).unwrap();
         let answer = model.compute(&[tokens]);
         model.loaded().unwrap();
         answer.map(|answer| answer.outputs)

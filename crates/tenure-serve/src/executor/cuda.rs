@@ -112,7 +112,7 @@ impl Weights for OnCuda {
         self.resident.load(Ordering::Relaxed)
     }
 
-    fn load(&self) -> Result<(), ModelError> {
+    fn load(&self, _: Duration) -> Result<(), ModelError> {
         if !self.model.is_resident()? {
             self.stored.check_unchanged()?;
             self.is_brought.store(true, Ordering::Relaxed);

@@ -49,7 +49,7 @@ pub enum ModelError {
         wanted: DType,
     },
     /// The files are not those that were looked at.
-    #[error("{}: it is gone or was written again, and will be looked at again: ask then", path.display())]
+    #[error("{}: it is gone or was written again, and is looked at again now: ask again", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
@@ -101,6 +101,17 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// Whether it may be gone when the same is asked again.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Self::Lost(_)
+                | Self::NoWorker(_)
+                | Self::Changed { .. }
+                | Self::Switch(SwitchError::NoHostRoom { .. } | SwitchError::NoDeviceRoom { .. })
+        )
+    }
+
     /// Whether it is what was asked that is wrong, such as a token that there is not.
     pub(crate) fn is_asked(&self) -> bool {
         matches!(

@@ -70,6 +70,21 @@ impl Model {
         &*self.weights[device.index()]
     }
 
+    /// As of [`Weights::load`].
+    pub(crate) fn load(&self, device: DeviceId, patience: Duration) -> Result<(), ModelError> {
+        self.on(device).load(patience).map_err(|error| self.changed_or(error))
+    }
+
+    /// As of [`Weights::loaded`].
+    pub(crate) fn loaded(&self, device: DeviceId) -> Result<(), ModelError> {
+        self.on(device).loaded().map_err(|error| self.changed_or(error))
+    }
+
+    /// Why weights do not come: their files are not what they were, or else an error.
+    fn changed_or(&self, error: ModelError) -> ModelError {
+        self.stored.changed().map_or(error, |path| ModelError::Changed { path: path.to_owned() })
+    }
+
     /// Answers requests on a device, each of which has the model's inputs in their order, and its rows. Their weights are waited for.
     pub(crate) fn compute(
         &self,

@@ -38,7 +38,7 @@ fn code(error: &ServeError) -> Code {
         ServeError::NotReady { .. }
         | ServeError::QueueFull { .. }
         | ServeError::Busy
-        | ServeError::WorkerLost(_)
+        | ServeError::TryAgain(_)
         | ServeError::NotServing
         | ServeError::ShuttingDown => Code::Unavailable,
         ServeError::Failed(_) => Code::Internal,

@@ -73,9 +73,9 @@ pub enum ServeError {
     /// No memory for another body.
     #[error("requests that are under way hold as much as the server has memory for: try again in a second")]
     Busy,
-    /// What computed it is gone, and something else computes the next.
+    /// It cannot be answered now and soon can: its worker is gone, its weights were written again, or others have its memory.
     #[error("{0}")]
-    WorkerLost(String),
+    TryAgain(String),
     /// The request's time passed.
     #[error("there was no answer within {0:?}, which was the request's timeout")]
     DeadlinePassed(Duration),
@@ -110,7 +110,7 @@ impl ServeError {
             Self::NotReady { .. }
             | Self::QueueFull { .. }
             | Self::Busy
-            | Self::WorkerLost(_)
+            | Self::TryAgain(_)
             | Self::NotServing
             | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             Self::DeadlinePassed(_) => StatusCode::GATEWAY_TIMEOUT,
@@ -137,7 +137,7 @@ impl ServeError {
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull { retry_after, .. } => Some(*retry_after),
-            Self::Busy | Self::WorkerLost(_) => Some(Duration::from_millis(500)),
+            Self::Busy | Self::TryAgain(_) => Some(Duration::from_millis(500)),
             _ => None,
         }
     }

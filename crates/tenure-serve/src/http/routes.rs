@@ -26,7 +26,9 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
     let mut router = Router::new()
         .route("/events", get(events))
         .route("/metrics", get(prometheus))
-        .route("/v2", get(async || json(&ServerMetadata::TENURE)))
+        .route("/v2", get(metadata_of_server))
+        // As the protocol's OpenAPI file has it.
+        .route("/v2/", get(metadata_of_server))
         .route("/v2/models/stats", get(all_statistics))
         .route("/v2/repository/index", post(index))
         .route("/v2/repository/models/{model}/load", post(load))
@@ -144,6 +146,10 @@ async fn unload(
     let LoadRequest { .. } = parameters(&body)?;
     shared.service.unload(&path.model).await?;
     Ok(json(&serde_json::Map::new()))
+}
+
+async fn metadata_of_server() -> Response {
+    json(&ServerMetadata::TENURE)
 }
 
 async fn metadata(State(shared): Sharing, path: ModelPath) -> Result<Response, ServeError> {

@@ -58,6 +58,11 @@ impl StoredModel {
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|file| file.bytes).sum()
     }
+
+    /// A file of weights or code that is gone or was written again since it was looked at.
+    pub(crate) fn changed(&self) -> Option<&Path> {
+        self.weights.iter().chain(&self.code).find(|file| !file.is_unchanged()).map(|file| &*file.path)
+    }
 }
 
 impl WeightFile {
@@ -74,6 +79,11 @@ impl WeightFile {
         let metadata = fs::metadata(&path).map_err(RepositoryError::io(&path))?;
         let modified = metadata.modified().map_err(RepositoryError::io(&path))?;
         Ok(Self { path, bytes: metadata.len(), modified })
+    }
+
+    fn is_unchanged(&self) -> bool {
+        let now = fs::metadata(&self.path).and_then(|there| Ok((there.len(), there.modified()?)));
+        now.ok() == Some((self.bytes, self.modified))
     }
 }
 

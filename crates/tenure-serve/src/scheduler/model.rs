@@ -38,13 +38,15 @@ pub enum RegisterError {
     /// It fits nowhere.
     #[error(
         "the model's weights are {bytes} bytes, and the most that a device has beside its pinned models is {available}: use a \
-         narrower dtype, pin less, or give weights more room"
+         narrower dtype, pin less, or give weights at least {needed} bytes"
     )]
     TooLarge {
         /// Its size, in whole chunks.
         bytes: u64,
         /// The most there is for it.
         available: u64,
+        /// Bytes for weights with which it would fit beside the pinned models.
+        needed: u64,
     },
     /// Pinned, it would leave another no room anywhere.
     #[error(

@@ -108,7 +108,9 @@ impl Scheduler {
         let mut room: Vec<u64> = self.devices.iter().map(|device| device.residency.unpinned_bytes()).collect();
         let most = (0..room.len()).max_by_key(|index| room[*index]);
         let Some(home) = most.filter(|index| room[*index] >= bytes) else {
-            return Err(RegisterError::TooLarge { bytes, available: most.map_or(0, |index| room[index]) });
+            let available = most.map_or(0, |index| room[index]);
+            let capacity = most.map_or(0, |index| self.devices[index].residency.capacity_bytes());
+            return Err(RegisterError::TooLarge { bytes, available, needed: capacity - available + bytes });
         };
         if model.is_pinned {
             room[home] -= bytes;

@@ -34,7 +34,8 @@ pub(super) struct Core {
     pub(super) tokenizers: Tokenizers,
     /// What is to be brought next, or the time of the scheduler's next wake, may be another; or the end has come.
     pub(super) changed: Condvar,
-    pub(super) ended: Condvar,
+    /// Models' folders are outdated, or the end has come.
+    pub(super) woken: Condvar,
 }
 
 pub(super) struct State {
@@ -51,6 +52,8 @@ pub(super) struct State {
     pub(super) doing: Vec<Doing>,
     /// How many workers ended with each model's batches, one after the other.
     pub(super) deaths: HashMap<ModelId, u32>,
+    /// The folders are not what they were when they were looked at.
+    pub(super) is_outdated: bool,
     pub(super) is_ending: bool,
 }
 
@@ -111,7 +114,7 @@ impl Core {
     /// Has a removed model leave a device. It is gone when it has left all devices, and nobody else has it.
     fn unload_from(&self, state: &mut State, device: DeviceId, id: ModelId) {
         let Some((model, devices)) = state.removed.get_mut(&id) else { return };
-        self.device(device).send(Job::Unload(Arc::clone(model)));
+        self.device(device).send(Job::Free(Arc::clone(model)));
         *devices -= 1;
         if *devices == 0 {
             state.removed.remove(&id);
@@ -135,8 +138,21 @@ impl Core {
 impl State {
     /// Nothing but a scheduler of so many devices.
     pub(super) fn new(scheduler: Scheduler, devices: usize) -> Self {
-        let (entries, models, removed, requests, deaths) = Default::default();
-        let doing = (0..devices).map(|_| Doing::default()).collect();
-        Self { scheduler, entries, models, removed, requests, doing, deaths, is_ending: false }
+        Self {
+            scheduler,
+            entries: BTreeMap::new(),
+            models: HashMap::new(),
+            removed: HashMap::new(),
+            requests: HashMap::new(),
+            doing: (0..devices).map(|_| Doing::default()).collect(),
+            deaths: HashMap::new(),
+            is_outdated: false,
+            is_ending: false,
+        }
+    }
+
+    /// Whether the scheduler takes a model's weights, or some of them, for absent. It may promise their room to others.
+    pub(super) fn is_absent(&self, device: DeviceId, model: ModelId) -> bool {
+        self.scheduler.residency(device).missing_bytes(model) != Some(0)
     }
 }

@@ -34,9 +34,9 @@ pub(super) struct Doing {
 pub(super) enum Job {
     /// Computes a batch.
     Run(Run),
-    /// Frees a model's memory on this device, where it is not used any more. Freeing takes time, and must not come after what was
-    /// promised its memory.
-    Unload(Arc<Model>),
+    /// Frees the weights of a model that is not served any more, or that the scheduler takes for absent. Freeing takes time, and must
+    /// not come after what was promised their memory.
+    Free(Arc<Model>),
     /// Nothing follows.
     End,
 }

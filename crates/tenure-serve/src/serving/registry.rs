@@ -148,7 +148,7 @@ impl Core {
         self.remove(&mut state, name);
         let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
             Ok((Ok(id), gone)) => Condition::Ready(id, gone),
-            Ok((Err(error), _)) => Condition::Broken(error.to_string()),
+            Ok((Err(error), _)) => Condition::Broken(unregistered(&error)),
             Err(error) => Condition::Broken(error.to_string()),
         };
         match &condition {
@@ -204,6 +204,16 @@ impl Core {
     }
 }
 
+/// Why a model is not registered, and with which option of the program it would be.
+fn unregistered(error: &scheduler::RegisterError) -> String {
+    match error {
+        scheduler::RegisterError::TooLarge { needed, .. } => {
+            format!("{error} (tenure serve: --device-bytes {needed})")
+        }
+        error => error.to_string(),
+    }
+}
+
 /// What a model says of itself.
 fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
     let tensors = |specs: &[TensorSpec]| specs.iter().map(tensor).collect();
@@ -237,8 +247,22 @@ impl From<ModelError> for ServeError {
     fn from(error: ModelError) -> Self {
         match error {
             error if error.is_asked() => Self::Malformed(error.to_string()),
-            ModelError::Lost(_) | ModelError::NoWorker(_) => Self::WorkerLost(error.to_string()),
+            error if error.is_passing() => Self::TryAgain(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_switch::SwitchError;
+
+    use super::*;
+
+    #[test]
+    fn room_that_does_not_come_is_a_reason_to_ask_again() {
+        let no_room = SwitchError::NoHostRoom { model: "m".into(), needed: 2, budget: 3, held: 2 };
+        let error = ServeError::from(ModelError::from(no_room));
+        assert_eq!((error.status().as_u16(), error.retry_after().is_some()), (503, true));
     }
 }

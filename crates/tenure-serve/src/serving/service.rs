@@ -169,7 +169,7 @@ impl Serving {
             tokenizers: Tokenizers::default(),
             devices,
             changed: Condvar::new(),
-            ended: Condvar::new(),
+            woken: Condvar::new(),
         });
         core.rescan()?;
         let mut serving = Self { core, threads: Vec::new() };
@@ -212,7 +212,7 @@ impl Drop for Serving {
             device.backend.abandon();
         }
         self.core.changed.notify_all();
-        self.core.ended.notify_all();
+        self.core.woken.notify_all();
         self.core.devices.iter().for_each(|device| device.send(Job::End));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {

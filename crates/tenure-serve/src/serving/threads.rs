@@ -15,6 +15,9 @@ use crate::scheduler::{DeviceId, ModelId};
 /// How many workers may end with a model's batches, one after the other, before it is served no more.
 const DEATHS: u32 = 3;
 
+/// How long a batch waits for room that was promised to it, and that others still give back.
+const ROOM: Duration = Duration::from_secs(5);
+
 impl Core {
     /// Does a device's jobs until the last.
     pub(super) fn execute(self: &Arc<Self>, device: DeviceId, jobs: &mpsc::Receiver<Job>) {
@@ -22,7 +25,8 @@ impl Core {
         for job in jobs {
             match job {
                 Job::Run(run) => self.compute(device, run),
-                Job::Unload(model) => self.evict(device, &[Leaving { model, bytes: u64::MAX }]),
+                // Batches that need them come before, and those that were promised their memory after.
+                Job::Free(model) => self.evict_all(device, &model),
                 Job::End => return,
             }
         }
@@ -30,10 +34,10 @@ impl Core {
 
     /// Frees what leaves, brings what is missing, computes what is there, and tells everybody.
     fn compute(self: &Arc<Self>, device: &ServingDevice, run: Run) {
-        let (model, weights) = (&*run.running, run.running.on(device.id));
+        let model = &*run.running;
         let moving = device.moves.lock();
         self.evict(device, &run.evict);
-        let mut loaded = weights.load();
+        let mut loaded = model.load(device.id, ROOM);
         drop(moving);
         if run.is_load {
             self.tell_when_loaded(device, run.model, &run.running);
@@ -45,9 +49,10 @@ impl Core {
             Err(_) => Err(ModelError::NoWeights),
         };
         if loaded.is_ok() {
-            loaded = weights.loaded().inspect_err(|_| weights.evict(u64::MAX));
+            loaded = model.loaded(device.id).inspect_err(|_| model.on(device.id).evict(u64::MAX));
         }
         self.count_resident(device, model);
+        self.look_again_if_changed(&loaded);
         let death =
             computed.as_ref().err().filter(|error| matches!(error, ModelError::Lost(_))).map(ToString::to_string);
         let (spent, answers) = match loaded {
@@ -78,11 +83,10 @@ impl Core {
             }
             waiting.answer(answer);
         }
-        // Of a batch that failed, the scheduler may take weights for lost.
-        let is_lost = state.scheduler.residency(device.id).missing_bytes(run.model).is_some_and(|bytes| bytes > 0);
-        if is_lost {
+        // Of a batch that failed, the scheduler may take weights for lost, and a model that was removed has no more room.
+        if state.is_absent(device.id, run.model) {
             drop(state);
-            self.evict(device, &[Leaving { model: Arc::clone(&run.running), bytes: u64::MAX }]);
+            self.evict_all(device, model);
             state = self.state.lock();
         }
         self.advance(&mut state);
@@ -116,10 +120,16 @@ impl Core {
             };
             drop(state);
             self.evict(device, &evict);
-            if let Err(error) = model.on(device.id).load() {
+            let loaded = model.load(device.id, Duration::ZERO);
+            if let Err(error) = &loaded {
                 tracing::debug!("{} is not brought ahead: {error}", model.name());
             }
+            // A batch of it that failed meanwhile ended the copy, and its room may have been promised to another.
+            if self.state.lock().is_absent(device.id, id) {
+                self.evict_all(device, &model);
+            }
             drop(moving);
+            self.look_again_if_changed(&loaded);
             self.tell_when_loaded(device, id, &model);
         }
     }
@@ -154,6 +164,10 @@ impl Core {
                     state.scheduler.load_failed(device, id);
                 }
             }
+            // What is there all the same, such as groups that came before one that did not, leaves before its room is promised.
+            if state.is_absent(device, id) {
+                core.device(device).send(Job::Free(loaded));
+            }
             core.advance(&mut state);
         }));
     }
@@ -162,6 +176,19 @@ impl Core {
         for Leaving { model, bytes } in leaving {
             model.on(device.id).evict(*bytes);
             self.count_resident(device, model);
+        }
+    }
+
+    fn evict_all(&self, device: &ServingDevice, model: &Model) {
+        model.on(device.id).evict(u64::MAX);
+        self.count_resident(device, model);
+    }
+
+    /// Has the folders looked at at once where a model's files are not what they were.
+    fn look_again_if_changed(&self, loaded: &Result<(), ModelError>) {
+        if let Err(ModelError::Changed { .. }) = loaded {
+            self.state.lock().is_outdated = true;
+            self.woken.notify_all();
         }
     }
 
@@ -216,15 +243,16 @@ impl Core {
         }
     }
 
-    /// Looks at the folders again and again.
+    /// Looks at the folders again and again, and at once when they are known to be outdated.
     pub(super) fn watch(&self, interval: Duration) {
         loop {
             let end = Instant::now() + interval;
             let mut state = self.state.lock();
-            while !state.is_ending && !self.ended.wait_until(&mut state, end).timed_out() {}
+            while !state.is_ending && !state.is_outdated && !self.woken.wait_until(&mut state, end).timed_out() {}
             if state.is_ending {
                 return;
             }
+            state.is_outdated = false;
             drop(state);
             if let Err(error) = self.rescan() {
                 tracing::warn!("{error}: models stay as they are");
@@ -238,7 +266,7 @@ fn failed<T>(error: ModelError, requests: usize) -> Vec<Result<T, ServeError>> {
     let message = error.to_string();
     let of: fn(String) -> ServeError = match ServeError::from(error) {
         ServeError::Malformed(_) => ServeError::Malformed,
-        ServeError::WorkerLost(_) => ServeError::WorkerLost,
+        ServeError::TryAgain(_) => ServeError::TryAgain,
         _ => ServeError::Failed,
     };
     (0..requests).map(|_| Err(of(message.clone()))).collect()

@@ -26,6 +26,9 @@ use tokio::sync::oneshot;
 
 use probe::Control;
 
+/// After how long folders are looked at again.
+pub(crate) const RESCAN: Duration = Duration::from_millis(50);
+
 /// A server until it is dropped.
 pub(crate) struct Served {
     pub(crate) folder: TempDir,
@@ -42,12 +45,12 @@ impl Served {
     }
 
     pub(crate) fn with(folder: TempDir, memory_bytes: u64, architectures: Architectures) -> Self {
-        let options = ServingOptions::new(folder.path(), memory_bytes);
+        let mut options = ServingOptions::new(folder.path(), memory_bytes);
+        options.rescan = RESCAN;
         Self::start(folder, options, architectures)
     }
 
-    pub(crate) fn start(folder: TempDir, mut options: ServingOptions, architectures: Architectures) -> Self {
-        options.rescan = Duration::from_millis(50);
+    pub(crate) fn start(folder: TempDir, options: ServingOptions, architectures: Architectures) -> Self {
         let serving = Arc::new(Serving::start(options, architectures).unwrap());
         let runtime = Runtime::new().unwrap();
         let mut config = Config::default();

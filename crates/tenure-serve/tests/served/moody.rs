@@ -14,8 +14,8 @@ use tenure_serve::serving::ServingOptions;
 use tenure_serve::worker::{self, WorkerCommand};
 use tenure_tensor::{DType, Device, Result, Tensor};
 
-use super::Served;
 use super::probe::numbers;
+use super::{RESCAN, Served};
 
 /// Floats of each model.
 const NUMBERS: usize = 25_000;
@@ -91,7 +91,7 @@ pub(crate) fn be_a_worker() -> ! {
 /// A server whose workers compute what is in a folder.
 pub(crate) fn serve(folder: TempDir, memory_bytes: u64) -> Served {
     let mut options = ServingOptions::new(folder.path(), memory_bytes);
-    options.worker = Some(command());
+    (options.worker, options.rescan) = (Some(command()), RESCAN);
     Served::start(folder, options, architectures())
 }
 

@@ -72,6 +72,7 @@ fn a_server_and_its_models_say_what_they_are() {
         assert_eq!((answer.status, &*answer.text()), (200, said), "{path}");
     }
     let server = served.get("/v2").text();
+    assert_eq!(served.get("/v2/").text(), server);
     assert!(server.starts_with(r#"{"name":"tenure","version":""#));
     assert!(server.ends_with(
         r#""extensions":["binary_tensor_data","model_repository","model_configuration","statistics","system_shared_memory"]}"#

@@ -21,7 +21,8 @@ use tenure_nn::sentence::{self, SentenceEncoder};
 use tenure_nn::{Module, Scope, Source, checkpoint};
 use tenure_serve::examples;
 use tenure_serve::http::{ServeError, Service};
-use tenure_serve::protocol::{Encoding, InferRequest};
+use tenure_serve::protocol::{Encoding, InferRequest, ModelState};
+use tenure_serve::serving::ServingOptions;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
 use tokio::runtime::Runtime;
@@ -345,7 +346,86 @@ fn a_model_that_is_larger_than_the_memory_says_so() {
     let (served, _) = Served::probes(&["large"], "", 90_000);
     let (status, reason) = served.infer(&ask("large", 1.0)).unwrap_err();
     assert!(status == 503 && reason.contains("the model's weights are 102400 bytes, and the most"), "{reason}");
+    // 90,000 bytes have room for 88,064, in pages.
+    assert!(
+        reason.ends_with("or give weights at least 102400 bytes (tenure serve: --device-bytes 102400)"),
+        "{reason}"
+    );
     assert_eq!((served.memory(), images("large")), (0, 0));
+}
+
+#[test]
+fn weights_that_are_written_again_are_unavailable_and_looked_at_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    ["stays", "changes"].iter().for_each(|name| probe::write(folder.path(), name, ""));
+    let mut options = ServingOptions::new(folder.path(), 110_000);
+    // Nothing but requests has folders looked at again.
+    options.rescan = Duration::from_secs(1 << 20);
+    let served = Served::start(folder, options, probe::architectures(&Arc::default()));
+    let is_evicted = || served.infer(&ask("changes", 1.0)).and_then(|_| served.infer(&ask("stays", 1.0))).is_ok();
+    assert!(is_evicted());
+    let file = served.folder.path().join("changes/model.safetensors");
+    let whole = fs::read(&file).unwrap();
+    let once_more = || {
+        let encoded = ask("changes", 1.0).encode(Encoding::Binary).unwrap();
+        let length = format!("Inference-Header-Content-Length: {}\r\n", encoded.json_bytes.unwrap());
+        let (status, head, body) = served.ask("POST", "/v2/models/changes/infer", &length, &encoded.body);
+        (status, head.contains("retry-after: 1"), String::from_utf8_lossy(&body).into_owned())
+    };
+    let of_fives = [&whole[..whole.len() - 100_000], &5.0_f32.to_le_bytes().repeat(25_000)].concat();
+    fs::write(&file, of_fives).unwrap();
+    let (status, has_retry_after, reason) = once_more();
+    assert!(status == 503 && has_retry_after && reason.contains("was written again"), "{status}: {reason}");
+    until("the new file is served", || {
+        served.infer(&ask("changes", 1.0)).is_ok_and(|answer| numbers(&answer.outputs[0]) == [5.0])
+    });
+    assert!(is_evicted());
+    fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    let (status, has_retry_after, reason) = once_more();
+    assert!(status == 503 && has_retry_after && reason.contains("was written again"), "{status}: {reason}");
+    let reason = || {
+        let entry = served.serving.index().into_iter().find(|entry| entry.name == "changes").unwrap();
+        (entry.state == ModelState::Unavailable).then_some(entry.reason)
+    };
+    until("it is not ready", || reason().is_some());
+    assert!(reason().unwrap().contains("model.safetensors"), "{:?}", reason());
+    let (status, again) = served.infer(&ask("changes", 1.0)).unwrap_err();
+    assert!(status == 503 && again.contains(&reason().unwrap()), "{again}");
+}
+
+#[test]
+fn weights_that_could_not_be_read_ahead_leave_before_their_room_is_promised() {
+    let (served, control) = Served::probes(&["first", "second", "unread"], "", 2 * 102_400);
+    // The server has opened a file that is cut, and a whole one has its name.
+    let path = served.folder.path().join("unread/model.safetensors");
+    let opened = File::options().write(true).open(&path).unwrap();
+    let (whole, other) = (fs::read(&path).unwrap(), served.folder.path().join("unread/other"));
+    fs::write(&other, whole).unwrap();
+    File::options()
+        .write(true)
+        .open(&other)
+        .unwrap()
+        .set_modified(opened.metadata().unwrap().modified().unwrap())
+        .unwrap();
+    fs::rename(&other, &path).unwrap();
+    opened.set_len(1000).unwrap();
+    control.hold();
+    thread::scope(|scope| {
+        let served = &served;
+        let first = scope.spawn(|| served.infer(&ask("first", 2.0)));
+        until("it computes", || control.calls().len() == 1);
+        let unread = scope.spawn(|| served.infer(&ask("unread", 2.0)));
+        until("weights are read ahead", || images("unread") == 1);
+        // It goes before the other.
+        let second = scope.spawn(|| served.infer(&InferRequest { priority: 1, ..ask("second", 2.0) }));
+        until("two wait", || queued(served) == 2);
+        control.release();
+        for answer in [first, second] {
+            assert_eq!(numbers(&answer.join().unwrap().unwrap().outputs[0]), [6.0]);
+        }
+        let (_, reason) = unread.join().unwrap().unwrap_err();
+        assert!(reason.contains("it was cut"), "{reason}");
+    });
 }
 
 #[test]
@@ -358,7 +438,7 @@ fn files_that_change_under_the_server_are_an_error_and_then_served() {
     let (whole, moved) = (fs::read(&file).unwrap(), served.folder.path().join("changes/moved"));
     fs::rename(&file, &moved).unwrap();
     let (status, reason) = served.infer(&ask("changes", 1.0)).unwrap_err();
-    assert!(status >= 500 && (reason.contains("it is gone") || reason.contains("No such file")), "{reason}");
+    assert!(status == 503 && (reason.contains("it is gone") || reason.contains("No such file")), "{reason}");
     assert!(served.infer(&ask("stays", 1.0)).is_ok());
     fs::write(&file, whole).unwrap();
     until("it is served again", || served.infer(&ask("changes", 1.0)).is_ok());

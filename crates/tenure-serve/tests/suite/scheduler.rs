@@ -52,12 +52,12 @@ fn warm(scheduler: &mut Scheduler, model: ModelId, now: Duration) {
 fn a_model_that_could_never_run_is_not_registered() {
     let (mut scheduler, _) = scheduler(1);
     let refused = scheduler.add_model(model(11)).unwrap_err();
-    assert_eq!(refused, RegisterError::TooLarge { bytes: 11, available: 10 });
+    assert_eq!(refused, RegisterError::TooLarge { bytes: 11, available: 10, needed: 11 });
     scheduler.add_model(model(7)).unwrap();
     let pinned = Model { is_pinned: true, ..model(4) };
     assert_eq!(scheduler.add_model(pinned.clone()), Err(RegisterError::PinsTooMuch { bytes: 4, largest: 7 }));
     scheduler.add_model(Model { bytes: 3, ..pinned }).unwrap();
-    assert_eq!(scheduler.add_model(model(8)), Err(RegisterError::TooLarge { bytes: 8, available: 7 }));
+    assert_eq!(scheduler.add_model(model(8)), Err(RegisterError::TooLarge { bytes: 8, available: 7, needed: 11 }));
     assert!(matches!(scheduler.add_model(Model { max_rows: 0, ..model(1) }), Err(RegisterError::NoBatch { .. })));
 }
 

@@ -129,7 +129,7 @@ impl Weights for OnPython {
         if self.loading.lock().is_some() { self.bytes } else { 0 }
     }
 
-    fn load(&self) -> Result<(), ModelError> {
+    fn load(&self, _: Duration) -> Result<(), ModelError> {
         self.begin().map(drop)
     }
 
