@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
 import signal
+import struct
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 # Where `cargo build` and `cargo test` leave it.
 TARGET = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[3] / "target")
@@ -40,3 +48,91 @@ def serving_both(models: Path, *args: str, listen: str = "127.0.0.1:0") -> Itera
     finally:
         server.kill()
         server.wait()
+
+
+class Server:
+    """A server that faults happen to, with gRPC. It is ended with `end`, or killed."""
+
+    def __init__(self, models: Path, *args: str, stderr: IO[Any] | None = None) -> None:
+        command = [str(PROGRAM), "serve", str(models), "--listen", "127.0.0.1:0", "--grpc-port", "0", "--json", *args]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        self.address, self.grpc_address = ready["url"].removeprefix("http://"), ready["grpc"]
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> int:
+        """Has it end as it should, and returns its status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait()
+
+    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
+        """The status, what the answer's JSON says, and its headers."""
+        connection = http.client.HTTPConnection(self.address)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            is_json = headers.get("content-type") == "application/json"
+            return answer.status, json.loads(text) if is_json else text, headers
+        finally:
+            connection.close()
+
+    def infer(self, model: str, *inputs: dict[str, Any]) -> tuple[int, Any]:
+        """The status, and the first output's numbers or what is wrong."""
+        status, said, _ = self.request("POST", f"/v2/models/{model}/infer", {"inputs": list(inputs)})
+        return status, said["outputs"][0]["data"] if status == 200 else said["error"]
+
+    def index(self) -> dict[str, tuple[str, str]]:
+        """State and reason of each model."""
+        _, said, _ = self.request("POST", "/v2/repository/index")
+        return {model["name"]: (model["state"], model.get("reason", "")) for model in said}
+
+    def queued(self) -> dict[str, int]:
+        """How many requests wait for each model that was asked."""
+        _, said, _ = self.request("GET", "/metrics")
+        counts = re.findall(r'^tenure_queued_requests{model="(.*)"} (\d+)$', said, re.MULTILINE)
+        return {model: int(count) for model, count in counts}
+
+    def workers(self) -> list[int]:
+        """The processes that the server started, and that are not reaped."""
+        children = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                # State and parent stand behind the name.
+                parent = stat.read_text().rpartition(") ")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(parent) == self.process.pid:
+                children.append(int(stat.parent.name))
+        return children
+
+
+def until(what: str, is_so: Callable[[], bool]) -> None:
+    """Polls a state that no event tells of. One that never comes is ended by pytest's own limit, which shows `what`."""
+    pause = threading.Event()
+    while not is_so():
+        pause.wait(0.01)
+
+
+def tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
+    """A tensor of a request in JSON."""
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}
+
+
+def with_bias(weights: Path, bias: NDArray[np.float32]) -> bytes:
+    """The weights of a ResNet whose last layer answers nothing but a bias."""
+    content = bytearray(weights.read_bytes())
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    for name, values in ("fc.weight", None), ("fc.bias", bias):
+        begin, end = (8 + length + at for at in header[name]["data_offsets"])
+        content[begin:end] = bytes(end - begin) if values is None else values.tobytes()
+    return bytes(content)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-import struct
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import needs_program
+from serving import needs_program, with_bias
 from serving import serving as serving_at
 
 http = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'")
@@ -37,17 +35,6 @@ def tensor(name: str, values: NDArray[Any], *, binary: bool = True) -> Any:
     tensor = http.InferInput(name, list(values.shape), datatype)
     tensor.set_data_from_numpy(values, binary_data=binary)
     return tensor
-
-
-def with_bias(weights: Path, bias: NDArray[np.float32]) -> None:
-    """Makes the last layer of a ResNet answer nothing but a bias."""
-    content = bytearray(weights.read_bytes())
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    for name, values in ("fc.weight", None), ("fc.bias", bias):
-        begin, end = (8 + length + at for at in header[name]["data_offsets"])
-        content[begin:end] = bytes(end - begin) if values is None else values.tobytes()
-    weights.write_bytes(content)
 
 
 def test_a_server_and_its_models_say_what_they_are(models: Path) -> None:
@@ -94,7 +81,8 @@ def test_five_models_with_memory_for_two(models: Path, tmp_path: Path) -> None:
     biases = {f"model-{number}": generator.random(10, dtype=np.float32) for number in range(5)}
     for name, bias in biases.items():
         shutil.copytree(models / "digits", crowded / name)
-        with_bias(crowded / name / "model.safetensors", bias)
+        weights = crowded / name / "model.safetensors"
+        weights.write_bytes(with_bias(weights, bias))
     memory = (crowded / "model-0" / "model.safetensors").stat().st_size * 5 // 2
     image = generator.random((1, 1, 28, 28), dtype=np.float32)
     names = random.Random(3).choices(sorted(biases), k=60)
