@@ -12,6 +12,7 @@ pub mod repository;
 pub mod request_log;
 pub mod scheduler;
 pub mod serving;
+mod shared_memory;
 pub mod worker;
 
 pub use executor::ModelError;

@@ -13,22 +13,21 @@ use prost::Message;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
-use super::convert::{self, Form, decode, infer_request, said};
+use super::convert::{decode, said};
 use super::messages::{
-    ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest,
-    ModelReadyResponse, ModelStreamInferResponse, RepositoryIndexRequest, RepositoryIndexResponse,
-    RepositoryModelRequest, RepositoryModelResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
-    ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+    ModelConfigRequest, ModelConfigResponse, ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest,
+    ModelReadyResponse, ModelStatisticsRequest, ModelStatisticsResponse, RepositoryIndexRequest,
+    RepositoryIndexResponse, RepositoryModelRequest, RepositoryModelResponse, ServerLiveRequest, ServerLiveResponse,
+    ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
-use super::status;
 use super::wire::{Incoming, Outgoing, frame, time_limit};
 use crate::http::ServeError;
-use crate::http::body::{Share, aside};
+use crate::http::body::Share;
 use crate::http::server::guarded;
-use crate::http::shared::{Ending, Shared, refuse_parameters};
-use crate::metrics::Outcome;
-use crate::protocol::{ModelState, ServerMetadata};
-use crate::request_log::{RequestEvent, RequestRecord};
+use crate::http::shared::{Shared, refuse_parameters};
+use crate::protocol::{ModelConfig, ModelState, ServerMetadata};
+use crate::request_log::RequestRecord;
+use crate::shared_memory::Peer;
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
 
@@ -39,6 +38,7 @@ const SERVICE: &str = "/inference.GRPCInferenceService/";
 pub(super) async fn answer(
     shared: Arc<Shared>,
     places: Arc<Semaphore>,
+    peer: Peer,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) -> io::Result<()> {
@@ -49,22 +49,15 @@ pub(super) async fn answer(
     if !is_grpc(&head) {
         return outgoing.refuse();
     }
-    record.scope(call(&shared, &places, &head, body, outgoing, arrived)).await
-}
-
-/// Answers a call whose record is the current one.
-async fn call(
-    shared: &Shared,
-    places: &Semaphore,
-    head: &Parts,
-    body: RecvStream,
-    mut outgoing: Outgoing,
-    arrived: Instant,
-) -> io::Result<()> {
-    let mut call = match Call::new(shared, head, body, arrived) {
+    let call = match Call::new(&shared, peer, &head, body, arrived) {
         Ok(call) => call,
         Err(error) => return outgoing.end(&Err(error)),
     };
+    record.scope(answer_call(call, &places, outgoing)).await
+}
+
+/// Answers a call whose record is the current one.
+async fn answer_call(mut call: Call<'_>, places: &Semaphore, mut outgoing: Outgoing) -> io::Result<()> {
     let place = tokio::select! {
         () = outgoing.cancelled() => return Ok(()),
         place = call.place(places) => place,
@@ -92,19 +85,26 @@ fn is_grpc(head: &Parts) -> bool {
 }
 
 /// A call that is under way.
-struct Call<'a> {
-    shared: &'a Shared,
+pub(super) struct Call<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) peer: Peer,
     method: &'a str,
     path: &'a str,
-    arrived: Instant,
+    pub(super) arrived: Instant,
     /// How long it may take.
-    limit: Option<Duration>,
-    incoming: Incoming,
-    share: Share,
+    pub(super) limit: Option<Duration>,
+    pub(super) incoming: Incoming,
+    pub(super) share: Share,
 }
 
 impl<'a> Call<'a> {
-    fn new(shared: &'a Shared, head: &'a Parts, body: RecvStream, arrived: Instant) -> Result<Self, ServeError> {
+    fn new(
+        shared: &'a Shared,
+        peer: Peer,
+        head: &'a Parts,
+        body: RecvStream,
+        arrived: Instant,
+    ) -> Result<Self, ServeError> {
         let path = head.uri.path();
         let method = path.strip_prefix(SERVICE).unwrap_or_default();
         // Whoever looks whether the server is there has no token.
@@ -113,7 +113,7 @@ impl<'a> Call<'a> {
         }
         let limit = time_limit(&head.headers)?;
         let incoming = Incoming::new(&head.headers, body, shared.config.limits)?;
-        Ok(Self { shared, method, path, arrived, limit, incoming, share: shared.share() })
+        Ok(Self { shared, peer, method, path, arrived, limit, incoming, share: shared.share() })
     }
 
     /// Waits until another call may be under way.
@@ -152,13 +152,24 @@ impl<'a> Call<'a> {
             }
             "ServerMetadata" => {
                 let ServerMetadataRequest {} = self.message().await?;
-                frame(&ServerMetadataResponse::from(ServerMetadata::TENURE))
+                frame(&ServerMetadataResponse::from(ServerMetadata::GRPC))
             }
             "ModelReady" => self.model_ready().await,
             "ModelMetadata" => {
                 let ModelMetadataRequest { name, version } = self.message().await?;
                 let metadata = self.shared.service.metadata(&name, said(version).as_deref())?;
                 frame(&ModelMetadataResponse::from(&*metadata))
+            }
+            "ModelConfig" => {
+                let ModelConfigRequest { name, version } = self.message().await?;
+                let metadata = self.shared.service.metadata(&name, said(version).as_deref())?;
+                frame(&ModelConfigResponse { config: Some(ModelConfig::new(&metadata).into()) })
+            }
+            "ModelStatistics" => {
+                let ModelStatisticsRequest { name, version } = self.message().await?;
+                let (name, version) = (said(name), said(version));
+                let statistics = self.shared.statistics(name.as_deref().map(|name| (name, version.as_deref())))?;
+                frame(&ModelStatisticsResponse { model_stats: statistics.into_iter().map(Into::into).collect() })
             }
             "RepositoryIndex" => {
                 let RepositoryIndexRequest { ready, .. } = self.message().await?;
@@ -178,8 +189,16 @@ impl<'a> Call<'a> {
                 self.shared.service.unload(&model_name).await?;
                 frame(&RepositoryModelResponse {})
             }
-            _ => Err(ServeError::UnknownRoute(self.path.into())),
+            method => match method.strip_prefix("SystemSharedMemory") {
+                Some(what) => self.system_shared_memory(what).await,
+                None => Err(self.unknown()),
+            },
         }
+    }
+
+    /// The error of a call that is not implemented.
+    pub(super) fn unknown(&self) -> ServeError {
+        ServeError::UnknownRoute(self.path.into())
     }
 
     /// A model that is not known is not ready. That is no error, as it is none of Triton's.
@@ -193,106 +212,7 @@ impl<'a> Call<'a> {
     }
 
     /// The call's only message.
-    async fn message<M: Message + Default>(&mut self) -> Result<M, ServeError> {
+    pub(super) async fn message<M: Message + Default>(&mut self) -> Result<M, ServeError> {
         decode(self.incoming.only(&mut self.share).await?)
-    }
-
-    async fn infer(&mut self) -> Result<Bytes, ServeError> {
-        let mut ending = Ending::new(self.shared.service.metrics(), self.arrived);
-        let answer = async {
-            let message = self.incoming.only(&mut self.share).await?;
-            let asked = Asked { shared: self.shared, arrived: self.arrived, limit: self.limit };
-            asked.answer(message, &mut self.share, &mut ending.model, |answer| frame(&answer)).await
-        };
-        let answer = answer.await;
-        ending.of(&answer);
-        answer
-    }
-
-    /// Answers one message after the other. What is wrong with one ends no other.
-    async fn stream(mut self, mut outgoing: Outgoing) -> io::Result<()> {
-        loop {
-            // What the last one took is free.
-            self.share = self.shared.share();
-            let message = tokio::select! {
-                () = outgoing.cancelled() => return Ok(()),
-                message = self.incoming.next(&mut self.share) => message,
-            };
-            let message = match message {
-                Ok(Some(message)) => message,
-                Ok(None) => return outgoing.end(&Ok(())),
-                Err(error) => return outgoing.end(&Err(error)),
-            };
-            let record = outgoing.record().next();
-            record.received(message.len());
-            let mut event = RequestEvent::new(record.clone());
-            let answer = tokio::select! {
-                () = outgoing.cancelled() => return Ok(()),
-                answer = record.scope(guarded(self.streamed(message))) => answer,
-            };
-            let outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
-            let bytes_out = answer.as_ref().ok().map(|answer| answer.len() as u64);
-            event.answered(outcome, status::number(&answer), bytes_out);
-            drop(event);
-            let error = |error: ServeError| {
-                frame(&ModelStreamInferResponse { error_message: error.message(), infer_response: None })
-            };
-            match answer.or_else(error) {
-                Ok(answer) => outgoing.send(answer).await?,
-                Err(error) => return outgoing.end(&Err(error)),
-            }
-        }
-    }
-
-    async fn streamed(&mut self, message: Bytes) -> Result<Bytes, ServeError> {
-        let arrived = Instant::now();
-        let mut ending = Ending::new(self.shared.service.metrics(), arrived);
-        let limit = self.limit.map(|limit| (self.arrived + limit).saturating_duration_since(arrived));
-        let asked = Asked { shared: self.shared, arrived, limit };
-        let in_stream =
-            |answer| frame(&ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) });
-        let answer = asked.answer(message, &mut self.share, &mut ending.model, in_stream).await;
-        ending.of(&answer);
-        answer
-    }
-}
-
-/// A request for inference.
-struct Asked<'a> {
-    shared: &'a Shared,
-    arrived: Instant,
-    /// How long it may take, whatever it says.
-    limit: Option<Duration>,
-}
-
-impl Asked<'_> {
-    /// The answer to a message, as `frame` makes it. `known` becomes the model's name, when it is known that there is such a
-    /// model.
-    async fn answer(
-        &self,
-        message: Bytes,
-        share: &mut Share,
-        known: &mut String,
-        frame: impl FnOnce(ModelInferResponse) -> Result<Bytes, ServeError> + Send + 'static,
-    ) -> Result<Bytes, ServeError> {
-        let bytes = message.len();
-        let counted = aside(bytes, move || Ok((convert::decoded_bytes(&message)?, message)));
-        let (more, message) = counted.await?;
-        share.grow(bytes.saturating_add(more))?;
-        let message: ModelInferRequest = aside(bytes, move || decode(message)).await?;
-        let metadata =
-            self.shared.service.metadata(&message.model_name, said(message.model_version.clone()).as_deref())?;
-        known.clone_from(&message.model_name);
-        let read = move || {
-            let (request, form) = infer_request(message)?;
-            metadata.check(&request).map_err(ServeError::Invalid)?;
-            Ok((request, form))
-        };
-        let (mut request, form): (_, Form) = aside(bytes, read).await?;
-        request.timeout = request.timeout.into_iter().chain(self.limit).min();
-        let wanted = request.wanted.clone();
-        let response = self.shared.infer(request, self.arrived).await?;
-        let bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
-        aside(bytes, move || frame(convert::infer_response(&response, &wanted, form)?)).await
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 use super::calls;
 use crate::http::connections::{Closing, Connections, Stream};
 use crate::http::shared::Shared;
+use crate::shared_memory::Peer;
 
 /// The most calls of one connection at once.
 const CALLS: u32 = 128;
@@ -22,8 +23,8 @@ const WINDOW: u32 = 1 << 20;
 /// Serves the protocol over gRPC until `shutdown`, and what is then under way for no longer than that may take.
 pub(crate) async fn serve(connections: Connections, shared: Arc<Shared>, shutdown: impl Future<Output = ()>) {
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
-    let serve = move |stream, _, closing| {
-        let connection = Connection { shared: shared.clone(), calls: calls.clone(), closing };
+    let serve = move |stream, peer, closing| {
+        let connection = Connection { shared: shared.clone(), calls: calls.clone(), peer, closing };
         connection.serve(stream)
     };
     connections.serve(shutdown, serve).await;
@@ -34,6 +35,7 @@ struct Connection {
     shared: Arc<Shared>,
     /// One for each call that may be under way.
     calls: Arc<Semaphore>,
+    peer: Peer,
     closing: Closing,
 }
 
@@ -54,7 +56,7 @@ impl Connection {
                 accepted = connection.accept() => {
                     let Some(accepted) = accepted else { return Ok(()) };
                     let (request, respond) = accepted.map_err(io::Error::other)?;
-                    calls.spawn(calls::answer(self.shared.clone(), self.calls.clone(), request, respond));
+                    calls.spawn(calls::answer(self.shared.clone(), self.calls.clone(), self.peer, request, respond));
                 }
                 Some(ended) = calls.join_next() => {
                     if let Ok(Err(error)) = ended {

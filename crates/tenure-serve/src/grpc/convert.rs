@@ -9,14 +9,13 @@ use prost::{DecodeError, Message};
 
 use super::contents;
 use super::messages::{
-    InferParameter, InferRequestedOutput, InferTensor, ModelIndex, ModelInferRequest, ModelInferResponse,
-    ModelMetadataResponse, ParameterChoice, Parameters, ServerMetadataResponse, TensorMetadata,
+    InferParameter, InferRequestedOutput, InferTensor, InferTensorContents, ModelInferRequest, ModelInferResponse,
+    ParameterChoice, Parameters,
 };
 use crate::http::ServeError;
-use crate::protocol;
 use crate::protocol::{
-    Datatype, Encoding, IndexEntry, InferRequest, InferResponse, ModelMetadata, ProtocolError, ServerMetadata, Tensor,
-    TensorError, Wanted, WantedOutput, shape,
+    Datatype, Encoding, InferRequest, InferResponse, ProtocolError, SharedTensor, Span, Tensor, TensorError, Wanted,
+    WantedOutput, shape,
 };
 
 /// Bytes that a field of a request, and a string in its contents, may take in memory beyond its own.
@@ -99,50 +98,75 @@ pub(super) fn infer_request(message: ModelInferRequest) -> Result<(InferRequest,
     let has_contents =
         |input: &InferTensor| input.contents.as_ref().is_some_and(|contents| !contents::is_empty(contents));
     let form = if inputs.iter().any(has_contents) { Form::Contents } else { Form::Raw };
+    let (here, shared_inputs) = tensors(inputs, raw_input_contents, form)?;
     let request = InferRequest {
         model: model_name,
         version: said(model_version),
         id: said(id),
-        priority: number(&parameters, "priority")?,
-        timeout: Some(number(&parameters, "timeout")?).filter(|us| *us > 0).map(Duration::from_micros),
-        inputs: tensors(inputs, raw_input_contents, form).map_err(ServeError::Invalid)?,
-        shared_inputs: Vec::new(),
-        wanted: wanted(outputs).map_err(ServeError::Invalid)?,
+        priority: number(&parameters, "priority")?.unwrap_or(0),
+        timeout: number(&parameters, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros),
+        inputs: here,
+        shared_inputs,
+        wanted: wanted(outputs)?,
     };
     Ok((request, form))
 }
 
-/// A parameter, which is 0 if it is not there.
-fn number(parameters: &Parameters, name: &str) -> Result<u64, ServeError> {
-    let Some(InferParameter { choice }) = parameters.get(name) else { return Ok(0) };
+/// A parameter, if it is there.
+fn number(parameters: &Parameters, name: &str) -> Result<Option<u64>, ServeError> {
+    let Some(InferParameter { choice }) = parameters.get(name) else { return Ok(None) };
     let number = match choice {
         Some(ParameterChoice::Uint64(number)) => Some(*number),
         Some(ParameterChoice::Int64(number)) => u64::try_from(*number).ok(),
         _ => None,
     };
-    number.ok_or_else(|| ServeError::Malformed(format!("the parameter {name:?} is not a number from 0 up")))
+    let malformed = || ServeError::Malformed(format!("the parameter {name:?} is not a number from 0 up"));
+    number.map(Some).ok_or_else(malformed)
 }
 
-fn tensors(inputs: Vec<InferTensor>, raw: Vec<Bytes>, form: Form) -> Result<Vec<Tensor>, ProtocolError> {
+/// The part of shared memory that the parameters of a tensor say, if they say one.
+fn span(tensor: &str, parameters: &Parameters) -> Result<Option<Span>, ServeError> {
+    let region = match parameters.get("shared_memory_region") {
+        None => None,
+        Some(InferParameter { choice: Some(ParameterChoice::String(region)) }) => Some(region.clone()),
+        Some(_) => return Err(ServeError::Malformed("the parameter \"shared_memory_region\" is no string".into())),
+    };
+    let offset = number(parameters, "shared_memory_offset")?;
+    let byte_size = number(parameters, "shared_memory_byte_size")?;
+    Span::of(region, offset, byte_size).map_err(|error| ServeError::Invalid(error.of(tensor)))
+}
+
+/// The tensors whose elements are in the message, and those whose elements are in shared memory.
+fn tensors(
+    inputs: Vec<InferTensor>,
+    raw: Vec<Bytes>,
+    form: Form,
+) -> Result<(Vec<Tensor>, Vec<SharedTensor>), ServeError> {
     let mut names = HashSet::new();
     if let Some(twice) = inputs.iter().find(|input| !names.insert(&*input.name)) {
-        return Err(ProtocolError::Twice(twice.name.clone()));
+        return Err(ServeError::Invalid(ProtocolError::Twice(twice.name.clone())));
     }
-    if !raw.is_empty() && (raw.len() != inputs.len() || form == Form::Contents) {
-        return Err(ProtocolError::RawContents { inputs: inputs.len(), raw: raw.len() });
+    let spans: Vec<_> =
+        inputs.iter().map(|input| span(&input.name, &input.parameters)).collect::<Result<_, ServeError>>()?;
+    let here_count = spans.iter().filter(|span| span.is_none()).count();
+    if !raw.is_empty() && (raw.len() != here_count || form == Form::Contents) {
+        return Err(ServeError::Invalid(ProtocolError::RawContents { inputs: here_count, raw: raw.len() }));
     }
+    let (mut here, mut shared) = (Vec::with_capacity(here_count), Vec::new());
     let mut raw = raw.into_iter();
-    inputs.into_iter().map(|input| tensor(input, raw.next())).collect()
+    for (input, span) in inputs.into_iter().zip(spans) {
+        match span {
+            Some(span) => shared.push(shared_tensor(input, span).map_err(ServeError::Invalid)?),
+            None => here.push(tensor(input, raw.next()).map_err(ServeError::Invalid)?),
+        }
+    }
+    Ok((here, shared))
 }
 
 fn tensor(input: InferTensor, raw: Option<Bytes>) -> Result<Tensor, ProtocolError> {
-    let InferTensor { name, datatype, shape: sizes, parameters, contents } = input;
-    if parameters.contains_key("shared_memory_region") {
-        return Err(ProtocolError::Unsupported { what: "shared memory", instead: "send the tensor in the message" });
-    }
+    let InferTensor { name, datatype, shape, contents, .. } = input;
     let elements = || {
-        let datatype: Datatype = datatype.parse()?;
-        let shape = shape(sizes)?;
+        let (datatype, shape) = typed(&datatype, shape)?;
         let bytes = match (raw, contents) {
             (Some(raw), _) => raw,
             (None, Some(contents)) => contents::read(contents, datatype)?.into(),
@@ -154,27 +178,39 @@ fn tensor(input: InferTensor, raw: Option<Bytes>) -> Result<Tensor, ProtocolErro
     Tensor::new(name, datatype, shape, bytes)
 }
 
-fn wanted(outputs: Vec<InferRequestedOutput>) -> Result<Wanted, ProtocolError> {
+fn shared_tensor(input: InferTensor, span: Span) -> Result<SharedTensor, ProtocolError> {
+    let InferTensor { name, datatype, shape, contents, .. } = input;
+    if contents.is_some_and(|contents| !contents::is_empty(&contents)) {
+        return Err(TensorError::BothContents.of(&name));
+    }
+    let (datatype, shape) = typed(&datatype, shape).map_err(|error| error.of(&name))?;
+    Ok(SharedTensor { name, datatype, shape, span })
+}
+
+fn typed(datatype: &str, sizes: Vec<i64>) -> Result<(Datatype, Vec<usize>), TensorError> {
+    Ok((datatype.parse()?, shape(sizes)?))
+}
+
+fn wanted(outputs: Vec<InferRequestedOutput>) -> Result<Wanted, ServeError> {
     let mut names = HashSet::new();
     if let Some(twice) = outputs.iter().find(|output| !names.insert(&*output.name)) {
-        return Err(ProtocolError::Twice(twice.name.clone()));
+        return Err(ServeError::Invalid(ProtocolError::Twice(twice.name.clone())));
     }
-    let wanted = |InferRequestedOutput { name, parameters }| {
-        let unsupported = |what, instead| Err(ProtocolError::Unsupported { what, instead });
+    let wanted = |InferRequestedOutput { name, parameters }: InferRequestedOutput| {
         if parameters.contains_key("classification") {
-            let instead = "ask for the output itself: it has the scores, and labels are not known here";
-            return unsupported("classification of an output", instead);
+            return Err(ServeError::Invalid(ProtocolError::Unsupported {
+                what: "classification of an output",
+                instead: "ask for the output itself: it has the scores, and labels are not known here",
+            }));
         }
-        if parameters.contains_key("shared_memory_region") {
-            return unsupported("shared memory", "ask for the output in the message");
-        }
-        Ok(WantedOutput { name, encoding: None, span: None })
+        let span = span(&name, &parameters)?;
+        Ok(WantedOutput { name, encoding: None, span })
     };
     // All types can be sent.
     Ok(Wanted { outputs: outputs.into_iter().map(wanted).collect::<Result<_, _>>()?, encoding: Encoding::Binary })
 }
 
-/// The message that says an answer: those outputs that are wanted.
+/// The message that says an answer: those outputs that are wanted. Those in shared memory have no elements in it.
 ///
 /// # Errors
 /// One of them is not there.
@@ -186,12 +222,18 @@ pub(super) fn infer_response(
     let outputs = response.wanted(wanted);
     let outputs =
         outputs.map_err(|error| ServeError::Failed(format!("the server answered something else: {error}")))?;
+    let is_sent = |output: &Tensor| wanted.span(output.name()).is_none();
     let contents = match form {
         Form::Raw => None,
-        Form::Contents => outputs.iter().map(|(output, _)| contents::write(output)).collect::<Option<Vec<_>>>(),
+        Form::Contents => outputs
+            .iter()
+            .map(|(output, _)| if is_sent(output) { contents::write(output).map(Some) } else { Some(None) })
+            .collect::<Option<Vec<Option<InferTensorContents>>>>(),
     };
+    // One for each output: clients count them.
+    let raw = |output: &Tensor| if is_sent(output) { output.bytes().clone() } else { Bytes::new() };
     let raw_output_contents = match &contents {
-        None => outputs.iter().map(|(output, _)| output.bytes().clone()).collect(),
+        None => outputs.iter().map(|(output, _)| raw(output)).collect(),
         Some(_) => Vec::new(),
     };
     let mut contents = contents.into_iter().flatten();
@@ -201,7 +243,7 @@ pub(super) fn infer_response(
         // No dimension of a tensor in memory is longer.
         shape: output.shape().iter().map(|&size| i64::try_from(size).unwrap_or(i64::MAX)).collect(),
         parameters: Parameters::new(),
-        contents: contents.next(),
+        contents: contents.next().flatten(),
     };
     Ok(ModelInferResponse {
         model_name: response.model.clone(),
@@ -211,38 +253,6 @@ pub(super) fn infer_response(
         outputs: outputs.iter().map(tensor).collect(),
         raw_output_contents,
     })
-}
-
-impl From<ServerMetadata> for ServerMetadataResponse {
-    fn from(ServerMetadata { name, version, extensions }: ServerMetadata) -> Self {
-        let extensions = extensions.iter().map(|extension| String::from(*extension)).collect();
-        Self { name: name.into(), version: version.into(), extensions }
-    }
-}
-
-impl From<&ModelMetadata> for ModelMetadataResponse {
-    fn from(ModelMetadata { name, versions, platform, inputs, outputs, .. }: &ModelMetadata) -> Self {
-        let tensors = |tensors: &[protocol::TensorMetadata]| tensors.iter().map(TensorMetadata::from).collect();
-        Self {
-            name: name.clone(),
-            versions: versions.clone(),
-            platform: platform.clone(),
-            inputs: tensors(inputs),
-            outputs: tensors(outputs),
-        }
-    }
-}
-
-impl From<&protocol::TensorMetadata> for TensorMetadata {
-    fn from(protocol::TensorMetadata { name, datatype, shape }: &protocol::TensorMetadata) -> Self {
-        Self { name: name.clone(), datatype: datatype.name().into(), shape: shape.clone() }
-    }
-}
-
-impl From<IndexEntry> for ModelIndex {
-    fn from(IndexEntry { name, version, state, reason }: IndexEntry) -> Self {
-        Self { name, version, state: state.name().into(), reason }
-    }
 }
 
 #[cfg(test)]

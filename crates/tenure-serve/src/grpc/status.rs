@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::http::ServeError;
+use crate::http::{ServeError, SharedMemoryError};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -17,6 +17,7 @@ pub(super) enum Code {
     InvalidArgument = 3,
     DeadlineExceeded = 4,
     NotFound = 5,
+    AlreadyExists = 6,
     PermissionDenied = 7,
     ResourceExhausted = 8,
     Unimplemented = 12,
@@ -28,7 +29,8 @@ pub(super) enum Code {
 /// The code that says an error. What may be asked again later is `UNAVAILABLE`, as it is 503 over HTTP.
 fn code(error: &ServeError) -> Code {
     match error {
-        ServeError::Invalid(_) | ServeError::Malformed(_) | ServeError::SharedMemory(_) => Code::InvalidArgument,
+        ServeError::Invalid(_) | ServeError::Malformed(_) => Code::InvalidArgument,
+        ServeError::SharedMemory(error) => shared_memory(error),
         ServeError::UnknownModel { .. } => Code::NotFound,
         ServeError::UnknownRoute(_) | ServeError::Method(_) | ServeError::ContentEncoding(_) => Code::Unimplemented,
         ServeError::Token => Code::Unauthenticated,
@@ -42,6 +44,18 @@ fn code(error: &ServeError) -> Code {
         | ServeError::NotServing
         | ServeError::ShuttingDown => Code::Unavailable,
         ServeError::Failed(_) => Code::Internal,
+    }
+}
+
+/// The code that says an error of shared memory.
+fn shared_memory(error: &SharedMemoryError) -> Code {
+    match error {
+        SharedMemoryError::Elsewhere => Code::PermissionDenied,
+        SharedMemoryError::Unknown(_) => Code::NotFound,
+        SharedMemoryError::Twice(_) => Code::AlreadyExists,
+        SharedMemoryError::Full | SharedMemoryError::TooLarge(_) => Code::ResourceExhausted,
+        SharedMemoryError::Failed { .. } => Code::Internal,
+        _ => Code::InvalidArgument,
     }
 }
 

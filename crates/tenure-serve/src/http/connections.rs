@@ -15,7 +15,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
 use super::Limits;
-use super::shared_memory::Peer;
+use crate::shared_memory::Peer;
 
 /// After a connection could not be accepted, such as for want of descriptors, which others may give back.
 const PAUSE: Duration = Duration::from_millis(50);

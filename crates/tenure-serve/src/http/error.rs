@@ -5,9 +5,9 @@ use std::time::Duration;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::SharedMemoryError;
 use crate::metrics::Outcome;
 use crate::protocol::ProtocolError;
+use crate::shared_memory::SharedMemoryError;
 
 /// The longest message, in bytes: names that a client chose may be longer.
 const MESSAGE_BYTES: usize = 2 << 10;

@@ -11,8 +11,8 @@ use super::ServeError;
 use super::body::{aside, receive};
 use super::routes::{ModelPath, Sharing, json_response};
 use super::shared::{Ending, Shared};
-use super::shared_memory::{InPlace, Peer};
 use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
+use crate::shared_memory::{InPlace, Peer};
 
 pub(super) async fn infer(
     State(shared): Sharing,

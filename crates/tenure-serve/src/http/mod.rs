@@ -33,7 +33,6 @@ mod feed;
 mod infer;
 mod openai;
 mod page;
-mod regions;
 mod routes;
 pub(crate) mod server;
 mod service;
@@ -43,7 +42,8 @@ mod tls;
 
 pub use error::ServeError;
 pub use page::{ModelSnapshot, Resident, Snapshot, Tier};
-pub use regions::SharedMemoryError;
 pub use server::{BindError, Config, Limits, Server};
 pub use service::{Service, ServiceFuture, Texts, Tokenizer};
 pub use tls::{TlsError, TlsFiles};
+
+pub use crate::shared_memory::SharedMemoryError;

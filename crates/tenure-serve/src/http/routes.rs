@@ -7,7 +7,7 @@ use super::body::receive;
 use super::shared::{Shared, refuse_parameters};
 use super::{ServeError, feed, infer, openai, page, shared_memory};
 use crate::metrics;
-use crate::protocol::{IndexEntry, IndexRequest, ModelConfig, ModelState, ModelStatistics, ServerMetadata, Statistics};
+use crate::protocol::{IndexRequest, ModelConfig, ModelState, ServerMetadata, Statistics};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, Request, State};
@@ -149,7 +149,7 @@ async fn unload(
 }
 
 async fn metadata_of_server() -> Response {
-    json(&ServerMetadata::TENURE)
+    json(&ServerMetadata::HTTP)
 }
 
 async fn metadata(State(shared): Sharing, path: ModelPath) -> Result<Response, ServeError> {
@@ -170,22 +170,12 @@ async fn model_config(State(shared): Sharing, path: ModelPath) -> Result<Respons
 }
 
 async fn statistics(State(shared): Sharing, path: ModelPath) -> Result<Response, ServeError> {
-    // Whether there is such a model, and such a version of it.
-    shared.service.is_model_ready(&path.model, path.version.as_deref())?;
-    let is_it = |entry: &IndexEntry| entry.name == path.model;
-    Ok(statistics_of(&shared, shared.service.index().into_iter().filter(is_it)))
+    let model_stats = shared.statistics(Some((&path.model, path.version.as_deref())))?;
+    Ok(json(&Statistics { model_stats }))
 }
 
-async fn all_statistics(State(shared): Sharing) -> Response {
-    statistics_of(&shared, shared.service.index())
-}
-
-fn statistics_of(shared: &Shared, entries: impl IntoIterator<Item = IndexEntry>) -> Response {
-    let statistics = |IndexEntry { name, version, .. }| {
-        let counted = shared.service.metrics().statistics(&name);
-        ModelStatistics { name, version, ..counted }
-    };
-    json(&Statistics { model_stats: entries.into_iter().map(statistics).collect() })
+async fn all_statistics(State(shared): Sharing) -> Result<Response, ServeError> {
+    Ok(json(&Statistics { model_stats: shared.statistics(None)? }))
 }
 
 /// The model that a route names.

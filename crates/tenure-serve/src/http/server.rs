@@ -25,11 +25,11 @@ use tower::ServiceExt;
 
 use super::connections::{Closing, Connections, Stream};
 use super::shared::Shared;
-use super::shared_memory::Peer;
 use super::tls::{TlsError, TlsFiles};
 use super::{ServeError, Service, error, routes};
 use crate::grpc;
 use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
+use crate::shared_memory::Peer;
 
 /// How a [`Server`] serves.
 #[derive(Clone, Debug, PartialEq, Eq)]

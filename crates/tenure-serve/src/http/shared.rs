@@ -10,18 +10,18 @@ use tokio::time::{Instant, timeout_at};
 
 use super::body::Share;
 use super::feed::Feed;
-use super::regions::Regions;
 use super::{Config, Limits, ServeError, Service};
 use crate::metrics::{Metrics, Outcome};
-use crate::protocol::{InferRequest, InferResponse};
+use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelStatistics};
 use crate::request_log;
+use crate::shared_memory::{Peer, Regions, SharedMemoryError};
 
 /// State that all requests need.
 pub(crate) struct Shared {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) config: Config,
     /// Of shared memory.
-    pub(super) regions: Regions,
+    pub(crate) regions: Regions,
     /// The feed of the live page.
     pub(super) feed: Feed,
     /// KiB for bodies.
@@ -38,9 +38,29 @@ impl Shared {
         &self.config.limits
     }
 
-    /// Whether all whose requests come as far as this have shown a token.
-    pub(super) fn has_tokens(&self) -> bool {
-        !self.config.tokens.is_empty()
+    /// Lets those use shared memory who are on this host, or have shown a token. No other client needs it.
+    pub(crate) fn neighbour(&self, peer: Option<Peer>) -> Result<(), SharedMemoryError> {
+        let is_here = peer.is_some_and(|peer| peer.is_here());
+        // Where there are tokens, no request comes as far as this without one.
+        if is_here || !self.config.tokens.is_empty() { Ok(()) } else { Err(SharedMemoryError::Elsewhere) }
+    }
+
+    /// Counts of the requests of a model, or of all models.
+    ///
+    /// # Errors
+    /// No such model, or version of it.
+    pub(crate) fn statistics(&self, model: Option<(&str, Option<&str>)>) -> Result<Vec<ModelStatistics>, ServeError> {
+        if let Some((name, version)) = model {
+            // Says whether there is such a model, and such a version of it.
+            self.service.is_model_ready(name, version)?;
+        }
+        let mut entries = self.service.index();
+        entries.retain(|entry| model.is_none_or(|(name, _)| entry.name == name));
+        let statistics = |IndexEntry { name, version, .. }| {
+            let counted = self.service.metrics().statistics(&name);
+            ModelStatistics { name, version, ..counted }
+        };
+        Ok(entries.into_iter().map(statistics).collect())
     }
 
     pub(crate) fn share(&self) -> Share {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{Datatype, ModelMetadata, TensorMetadata};
 
@@ -18,41 +18,42 @@ pub struct Batching {
 /// A model's configuration: what clients that measure or generate requests need to know beside its [`ModelMetadata`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelConfig {
-    name: String,
-    platform: String,
-    backend: &'static str,
-    version_policy: VersionPolicy,
+    pub(crate) name: String,
+    pub(crate) platform: String,
+    pub(crate) backend: &'static str,
+    pub(crate) version_policy: VersionPolicy,
     /// 0 where shapes have no dimension of batches.
-    max_batch_size: u32,
-    input: Vec<TensorConfig>,
-    output: Vec<TensorConfig>,
+    pub(crate) max_batch_size: u32,
+    pub(crate) input: Vec<TensorConfig>,
+    pub(crate) output: Vec<TensorConfig>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    dynamic_batching: Option<DynamicBatching>,
+    pub(crate) dynamic_batching: Option<DynamicBatching>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct VersionPolicy {
-    specific: Versions,
+pub(crate) struct VersionPolicy {
+    pub(crate) specific: Versions,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Versions {
+pub(crate) struct Versions {
     /// Triton's are numbers.
-    versions: Vec<i64>,
+    pub(crate) versions: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct TensorConfig {
-    name: String,
-    data_type: &'static str,
+pub(crate) struct TensorConfig {
+    pub(crate) name: String,
+    #[serde(serialize_with = "data_type")]
+    pub(crate) data_type: Datatype,
     /// Without the dimension of batches.
-    dims: Vec<i64>,
+    pub(crate) dims: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct DynamicBatching {
-    preferred_batch_size: Vec<u32>,
-    max_queue_delay_microseconds: u64,
+pub(crate) struct DynamicBatching {
+    pub(crate) preferred_batch_size: Vec<u32>,
+    pub(crate) max_queue_delay_microseconds: u64,
 }
 
 impl ModelConfig {
@@ -84,13 +85,14 @@ impl ModelConfig {
 impl TensorConfig {
     fn new(tensor: &TensorMetadata, is_batched: bool) -> Self {
         let dims = tensor.shape.iter().skip(usize::from(is_batched)).copied().collect();
-        Self { name: tensor.name.clone(), data_type: data_type(tensor.datatype), dims }
+        Self { name: tensor.name.clone(), data_type: tensor.datatype, dims }
     }
 }
 
 /// Triton's name of a datatype in a configuration.
-fn data_type(datatype: Datatype) -> &'static str {
-    match datatype {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn data_type<S: Serializer>(datatype: &Datatype, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match datatype {
         Datatype::Bool => "TYPE_BOOL",
         Datatype::Uint8 => "TYPE_UINT8",
         Datatype::Uint16 => "TYPE_UINT16",
@@ -105,5 +107,5 @@ fn data_type(datatype: Datatype) -> &'static str {
         Datatype::Fp32 => "TYPE_FP32",
         Datatype::Fp64 => "TYPE_FP64",
         Datatype::Bytes => "TYPE_STRING",
-    }
+    })
 }

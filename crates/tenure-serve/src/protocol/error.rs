@@ -25,9 +25,11 @@ pub enum ProtocolError {
     #[error("{0} bytes follow the last tensor: the sizes of the tensors must sum up to what follows the JSON")]
     Trailing(usize),
     /// Not as many tensors as bytes as there are inputs.
-    #[error("raw_input_contents has {raw} tensors, and there are {inputs} inputs: it must have all, and contents none")]
+    #[error(
+        "raw_input_contents has {raw} tensors, and there are {inputs} inputs outside shared memory: it must have all, and contents none"
+    )]
     RawContents {
-        /// Inputs.
+        /// Inputs that are not in shared memory.
         inputs: usize,
         /// Those as bytes.
         raw: usize,
@@ -122,6 +124,9 @@ pub enum TensorError {
     /// No elements, or twice.
     #[error("it must have one of data, a parameter binary_data_size and a parameter shared_memory_region")]
     NoData,
+    /// Elements in a message and in shared memory.
+    #[error("it has contents, and a parameter shared_memory_region: it must have one of them")]
+    BothContents,
     /// A region of shared memory, and nobody knows how much of it.
     #[error("its parameter shared_memory_region needs a parameter shared_memory_byte_size")]
     NoByteSize,

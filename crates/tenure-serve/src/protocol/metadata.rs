@@ -17,8 +17,8 @@ pub struct ServerMetadata {
 }
 
 impl ServerMetadata {
-    /// Tenure's.
-    pub const TENURE: Self = Self {
+    /// Tenure's over HTTP.
+    pub const HTTP: Self = Self {
         name: "tenure",
         version: env!("CARGO_PKG_VERSION"),
         extensions: &[
@@ -28,6 +28,12 @@ impl ServerMetadata {
             "statistics",
             "system_shared_memory",
         ],
+    };
+
+    /// Tenure's over gRPC, where tensors as bytes are no extension.
+    pub const GRPC: Self = Self {
+        extensions: &["model_repository", "model_configuration", "statistics", "system_shared_memory"],
+        ..Self::HTTP
     };
 }
 

@@ -19,6 +19,7 @@ mod tensor;
 
 pub use body::{Encoded, JSON_LENGTH};
 pub use config::{Batching, ModelConfig};
+pub(crate) use config::{DynamicBatching, TensorConfig};
 pub use datatype::{Datatype, UnknownDatatype};
 pub use error::{ProtocolError, TensorError};
 pub(crate) use metadata::IndexRequest;

@@ -41,7 +41,7 @@ impl SharedTensor {
 
 impl Span {
     /// The span that the parameters of a tensor say, if they say one.
-    pub(super) fn of(
+    pub(crate) fn of(
         region: Option<String>,
         offset: Option<u64>,
         byte_size: Option<u64>,

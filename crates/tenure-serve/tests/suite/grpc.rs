@@ -29,19 +29,19 @@ use crate::drawn::Random;
 use crate::loopback::{Served, wait_until};
 use crate::request_log::{fixed, keep_log, logged};
 
-const OK: u16 = 0;
-const INVALID_ARGUMENT: u16 = 3;
+pub(crate) const OK: u16 = 0;
+pub(crate) const INVALID_ARGUMENT: u16 = 3;
 const DEADLINE_EXCEEDED: u16 = 4;
-const NOT_FOUND: u16 = 5;
+pub(crate) const NOT_FOUND: u16 = 5;
 const RESOURCE_EXHAUSTED: u16 = 8;
-const UNIMPLEMENTED: u16 = 12;
+pub(crate) const UNIMPLEMENTED: u16 = 12;
 const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
 
 /// What a call is answered.
 #[derive(Debug)]
-struct Reply {
+pub(crate) struct Reply {
     http: u16,
     code: u16,
     message: String,
@@ -52,7 +52,11 @@ struct Reply {
 }
 
 impl Reply {
-    fn error(&self) -> (u16, &str) {
+    pub(crate) fn code(&self) -> u16 {
+        self.code
+    }
+
+    pub(crate) fn error(&self) -> (u16, &str) {
         assert!(self.body.is_empty(), "{self:?}");
         (self.code, &self.message)
     }
@@ -70,14 +74,14 @@ impl Reply {
 }
 
 /// A connection of a client's.
-struct Client<'a> {
+pub(crate) struct Client<'a> {
     served: &'a Served,
     requests: SendRequest<Bytes>,
     connection: JoinHandle<Result<(), h2::Error>>,
 }
 
 impl<'a> Client<'a> {
-    fn new(served: &'a Served) -> Self {
+    pub(crate) fn new(served: &'a Served) -> Self {
         Self::with(served, h2::client::Builder::new().initial_window_size(1 << 26))
     }
 
@@ -103,7 +107,7 @@ impl<'a> Client<'a> {
     }
 
     /// The reply to a call whose body is what is framed.
-    fn send(&self, method: &str, headers: &[(&str, &str)], body: Bytes) -> Reply {
+    pub(crate) fn send(&self, method: &str, headers: &[(&str, &str)], body: Bytes) -> Reply {
         let (response, mut stream) = self.begin(method, headers);
         // The server may answer before it has read all.
         let _ = stream.send_data(body, true);
@@ -128,17 +132,17 @@ impl<'a> Client<'a> {
         })
     }
 
-    fn call(&self, method: &str, message: &impl Message) -> Reply {
+    pub(crate) fn call(&self, method: &str, message: &impl Message) -> Reply {
         self.send(method, &[], framed(message))
     }
 
-    fn ask<M: Message + Default>(&self, method: &str, message: &impl Message) -> M {
+    pub(crate) fn ask<M: Message + Default>(&self, method: &str, message: &impl Message) -> M {
         let mut messages = self.call(method, message).messages();
         assert_eq!(messages.len(), 1);
         messages.remove(0)
     }
 
-    fn infer(&self, message: &ModelInferRequest) -> Reply {
+    pub(crate) fn infer(&self, message: &ModelInferRequest) -> Reply {
         self.call("ModelInfer", message)
     }
 
@@ -158,7 +162,7 @@ fn unescape(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-fn framed(message: &impl Message) -> Bytes {
+pub(crate) fn framed(message: &impl Message) -> Bytes {
     with_head(0, &message.encode_to_vec())
 }
 
@@ -177,11 +181,11 @@ fn served_with(limits: Limits) -> Served {
     Served::with(Config { grpc: Some(grpc), limits, ..Config::default() })
 }
 
-fn served() -> Served {
+pub(crate) fn served() -> Served {
     served_with(Limits::default())
 }
 
-fn input(datatype: &str, shape: &[i64]) -> InferTensor {
+pub(crate) fn input(datatype: &str, shape: &[i64]) -> InferTensor {
     InferTensor { name: "x".into(), datatype: datatype.into(), shape: shape.into(), ..InferTensor::default() }
 }
 
@@ -196,7 +200,7 @@ fn request(model: &str) -> ModelInferRequest {
     }
 }
 
-fn parameter(choice: ParameterChoice) -> InferParameter {
+pub(crate) fn parameter(choice: ParameterChoice) -> InferParameter {
     InferParameter { choice: Some(choice) }
 }
 
@@ -260,7 +264,8 @@ fn a_server_and_its_models_say_what_they_are() {
         ServerReadyResponse { ready: true }
     );
     let server: ServerMetadataResponse = client.ask("ServerMetadata", &ServerMetadataRequest {});
-    assert_eq!((&*server.name, &server.extensions[1]), ("tenure", &"model_repository".into()));
+    let extensions = ["model_repository", "model_configuration", "statistics", "system_shared_memory"];
+    assert_eq!((&*server.name, &server.extensions[..]), ("tenure", &extensions.map(String::from)[..]));
 
     let (name, version) = (String::from("echo_int8"), String::from("1"));
     let model: ModelMetadataResponse =
@@ -404,7 +409,7 @@ fn an_error_has_its_code_and_says_what_to_do() {
                 inputs: vec![InferTensor { parameters: shared.into(), ..x() }],
                 ..request("echo_fp32")
             },
-            "shared memory is not supported",
+            "needs a parameter shared_memory_byte_size",
         ),
         (
             ModelInferRequest { outputs: vec![wanted], ..request("echo_fp32") },
@@ -454,7 +459,7 @@ impl AskingFor for ModelInferRequest {
 fn what_is_no_call_is_refused() {
     let served = served();
     let client = Client::new(&served);
-    for method in ["ModelStatistics", "ModelConfig", "SystemSharedMemoryStatus", "nothing"] {
+    for method in ["TraceSetting", "LogSettings", "SystemSharedMemory", "SystemSharedMemoryNothing", "nothing"] {
         let message = format!("nothing is served at /inference.GRPCInferenceService/{method}");
         assert_eq!(client.call(method, &ServerLiveRequest {}).error(), (UNIMPLEMENTED, &*message));
     }

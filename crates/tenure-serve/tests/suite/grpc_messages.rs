@@ -118,6 +118,69 @@ fn bytes_of_what_says_what_there_is_are_those_of_the_public_protocol() {
     assert_eq!(hexadecimal(&ModelReadyResponse { ready: true }), "0801");
 }
 
+#[test]
+fn bytes_of_a_configuration_are_those_of_the_public_protocol() {
+    let config = ModelConfig {
+        name: "m".into(),
+        platform: "p".into(),
+        version_policy: Some(VersionPolicy { specific: Some(SpecificVersions { versions: vec![1, 2] }) }),
+        max_batch_size: 8,
+        inputs: vec![ModelInput { name: "x".into(), data_type: DataType::Fp32.into(), dims: vec![-1, 2] }],
+        outputs: vec![ModelOutput { name: "y".into(), data_type: DataType::Bf16.into(), dims: vec![3] }],
+        dynamic_batching: Some(DynamicBatching { preferred_batch_size: vec![8], max_queue_delay_microseconds: 2000 }),
+        backend: "b".into(),
+    };
+    assert_eq!(
+        hexadecimal(&ModelConfigResponse { config: Some(config) }),
+        "0a3a0a016d1201701a061a040a02010220082a120a0178100b220bffffffffffffffffff010232080a0179100e1a01035a060a010810d00f8a010162"
+    );
+    let (name, version) = (String::from("n"), String::from("v"));
+    let asked = ModelConfigRequest { name: name.clone(), version: version.clone() };
+    assert_eq!(hexadecimal(&asked), "0a016e120176");
+    assert_eq!(hexadecimal(&ModelStatisticsRequest { name, version }), "0a016e120176");
+}
+
+#[test]
+fn bytes_of_statistics_are_those_of_the_public_protocol() {
+    let times = |count| Some(StatisticDuration { count, ns: count + 100 });
+    let statistics = ModelStatistics {
+        name: "m".into(),
+        version: "1".into(),
+        last_inference: 5,
+        inference_count: 6,
+        execution_count: 7,
+        inference_stats: Some(InferStatistics {
+            success: times(1),
+            fail: times(2),
+            queue: times(3),
+            compute_input: times(4),
+            compute_infer: times(5),
+            compute_output: times(6),
+            cache_hit: times(7),
+            cache_miss: times(8),
+        }),
+        batch_stats: vec![InferBatchStatistics {
+            batch_size: 9,
+            compute_input: times(1),
+            compute_infer: times(2),
+            compute_output: times(3),
+        }],
+    };
+    assert_eq!(
+        hexadecimal(&ModelStatisticsResponse { model_stats: vec![statistics] }),
+        "0a540a016d12013118052006280732300a04080110651204080210661a04080310672204080410682a040805106932040806106a3a040807106b42040808106c3a1408091204080110651a0408021066220408031067"
+    );
+}
+
+#[test]
+fn bytes_of_regions_are_those_of_the_public_protocol() {
+    let region = SystemRegion { name: "r".into(), key: "k".into(), offset: 1, byte_size: 2 };
+    assert_eq!(hexadecimal(&region), "0a017212016b18012002");
+    let regions = [("r".into(), region)].into();
+    assert_eq!(hexadecimal(&SystemSharedMemoryStatusResponse { regions }), "0a0f0a0172120a0a017212016b18012002");
+    assert_eq!(hexadecimal(&RegionRequest { name: "r".into() }), "0a0172");
+}
+
 fn any_parameters() -> impl Strategy<Value = Parameters> {
     let choice = prop_oneof![
         any::<bool>().prop_map(ParameterChoice::Bool),

@@ -4,6 +4,7 @@
 mod drawn;
 mod fake;
 mod grpc;
+mod grpc_extensions;
 mod grpc_messages;
 mod http;
 mod hugging_face;

@@ -16,8 +16,8 @@ const FOLDER: &str = "/dev/shm";
 const REGION: &str = "/v2/systemsharedmemory/region";
 
 /// Something in the folder of shared memory, until it is dropped.
-struct Object {
-    name: String,
+pub(crate) struct Object {
+    pub(crate) name: String,
 }
 
 impl Object {
@@ -26,7 +26,7 @@ impl Object {
         Self { name: format!("tenure-test-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)) }
     }
 
-    fn new(bytes: &[u8]) -> Self {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         let object = Self::named();
         fs::write(object.path(), bytes).unwrap();
         object
@@ -36,7 +36,7 @@ impl Object {
         PathBuf::from(FOLDER).join(&self.name)
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         fs::read(self.path()).unwrap()
     }
 
@@ -53,7 +53,7 @@ impl Drop for Object {
 }
 
 impl Served {
-    fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
         self.ask("POST", path, &[], body.as_bytes())
     }
 
@@ -68,7 +68,7 @@ impl Served {
         assert_eq!((registered.status, &*registered.text()), (200, ""));
     }
 
-    fn status(&self, path: &str) -> String {
+    pub(crate) fn status(&self, path: &str) -> String {
         self.ask("GET", &format!("/v2/systemsharedmemory{path}/status"), &[], &[]).text()
     }
 

@@ -2,9 +2,26 @@
 
 #![expect(missing_docs, reason = "the protocol says what its fields are")]
 
+mod model_config;
+mod shared_memory;
+mod statistics;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+
+pub use self::model_config::{
+    DataType, DynamicBatching, ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInput, ModelOutput,
+    SpecificVersions, VersionPolicy,
+};
+pub use self::shared_memory::{
+    CudaRegion, CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion,
+    SystemSharedMemoryStatusResponse,
+};
+pub use self::statistics::{
+    InferBatchStatistics, InferStatistics, ModelStatistics, ModelStatisticsRequest, ModelStatisticsResponse,
+    StatisticDuration,
+};
 
 /// Values by their names.
 pub type Parameters = BTreeMap<String, InferParameter>;

@@ -1,0 +1,126 @@
+//! Calls that ask models.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::calls::Call;
+use super::convert::{self, Form, decode, infer_request, said};
+use super::messages::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
+use super::status;
+use super::wire::{Outgoing, frame};
+use crate::http::ServeError;
+use crate::http::body::{Share, aside};
+use crate::http::server::guarded;
+use crate::http::shared::{Ending, Shared};
+use crate::metrics::Outcome;
+use crate::request_log::RequestEvent;
+use crate::shared_memory::{InPlace, Peer};
+
+impl Call<'_> {
+    pub(super) async fn infer(&mut self) -> Result<Bytes, ServeError> {
+        let mut ending = Ending::new(self.shared.service.metrics(), self.arrived);
+        let answer = async {
+            let message = self.incoming.only(&mut self.share).await?;
+            let asked = self.asked(self.arrived, self.limit);
+            asked.answer(message, &mut self.share, &mut ending.model, |answer| frame(&answer)).await
+        };
+        let answer = answer.await;
+        ending.of(&answer);
+        answer
+    }
+
+    /// Answers one message after the other. What is wrong with one ends no other.
+    pub(super) async fn stream(mut self, mut outgoing: Outgoing) -> io::Result<()> {
+        loop {
+            // What the last one took is free.
+            self.share = self.shared.share();
+            let message = tokio::select! {
+                () = outgoing.cancelled() => return Ok(()),
+                message = self.incoming.next(&mut self.share) => message,
+            };
+            let message = match message {
+                Ok(Some(message)) => message,
+                Ok(None) => return outgoing.end(&Ok(())),
+                Err(error) => return outgoing.end(&Err(error)),
+            };
+            let record = outgoing.record().next();
+            record.received(message.len());
+            let mut event = RequestEvent::new(record.clone());
+            let answer = tokio::select! {
+                () = outgoing.cancelled() => return Ok(()),
+                answer = record.scope(guarded(self.streamed(message))) => answer,
+            };
+            let outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
+            let bytes_out = answer.as_ref().ok().map(|answer| answer.len() as u64);
+            event.answered(outcome, status::number(&answer), bytes_out);
+            drop(event);
+            let error = |error: ServeError| {
+                frame(&ModelStreamInferResponse { error_message: error.message(), infer_response: None })
+            };
+            match answer.or_else(error) {
+                Ok(answer) => outgoing.send(answer).await?,
+                Err(error) => return outgoing.end(&Err(error)),
+            }
+        }
+    }
+
+    async fn streamed(&mut self, message: Bytes) -> Result<Bytes, ServeError> {
+        let arrived = Instant::now();
+        let mut ending = Ending::new(self.shared.service.metrics(), arrived);
+        let limit = self.limit.map(|limit| (self.arrived + limit).saturating_duration_since(arrived));
+        let asked = self.asked(arrived, limit);
+        let in_stream =
+            |answer| frame(&ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) });
+        let answer = asked.answer(message, &mut self.share, &mut ending.model, in_stream).await;
+        ending.of(&answer);
+        answer
+    }
+}
+
+impl<'a> Call<'a> {
+    fn asked(&self, arrived: Instant, limit: Option<Duration>) -> Asked<'a> {
+        Asked { shared: self.shared, peer: self.peer, arrived, limit }
+    }
+}
+
+/// A request for inference.
+struct Asked<'a> {
+    shared: &'a Shared,
+    peer: Peer,
+    arrived: Instant,
+    /// How long it may take, whatever it says.
+    limit: Option<Duration>,
+}
+
+impl Asked<'_> {
+    /// The answer to a message, as `frame` makes it. `known` becomes the model's name, when it is known that there is such a
+    /// model.
+    async fn answer(
+        &self,
+        message: Bytes,
+        share: &mut Share,
+        known: &mut String,
+        frame: impl FnOnce(ModelInferResponse) -> Result<Bytes, ServeError> + Send + 'static,
+    ) -> Result<Bytes, ServeError> {
+        let bytes = message.len();
+        let counted = aside(bytes, move || Ok((convert::decoded_bytes(&message)?, message)));
+        let (more, message) = counted.await?;
+        share.grow(bytes.saturating_add(more))?;
+        let message: ModelInferRequest = aside(bytes, move || decode(message)).await?;
+        let metadata =
+            self.shared.service.metadata(&message.model_name, said(message.model_version.clone()).as_deref())?;
+        known.clone_from(&message.model_name);
+        let (mut request, form): (_, Form) = aside(bytes, move || infer_request(message)).await?;
+        request.timeout = request.timeout.into_iter().chain(self.limit).min();
+        let mut in_place = InPlace::find(self.shared, Some(self.peer), &request)?;
+        let request = in_place.read(self.shared, share, bytes.saturating_add(more), request).await?;
+        metadata.check(&request).map_err(ServeError::Invalid)?;
+        let wanted = request.wanted.clone();
+        let response = in_place.write(self.shared.infer(request, self.arrived).await?).await?;
+        let bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
+        aside(bytes, move || frame(convert::infer_response(&response, &wanted, form)?)).await
+    }
+}

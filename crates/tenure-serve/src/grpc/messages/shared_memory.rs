@@ -1,0 +1,49 @@
+//! Regions of shared memory.
+
+use std::collections::BTreeMap;
+
+/// A request for a region's status, or to unregister it: both have the same form. Without a name it is for all regions.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RegionRequest {
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SystemSharedMemoryStatusResponse {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub regions: BTreeMap<String, SystemRegion>,
+}
+
+/// A region, as it is registered and as its status is said: both have the same form.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SystemRegion {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub key: String,
+    #[prost(uint64, tag = "3")]
+    pub offset: u64,
+    #[prost(uint64, tag = "4")]
+    pub byte_size: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CudaSharedMemoryStatusResponse {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub regions: BTreeMap<String, CudaRegion>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CudaRegion {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(uint64, tag = "2")]
+    pub device_id: u64,
+    #[prost(uint64, tag = "3")]
+    pub byte_size: u64,
+}
+
+/// The answer to requests that register and unregister regions.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct RegionResponse {}

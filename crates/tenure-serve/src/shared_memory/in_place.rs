@@ -1,0 +1,89 @@
+//! The tensors of a request that are in shared memory.
+
+use std::mem;
+
+use super::SharedMemoryError;
+use super::peer::Peer;
+use super::system::Part;
+use crate::http::ServeError;
+use crate::http::body::{Share, aside};
+use crate::http::shared::Shared;
+use crate::protocol::{InferRequest, InferResponse, Wanted};
+
+/// To read a part takes the system as long as to copy some KiB, however few bytes it has.
+const CALL_BYTES: usize = 4 << 10;
+
+/// The parts of shared memory that a request's tensors are in, which were looked for before it is computed.
+pub(crate) struct InPlace {
+    /// Of its inputs, in their order.
+    inputs: Vec<Part>,
+    /// Of outputs, by name.
+    outputs: Vec<(String, Part)>,
+}
+
+impl InPlace {
+    /// Finds the parts, if the request's peer may use them.
+    pub(crate) fn find(shared: &Shared, peer: Option<Peer>, request: &InferRequest) -> Result<Self, ServeError> {
+        let Wanted { outputs, .. } = &request.wanted;
+        let inputs = request.shared_inputs.iter().map(|input| &input.span);
+        let outputs = outputs.iter().filter_map(|output| Some((&output.name, output.span.as_ref()?)));
+        if inputs.len() > 0 || outputs.clone().next().is_some() {
+            shared.neighbour(peer)?;
+        }
+        let of = |(name, span): (&String, _)| Ok((name.clone(), shared.regions.part(span)?));
+        Ok(Self {
+            inputs: inputs.map(|span| shared.regions.part(span)).collect::<Result<_, _>>()?,
+            outputs: outputs.map(of).collect::<Result<_, SharedMemoryError>>()?,
+        })
+    }
+
+    /// Bytes of the inputs.
+    fn input_bytes(&self, limit: usize) -> Result<usize, ServeError> {
+        let sum = self.inputs.iter().try_fold(0u64, |sum, part| sum.checked_add(part.byte_size()));
+        let sum = sum.and_then(|sum| usize::try_from(sum).ok()).filter(|sum| *sum <= limit);
+        Ok(sum.ok_or(SharedMemoryError::TooLarge(limit))?)
+    }
+
+    /// The request with the inputs as they are now. They take a share of the memory for bodies, of which `taken` bytes are the
+    /// request's body.
+    pub(crate) async fn read(
+        &mut self,
+        shared: &Shared,
+        share: &mut Share,
+        taken: usize,
+        mut request: InferRequest,
+    ) -> Result<InferRequest, ServeError> {
+        if self.inputs.is_empty() {
+            return Ok(request);
+        }
+        let bytes = self.input_bytes(shared.config.limits.body_bytes)?;
+        share.grow(taken.saturating_add(bytes))?;
+        let parts = mem::take(&mut self.inputs);
+        let work_bytes = bytes.saturating_add(parts.len().saturating_mul(CALL_BYTES));
+        let read = move || {
+            for (input, part) in mem::take(&mut request.shared_inputs).into_iter().zip(parts) {
+                request.inputs.push(input.with_bytes(part.read()?).map_err(ServeError::Invalid)?);
+            }
+            Ok(request)
+        };
+        aside(work_bytes, read).await
+    }
+
+    /// Writes those outputs that are wanted in shared memory.
+    pub(crate) async fn write(self, response: InferResponse) -> Result<InferResponse, ServeError> {
+        if self.outputs.is_empty() {
+            return Ok(response);
+        }
+        let bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
+        let write = move || {
+            for (name, part) in &self.outputs {
+                // One that is not there is found when the answer is written.
+                if let Some(output) = response.outputs.iter().find(|output| output.name() == name) {
+                    part.write(name, output.bytes())?;
+                }
+            }
+            Ok(response)
+        };
+        aside(bytes, write).await
+    }
+}
