@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from channel import Channel
 from checks import BEYOND, GRPC, REQUIRED
 from server import Model, Server
 from wire import Address
@@ -83,6 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def server(pytestconfig: pytest.Config) -> Server:
     return pytestconfig.stash[SERVER]
+
+
+@pytest.fixture
+def channel(server: Server) -> Channel:
+    return Channel(server.grpc or "")
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
     python tests/oip/example.py [FAULT]...
 
-It prints its address. A fault is one that the suite must find; `FAULTS` has them. It is an example, not a fast server.
+It prints its address, and on a second line that of its gRPC, where there is the package grpcio. A fault is one that the
+suite must find; `FAULTS` has them, and `example_grpc.py` those of gRPC. It is an example, not a fast server.
 """
 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import math
 import os
@@ -217,7 +219,11 @@ class Handler(BaseHTTPRequestHandler):
             case "GET", ["config"]:
                 kinds = [
                     [
-                        {"name": t["name"], "data_type": f"TYPE_{t['datatype']}", "dims": [2]}
+                        {
+                            "name": t["name"],
+                            "data_type": f"TYPE_{t['datatype'].replace('BYTES', 'STRING')}",
+                            "dims": [2],
+                        }
                         for t in metadata(name)[key]
                     ]
                     for key in ("inputs", "outputs")
@@ -368,9 +374,16 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     Handler.state = State(sys.argv[1:])
-    assert set(sys.argv[1:]) <= set(FAULTS), f"faults are {', '.join(FAULTS)}"
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    url, faults = f"http://127.0.0.1:{server.server_port}", set(FAULTS)
+    print(url, flush=True)
+    if importlib.util.find_spec("grpc"):
+        import example_grpc
+
+        over_grpc, port = example_grpc.start(url, sys.argv[1:])
+        faults |= set(example_grpc.FAULTS)
+        print(f"grpc://127.0.0.1:{port}", flush=True)
+    assert set(sys.argv[1:]) <= faults, f"faults are {', '.join(sorted(faults))}"
     server.serve_forever()
 
 

@@ -286,8 +286,9 @@ def test_no_request_of_schemathesis_fails_the_server(served: Served, tmp_path: P
     served.check(lambda model, inputs: plainly(served.http, model, inputs))
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("memory", ["none", "system"])
-def test_perf_analyzer(served: Served, tmp_path: Path, memory: str) -> None:
+def test_perf_analyzer(served: Served, tmp_path: Path, memory: str, protocol: str) -> None:
     program = os.environ.get("TENURE_PERF_ANALYZER")
     if program is None:
         pytest.skip("TENURE_PERF_ANALYZER does not name perf_analyzer of tritonclient 2.50.0")
@@ -296,7 +297,20 @@ def test_perf_analyzer(served: Served, tmp_path: Path, memory: str) -> None:
     tokens.write_text(json.dumps({"data": [{"tokens": {"content": list(range(16)), "shape": [16]}}]}))
     for model, data in ("digits-0", []), ("next-byte-1", ["--input-data", str(tokens)]):
         report = tmp_path / f"{model}.csv"
-        command = [program, "-m", model, "-u", served.http, "-i", "http", "-b", "1", "-f", str(report), *data]
+        command = [
+            program,
+            "-m",
+            model,
+            "-u",
+            getattr(served, protocol),
+            "-i",
+            protocol,
+            "-b",
+            "1",
+            "-f",
+            str(report),
+            *data,
+        ]
         command += ["--shared-memory", memory, "--output-shared-memory-size", "16384"]
         command += ["--measurement-mode", "count_windows", "--measurement-request-count", "50"]
         command += ["--stability-percentage", "999", "--max-trials", "3"]
@@ -304,5 +318,5 @@ def test_perf_analyzer(served: Served, tmp_path: Path, memory: str) -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
         (row,) = csv.DictReader(report.read_text().splitlines())
         assert float(row["Inferences/Second"]) > 0
-        print(f"{model}, shared memory {memory}: {row}")
+        print(f"{model}, {protocol}, shared memory {memory}: {row}")
     served.check(lambda model, inputs: plainly(served.http, model, inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,10 @@ def images() -> NDArray[np.float32]:
 def test_a_server_and_its_models_say_the_same(models: Path) -> None:
     with asking(models) as (client, other, _):
         assert client.is_server_live() and client.is_server_ready()
-        assert client.get_server_metadata(as_json=True) == as_protobuf(other.get_server_metadata())
+        metadata = other.get_server_metadata()
+        # Over gRPC, tensors as bytes are no extension.
+        metadata["extensions"].remove("binary_tensor_data")
+        assert client.get_server_metadata(as_json=True) == as_protobuf(metadata)
         assert client.get_model_metadata("digits", as_json=True) == as_protobuf(other.get_model_metadata("digits"))
         index = client.get_model_repository_index(as_json=True)["models"]
         assert index == as_protobuf(other.get_model_repository_index())
@@ -61,6 +65,48 @@ def test_a_server_and_its_models_say_the_same(models: Path) -> None:
         assert len(names) == 3
         for name in (*names, "nobody"):
             assert client.is_model_ready(name) == other.is_model_ready(name) == (name != "nobody")
+
+
+def test_configurations_and_statistics_are_those_of_http(models: Path) -> None:
+    def numbers(said: Any) -> Any:
+        """What JSON says, without the numbers that are 0, as protobuf leaves them out."""
+        if isinstance(said, dict):
+            return {name: numbers(value) for name, value in said.items() if value not in ("", "0", 0, [])}
+        return [numbers(value) for value in said] if isinstance(said, list) else str(said)
+
+    with asking(models) as (client, other, _):
+        client.infer("digits", [tensor(grpc, "image", images())])
+        for name in ("digits", "next-byte"):
+            config = numbers(client.get_model_config(name, as_json=True)["config"])
+            assert config == numbers(other.get_model_config(name))
+            statistics = client.get_inference_statistics(name, as_json=True)
+            assert numbers(statistics) == numbers(other.get_inference_statistics(name))
+        assert len(client.get_inference_statistics().model_stats) == 3
+
+
+def test_tensors_may_be_in_shared_memory(models: Path) -> None:
+    memory = pytest.importorskip("tritonclient.utils.shared_memory", reason="the client has no shared memory")
+    image = images()
+    with asking(models) as (client, other, _):
+        expected = other.infer("digits", [tensor(http, "image", image)]).as_numpy("scores")
+        keys = {name: f"/tenure-test-{uuid.uuid4()}" for name in ("in", "out")}
+        regions = [memory.create_shared_memory_region(name, key, 1 << 13) for name, key in keys.items()]
+        try:
+            for name, key in keys.items():
+                client.register_system_shared_memory(name, key, 1 << 13)
+            assert set(client.get_system_shared_memory_status().regions) == {"in", "out"}
+            memory.set_shared_memory_region(regions[0], [image])
+            asked, wanted = grpc.InferInput("image", list(image.shape), "FP32"), grpc.InferRequestedOutput("scores")
+            asked.set_shared_memory("in", image.nbytes)
+            wanted.set_shared_memory("out", expected.nbytes)
+            output = client.infer("digits", [asked], outputs=[wanted]).get_output("scores")
+            scores = memory.get_contents_as_numpy(regions[1], np.float32, list(output.shape))
+            assert np.array_equal(scores, expected)
+            client.unregister_system_shared_memory()
+            assert not client.get_system_shared_memory_status().regions
+        finally:
+            for region in regions:
+                memory.destroy_shared_memory_region(region)
 
 
 @pytest.mark.parametrize("packing", [None, "gzip", "deflate"])
