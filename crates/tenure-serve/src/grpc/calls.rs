@@ -189,9 +189,10 @@ impl<'a> Call<'a> {
                 self.shared.service.unload(&model_name).await?;
                 frame(&RepositoryModelResponse {})
             }
-            method => match method.strip_prefix("SystemSharedMemory") {
-                Some(what) => self.system_shared_memory(what).await,
-                None => Err(self.unknown()),
+            method => match method.split_once("SharedMemory") {
+                Some(("System", what)) => self.system_shared_memory(what).await,
+                Some(("Cuda", what)) => self.cuda_shared_memory(what).await,
+                _ => Err(self.unknown()),
             },
         }
     }

@@ -4,10 +4,12 @@ use bytes::Bytes;
 
 use super::calls::Call;
 use super::convert::said;
-use super::messages::{RegionRequest, RegionResponse, SystemRegion, SystemSharedMemoryStatusResponse};
+use super::messages::{
+    CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion, SystemSharedMemoryStatusResponse,
+};
 use super::wire::frame;
 use crate::http::ServeError;
-use crate::shared_memory::{Registration, Status};
+use crate::shared_memory::{Registration, SharedMemoryError, Status};
 
 impl Call<'_> {
     /// Answers a call about the system's shared memory: `what` is the rest of its name.
@@ -35,6 +37,25 @@ impl Call<'_> {
                     Some(name) => regions.unregister(&name),
                     None => regions.clear(),
                 }
+                frame(&RegionResponse {})
+            }
+            _ => Err(self.unknown()),
+        }
+    }
+
+    /// Answers a call about memory of CUDA devices. There is no region of it, and none can be registered.
+    pub(super) async fn cuda_shared_memory(&mut self, what: &str) -> Result<Bytes, ServeError> {
+        match what {
+            "Status" => {
+                let RegionRequest { name } = self.message().await?;
+                match said(name) {
+                    Some(name) => Err(SharedMemoryError::Unknown(name).into()),
+                    None => frame(&CudaSharedMemoryStatusResponse::default()),
+                }
+            }
+            "Register" => Err(SharedMemoryError::Cuda.into()),
+            "Unregister" => {
+                let RegionRequest { .. } = self.message().await?;
                 frame(&RegionResponse {})
             }
             _ => Err(self.unknown()),

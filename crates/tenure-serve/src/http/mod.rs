@@ -20,7 +20,7 @@
 //! | `POST /v2/systemsharedmemory/region/R/register` | gives a part of an object in `/dev/shm` a name, by which tensors may be in it |
 //! | `POST /v2/systemsharedmemory[/region/R]/unregister` | forgets a region, or all |
 //! | `GET /v2/systemsharedmemory[/region/R]/status` | a region, or all |
-//! | `POST /v2/cudasharedmemory/unregister`, `GET /v2/cudasharedmemory/status` | as if there were regions of a device's memory |
+//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | as if there were regions of a device's memory, none of which can be registered |
 //! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's: vectors of texts, and which models there are |
 //!
 //! After `M` there may be `/versions/V` in what asks for a model. Shared memory is for clients on the server's host, or with a token;

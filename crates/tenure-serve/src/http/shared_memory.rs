@@ -14,12 +14,21 @@ use super::ServeError;
 use super::body::receive;
 use super::routes::{Sharing, json};
 use super::shared::Shared;
-use crate::shared_memory::Registration;
+use crate::shared_memory::{Registration, SharedMemoryError};
 
-/// The routes below `/v2/cudasharedmemory` that are asked, such as by `perf_analyzer`, whether or not a region is to be registered.
-/// There is none.
+/// The routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` ask them whether or not they register a region: there is
+/// none, and none can be registered.
 pub(super) fn no_cuda() -> Router<Arc<Shared>> {
-    Router::new().route("/status", get(async || json(&[(); 0]))).route("/unregister", post(async || ()))
+    let refuse = async || ServeError::from(SharedMemoryError::Cuda);
+    Router::new()
+        .route("/status", get(async || json(&[(); 0])))
+        .route("/unregister", post(async || ()))
+        .route(
+            "/region/{region}/status",
+            get(async |name: RegionName| ServeError::from(SharedMemoryError::Unknown(name.0))),
+        )
+        .route("/region/{region}/register", post(refuse))
+        .route("/region/{region}/unregister", post(async || ()))
 }
 
 /// The routes below `/v2/systemsharedmemory`.

@@ -13,6 +13,11 @@ pub enum SharedMemoryError {
     /// Whoever is on another host shares no memory with the server.
     #[error("shared memory is for clients on the server's host, or with a token: send tensors as binary data")]
     Elsewhere,
+    /// Memory of a client's CUDA device.
+    #[error(
+        "memory of CUDA devices cannot be registered here: register system shared memory, or send tensors as binary data"
+    )]
+    Cuda,
     /// Not the name of an object.
     #[error("{0:?} is no key of shared memory: it is 1 to 255 bytes without '/', but for one at its start")]
     Key(String),

@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tenure_serve::grpc::messages::{
-    DataType, InferRequestedOutput, InferTensor, InferTensorContents, ModelConfigRequest, ModelConfigResponse,
-    ModelInferRequest, ModelInferResponse, ModelStatisticsRequest, ModelStatisticsResponse, ParameterChoice,
-    Parameters, RegionRequest, RegionResponse, StatisticDuration, SystemRegion, SystemSharedMemoryStatusResponse,
+    CudaSharedMemoryStatusResponse, DataType, InferRequestedOutput, InferTensor, InferTensorContents,
+    ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelStatisticsRequest,
+    ModelStatisticsResponse, ParameterChoice, Parameters, RegionRequest, RegionResponse, StatisticDuration,
+    SystemRegion, SystemSharedMemoryStatusResponse,
 };
 use tenure_serve::protocol::Datatype;
 
@@ -140,6 +141,20 @@ fn regions_are_those_of_http() {
     let beyond = client.call("SystemSharedMemoryRegister", &registration("r", &object, 0, 9));
     let (code, message) = beyond.error();
     assert!(code == INVALID_ARGUMENT && message.contains("has 8 bytes"), "{code} {message}");
+}
+
+#[test]
+fn there_are_no_regions_of_a_device() {
+    let served = served();
+    let client = Client::new(&served);
+    let status: CudaSharedMemoryStatusResponse = client.ask("CudaSharedMemoryStatus", &RegionRequest::default());
+    assert!(status.regions.is_empty());
+    client.ask::<RegionResponse>("CudaSharedMemoryUnregister", &RegionRequest::default());
+    let named = RegionRequest { name: "r".into() };
+    assert_eq!(client.call("CudaSharedMemoryStatus", &named).error().0, NOT_FOUND);
+    let reply = client.call("CudaSharedMemoryRegister", &named);
+    let (code, message) = reply.error();
+    assert!(code == INVALID_ARGUMENT && message.starts_with("memory of CUDA devices"), "{code} {message}");
 }
 
 /// The parameters of a tensor that is in a region.

@@ -159,7 +159,10 @@ fn there_are_no_regions_of_a_device() {
     let served = served();
     assert_eq!(served.ask("GET", "/v2/cudasharedmemory/status", &[], &[]).text(), "[]");
     assert_eq!(served.post("/v2/cudasharedmemory/unregister", "").status, 200);
-    assert_eq!(served.post("/v2/cudasharedmemory/region/r/register", "{}").error().0, 404);
+    let (status, error) = served.post("/v2/cudasharedmemory/region/r/register", "{}").error();
+    assert!(status == 400 && error.starts_with("memory of CUDA devices cannot be registered"), "{status} {error}");
+    assert_eq!(served.ask("GET", "/v2/cudasharedmemory/region/r/status", &[], &[]).error().0, 404);
+    assert_eq!(served.post("/v2/cudasharedmemory/region/r/unregister", "").status, 200);
 }
 
 #[test]
