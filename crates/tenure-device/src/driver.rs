@@ -32,6 +32,10 @@ pub enum EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub [u8; 64]);
 
+/// The name of memory of [`Driver::malloc`], to send to another process. CUDA's `CUipcMemHandle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryHandle(pub [u8; 64]);
+
 /// How much a stream's work matters when the device has too much to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Priority {
@@ -145,6 +149,17 @@ pub trait Driver: Send + Sync {
     /// The chunk behind a descriptor of [`export`](Self::export), under a name of this process. It has the size it was
     /// created with, which the driver does not tell: `bytes` must say it.
     fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError>;
+
+    /// A name under which another process can [`open`](Self::open_memory) memory of [`malloc`](Self::malloc), which must be
+    /// kept meanwhile.
+    fn export_memory(&self, address: Address) -> Result<MemoryHandle, CallError>;
+
+    /// The memory of another process behind a name of [`export_memory`](Self::export_memory): its address here and its size
+    /// in bytes. It can be opened more than once.
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<(Address, u64), CallError>;
+
+    /// Undoes one [`open_memory`](Self::open_memory). Work that uses the memory must have completed.
+    fn close_memory(&self, address: Address) -> Result<(), CallError>;
 
     /// Makes host memory fast to copy from and to, and keeps it from being swapped out; `Access::Read` takes memory
     /// that is mapped read-only.

@@ -268,6 +268,19 @@ pub enum ErrorKind {
     /// An event of this process is opened as if it were another's.
     #[error("the event was made by this process: use it as it is, without opening it")]
     OwnEvent,
+    /// Memory of this process is opened as if it were another's.
+    #[error("the memory was allocated by this process: use it as it is, without opening it")]
+    OwnMemory,
+    /// Bytes that are not in opened memory.
+    #[error("the memory has {bytes} bytes, and has no {len} from {offset} on")]
+    OutsideMemory {
+        /// Where they are to begin.
+        offset: u64,
+        /// How many they are.
+        len: u64,
+        /// The memory's size.
+        bytes: u64,
+    },
     /// Time was asked of an event that was not recorded, or not passed.
     #[error("event {0:#x} was not passed yet")]
     NotPassed(u64),
@@ -345,7 +358,8 @@ impl ErrorKind {
             Self::NoDevice => 100,
             Self::NoSuchDevice { .. } | Self::PeerOfItself(_) => 101,
             Self::CountFailed(unknown) => unknown.code(),
-            Self::OwnEvent => 201,
+            Self::OwnEvent | Self::OwnMemory => 201,
+            Self::OutsideMemory { .. } => 1,
             Self::Overlap { .. } => 208,
             Self::UnknownHandle { .. } | Self::WrongEventKind { .. } | Self::OtherDevice { .. } => 400,
             Self::NoPeerAccess { .. } => 217,

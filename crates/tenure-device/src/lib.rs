@@ -26,6 +26,7 @@ pub mod graph;
 pub mod host;
 mod launches;
 pub mod memory;
+mod opened;
 pub mod pinned;
 mod platform;
 mod ring;
@@ -40,11 +41,13 @@ pub use call::Call;
 pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
 pub use driver::{
-    Access, Driver, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction, Priority, ProcessMemory,
+    Access, Driver, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction, MemoryHandle, Priority,
+    ProcessMemory,
 };
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
+pub use opened::OpenedMemory;
 pub use platform::{Link, Platform, Properties};
 pub use stream::{Stream, StreamGuard, StreamKind};
 pub use streams::{STREAMS_PER_POOL, Streams};

@@ -3,8 +3,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    self, CUevent, CUevent_flags, CUevent_wait_flags, CUgraphExec, CUipcEventHandle, CUmemAllocationHandleType,
-    CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
+    self, CUevent, CUevent_flags, CUevent_wait_flags, CUgraphExec, CUipcEventHandle, CUipcMem_flags, CUipcMemHandle,
+    CUmemAllocationHandleType, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
@@ -17,7 +17,7 @@ use super::nvml;
 use crate::deferred::InHostFunction;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction,
-    Priority, ProcessMemory,
+    MemoryHandle, Priority, ProcessMemory,
 };
 
 impl Driver for CudaDriver {
@@ -174,6 +174,52 @@ impl Driver for CudaDriver {
             check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, descriptor, kind) })?;
             self.space.lock().add_chunk(ChunkId(handle), bytes);
             Ok(ChunkId(handle))
+        })
+    }
+
+    fn export_memory(&self, address: Address) -> Result<MemoryHandle, CallError> {
+        self.in_context(Call::ExportMemory, || {
+            let unknown = ErrorKind::UnknownHandle { what: "segment", handle: address };
+            self.segments.get(address).ok_or(unknown)?;
+            let mut handle = CUipcMemHandle { reserved: [0; 64] };
+            // SAFETY: `handle` is writable, and the segment is known.
+            check(unsafe { sys::cuIpcGetMemHandle(&mut handle, address) })?;
+            Ok(MemoryHandle(handle.reserved.map(|byte| byte as u8)))
+        })
+    }
+
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<(Address, u64), CallError> {
+        self.in_context(Call::OpenMemory, || {
+            let handle = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
+            let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+            let (mut opened, mut base, mut bytes) = (0, 0, 0);
+            let mut counts = self.opened.lock();
+            // SAFETY: `opened` is writable, and the driver refuses a handle that names nothing.
+            check(unsafe { sys::cuIpcOpenMemHandle_v2(&mut opened, handle, flags) })?;
+            // SAFETY: both are writable, and the memory was just opened.
+            let sized = check(unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, opened) });
+            if let Err(error) = sized {
+                // SAFETY: it was just opened, and nobody else knows of it.
+                let _ = check(unsafe { sys::cuIpcCloseMemHandle(opened) });
+                return Err(error);
+            }
+            *counts.entry(opened).or_default() += 1;
+            Ok((opened, bytes as u64 - (opened - base)))
+        })
+    }
+
+    fn close_memory(&self, address: Address) -> Result<(), CallError> {
+        self.in_context(Call::CloseMemory, || {
+            let mut counts = self.opened.lock();
+            let unknown = ErrorKind::UnknownHandle { what: "opened memory", handle: address };
+            let count = counts.get_mut(&address).ok_or(unknown)?;
+            // SAFETY: the memory is open, and the lock keeps others from closing it meanwhile.
+            check(unsafe { sys::cuIpcCloseMemHandle(address) })?;
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&address);
+            }
+            Ok(())
         })
     }
 

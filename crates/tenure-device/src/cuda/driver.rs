@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -8,7 +9,7 @@ use cudarc::driver::sys::{
     CUresult, CUstream,
 };
 use parking_lot::Mutex;
-use tenure_alloc::MemoryInfo;
+use tenure_alloc::{Address, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::blas::Blas;
@@ -41,6 +42,8 @@ pub struct CudaDriver {
     pub(super) space: Mutex<AddressSpace>,
     /// Sizes of what was allocated with an address of its own.
     pub(super) segments: Handles<u64>,
+    /// How often memory of other processes is open, by its address.
+    pub(super) opened: Mutex<BTreeMap<Address, usize>>,
     pub(super) streams: Handles<StreamOwner>,
     /// How many kernels each launches.
     pub(super) graphs: Handles<usize>,
@@ -87,6 +90,7 @@ impl CudaDriver {
             priorities: priorities(least, greatest),
             space: Mutex::new(AddressSpace::new(granularity)),
             segments: Handles::new(),
+            opened: Mutex::default(),
             streams: Handles::new(),
             graphs: Handles::new(),
             timings: Timings::default(),

@@ -12,7 +12,7 @@ use super::platform::uuid;
 use super::state::State;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction,
-    Launch, Priority, ProcessMemory, cost,
+    Launch, MemoryHandle, Priority, ProcessMemory, cost,
 };
 
 impl Driver for SimDriver {
@@ -137,6 +137,18 @@ impl Driver for SimDriver {
 
     fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError> {
         self.call(Call::Import, |state| state.memory.physical.import(chunk, bytes))
+    }
+
+    fn export_memory(&self, address: Address) -> Result<MemoryHandle, CallError> {
+        self.call(Call::ExportMemory, |state| state.memory.export(address))
+    }
+
+    fn open_memory(&self, handle: &MemoryHandle) -> Result<(Address, u64), CallError> {
+        self.call(Call::OpenMemory, |state| state.memory.open(handle))
+    }
+
+    fn close_memory(&self, address: Address) -> Result<(), CallError> {
+        self.call(Call::CloseMemory, |state| state.memory.close(address, state.order.host()))
     }
 
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError> {

@@ -9,7 +9,7 @@ use tenure_alloc::{Address, ChunkId};
 use super::kernel::Touches;
 use super::physical::PhysicalMemory;
 use super::race::{Access, Clock};
-use crate::{Access as Rights, ErrorKind, Launch};
+use crate::{Access as Rights, ErrorKind, Launch, MemoryHandle};
 
 /// Where device 0 looks for addresses of its own, upwards; each of the others begins so much higher.
 const FIRST_ADDRESS: Address = 0x10_0000_0000;
@@ -26,6 +26,8 @@ pub(super) struct Memory {
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks in reservations, and segments outside of them, by address.
     mappings: BTreeMap<Address, Mapping>,
+    /// Where memory of other processes is mapped.
+    opened: BTreeSet<Address>,
     /// Other devices that may do what this one may.
     peers: BTreeSet<u8>,
 }
@@ -65,6 +67,7 @@ impl Memory {
             next_address: FIRST_ADDRESS + Address::from(device) * ADDRESSES,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
+            opened: BTreeSet::new(),
             peers: BTreeSet::new(),
         }
     }
@@ -102,8 +105,39 @@ impl Memory {
     }
 
     pub(super) fn check_segment(&self, address: Address) -> Result<(), ErrorKind> {
-        let mapping = self.mappings.get(&address).filter(|mapping| mapping.chunk.is_none());
+        let is_own = |mapping: &&Mapping| mapping.chunk.is_none() && !self.opened.contains(&address);
+        let mapping = self.mappings.get(&address).filter(is_own);
         mapping.map(|_| ()).ok_or(ErrorKind::UnknownHandle { what: "segment", handle: address })
+    }
+
+    /// The name of a segment, whose bytes are shared from now on.
+    pub(super) fn export(&mut self, address: Address) -> Result<MemoryHandle, ErrorKind> {
+        self.check_segment(address)?;
+        self.physical.export_segment(self.mappings[&address].physical)
+    }
+
+    /// Maps memory of another process. Returns its address and size.
+    pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(Address, u64), ErrorKind> {
+        let (physical, bytes) = self.physical.open(handle)?;
+        let (address, access) = (self.fresh_range(bytes)?, Some(Rights::ReadWrite));
+        self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
+        self.opened.insert(address);
+        Ok((address, bytes))
+    }
+
+    /// Undoes that, given what the host knows to be complete.
+    pub(super) fn close(&mut self, address: Address, host: &Clock) -> Result<(), ErrorKind> {
+        let mapping = self.mappings.get(&address).filter(|_| self.opened.contains(&address));
+        let mapping = mapping.ok_or(ErrorKind::UnknownHandle { what: "opened memory", handle: address })?;
+        if let Some(used) = mapping.uses.iter().find(|used| !host.covers(used)) {
+            let range = address..address + mapping.bytes;
+            return Err(ErrorKind::UnmappedInUse { range, launch: Arc::clone(&used.launch) });
+        }
+        let physical = mapping.physical;
+        self.mappings.remove(&address);
+        self.opened.remove(&address);
+        self.physical.remove(physical);
+        Ok(())
     }
 
     pub(super) fn reserve(&mut self, bytes: u64) -> Result<Address, ErrorKind> {

@@ -8,7 +8,7 @@ use tenure_alloc::{ChunkId, MemoryInfo};
 use super::pages::Pages;
 use super::race::Shadow;
 use super::shared::{Abandoned, SharedBytes};
-use crate::ErrorKind;
+use crate::{ErrorKind, MemoryHandle};
 
 /// The memory of a device, and memory of others that it imported.
 pub(super) struct PhysicalMemory {
@@ -144,20 +144,49 @@ impl PhysicalMemory {
     /// A descriptor of a chunk, whose bytes are shared from now on.
     pub(super) fn export(&mut self, chunk: ChunkId) -> Result<OwnedFd, ErrorKind> {
         let id = self.chunk(chunk)?.allocation;
-        let allocation = self.allocation_mut(id);
-        match &allocation.data {
-            Data::Host(_) => unreachable!("a chunk is memory of the device"),
-            Data::Shared(shared) => shared.export(),
-            Data::Private(pages) => {
-                let shared = SharedBytes::new(allocation.bytes)?;
-                let descriptor = shared.export()?;
-                pages.written().for_each(|(offset, page)| {
-                    let len = page.len().min((allocation.bytes - offset) as usize);
-                    shared.write(offset, &page[..len]);
-                });
-                allocation.data = Data::Shared(shared);
-                Ok(descriptor)
+        self.share(id)?.export()
+    }
+
+    /// The name of a segment, whose bytes are shared from now on.
+    pub(super) fn export_segment(&mut self, id: u64) -> Result<MemoryHandle, ErrorKind> {
+        let bytes = self.allocation_mut(id).bytes;
+        Ok(self.share(id)?.handle(bytes))
+    }
+
+    /// Memory that another device made. Returns its allocation and size.
+    pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(u64, u64), ErrorKind> {
+        let (shared, bytes) = SharedBytes::open(handle)?;
+        let same = |known: &Allocation| matches!(&known.data, Data::Shared(other) if shared.is(other));
+        let known = self.allocations.iter().find(|(_, known)| same(known));
+        let known = known.map(|(&id, allocation)| (id, allocation.own));
+        match known {
+            Some((_, true)) => Err(ErrorKind::OwnMemory),
+            Some((id, false)) => {
+                self.allocation_mut(id).handles += 1;
+                Ok((id, bytes))
             }
+            None => {
+                let id = self.name();
+                self.add(id, bytes, false, Data::Shared(shared));
+                Ok((id, bytes))
+            }
+        }
+    }
+
+    /// The bytes of an allocation of the device, which are shared from now on.
+    fn share(&mut self, id: u64) -> Result<&SharedBytes, ErrorKind> {
+        let allocation = self.allocation_mut(id);
+        if let Data::Private(pages) = &allocation.data {
+            let shared = SharedBytes::new(allocation.bytes)?;
+            pages.written().for_each(|(offset, page)| {
+                let len = page.len().min((allocation.bytes - offset) as usize);
+                shared.write(offset, &page[..len]);
+            });
+            allocation.data = Data::Shared(shared);
+        }
+        match &allocation.data {
+            Data::Shared(shared) => Ok(shared),
+            Data::Private(_) | Data::Host(_) => unreachable!("it is memory of the device, and was shared"),
         }
     }
 

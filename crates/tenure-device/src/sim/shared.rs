@@ -7,10 +7,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
-use crate::ErrorKind;
+use crate::{ErrorKind, MemoryHandle};
 
 /// Stands behind the bytes of every shared chunk, so that no other file is taken for one.
 const TRAILER: [u8; 16] = *b"tenure sim chunk";
+
+/// Begins the handle of all memory, so that other bytes are not taken for one.
+const MAGIC: [u8; 16] = *b"tenure simmemory";
 
 /// The size is what the exporter made it: no holder meets the end of the file within a chunk.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -50,6 +53,34 @@ impl SharedBytes {
             return Err(ErrorKind::SharedSize { given: bytes, actual });
         }
         Ok(Self { identity: identity(&file)?, file })
+    }
+
+    /// What [`open`](Self::open) takes: where the file is open, which file it is, and the size.
+    pub(super) fn handle(&self, bytes: u64) -> MemoryHandle {
+        let mut handle = [0; 64];
+        handle[..MAGIC.len()].copy_from_slice(&MAGIC);
+        let (device, inode) = self.identity;
+        let words = [u64::from(std::process::id()), self.file.as_raw_fd() as u64, device, inode, bytes];
+        for (place, word) in handle[MAGIC.len()..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        MemoryHandle(handle)
+    }
+
+    /// The bytes behind a handle, whose process must hold them still, and how many they are.
+    pub(super) fn open(handle: &MemoryHandle) -> Result<(Self, u64), ErrorKind> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i]));
+        let [process, descriptor, device, inode, bytes] = [16, 24, 32, 40, 48].map(word);
+        let unknown = ErrorKind::UnknownHandle { what: "memory of another process", handle: inode };
+        if handle.0[..MAGIC.len()] != MAGIC {
+            return Err(unknown);
+        }
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let Ok(file) = File::options().read(true).write(true).open(path) else { return Err(unknown) };
+        if identity(&file)? != (device, inode) {
+            return Err(unknown);
+        }
+        Ok((Self::import(file.as_fd(), bytes)?, bytes))
     }
 
     /// A descriptor that keeps the bytes, and can be sent to other processes.

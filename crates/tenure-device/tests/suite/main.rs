@@ -15,6 +15,7 @@ mod graphs;
 mod host;
 mod launches;
 mod memory;
+mod opened;
 mod peers;
 mod pinned;
 mod platform;

@@ -1,0 +1,74 @@
+use std::sync::Arc;
+
+use tenure_alloc::Address;
+
+use crate::{Call, Driver, DriverError, ErrorKind, MemoryHandle, Priority};
+
+/// Memory of another process's device allocation, opened by its handle: read and written by copies that are waited for.
+///
+/// The other process must keep the allocation until this is dropped. Copies of one value run in the order of its stream.
+pub struct OpenedMemory {
+    driver: Arc<dyn Driver>,
+    address: Address,
+    bytes: u64,
+    stream: tenure_core::StreamId,
+}
+
+impl OpenedMemory {
+    /// Opens the allocation that a handle names, as a whole, wherever in it the handle was made.
+    ///
+    /// # Errors
+    /// The handle names nothing, or memory of this process; a driver call failed.
+    #[track_caller]
+    pub fn open(driver: Arc<dyn Driver>, handle: &MemoryHandle) -> Result<Self, DriverError> {
+        let stream = driver.create_stream(Priority::Default)?;
+        match driver.open_memory(handle) {
+            Ok((address, bytes)) => Ok(Self { driver, address, bytes, stream }),
+            Err(error) => {
+                // What matters is why it was not opened.
+                let _ = driver.destroy_stream(stream);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The allocation's size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads `target.len()` bytes from `offset` on, and waits for them.
+    ///
+    /// # Errors
+    /// They are not all inside the allocation ([`ErrorKind::OutsideMemory`]); a driver call failed.
+    #[track_caller]
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DriverError> {
+        let source = self.at(Call::CopyFromDevice, offset, target.len())?;
+        Ok(self.driver.copy_from_device(target, source, self.stream)?)
+    }
+
+    /// Writes `source` from `offset` on, and waits until it is there.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[track_caller]
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), DriverError> {
+        let target = self.at(Call::CopyToDevice, offset, source.len())?;
+        Ok(self.driver.copy_to_device(target, source, self.stream)?)
+    }
+
+    #[track_caller]
+    fn at(&self, call: Call, offset: u64, len: usize) -> Result<Address, DriverError> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.bytes);
+        let outside = ErrorKind::OutsideMemory { offset, len: len as u64, bytes: self.bytes };
+        end.map(|_| self.address + offset).ok_or_else(|| DriverError::new(call, outside))
+    }
+}
+
+impl Drop for OpenedMemory {
+    fn drop(&mut self) {
+        // Copies were waited for. A context that is lost takes both along.
+        let _ = self.driver.close_memory(self.address);
+        let _ = self.driver.destroy_stream(self.stream);
+    }
+}
