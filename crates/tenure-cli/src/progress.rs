@@ -1,5 +1,7 @@
 //! Progress bars on stderr, when that is a terminal.
 
+use std::time::Duration;
+
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use tenure::replay::Progress;
 
@@ -19,6 +21,11 @@ pub(crate) fn cases(count: u64) -> ProgressBar {
 /// A bar of steps, of which `done` are made.
 pub(crate) fn steps(done: u64, count: u64) -> ProgressBar {
     bar(count, String::new(), "{msg} {wide_bar} {pos}/{len}, {eta} left").with_position(done)
+}
+
+/// A bar of time in ms.
+pub(crate) fn time(time: Duration) -> ProgressBar {
+    bar(time.as_millis() as u64, String::new(), "{wide_bar} {eta} left")
 }
 
 /// A bar of texts, of as many as are known.

@@ -80,6 +80,25 @@ impl Outcome {
     }
 }
 
+/// Where a request found its model's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// On the device.
+    Resident,
+    /// Elsewhere: they came for its batch.
+    Switched,
+}
+
+impl Found {
+    /// Its label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resident => "resident",
+            Self::Switched => "switched",
+        }
+    }
+}
+
 /// Latencies of a model's last answers, at most 1,024 of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
@@ -120,6 +139,7 @@ struct OfOutcome {
 struct OfPhase {
     model: String,
     phase: &'static str,
+    weights: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -168,7 +188,8 @@ impl Default for Metrics {
         let help = "From when a request came until it was answered";
         registry.register_with_unit("request_latency", help, Unit::Seconds, latencies.clone());
         let phases = Histograms::new_with_constructor(latency_histogram as fn() -> Histogram);
-        let help = "Where the time of answered requests went: queue, copy, wait for weights, compute";
+        let help =
+            "Where the time of answered requests went: queue, copy, wait for weights, compute; by whether weights came";
         registry.register_with_unit("request_phase", help, Unit::Seconds, phases.clone());
         let switches = Family::default();
         registry.register("switches", "How often a model was brought to a device", switches.clone());
@@ -211,10 +232,11 @@ impl Metrics {
     }
 
     /// A request was computed. Whoever computes calls this.
-    pub fn computed(&self, model: &str, phases: Phases) {
+    pub fn computed(&self, model: &str, phases: Phases, found: Found) {
         let Phases { queue, copy, wait, compute } = phases;
         for (phase, time) in [("queue", queue), ("copy", copy), ("wait", wait), ("compute", compute)] {
-            let histogram = self.phases.get_or_create_owned(&OfPhase { model: model.into(), phase });
+            let histogram =
+                self.phases.get_or_create_owned(&OfPhase { model: model.into(), phase, weights: found.name() });
             histogram.observe(time.as_secs_f64());
         }
         let total = phases.total();
@@ -363,7 +385,7 @@ mod tests {
         metrics.resident("resnet", "cuda:0", 0);
         metrics.queued("resnet", 3);
         let ms = Duration::from_millis;
-        metrics.computed("resnet", Phases { queue: ms(1), copy: ms(2), wait: ms(0), compute: ms(4) });
+        metrics.computed("resnet", Phases { queue: ms(1), copy: ms(2), wait: ms(0), compute: ms(4) }, Found::Switched);
         let text = metrics.to_text();
         for line in [
             r#"tenure_requests_total{model="a\"b",outcome="answered"} 2"#,
@@ -371,7 +393,7 @@ mod tests {
             r#"tenure_copied_bytes_total{from="pinned",to="cuda:0"} 300"#,
             r#"tenure_resident_bytes{model="resnet",tier="cuda:0"} 0"#,
             r#"tenure_queued_requests{model="resnet"} 3"#,
-            r#"tenure_request_phase_seconds_sum{model="resnet",phase="copy"} 0.002"#,
+            r#"tenure_request_phase_seconds_sum{model="resnet",phase="copy",weights="switched"} 0.002"#,
             r#"tenure_request_latency_seconds_count{model="resnet"} 1"#,
             "# TYPE tenure_request_latency_seconds histogram",
         ] {
@@ -385,7 +407,7 @@ mod tests {
         let metrics = Metrics::default();
         assert_eq!(metrics.latency("m"), None);
         let ms = Duration::from_millis;
-        let computed = |compute| metrics.computed("m", Phases { compute, ..Phases::default() });
+        let computed = |compute| metrics.computed("m", Phases { compute, ..Phases::default() }, Found::Resident);
         computed(ms(7));
         assert_eq!(metrics.latency("m"), Some(Latency { median: ms(7), p99: ms(7) }));
         (0..RECENT).for_each(|_| computed(ms(1)));
@@ -402,7 +424,9 @@ mod tests {
         let took: Vec<Duration> = metrics.latest_switches().into_iter().map(|switch| switch.took).collect();
         assert_eq!(took, (2..SWITCHES + 2).rev().map(ms).collect::<Vec<_>>());
         assert_eq!(metrics.last_latencies("m", 2), []);
-        (1..4).for_each(|number| metrics.computed("m", Phases { compute: ms(number), ..Phases::default() }));
+        (1..4).for_each(|number| {
+            metrics.computed("m", Phases { compute: ms(number), ..Phases::default() }, Found::Resident)
+        });
         assert_eq!(metrics.last_latencies("m", 2), [ms(2), ms(3)]);
         assert_eq!(metrics.last_latencies("m", 5).len(), 3);
     }

@@ -12,10 +12,12 @@
 //! | `bert` | tokens, mask | numbers of each token | Hugging Face's `config.json` |
 //! | `sentences` | tokens, mask | a vector of length 1 for each text | the same |
 //! | `gpt2`, `llama` | tokens | scores of what follows each token | the same |
+//! | `mlp` | rows of numbers | rows of numbers | `sizes` of a row before each layer, and after the last |
 //!
 //! A mask is 1 where there is a token, and 0 where a text was filled up.
 
 mod images;
+mod rows;
 mod texts;
 
 use std::collections::BTreeMap;
@@ -88,6 +90,7 @@ impl Default for Architectures {
     fn default() -> Self {
         let mut architectures = Self::none();
         images::register(&mut architectures);
+        rows::register(&mut architectures);
         texts::register(&mut architectures);
         architectures
     }

@@ -8,7 +8,7 @@ use super::core::{Core, State};
 use super::device::{Job, Leaving, Run, ServingDevice};
 use crate::executor::{Answer, Model, ModelError};
 use crate::http::ServeError;
-use crate::metrics::Phases;
+use crate::metrics::{Found, Phases};
 use crate::protocol::Tensor;
 use crate::scheduler::{DeviceId, ModelId};
 
@@ -64,6 +64,9 @@ impl Core {
         } else if spent.is_some() {
             self.state.lock().deaths.remove(&run.model);
         }
+        // Weights that were brought ahead may still have been on their way.
+        let has_waited = spent.is_some_and(|spent| spent.copy + spent.wait > Duration::ZERO);
+        let found = if run.is_load || has_waited { Found::Switched } else { Found::Resident };
         let mut uncounted_rows = Some(run.rows.iter().copied().map(u64::from).sum());
         let mut state = self.state.lock();
         state.doing[device.id.index()].running = None;
@@ -73,7 +76,7 @@ impl Core {
             if let (Ok(_), Some(spent)) = (&answer, spent) {
                 let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
                 let phases = Phases { queue, copy, ..spent };
-                self.metrics.computed(model.name(), phases);
+                self.metrics.computed(model.name(), phases, found);
                 if let Some(record) = &waiting.record {
                     record.computed(waiting.rows, phases);
                 }

@@ -314,6 +314,22 @@ impl Scale {
     }
 }
 
+/// Charts one below the other, as one file.
+pub(super) fn column(charts: &[Chart]) -> String {
+    let height = HEIGHT * charts.len() as f64;
+    let mut svg = Svg::default();
+    svg.add(format_args!(
+        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\"><style>{STYLE}</style>\
+         <rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>"
+    ));
+    for (number, chart) in charts.iter().enumerate() {
+        let top = HEIGHT * number as f64;
+        svg.add(format_args!("<svg y=\"{top}\" height=\"{HEIGHT}\">{}</svg>", chart.inline()));
+    }
+    svg.add(format_args!("</svg>"));
+    svg.finish()
+}
+
 /// 1, 2 or 5 times a power of ten, the first that is no less than `least`.
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());

@@ -1,6 +1,6 @@
 //! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
 //! running program, by tag and module; [`TrainingReport`] is of a training run, [`LearningReport`] of a
-//! policy's; [`SwitchReport`] is of models that share a device.
+//! policy's; [`SwitchReport`] is of models that share a device, [`ServingReport`] of requests to them.
 //!
 //! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
 //! charts' hover texts what the lines stand for.
@@ -15,6 +15,7 @@ mod memory;
 #[cfg(feature = "nn")]
 mod offload;
 mod page;
+mod serving;
 mod svg;
 mod switching;
 #[cfg(feature = "nn")]
@@ -27,6 +28,7 @@ use tenure_plan::{Summary, Trace};
 #[cfg(feature = "nn")]
 pub use learning::LearningReport;
 pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
+pub use serving::{ModelLatencies, SentRequest, ServingReport};
 pub use switching::{ModelTimes, SwitchReport};
 #[cfg(feature = "nn")]
 pub use training::TrainingReport;

@@ -1,31 +1,37 @@
 //! Measures how fast something is.
 
 mod alloc;
+mod plain;
+mod serve;
 mod switch;
+mod workload;
 
 use std::process::ExitCode;
 
 use clap::Subcommand;
 
 pub(crate) use alloc::BenchAllocArgs;
+use serve::BenchServeArgs;
 use switch::BenchSwitchArgs;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
     Alloc(BenchAllocArgs),
+    Serve(BenchServeArgs),
     Switch(BenchSwitchArgs),
 }
 
 impl BenchCommand {
     /// Whether Ctrl-C is noted, and not the end of the program.
     pub(crate) fn has_own_end(&self) -> bool {
-        matches!(self, Self::Switch(_))
+        matches!(self, Self::Serve(_) | Self::Switch(_))
     }
 }
 
 pub(crate) fn run(command: &BenchCommand) -> ExitCode {
     match command {
         BenchCommand::Alloc(args) => alloc::run(args),
+        BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Switch(args) => switch::run(args),
     }
 }

@@ -1,7 +1,6 @@
 //! Measures how soon a model answers that is not on the device.
 
 mod measure;
-mod workload;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,11 +11,11 @@ use tenure::tensor::Device;
 use tenure::units::Bytes;
 use tenure_device::memory;
 
+use super::workload::Workload;
 use crate::args::DriverKind;
 use crate::table::table;
 use crate::{files, output, platform, progress};
 use measure::Row;
-use workload::Workload;
 
 /// Measure how soon a model answers whose weights are not on the device
 #[derive(clap::Args)]

@@ -1,4 +1,4 @@
-//! Models that are switched, and weights for them.
+//! Models to measure, and weights for them.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -36,6 +36,10 @@ pub(super) enum Workload {
     Gpt2,
     /// A network of 150 kB
     Tiny,
+    /// A row of 1,024 numbers; 17 MB
+    Mlp,
+    /// A row of 16 numbers; 1 kB
+    Linear,
 }
 
 impl Workload {
@@ -45,6 +49,12 @@ impl Workload {
 
     /// The network without values.
     pub(super) fn network(self) -> anyhow::Result<Box<dyn Network>> {
+        let (architecture, options) = self.built_of();
+        Ok(Architectures::default().build(architecture, options)?)
+    }
+
+    /// The architecture, and its options.
+    pub(super) fn built_of(self) -> (&'static str, Map<String, Value>) {
         let (architecture, options) = match self {
             Self::Resnet152 => ("resnet152", json!({})),
             Self::InceptionV3 => ("inception_v3", json!({})),
@@ -65,9 +75,11 @@ impl Workload {
             Self::Resnet18 => ("resnet18", json!({})),
             Self::Gpt2 => ("gpt2", json!({"model_type": "gpt2"})),
             Self::Tiny => ("resnet18", json!({"width": 4, "classes": 10})),
+            Self::Mlp => ("mlp", json!({"sizes": [1024, 1024, 1024, 1024, 1024]})),
+            Self::Linear => ("mlp", json!({"sizes": [16, 16]})),
         };
         let Value::Object(options): Value = options else { unreachable!("options are an object") };
-        Ok(Architectures::default().build(architecture, Map::from_iter(options))?)
+        (architecture, options)
     }
 
     /// The number of models: one more than has room.
@@ -81,6 +93,7 @@ impl Workload {
         let images = |count, size| Tensor::randn(&[count, 3, size, size], DType::F32, Device::CPU, &generator);
         let tokens =
             |count, length, below| Tensor::randint(0, below, &[count, length], DType::I64, Device::CPU, &generator);
+        let row = |size| Tensor::randn(&[1, size], DType::F32, Device::CPU, &generator);
         let inputs = match self {
             Self::Resnet152 => vec![images(8, 224)?],
             Self::InceptionV3 => vec![images(8, 299)?],
@@ -89,6 +102,8 @@ impl Workload {
             Self::Resnet18 => vec![images(1, 224)?],
             Self::Gpt2 => vec![tokens(1, 128, 50_257)?],
             Self::Tiny => vec![images(1, 32)?],
+            Self::Mlp => vec![row(1024)?],
+            Self::Linear => vec![row(16)?],
         };
         inputs.iter().map(|input| input.to_device(device)).collect()
     }
@@ -104,7 +119,7 @@ impl Workload {
             }
         }
         let state = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
-        Ok(checkpoint::save(path, state, ("weights", "drawn by tenure bench switch"))?)
+        Ok(checkpoint::save(path, state, ("weights", "drawn by tenure bench"))?)
     }
 
     /// Values with which numbers stay of one size from layer to layer.

@@ -1,0 +1,192 @@
+//! Requests over connections, each of which sends the next when the last is answered: to a server of ours, and to a bare one.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use serde::Serialize;
+use tenure::units::{Bytes, Percent};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use super::bare::BareServer;
+use super::client::Client;
+use super::own::OwnServer;
+use super::summary::quantile;
+use super::target::{Asked, Outcome};
+use crate::output;
+use crate::table::table;
+
+/// How often each server has its turn, and the share of a turn that warms up.
+const TURNS: u32 = 5;
+const WARM_UP: f64 = 0.1;
+
+/// Turns of both servers, in both encodings.
+pub(super) const STEPS: u64 = TURNS as u64 * 4;
+
+/// The load.
+pub(super) struct Closed {
+    pub(super) connections: usize,
+    /// Of all turns.
+    pub(super) time: Duration,
+}
+
+/// Requests a second in one encoding, by a server of ours and by a bare one, each the median of the turns.
+#[derive(Debug, Serialize)]
+pub(super) struct Rates {
+    encoding: &'static str,
+    per_second: f64,
+    bare_per_second: f64,
+    /// Of the two in one turn, the median of the turns.
+    ratio: f64,
+    p50_ms: Option<f64>,
+    p99_ms: Option<f64>,
+    requests: usize,
+    unanswered: usize,
+    wrong: usize,
+    /// What the server's processes hold, this one's included, at the start, in the middle, and at the end.
+    resident_bytes: [u64; 3],
+}
+
+/// What became of the requests of a turn.
+#[derive(Default)]
+struct Turn {
+    per_second: f64,
+    times_ms: Vec<f64>,
+    unanswered: usize,
+    wrong: usize,
+}
+
+/// Measures each of the requests in its encoding. One that was interrupted is left out.
+pub(super) fn measure(
+    runtime: &Runtime,
+    server: &OwnServer,
+    requests: [(&'static str, Asked); 2],
+    load: &Closed,
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Rates>> {
+    let mut rates = Vec::new();
+    for (encoding, asked) in requests {
+        let client = Arc::new(Client::new(&server.url)?);
+        let answer = runtime.block_on(asked.ask(&client))?;
+        let text = String::from_utf8_lossy(&answer.body);
+        anyhow::ensure!(answer.status.is_success(), "the model does not answer: {text}");
+        let bare = BareServer::start(answer)?;
+        let bare_client = Arc::new(Client::new(&bare.url)?);
+        let asked = Arc::new(asked);
+        let turn_time = load.time / (TURNS * 4);
+        let turn = |client: &Arc<Client>| {
+            runtime.block_on(turn(client, &asked, load.connections, turn_time.mul_f64(WARM_UP)));
+            runtime.block_on(turn(client, &asked, load.connections, turn_time))
+        };
+        let (mut ours, mut bares) = (Vec::new(), Vec::new());
+        let mut resident = Vec::new();
+        for _ in 0..TURNS {
+            bar.set_message(format!("{encoding}, Tenure"));
+            ours.push(turn(&client));
+            resident.push(resident_bytes(server));
+            bar.inc(1);
+            bar.set_message(format!("{encoding}, a bare server"));
+            bares.push(turn(&bare_client));
+            bar.inc(1);
+            if output::is_interrupted() {
+                return Ok(rates);
+            }
+        }
+        rates.push(Rates::of(encoding, &ours, &bares, &resident));
+    }
+    Ok(rates)
+}
+
+impl Rates {
+    fn of(encoding: &'static str, ours: &[Turn], bares: &[Turn], resident: &[u64]) -> Self {
+        let mut times_ms: Vec<f64> = ours.iter().flat_map(|turn| turn.times_ms.iter().copied()).collect();
+        times_ms.sort_by(f64::total_cmp);
+        let sum = |of: fn(&Turn) -> usize| ours.iter().map(of).sum();
+        let at = |turn: usize| resident.get(turn).copied().unwrap_or(0);
+        Self {
+            encoding,
+            per_second: median(ours.iter().map(|turn| turn.per_second)),
+            bare_per_second: median(bares.iter().map(|turn| turn.per_second)),
+            ratio: median(ours.iter().zip(bares).map(|(ours, bare)| ours.per_second / bare.per_second)),
+            p50_ms: quantile(&times_ms, 0.5),
+            p99_ms: quantile(&times_ms, 0.99),
+            requests: times_ms.len(),
+            unanswered: sum(|turn| turn.unanswered),
+            wrong: sum(|turn| turn.wrong),
+            resident_bytes: [at(0), at(resident.len() / 2), at(resident.len().saturating_sub(1))],
+        }
+    }
+
+    /// A table of them.
+    pub(super) fn describe(all: &[Self]) -> String {
+        let row = |rates: &Self| {
+            let time = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.2}"));
+            let [begin, middle, end] = rates.resident_bytes.map(|bytes| Bytes(bytes).to_string());
+            [
+                rates.encoding.to_owned(),
+                format!("{:.0}", rates.per_second),
+                format!("{:.0}", rates.bare_per_second),
+                Percent(rates.ratio).to_string(),
+                time(rates.p50_ms),
+                time(rates.p99_ms),
+                rates.unanswered.to_string(),
+                rates.wrong.to_string(),
+                format!("{begin}, {middle}, {end}"),
+            ]
+        };
+        let heads =
+            ["as", "a second", "bare", "ratio", "p50 ms", "p99 ms", "unanswered", "wrong", "memory, from begin to end"];
+        table(&heads, &all.iter().map(row).collect::<Vec<_>>())
+    }
+}
+
+/// Sends over so many connections for so long.
+async fn turn(client: &Arc<Client>, asked: &Arc<Asked>, connections: usize, time: Duration) -> Turn {
+    let begun = Instant::now();
+    let mut senders = JoinSet::new();
+    for _ in 0..connections {
+        let (client, asked) = (Arc::clone(client), Arc::clone(asked));
+        senders.spawn(async move {
+            let mut turn = Turn::default();
+            let mut sent = Instant::now();
+            while sent - begun < time && !output::is_interrupted() {
+                let answer = asked.ask(&client).await;
+                let answered = Instant::now();
+                match answer.map(|answer| asked.outcome(answer)) {
+                    Ok(Outcome::Answered) => turn.times_ms.push((answered - sent).as_secs_f64() * 1e3),
+                    Ok(Outcome::Wrong) => turn.wrong += 1,
+                    _ => turn.unanswered += 1,
+                }
+                sent = answered;
+            }
+            turn
+        });
+    }
+    let mut all = Turn::default();
+    for Turn { times_ms, unanswered, wrong, .. } in senders.join_all().await {
+        all.times_ms.extend(times_ms);
+        all.unanswered += unanswered;
+        all.wrong += wrong;
+    }
+    all.per_second = all.times_ms.len() as f64 / begun.elapsed().as_secs_f64();
+    all
+}
+
+/// What this process and the server's workers hold; 0 where the system does not say.
+fn resident_bytes(server: &OwnServer) -> u64 {
+    let of = |process: &str| {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    };
+    let workers: Vec<String> = server.workers().iter().map(u32::to_string).collect();
+    workers.iter().map(String::as_str).chain(["self"]).filter_map(of).sum()
+}
+
+fn median(rates: impl Iterator<Item = f64>) -> f64 {
+    let mut rates: Vec<f64> = rates.collect();
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,99 @@
+//! The server's metrics, as it tells them to Prometheus.
+
+use std::collections::BTreeMap;
+
+use super::client::Client;
+
+/// Where the time of a request goes, by the server's names.
+pub(super) const PHASES: [&str; 4] = ["queue", "copy", "wait", "compute"];
+
+/// What a server has counted since it began.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Counted {
+    /// How often models were brought to the device.
+    pub(super) switches: u64,
+    /// By whether weights were `resident` or `switched`, and the phase: seconds, and requests.
+    phases: BTreeMap<(String, String), (f64, u64)>,
+}
+
+/// Where the time of some requests went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Split {
+    pub(super) requests: u64,
+    /// The mean time in ms of each of [`PHASES`].
+    pub(super) phases_ms: [f64; 4],
+}
+
+impl Counted {
+    /// What the server has counted until now; nothing if it does not say.
+    pub(super) async fn ask(client: &Client) -> Self {
+        match client.get("/metrics").await {
+            Ok(answer) if answer.status.is_success() => Self::parse(&String::from_utf8_lossy(&answer.body)),
+            _ => Self::default(),
+        }
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut counted = Self::default();
+        for line in text.lines() {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+            let Ok(value) = value.parse::<f64>() else { continue };
+            let phase = || Some((label(labels, "weights")?, label(labels, "phase")?));
+            match (name, phase()) {
+                ("tenure_switches_total", _) => counted.switches += value as u64,
+                ("tenure_request_phase_seconds_sum", Some(of)) => counted.phases.entry(of).or_default().0 += value,
+                ("tenure_request_phase_seconds_count", Some(of)) => {
+                    counted.phases.entry(of).or_default().1 += value as u64;
+                }
+                _ => {}
+            }
+        }
+        counted
+    }
+
+    /// What came since `before` of the requests whose weights were `resident` or `switched`.
+    pub(super) fn since(&self, before: &Self, weights: &str) -> Split {
+        let mut split = Split::default();
+        for (phase, mean_ms) in PHASES.iter().zip(&mut split.phases_ms) {
+            let of = (weights.to_owned(), (*phase).to_owned());
+            let [(now_s, now), (then_s, then)] =
+                [self, before].map(|counted| counted.phases.get(&of).copied().unwrap_or_default());
+            split.requests = now.saturating_sub(then);
+            *mean_ms = (now_s - then_s) * 1e3 / split.requests.max(1) as f64;
+        }
+        split
+    }
+}
+
+/// A label's value. Those that are asked for have no quotation marks in them.
+fn label(labels: &str, name: &str) -> Option<String> {
+    let (_, rest) = labels.split_once(&format!("{name}=\""))?;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_of_all_models_are_added() {
+        let line = |what: &str, model: &str, weights: &str, value: f64| {
+            format!(
+                "tenure_request_phase_seconds_{what}{{model=\"{model}\",phase=\"copy\",weights=\"{weights}\"}} {value}\n"
+            )
+        };
+        let before = Counted::parse(&(line("sum", "a", "switched", 1.0) + &line("count", "a", "switched", 2.0)));
+        let after = [
+            line("sum", "a", "switched", 1.5),
+            line("count", "a", "switched", 3.0),
+            line("sum", "b", "switched", 0.5),
+            line("count", "b", "switched", 1.0),
+            line("count", "b", "resident", 7.0),
+            "# TYPE tenure_switches counter\ntenure_switches_total{model=\"a\"} 4\n".into(),
+        ];
+        let after = Counted::parse(&after.concat());
+        assert_eq!(after.since(&before, "switched"), Split { requests: 2, phases_ms: [0.0, 500.0, 0.0, 0.0] });
+        assert_eq!(after.switches, 4);
+    }
+}

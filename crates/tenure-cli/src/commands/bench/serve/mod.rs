@@ -1,0 +1,267 @@
+//! Measures a server under load.
+
+mod arrivals;
+mod bare;
+mod client;
+mod closed;
+mod metrics;
+mod own;
+mod replay;
+mod summary;
+mod target;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use tenure::report::ServingReport;
+use tenure::tensor::Device;
+use tenure::tier;
+use tenure::units::Bytes;
+use tenure_device::memory;
+use tokio::runtime::{Builder, Runtime};
+
+use super::workload::Workload;
+use crate::args::DriverKind;
+use crate::commands::memory::parse_bytes;
+use crate::{files, output, platform, progress};
+use arrivals::{Arrival, Pattern, arrivals};
+use client::Client;
+use closed::{Closed, Rates};
+use own::{OwnModels, OwnServer};
+use replay::{Replayed, replay};
+use summary::Summary;
+use target::Target;
+
+/// Measure a server's answers under load
+#[derive(clap::Args)]
+#[command(after_help = "\
+Without --url, models with weights that are drawn are served by this program as `tenure serve` serves them, and every answer is
+compared with the model's own. Loads:
+
+  cycles    models in turns, as PipeSwitch's authors measured it: one is asked at equal intervals, after --cycle seconds the next
+  poisson   requests come at random times, for all models equally often
+  zipf      the same, but the model of number n is asked n^-exponent times as often as the first
+  closed    each of --connections sends its next request when the last is answered, to one model; in turns with a bare server of
+            the same library that reads each request and answers as many bytes
+
+All but `closed` send each request at its time, whether or not others were answered. Latencies count from that time, over all
+requests: one that is not answered takes for ever. Where their time went is what the server's metrics say, of requests whose
+weights were resident and of those that waited for weights (switched).
+
+Examples:
+  tenure bench serve --load cycles --models 2 --cycle 5 --seconds 60
+  tenure bench serve --load zipf --models 20 --rate 50 --report serve.html --figure serve.svg
+  tenure bench serve --load poisson --url http://localhost:8000 --rate 10 --json
+  tenure bench serve --load closed --connections 64")]
+pub(crate) struct BenchServeArgs {
+    /// How requests come
+    #[arg(long, value_enum, default_value_t = Load::Zipf, value_name = "NAME")]
+    load: Load,
+    /// How many models are asked [default: 4, or all of --url]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    models: Option<u16>,
+    /// A model to serve; may be repeated, and they are made in turn [default: mlp; linear for closed]
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "url")]
+    model: Vec<Workload>,
+    /// Requests a second, in the mean
+    #[arg(long, default_value = "20", value_parser = positive, value_name = "R")]
+    rate: f64,
+    /// For how long requests are sent
+    #[arg(long, default_value = "10", value_parser = positive, value_name = "S")]
+    seconds: f64,
+    /// For how many seconds a model has its turn, of cycles
+    #[arg(long, default_value = "1", value_parser = positive, value_name = "S")]
+    cycle: f64,
+    /// How much more often the first models are asked, of zipf
+    #[arg(long, default_value = "1", value_parser = positive, value_name = "X")]
+    exponent: f64,
+    /// How many connections there are, of closed
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..1024), value_name = "N")]
+    connections: u16,
+    /// After how many ms an answer is late
+    #[arg(long, default_value = "1000", value_parser = positive, value_name = "T")]
+    deadline_ms: f64,
+    /// What random times and models follow from
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// A server that runs already, as http://HOST:PORT: its models are asked with ones
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// Where to compute: cpu, cuda, or cuda:N
+    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE", conflicts_with = "url")]
+    device: Device,
+    /// Whose devices: simulated ones are for tests
+    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true)]
+    driver: DriverKind,
+    /// The device's memory for weights [default: half of all models' weights; all of them for closed]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "url")]
+    device_bytes: Option<u64>,
+    /// The host's memory for weights that are not on a GPU [default: half of what this program may use]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "url")]
+    host_bytes: Option<u64>,
+    /// The folder for models while it runs [default: the system's for temporary files]
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+    /// Write latencies as a figure
+    #[arg(long, value_name = "FILE.svg")]
+    figure: Option<PathBuf>,
+    /// Write a page with the figure
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Print JSON objects, each on a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Load {
+    Cycles,
+    Poisson,
+    Zipf,
+    Closed,
+}
+
+/// Room for a model whose weights are fewer bytes than a page.
+const LEAST_BYTES: u64 = 64 << 10;
+
+/// How many models are made unless it is said.
+const MODELS: u16 = 4;
+
+pub(crate) fn run(args: &BenchServeArgs) -> ExitCode {
+    output::note_interrupts("ending with what there is");
+    let printed = files::print(measure(args));
+    if output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+}
+
+fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
+    let is_closed = args.load == Load::Closed;
+    anyhow::ensure!(!is_closed || args.url.is_none(), "--load closed serves a model of its own: leave --url out");
+    anyhow::ensure!(
+        !is_closed || (args.figure.is_none() && args.report.is_none()),
+        "--load closed has no latencies over time: leave --figure and --report out"
+    );
+    for path in args.figure.iter().chain(&args.report) {
+        output::check(path)?;
+    }
+    // One thread sends: there are as many cores as a server needs beside it, and the same for all servers.
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    if let Some(url) = &args.url {
+        let target = runtime.block_on(Target::at(url, args.models.map(usize::from)))?;
+        return open(args, &runtime, target, format!("models of {url}"));
+    }
+    if !args.device.is_cpu() {
+        if matches!(args.driver, DriverKind::Sim) {
+            platform::simulate(&[args.device.index()])?;
+        }
+        memory::device(args.device.index()).map_err(|error| anyhow::anyhow!("--device {}: {error}", args.device))?;
+    }
+    let folder = match &args.folder {
+        Some(folder) => tempfile::tempdir_in(folder).map_err(|error| files::about(folder, error))?,
+        None => tempfile::tempdir().context("there is no folder for models: name one with --folder")?,
+    };
+    let workloads = match (&args.model[..], is_closed) {
+        ([], true) => &[Workload::Linear],
+        ([], false) => &[Workload::Mlp][..],
+        (workloads, _) => workloads,
+    };
+    let count = if is_closed { 1 } else { usize::from(args.models.unwrap_or(MODELS)) };
+    let connections = usize::from(args.connections);
+    let bar = progress::steps(0, count as u64);
+    let models = OwnModels::write(workloads, count, is_closed.then_some(connections), args.device, folder, &bar)?;
+    bar.finish_and_clear();
+    let bytes = if is_closed { models.bytes * 2 } else { models.bytes.div_ceil(2) };
+    let device_bytes = args.device_bytes.unwrap_or(bytes.max(LEAST_BYTES));
+    let host_bytes = args.host_bytes.unwrap_or(tier::memory_bytes() / 2);
+    let server = OwnServer::start(models.folder.path(), args.device, device_bytes, host_bytes)?;
+    let what = format!(
+        "{count} models, {} of {} on {}",
+        Bytes(device_bytes.min(models.bytes)),
+        Bytes(models.bytes),
+        args.device
+    );
+    if is_closed {
+        let load = Closed { connections, time: Duration::from_secs_f64(args.seconds) };
+        return closed(args, &runtime, &server, models, &load);
+    }
+    let asked = models.asked.into_iter().map(|[binary, _]| binary).collect();
+    open(args, &runtime, Target { client: Client::new(&server.url)?, models: asked }, what)
+    // The server ends before its folder goes.
+}
+
+/// Measures a load that does not wait for answers.
+fn open(args: &BenchServeArgs, runtime: &Runtime, target: Target, what: String) -> anyhow::Result<String> {
+    let pattern = match args.load {
+        Load::Cycles => Pattern::Cycles(args.cycle),
+        Load::Zipf => Pattern::Poisson { exponent: args.exponent },
+        Load::Poisson | Load::Closed => Pattern::Poisson { exponent: 0.0 },
+    };
+    let target = Arc::new(target);
+    let arrivals: Vec<Arrival> = arrivals(pattern, target.models.len(), args.rate, args.seconds, args.seed);
+    let bar = progress::time(Duration::from_secs_f64(args.seconds));
+    let replayed = replay(runtime, &target, &arrivals, &bar);
+    bar.finish_and_clear();
+    if let Some(error) = &replayed.error {
+        files::complain(&format!("a request failed: {error}"));
+    }
+    let summary = Summary::of(&replayed, Duration::from_secs_f64(args.deadline_ms / 1e3));
+    draw(args, &target, &replayed, &what)?;
+    if args.json {
+        let mut line = json!({
+            "load": args.load.name(), "models": target.models.len(), "rate": args.rate, "seed": args.seed, "interrupted": output::is_interrupted(),
+        });
+        if let (Value::Object(line), Value::Object(figures)) = (&mut line, serde_json::to_value(&summary)?) {
+            line.extend(figures);
+        }
+        return Ok(format!("{line}\n"));
+    }
+    Ok(format!("{} at {} a second: {what}\n{}", args.load.name(), args.rate, summary.describe()))
+}
+
+/// Measures a load that waits for answers.
+fn closed(
+    args: &BenchServeArgs,
+    runtime: &Runtime,
+    server: &OwnServer,
+    models: OwnModels,
+    load: &Closed,
+) -> anyhow::Result<String> {
+    let [binary, json] = models.asked.into_iter().next().context("there is no model")?;
+    let bar = progress::steps(0, closed::STEPS);
+    let rates = closed::measure(runtime, server, [("json", json), ("binary", binary)], load, &bar)?;
+    bar.finish_and_clear();
+    if args.json {
+        return rates.iter().map(|rates| Ok(serde_json::to_string(rates)? + "\n")).collect();
+    }
+    Ok(format!("{} connections\n\n{}", load.connections, Rates::describe(&rates)))
+}
+
+fn draw(args: &BenchServeArgs, target: &Target, replayed: &Replayed, what: &str) -> anyhow::Result<()> {
+    let names: Vec<&str> = target.models.iter().map(|model| &*model.name).collect();
+    let (models, switches) = (summary::by_model(&replayed.samples, &names), summary::switches(replayed));
+    let facts = [("load", args.load.name()), ("requests a second", args.rate.to_string()), ("models", what.to_owned())];
+    let title = format!("{} requests: {}", replayed.samples.len(), args.load.name());
+    let report = ServingReport::new(&title, &facts, &models, &switches);
+    for (path, text) in [(&args.figure, report.svg()), (&args.report, report.html())] {
+        if let Some(path) = path {
+            output::write(path, |out| out.write_all(text.as_bytes()))?;
+        }
+    }
+    Ok(())
+}
+
+impl Load {
+    fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+}
+
+/// A number above 0 that is not too large for a time in seconds.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
+    number.ok_or_else(|| "expected a number above 0, of at most a billion".into())
+}

@@ -1,0 +1,95 @@
+//! Sends requests at their times, whether or not others were answered.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use tokio::runtime::Runtime;
+
+use super::arrivals::Arrival;
+use super::metrics::Counted;
+use super::target::{Outcome, Target};
+use crate::output;
+
+/// How often it is looked whether the program is to end, and how often the server's metrics are read.
+const LOOK: Duration = Duration::from_millis(50);
+const READ: Duration = Duration::from_millis(500);
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) arrival: Arrival,
+    /// From when it was to be sent until the whole answer was there.
+    pub(super) took: Duration,
+    pub(super) outcome: Outcome,
+}
+
+/// What was seen of a replay.
+pub(super) struct Replayed {
+    pub(super) samples: Vec<Sample>,
+    /// What the server had counted, and when that was seen.
+    pub(super) counted: Vec<(Duration, Counted)>,
+    /// The first error.
+    pub(super) error: Option<String>,
+}
+
+/// Sends requests until the last is answered, or the program is to end: what is not answered then does not count.
+pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arrival], bar: &ProgressBar) -> Replayed {
+    let (sender, receiver) = mpsc::channel();
+    let mut counted = vec![(Duration::ZERO, runtime.block_on(Counted::ask(&target.client)))];
+    let begun = Instant::now();
+    let (read_sender, seen) = mpsc::channel();
+    let reader = runtime.spawn(read(Arc::clone(target), begun, read_sender));
+    let mut sent = 0;
+    'sending: for &arrival in arrivals {
+        while let Some(rest) = arrival.at.checked_sub(begun.elapsed()) {
+            if output::is_interrupted() {
+                break 'sending;
+            }
+            bar.set_position(begun.elapsed().as_millis() as u64);
+            thread::sleep(rest.min(LOOK));
+        }
+        let (target, sender) = (Arc::clone(target), sender.clone());
+        runtime.spawn(async move {
+            let model = &target.models[arrival.model];
+            let answer = model.ask(&target.client).await;
+            let took = begun.elapsed().saturating_sub(arrival.at);
+            let (outcome, error) = match answer {
+                Ok(answer) => (model.outcome(answer), None),
+                Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
+            };
+            // It is gone if the program is to end.
+            let _ = sender.send((Sample { arrival, took, outcome }, error));
+        });
+        sent += 1;
+    }
+    drop(sender);
+    let (mut samples, mut error) = (Vec::with_capacity(sent), None);
+    while samples.len() < sent {
+        match receiver.recv_timeout(LOOK) {
+            Ok((sample, failure)) => {
+                samples.push(sample);
+                error = error.or(failure);
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) if !output::is_interrupted() => {}
+            Err(_) => break,
+        }
+    }
+    reader.abort();
+    counted.extend(seen.try_iter());
+    counted.push((begun.elapsed(), runtime.block_on(Counted::ask(&target.client))));
+    samples.sort_by_key(|sample| sample.arrival.at);
+    Replayed { samples, counted, error }
+}
+
+/// Tells again and again what the server has counted.
+async fn read(target: Arc<Target>, begun: Instant, sender: mpsc::Sender<(Duration, Counted)>) {
+    loop {
+        tokio::time::sleep(READ).await;
+        let counted = Counted::ask(&target.client).await;
+        if sender.send((begun.elapsed(), counted)).is_err() {
+            return;
+        }
+    }
+}
