@@ -38,7 +38,7 @@ pub(super) enum Workload {
     Tiny,
     /// A row of 1,024 numbers; 17 MB
     Mlp,
-    /// A row of 16 numbers; 1 kB
+    /// A row of 16 numbers; 1 kB. They are whole, so that sums are exact, in whatever order
     Linear,
 }
 
@@ -103,7 +103,7 @@ impl Workload {
             Self::Gpt2 => vec![tokens(1, 128, 50_257)?],
             Self::Tiny => vec![images(1, 32)?],
             Self::Mlp => vec![row(1024)?],
-            Self::Linear => vec![row(16)?],
+            Self::Linear => vec![whole(&[1, 16], &generator)?],
         };
         inputs.iter().map(|input| input.to_device(device)).collect()
     }
@@ -128,6 +128,9 @@ impl Workload {
         if !shape.dtype().is_floating() {
             return Tensor::zeros(sizes, shape.dtype(), Device::CPU);
         }
+        if self == Self::Linear {
+            return whole(sizes, generator);
+        }
         let dtype = if self == Self::Llama8b { DType::BF16 } else { shape.dtype() };
         let (low, high) = match sizes {
             [_, rest @ ..] if !rest.is_empty() => {
@@ -146,4 +149,9 @@ impl Workload {
         repeated.truncate(bytes);
         Tensor::from_bytes(&repeated, sizes, dtype)
     }
+}
+
+/// Whole numbers from -8 to 8.
+fn whole(sizes: &[usize], generator: &Generator) -> tenure::tensor::Result<Tensor> {
+    Tensor::randint(-8, 9, sizes, DType::F32, Device::CPU, generator)
 }
