@@ -32,8 +32,8 @@ pub(super) struct Core {
     pub(super) state: Mutex<State>,
     /// Of models that were asked for the vectors of texts.
     pub(super) tokenizers: Tokenizers,
-    /// What is to be brought next, or the time of the scheduler's next wake, may be another; or the end has come.
-    pub(super) changed: Condvar,
+    /// The scheduler wakes before [`State::timer`]; or the end has come.
+    pub(super) sooner: Condvar,
     /// Models' folders are outdated, or the end has come.
     pub(super) woken: Condvar,
 }
@@ -54,6 +54,8 @@ pub(super) struct State {
     pub(super) deaths: HashMap<ModelId, u32>,
     /// The folders are not what they were when they were looked at.
     pub(super) is_outdated: bool,
+    /// Until when the thread that keeps time sleeps; zero while it does not.
+    pub(super) timer: Duration,
     pub(super) is_ending: bool,
 }
 
@@ -85,7 +87,14 @@ impl Core {
                 Decision::Unload { device, model } => self.unload_from(state, device, model),
             }
         }
-        self.changed.notify_all();
+        // A thread is woken only if there is something for it: that takes longer than all else here.
+        let now = self.now();
+        if state.scheduler.next_wake(now).is_some_and(|wake| wake < state.timer) {
+            self.sooner.notify_one();
+        }
+        for device in self.devices.iter().filter(|device| state.upcoming(device.id, now).is_some()) {
+            device.upcoming.notify_one();
+        }
     }
 
     pub(super) fn count_queued(&self, state: &State, id: ModelId, model: &Model) {
@@ -147,6 +156,7 @@ impl State {
             doing: (0..devices).map(|_| Doing::default()).collect(),
             deaths: HashMap::new(),
             is_outdated: false,
+            timer: Duration::ZERO,
             is_ending: false,
         }
     }
@@ -154,5 +164,11 @@ impl State {
     /// Whether the scheduler takes a model's weights, or some of them, for absent. It may promise their room to others.
     pub(super) fn is_absent(&self, device: DeviceId, model: ModelId) -> bool {
         self.scheduler.residency(device).missing_bytes(model) != Some(0)
+    }
+
+    /// The model to be brought to a device next. What did not come has to wait for its turn.
+    pub(super) fn upcoming(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
+        let missed = self.doing[device.index()].missed;
+        self.scheduler.upcoming(device, now).filter(|next| missed != Some(*next))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, mpsc};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::core::Core;
 use crate::executor::{Backend, Model};
@@ -18,6 +18,8 @@ pub(super) struct ServingDevice {
     /// Held from a decision about what is brought ahead until that is on its way, and while what a batch needs is: a batch finds
     /// what was promised. Locked before the state.
     pub(super) moves: Mutex<()>,
+    /// Something may be to be brought next; or the end has come.
+    pub(super) upcoming: Condvar,
     jobs: mpsc::Sender<Job>,
 }
 
@@ -66,7 +68,7 @@ impl ServingDevice {
     /// A device, and the jobs that its thread is to do.
     pub(super) fn new(id: DeviceId, backend: Box<dyn Backend>) -> (Self, mpsc::Receiver<Job>) {
         let (jobs, receiver) = mpsc::channel();
-        (Self { id, backend, moves: Mutex::default(), jobs }, receiver)
+        (Self { id, backend, moves: Mutex::default(), upcoming: Condvar::new(), jobs }, receiver)
     }
 
     pub(super) fn send(&self, job: Job) {

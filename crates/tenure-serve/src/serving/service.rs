@@ -168,7 +168,7 @@ impl Serving {
             state: Mutex::new(State::new(scheduler, devices.len())),
             tokenizers: Tokenizers::default(),
             devices,
-            changed: Condvar::new(),
+            sooner: Condvar::new(),
             woken: Condvar::new(),
         });
         core.rescan()?;
@@ -210,10 +210,11 @@ impl Drop for Serving {
         for device in &self.core.devices {
             device.backend.end();
             device.backend.abandon();
+            device.upcoming.notify_all();
+            device.send(Job::End);
         }
-        self.core.changed.notify_all();
+        self.core.sooner.notify_all();
         self.core.woken.notify_all();
-        self.core.devices.iter().for_each(|device| device.send(Job::End));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the server panicked");

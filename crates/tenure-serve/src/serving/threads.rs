@@ -118,7 +118,7 @@ impl Core {
             }
             let Some((id, model, evict)) = self.next_load(device.id, &mut state) else {
                 drop(moving);
-                self.changed.wait(&mut state);
+                device.upcoming.wait(&mut state);
                 continue;
             };
             drop(state);
@@ -139,10 +139,9 @@ impl Core {
 
     fn next_load(&self, device: DeviceId, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
         let now = self.now();
-        // What did not come has to wait for its turn, and so has what finds no room.
-        let missed = state.doing[device.index()].missed;
-        let next = state.scheduler.upcoming(device, now).filter(|next| missed != Some(*next))?;
+        let next = state.upcoming(device, now)?;
         let model = state.models.get(&next)?.clone();
+        // What finds no room has to wait for its turn.
         let load = state.scheduler.prefetch(device, next, now).ok()??;
         Some((next, model, self.leaving(state, &load.evict)))
     }
@@ -238,11 +237,17 @@ impl Core {
         let mut state = self.state.lock();
         while !state.is_ending {
             let now = self.now();
-            match state.scheduler.next_wake(now) {
-                Some(wake) if wake <= now => self.advance(&mut state),
-                Some(wake) => drop(self.changed.wait_for(&mut state, wake - now)),
-                None => self.changed.wait(&mut state),
+            let wake = state.scheduler.next_wake(now).unwrap_or(Duration::MAX);
+            if wake <= now {
+                self.advance(&mut state);
+                continue;
             }
+            state.timer = wake;
+            match wake {
+                Duration::MAX => self.sooner.wait(&mut state),
+                wake => drop(self.sooner.wait_for(&mut state, wake - now)),
+            }
+            state.timer = Duration::ZERO;
         }
     }
 

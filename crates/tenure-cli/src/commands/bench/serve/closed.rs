@@ -19,7 +19,7 @@ use crate::output;
 use crate::table::table;
 
 /// How often each server has its turn, and the share of a turn that warms up.
-const TURNS: u32 = 5;
+const TURNS: u32 = 10;
 const WARM_UP: f64 = 0.1;
 
 /// Turns of both servers, in both encodings.
@@ -40,6 +40,9 @@ pub(super) struct Rates {
     bare_per_second: f64,
     /// Of the two in one turn, the median of the turns.
     ratio: f64,
+    /// The processor's time for a request, the client's included.
+    cpu_us: f64,
+    bare_cpu_us: f64,
     p50_ms: Option<f64>,
     p99_ms: Option<f64>,
     requests: usize,
@@ -53,6 +56,7 @@ pub(super) struct Rates {
 #[derive(Default)]
 struct Turn {
     per_second: f64,
+    cpu_us: f64,
     times_ms: Vec<f64>,
     unanswered: usize,
     wrong: usize,
@@ -78,7 +82,9 @@ pub(super) fn measure(
         let turn_time = load.time / (TURNS * 4);
         let turn = |client: &Arc<Client>| {
             runtime.block_on(turn(client, &asked, load.connections, turn_time.mul_f64(WARM_UP)));
-            runtime.block_on(turn(client, &asked, load.connections, turn_time))
+            let before = cpu_us(server);
+            let turn = runtime.block_on(turn(client, &asked, load.connections, turn_time));
+            Turn { cpu_us: (cpu_us(server) - before) / turn.times_ms.len() as f64, ..turn }
         };
         let (mut ours, mut bares) = (Vec::new(), Vec::new());
         let mut resident = Vec::new();
@@ -110,6 +116,8 @@ impl Rates {
             per_second: median(ours.iter().map(|turn| turn.per_second)),
             bare_per_second: median(bares.iter().map(|turn| turn.per_second)),
             ratio: median(ours.iter().zip(bares).map(|(ours, bare)| ours.per_second / bare.per_second)),
+            cpu_us: median(ours.iter().map(|turn| turn.cpu_us)),
+            bare_cpu_us: median(bares.iter().map(|turn| turn.cpu_us)),
             p50_ms: quantile(&times_ms, 0.5),
             p99_ms: quantile(&times_ms, 0.99),
             requests: times_ms.len(),
@@ -129,6 +137,8 @@ impl Rates {
                 format!("{:.0}", rates.per_second),
                 format!("{:.0}", rates.bare_per_second),
                 Percent(rates.ratio).to_string(),
+                format!("{:.0}", rates.cpu_us),
+                format!("{:.0}", rates.bare_cpu_us),
                 time(rates.p50_ms),
                 time(rates.p99_ms),
                 rates.unanswered.to_string(),
@@ -137,7 +147,7 @@ impl Rates {
             ]
         };
         let heads =
-            ["as", "a second", "bare", "ratio", "p50 ms", "p99 ms", "unanswered", "wrong", "memory, from begin to end"];
+            ["as", "a second", "bare", "ratio", "CPU µs", "bare", "p50 ms", "p99 ms", "unanswered", "wrong", "memory"];
         table(&heads, &all.iter().map(row).collect::<Vec<_>>())
     }
 }
@@ -176,13 +186,29 @@ async fn turn(client: &Arc<Client>, asked: &Arc<Asked>, connections: usize, time
 
 /// What this process and the server's workers hold; 0 where the system does not say.
 fn resident_bytes(server: &OwnServer) -> u64 {
-    let of = |process: &str| {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let of = |status: String| {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
     };
-    let workers: Vec<String> = server.workers().iter().map(u32::to_string).collect();
-    workers.iter().map(String::as_str).chain(["self"]).filter_map(of).sum()
+    all(server, "status").into_iter().filter_map(of).sum()
+}
+
+/// The processor's time that this process and the server's workers have had, to 10 ms; 0 where the system does not say.
+fn cpu_us(server: &OwnServer) -> f64 {
+    let of = |stat: String| {
+        // The program's name, which may have spaces, ends with the last parenthesis.
+        let mut times = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+        let mut ticks = || times.next()?.parse::<f64>().ok();
+        Some((ticks()? + ticks()?) * 1e4)
+    };
+    all(server, "stat").into_iter().filter_map(of).sum()
+}
+
+/// A file of the system about this process and each of the server's workers.
+fn all(server: &OwnServer, file: &str) -> Vec<String> {
+    let workers = server.workers().into_iter().map(|process| process.to_string());
+    let processes = workers.chain(["self".to_owned()]);
+    processes.filter_map(|process| fs::read_to_string(format!("/proc/{process}/{file}")).ok()).collect()
 }
 
 fn median(rates: impl Iterator<Item = f64>) -> f64 {
