@@ -35,7 +35,7 @@ use closed::{Closed, Rates};
 use own::{OwnModels, OwnServer};
 use replay::{Replayed, replay};
 use summary::Summary;
-use target::Target;
+use target::{Asked, Target};
 
 /// Measure a server's answers under load
 #[derive(clap::Args)]
@@ -186,11 +186,11 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
     );
     if is_closed {
         let load = Closed { connections, time: Duration::from_secs_f64(args.seconds) };
-        return closed(args, &runtime, &server, models, &load);
+        return closed(args, &runtime, &server, models.asked, &load);
     }
     let asked = models.asked.into_iter().map(|[binary, _]| binary).collect();
+    // The server ends before the folder of its models goes.
     open(args, &runtime, Target { client: Client::new(&server.url)?, models: asked }, what)
-    // The server ends before its folder goes.
 }
 
 /// Measures a load that does not wait for answers.
@@ -227,10 +227,10 @@ fn closed(
     args: &BenchServeArgs,
     runtime: &Runtime,
     server: &OwnServer,
-    models: OwnModels,
+    asked: Vec<[Asked; 2]>,
     load: &Closed,
 ) -> anyhow::Result<String> {
-    let [binary, json] = models.asked.into_iter().next().context("there is no model")?;
+    let [binary, json] = asked.into_iter().next().context("there is no model")?;
     let bar = progress::steps(0, closed::STEPS);
     let rates = closed::measure(runtime, server, [("json", json), ("binary", binary)], load, &bar)?;
     bar.finish_and_clear();
