@@ -1,5 +1,6 @@
 //! A request on its way.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -79,7 +80,8 @@ impl Core {
         let (id, answered) = self.submit(request)?;
         let cancel = Cancel { core: self, request: id };
         let outputs = answered.await.unwrap_or(Err(ServeError::ShuttingDown));
-        drop(cancel);
+        // It was taken back when it was answered: nothing is left to do, for which the others' lock would be taken.
+        mem::forget(cancel);
         Ok(InferResponse { model, version, id: None, outputs: outputs? })
     }
 

@@ -67,25 +67,12 @@ impl Core {
         // Weights that were brought ahead may still have been on their way.
         let has_waited = spent.is_some_and(|spent| spent.copy + spent.wait > Duration::ZERO);
         let found = if run.is_load || has_waited { Found::Switched } else { Found::Resident };
-        let mut uncounted_rows = Some(run.rows.iter().copied().map(u64::from).sum());
         let mut state = self.state.lock();
         state.doing[device.id.index()].running = None;
         let finished = state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now());
-        for (request, answer) in run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request)) {
-            let Some(waiting) = state.requests.remove(request) else { continue };
-            if let (Ok(_), Some(spent)) = (&answer, spent) {
-                let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
-                let phases = Phases { queue, copy, ..spent };
-                self.metrics.computed(model.name(), phases, found);
-                if let Some(record) = &waiting.record {
-                    record.computed(waiting.rows, phases);
-                }
-                if let Some(rows) = uncounted_rows.take() {
-                    self.metrics.executed(model.name(), rows, phases);
-                }
-            }
-            waiting.answer(answer);
-        }
+        let answers = run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request));
+        let answers: Vec<_> =
+            answers.filter_map(|(request, answer)| Some((state.requests.remove(request)?, answer))).collect();
         // Of a batch that failed, the scheduler may take weights for lost, and a model that was removed has no more room.
         if state.is_absent(device.id, run.model) {
             drop(state);
@@ -93,6 +80,22 @@ impl Core {
             state = self.state.lock();
         }
         self.advance(&mut state);
+        drop(state);
+        // Others may ask meanwhile.
+        if let Some(spent) = spent.filter(|_| answers.iter().any(|(_, answer)| answer.is_ok())) {
+            self.metrics.executed(model.name(), run.rows.iter().copied().map(u64::from).sum(), spent);
+        }
+        for (waiting, answer) in answers {
+            if let (Ok(_), Some(spent)) = (&answer, spent) {
+                let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
+                let phases = Phases { queue, copy, ..spent };
+                self.metrics.computed(model.name(), phases, found);
+                if let Some(record) = &waiting.record {
+                    record.computed(waiting.rows, phases);
+                }
+            }
+            waiting.answer(answer);
+        }
     }
 
     /// One more worker ended with a model's batch.
