@@ -146,7 +146,8 @@ mod tests {
     #[test]
     fn the_longest_answer_is_the_end_of_the_shares() {
         let models = [model("a <b>", &[10, 20, 40]), model("c", &[30])];
-        let report = ServingReport::new("Poisson", &[], &models, &[Duration::from_secs(1)]);
+        let switches = [Duration::from_secs(1)];
+        let report = ServingReport::new("Poisson", &[], &models, &switches);
         let svg = report.svg();
         assert!(svg.contains("a &lt;b&gt;: 1.000") && svg.contains("a &lt;b&gt;: 0.667"), "{svg}");
         assert!(svg.contains("switches: 40.0 ms") && svg.matches("<style>").count() == 1);
