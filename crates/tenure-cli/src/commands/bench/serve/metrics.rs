@@ -59,8 +59,9 @@ impl Counted {
             let of = (weights.to_owned(), (*phase).to_owned());
             let [(now_s, now), (then_s, then)] =
                 [self, before].map(|counted| counted.phases.get(&of).copied().unwrap_or_default());
-            split.requests = now.saturating_sub(then);
-            *mean_ms = (now_s - then_s) * 1e3 / split.requests.max(1) as f64;
+            let requests = now.saturating_sub(then);
+            split.requests = split.requests.max(requests);
+            *mean_ms = (now_s - then_s) * 1e3 / requests.max(1) as f64;
         }
         split
     }
