@@ -131,6 +131,9 @@ class Load:
                 self.progress(2)
                 faults += 1
             self.is_over.set()
+            failed = [error for each in clients if (error := each.exception())]
+            # One that has ended closes connections, which says nothing of the reason.
+            assert self.server.process.poll() is None, (self.server.process.returncode, failed)
             for each in clients:
                 each.result()
         for name in MODELS:
