@@ -21,9 +21,16 @@ impl MappedFile {
     /// # Errors
     /// Those of opening and mapping it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        Self::of(&File::open(path)?)
+    }
+
+    /// Maps the whole of a file that is open.
+    ///
+    /// # Errors
+    /// Those of mapping it.
+    pub fn of(file: &File) -> io::Result<Self> {
         // SAFETY: the file is read only; that nobody changes it is the caller's part, as said above.
-        let map = unsafe { Mmap::map(&file)? };
+        let map = unsafe { Mmap::map(file)? };
         Ok(Self { map })
     }
 }

@@ -1,12 +1,13 @@
 //! Tensors in safetensors files. <https://github.com/huggingface/safetensors>
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 use tenure_tensor::mapped::MappedFile;
 use tenure_tensor::{DType, Tensor};
@@ -17,6 +18,9 @@ use crate::{Result, StateError};
 
 /// The longest header that safetensors' readers take, in bytes.
 const HEADER_LIMIT: usize = 100_000_000;
+
+/// Bytes of the header's length, which a file begins with.
+const LENGTH: usize = size_of::<u64>();
 
 /// Tensors in one file or several, mapped into memory: what is not asked for is not read.
 pub struct Weights {
@@ -153,11 +157,44 @@ impl Source for Weights {
 
 impl WeightFile {
     fn open(path: &Path) -> Result<Self> {
-        let bytes = MappedFile::open(path).map_err(CheckpointError::io(path))?;
-        let read = SafeTensors::read_metadata(&bytes);
-        let (length, metadata) =
-            read.map_err(|error| CheckpointError::format(path, format!("no safetensors: {error}")))?;
-        Ok(Self { path: path.to_owned(), bytes, metadata, start: size_of::<u64>() + length })
+        let file = File::open(path).map_err(CheckpointError::io(path))?;
+        let bytes = MappedFile::of(&file).map_err(CheckpointError::io(path))?;
+        let start = read_header(&file, bytes.len()).map_err(CheckpointError::io(path))?;
+        let metadata = metadata(&start, bytes.len());
+        let metadata = metadata.map_err(|error| CheckpointError::format(path, format!("no safetensors: {error}")))?;
+        Ok(Self { path: path.to_owned(), bytes, metadata, start: start.len() })
+    }
+}
+
+/// A file's bytes before its tensors, or as many as there are. It is read, since whoever cuts a file while it is looked at through
+/// memory ends the program.
+fn read_header(file: &File, file_bytes: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; LENGTH.min(file_bytes)];
+    file.read_exact_at(&mut bytes, 0)?;
+    if let Ok(length) = <[u8; LENGTH]>::try_from(&*bytes) {
+        // A header that is too long is refused by its length.
+        let end = usize::try_from(u64::from_le_bytes(length)).unwrap_or(usize::MAX).saturating_add(LENGTH);
+        if end <= file_bytes.min(HEADER_LIMIT + LENGTH) {
+            bytes.resize(end, 0);
+            file.read_exact_at(&mut bytes[LENGTH..], LENGTH as u64)?;
+        }
+    }
+    Ok(bytes)
+}
+
+/// What a file's header says, if its tensors are all that follows it.
+fn metadata(header: &[u8], file_bytes: usize) -> std::result::Result<Metadata, SafeTensorError> {
+    let metadata: Metadata = match SafeTensors::read_metadata(header) {
+        Ok((_, metadata)) => metadata,
+        // It is checked, and tensors follow.
+        Err(SafeTensorError::MetadataIncompleteBuffer) => {
+            serde_json::from_slice(&header[LENGTH..]).map_err(SafeTensorError::InvalidHeaderDeserialization)?
+        }
+        Err(error) => return Err(error),
+    };
+    match header.len() + metadata.data_len() == file_bytes {
+        true => Ok(metadata),
+        false => Err(SafeTensorError::MetadataIncompleteBuffer),
     }
 }
 
