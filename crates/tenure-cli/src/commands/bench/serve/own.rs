@@ -118,7 +118,7 @@ impl OwnServer {
     /// Serves the models of a folder as `tenure serve` does, on any port that is free.
     pub(super) fn start(folder: &Path, device: Device, device_bytes: u64, host_bytes: u64) -> anyhow::Result<Self> {
         let mut options = ServingOptions::new(folder, device_bytes);
-        (options.device, options.host_bytes) = (device, host_bytes);
+        (options.devices, options.host_bytes) = (vec![device], host_bytes);
         options.worker = Some(WorkerCommand::this_program(["worker"]));
         let serving = Arc::new(Serving::start(options, Architectures::default())?);
         let config = Config { address: (Ipv4Addr::LOCALHOST, 0).into(), ..Config::default() };
