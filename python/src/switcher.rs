@@ -88,7 +88,7 @@ impl Switcher {
             }
             let images = Images::new(host_bytes, Some(Arc::clone(memory.driver()))).map_err(told)?;
             let switch =
-                Switch::new(memory, SwitchOptions { budget_bytes: device_bytes, chunk_bytes }).map_err(told)?;
+                Switch::new(memory, SwitchOptions { chunk_bytes, ..SwitchOptions::new(device_bytes) }).map_err(told)?;
             Ok(Self { memory: opened, images: Arc::new(images), switch })
         })
     }

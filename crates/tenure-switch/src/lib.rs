@@ -3,7 +3,8 @@
 //! [`Images`] keeps weights in host memory, within a budget; a [`Switch`] keeps as many of them on a device as its budget has room
 //! for. Which ones, its caller says: [`Model::load`] brings one, [`Model::evict`] makes room. [`groups`] divides a model's layers,
 //! [`residency`] says what a model is worth its memory.
-//! A model that is there another process computes with too, without a copy: [`Model::lend`], [`Standby`].
+//! Other processes compute with a model without a copy: [`Model::lend`] and [`Standby`], or [`Model::lend_ahead`] and [`Borrowed`]
+//! while it is still being copied.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -31,7 +32,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod borrowed;
 mod error;
+mod gate;
 pub mod groups;
 mod image;
 mod images;
@@ -44,6 +47,7 @@ mod run;
 mod standby;
 mod switch;
 
+pub use borrowed::{Borrowed, PinnedTables};
 pub use error::SwitchError;
 pub use image::{ALIGNMENT, Entry, Image, Make, Manifest, Origin};
 pub use images::{ImageStatistics, Images};
@@ -51,5 +55,5 @@ pub use mapped::Mapped;
 pub use orders::{KnownOrder, OrderKey, Orders};
 pub use progress::{Arrived, FirstUse, Stopped};
 pub use run::{DeviceUse, Run};
-pub use standby::{Lent, Standby, Terms};
+pub use standby::{Lent, LentChunk, Standby, Terms};
 pub use switch::{Loaded, Model, Switch, SwitchOptions, SwitchStatistics};

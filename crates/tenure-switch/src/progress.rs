@@ -29,7 +29,7 @@ pub struct Arrived {
     pub is_there: bool,
 }
 
-/// What whoever uses weights that are [stopped](crate::Mapped::stop) unwinds with.
+/// The payload with which a thread unwinds that uses weights that are [stopped](crate::Mapped::stop).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 

@@ -1,12 +1,14 @@
 //! Work on a device that computes with a model's storages, and what it waits for.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::{Arrival, DataPtr, Name, Site, Storage, StreamId};
 use tenure_device::{Driver, Event, EventKind, Stream};
 
-use crate::{Model, SwitchError};
+use crate::{Model, Stopped, SwitchError};
 
 /// Work that is put on a stream and computes with the [storages](Model::storage) of a model: the stream waits for each group
 /// once, where the work uses it first. A model has one run at a time.
@@ -33,6 +35,7 @@ pub struct DeviceUse {
 pub(crate) struct Runs {
     only: Mutex<()>,
     current: Mutex<Current>,
+    is_stopped: AtomicBool,
 }
 
 #[derive(Default)]
@@ -116,8 +119,22 @@ impl Model {
         Ok(run)
     }
 
+    /// A thread that uses a storage of the model from now on unwinds with [`Stopped`], without a message: so putting work on
+    /// the device ends at the next weight.
+    pub fn stop(&self) {
+        self.runs().is_stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Storages may be used again.
+    pub fn go_on(&self) {
+        self.runs().is_stopped.store(false, Ordering::Relaxed);
+    }
+
     /// A storage of a group is used now.
     fn arrive(&self, group: usize) {
+        if self.runs().is_stopped.load(Ordering::Relaxed) {
+            resume_unwind(Box::new(Stopped));
+        }
         let stream = self.memory().streams().current();
         let mut current = self.runs().current.lock();
         let is_of_run = current.stream == Some(stream.id());

@@ -14,6 +14,9 @@
 //! If the lender ends first, the bytes stay for the standby: the driver keeps memory until its last mapping is gone. For the same
 //! reason, memory that the lender [trims](crate::Switch::trim) comes back to the device when no standby is left.
 //!
+//! A model that is still being copied is lent [ahead](Model::lend_ahead): the other process [borrows](Model::borrow) it at
+//! addresses that stay, and its work waits on the device for each group, by events that both processes see.
+//!
 //! Reading only is a guard against mistakes: CUDA lets a process change its own access.
 
 use std::ops::Range;
@@ -25,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use tenure_alloc::{Address, Backing, ChunkId, Mark};
 use tenure_core::{DataPtr, Storage};
 use tenure_device::memory::DeviceMemory;
-use tenure_device::{Access, Stream};
+use tenure_device::{Access, EventHandle, Stream};
 
 use crate::switch::mark_use;
 use crate::{Manifest, Model, SwitchError};
@@ -35,6 +38,12 @@ use crate::{Manifest, Model, SwitchError};
 pub struct Lent {
     model: Arc<Model>,
     chunks: Vec<ChunkId>,
+}
+
+/// A chunk of a [`Lent`], which it does not keep.
+pub struct LentChunk {
+    memory: &'static DeviceMemory,
+    chunk: ChunkId,
 }
 
 /// A description of a lent model, for the other process to compare with what it knows.
@@ -104,6 +113,19 @@ impl Model {
         copied.map_or(Ok(()), |copied| self.memory().backing().synchronize(copied))?;
         Ok(lent)
     }
+
+    /// The same without waiting: the other process waits for groups by their [signals](Lent::signals). A model whose switch is
+    /// not [lending](crate::SwitchOptions::is_lending) has none, and its copies are waited for.
+    ///
+    /// # Errors
+    /// Those of [`lend`](Self::lend).
+    pub fn lend_ahead(self: &Arc<Self>) -> Result<Lent, SwitchError> {
+        if !self.is_lending() {
+            return self.lend();
+        }
+        let (chunks, _) = self.hold()?;
+        Ok(Lent { model: Arc::clone(self), chunks })
+    }
 }
 
 impl Lent {
@@ -120,8 +142,33 @@ impl Lent {
     /// # Errors
     /// The driver does not export a chunk.
     pub fn descriptors(&self) -> impl Iterator<Item = Result<OwnedFd, SwitchError>> + '_ {
-        let driver = self.model.memory().driver();
-        self.chunks.iter().map(|chunk| Ok(driver.export(*chunk)?))
+        self.chunks().map(|chunk| chunk.descriptor())
+    }
+
+    /// The chunks, in their order, for a thread that makes descriptors later.
+    pub fn chunks(&self) -> impl Iterator<Item = LentChunk> + '_ {
+        let memory = self.model.memory();
+        self.chunks.iter().map(|chunk| LentChunk { memory, chunk: *chunk })
+    }
+
+    /// The events that say when groups are there, by which the other process waits for them. They are the same each time that
+    /// this [`Model`] is lent. None if its switch is not [lending](crate::SwitchOptions::is_lending).
+    ///
+    /// # Errors
+    /// The driver does not export an event.
+    pub fn signals(&self) -> Result<Vec<EventHandle>, SwitchError> {
+        self.model.gates().lock().iter_mut().filter_map(|gate| gate.export().transpose()).collect()
+    }
+}
+
+impl LentChunk {
+    /// A descriptor of the chunk, to be closed when it was sent. After the model was given back, the chunk may have become
+    /// another model's.
+    ///
+    /// # Errors
+    /// The driver does not export it, or it is gone.
+    pub fn descriptor(&self) -> Result<OwnedFd, SwitchError> {
+        Ok(self.memory.driver().export(self.chunk)?)
     }
 }
 
@@ -266,7 +313,12 @@ fn check<T: ToString>(manifest: &Manifest, what: &'static str, lent: T, known: T
     if lent == known { Ok(()) } else { Err(differs(manifest, what, lent, known)) }
 }
 
-fn differs(manifest: &Manifest, what: &'static str, lent: impl ToString, known: impl ToString) -> SwitchError {
+pub(crate) fn differs(
+    manifest: &Manifest,
+    what: &'static str,
+    lent: impl ToString,
+    known: impl ToString,
+) -> SwitchError {
     let (model, lent, known) = (manifest.name().into(), lent.to_string(), known.to_string());
     SwitchError::NotTheSame { model, what, lent, known }
 }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tenure_alloc::{Address, Backing, ChunkId, Mark};
 use tenure_core::Device;
-use tenure_device::graph::Gate;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventKind, Priority, Stream};
 
+use crate::gate::GroupGate;
 use crate::room::{Free, Room, Window};
 use crate::run::Runs;
 use crate::{Image, Manifest, SwitchError};
@@ -23,12 +23,15 @@ pub struct SwitchOptions {
     pub budget_bytes: u64,
     /// In pieces of so many, a multiple of the device's granularity: models that are evicted in part keep whole ones.
     pub chunk_bytes: u64,
+    /// Other processes may [borrow](Model::borrow) models whose weights are still being copied: each group has an event
+    /// that they wait for.
+    pub is_lending: bool,
 }
 
 impl SwitchOptions {
     /// So many bytes, in chunks of 16 MiB: mapping one takes a tenth of the time that filling it does.
     pub fn new(budget_bytes: u64) -> Self {
-        Self { budget_bytes, chunk_bytes: 16 << 20 }
+        Self { budget_bytes, chunk_bytes: 16 << 20, is_lending: false }
     }
 }
 
@@ -46,6 +49,7 @@ struct Shared {
     copies: Stream,
     chunk_bytes: u64,
     budget_bytes: u64,
+    is_lending: bool,
     state: Mutex<State>,
 }
 
@@ -78,22 +82,22 @@ pub struct Model {
     shared: Arc<Shared>,
     manifest: Arc<Manifest>,
     address: Address,
-    gates: Mutex<Vec<Gate>>,
+    gates: Mutex<Vec<GroupGate>>,
     runs: Runs,
     /// Locked before the switch's state.
     residence: Mutex<Residence>,
 }
 
-struct Residence {
-    window: Window,
+pub(crate) struct Residence {
+    pub(crate) window: Window,
     /// When the last copies to it are done.
     copied: Option<Mark>,
     /// When what was computed with it last is done.
-    used: Option<Mark>,
+    pub(crate) used: Option<Mark>,
     /// Around its last copies.
     timed: Option<[Event; 2]>,
-    /// To how many other processes it is lent.
-    lent: usize,
+    /// To how many other processes it is lent. One that is borrowed counts as lent to this one.
+    pub(crate) lent: usize,
 }
 
 /// What bringing a model took.
@@ -114,13 +118,13 @@ impl Switch {
     /// # Panics
     /// Chunks are no multiple of the device's granularity.
     pub fn new(memory: &'static DeviceMemory, options: SwitchOptions) -> Result<Self, SwitchError> {
-        let SwitchOptions { budget_bytes, chunk_bytes } = options;
+        let SwitchOptions { budget_bytes, chunk_bytes, is_lending } = options;
         let granularity = memory.driver().granularity();
         assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(granularity), "chunks are multiples of {granularity}");
         let copies = memory.streams().pooled(Priority::High)?;
         let room = Room::new(memory, chunk_bytes, budget_bytes);
         let state = Mutex::new(State { room, sources: Vec::new(), statistics: SwitchStatistics::default() });
-        Ok(Self { shared: Arc::new(Shared { memory, copies, chunk_bytes, budget_bytes, state }) })
+        Ok(Self { shared: Arc::new(Shared { memory, copies, chunk_bytes, budget_bytes, is_lending, state }) })
     }
 
     /// Gives a model addresses on the device.
@@ -133,7 +137,8 @@ impl Switch {
         if needed > self.shared.budget_bytes {
             return Err(self.shared.no_room(manifest, needed, &state.room));
         }
-        let gates = manifest.groups().iter().map(|_| Gate::new(self.shared.memory)).collect::<Result<_, _>>()?;
+        let Shared { memory, is_lending, .. } = &*self.shared;
+        let gates = manifest.groups().iter().map(|_| GroupGate::new(memory, *is_lending)).collect::<Result<_, _>>()?;
         let window = state.room.reserve(manifest.bytes())?;
         let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
         let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None, lent: 0 });
@@ -241,6 +246,18 @@ impl Model {
         &self.runs
     }
 
+    pub(crate) fn gates(&self) -> &Mutex<Vec<GroupGate>> {
+        &self.gates
+    }
+
+    pub(crate) fn copies(&self) -> &Stream {
+        &self.shared.copies
+    }
+
+    pub(crate) fn residence(&self) -> &Mutex<Residence> {
+        &self.residence
+    }
+
     /// Where a tensor of it lies, when it is there.
     pub fn place(&self, entry: usize) -> Range<Address> {
         let place = self.manifest.place(entry);
@@ -336,7 +353,7 @@ impl Model {
         missing: &[usize],
         taken: &mut Peekable<impl Iterator<Item = Free>>,
         residence: &mut Residence,
-        gates: &mut [Gate],
+        gates: &mut [GroupGate],
     ) -> Result<Loaded, SwitchError> {
         let Shared { memory, copies, chunk_bytes, .. } = &*self.shared;
         let Residence { window, timed, .. } = residence;
@@ -390,6 +407,15 @@ impl Model {
         };
         ended.synchronize()?;
         Ok(Some(Duration::from_secs_f64(begun.elapsed_us(ended)? / 1e6)))
+    }
+
+    /// Waits until the copies to it that were asked for are done. Others may use it meanwhile.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn settle(&self) -> Result<(), SwitchError> {
+        let copied = self.residence.lock().copied;
+        Ok(copied.map_or(Ok(()), |copied| self.shared.memory.backing().synchronize(copied))?)
     }
 
     /// Makes later work of a stream wait until a group is there, and in a capture each launch of it.
@@ -455,6 +481,10 @@ impl Model {
 
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.shared.chunk_bytes
+    }
+
+    pub(crate) fn is_lending(&self) -> bool {
+        self.shared.is_lending
     }
 }
 

@@ -5,6 +5,9 @@
 //! are used, while what is there is computed with. Models that are worth least make room, which copies nothing. On the
 //! CPU the same holds for memory above a disk: the host's memory is what is computed with, and models come from their files.
 //!
+//! The device's memory may be one process's, and another compute: a switcher [lends](SwitchedModel::lend) a model, and a
+//! [`BorrowedNetwork`] computes with its weights, which nobody copies. A process that crashes loses no weights then.
+//!
 //! ```
 //! use tenure_nn::networks::Architectures;
 //! use tenure_nn::switched::{Switcher, SwitcherOptions};
@@ -27,14 +30,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod borrowed;
 mod bound;
+mod calls;
+mod lent;
 mod model;
 mod on_cpu;
 mod on_cuda;
 mod switcher;
 mod weights;
 
+pub use borrowed::{BorrowedNetwork, Borrower};
 pub use bound::{Bound, Placed};
+pub use calls::Measured;
+pub use lent::{LentModel, LentTerms};
 pub use model::SwitchedModel;
 pub use switcher::{Switcher, SwitcherOptions, SwitcherReport};
 pub use tenure_switch::Orders;
@@ -54,6 +63,12 @@ pub enum SwitchedError {
     /// The model was removed.
     #[error("there is no model {name:?} any more: add it again")]
     Removed {
+        /// Its name.
+        name: String,
+    },
+    /// A model on the CPU is to be lent.
+    #[error("model {name:?} is on the CPU, and models on a CUDA device are lent: share its image instead")]
+    OnCpu {
         /// Its name.
         name: String,
     },

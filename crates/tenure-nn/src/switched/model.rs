@@ -10,7 +10,7 @@ use tenure_tensor::Tensor;
 use super::on_cpu::OnCpu;
 use super::on_cuda::OnCuda;
 use super::switcher::Shared;
-use super::{Order, StoredTensors};
+use super::{LentModel, Measured, Order, StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;
 
@@ -50,7 +50,34 @@ impl SwitchedModel {
         self.shared.load(&self.name, self.number)
     }
 
-    /// Has it leave the device. It comes back when it is called.
+    /// Waits until what is on its way to the device is there. Other calls go on meanwhile.
+    ///
+    /// # Errors
+    /// Its files cannot be read; a driver call failed; it was removed.
+    pub fn settle(&self) -> Result<()> {
+        let wait = self.shared.with(&self.name, self.number, |known| known.arriving())?;
+        Ok(wait()?)
+    }
+
+    /// Brings it, as a call would, and lends it to a process that computes it, which may begin before its weights are there.
+    /// It stays on the device as long as it is lent.
+    ///
+    /// # Errors
+    /// [`SwitchedError::OnCpu`]; those of [`load`](Self::load).
+    pub fn lend(&self) -> Result<LentModel> {
+        self.shared.lend(&self.name, self.number)
+    }
+
+    /// Arranges it by what a process measured that computed it, and brings it, as the second call does where it is computed in
+    /// this process. Nothing happens if its order is known already. It must not be lent.
+    ///
+    /// # Errors
+    /// There is no room for it; its files cannot be read; a driver call failed; it was removed.
+    pub fn learn(&self, measured: &Measured) -> Result<()> {
+        self.shared.with(&self.name, self.number, |known| known.learn(&self.shared, measured))?
+    }
+
+    /// Has it leave the device. It comes back when it is called. One that is [lent](Self::lend) stays.
     ///
     /// # Errors
     /// It was removed.
@@ -263,7 +290,41 @@ impl Known {
 
     /// Whether it has memory that others may have.
     pub(super) fn can_leave(&self) -> bool {
-        !self.is_pinned && self.resident_bytes() > 0
+        let is_lent = match &self.weights {
+            Weights::Cpu(_) => false,
+            Weights::Cuda(weights) => weights.model().is_lent(),
+        };
+        !self.is_pinned && !is_lent && self.resident_bytes() > 0
+    }
+
+    /// A function that waits for what is on its way.
+    pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
+        match &self.weights {
+            Weights::Cpu(weights) => weights.arriving(),
+            Weights::Cuda(weights) => {
+                let model = Arc::clone(weights.model());
+                Box::new(move || model.settle())
+            }
+        }
+    }
+
+    /// Lends it.
+    pub(super) fn lend(&self) -> Result<LentModel> {
+        match &self.weights {
+            Weights::Cpu(_) => Err(SwitchedError::OnCpu { name: self.parts.name.clone() }.into()),
+            Weights::Cuda(weights) => weights.lend(&self.parts),
+        }
+    }
+
+    /// Arranges it by what another process measured.
+    pub(super) fn learn(&mut self, shared: &Shared, measured: &Measured) -> Result<()> {
+        let Self { parts, weights, .. } = self;
+        match (weights, &shared.cuda) {
+            (Weights::Cuda(weights), Some(cuda)) if !parts.order.is_recorded() => {
+                weights.learn(parts, shared, cuda, measured)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The worth of its bytes on the device, after so many uses of all models.

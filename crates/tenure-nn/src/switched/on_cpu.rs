@@ -39,6 +39,12 @@ impl OnCpu {
         }
     }
 
+    /// A function that waits for its image.
+    pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
+        let image = self.image.as_ref().map(|(image, _)| Arc::clone(image));
+        Box::new(move || image.map_or(Ok(()), |image| image.wait_for_all()))
+    }
+
     /// How long it took to read its image, which is waited for.
     pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
         let Some((image, _)) = &self.image else { return Ok(None) };

@@ -14,7 +14,7 @@ use tenure_switch::{Images, Manifest, OrderKey, Orders, Switch, SwitchError, Swi
 use tenure_tensor::{Device, Tensor};
 
 use super::model::{Known, Parts, SwitchedModel};
-use super::{Order, StoredTensors, SwitchedError};
+use super::{LentModel, Order, StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;
 
@@ -31,6 +31,8 @@ pub struct SwitcherOptions {
     pub grouping: Grouping,
     /// Where the orders that are learned are kept, for switchers of other processes too; if nowhere, each learns them anew.
     pub orders: Option<Orders>,
+    /// Models may be [lent](SwitchedModel::lend) to processes that compute them while their weights come. Nothing on the CPU.
+    pub is_lending: bool,
 }
 
 impl SwitcherOptions {
@@ -43,7 +45,7 @@ impl SwitcherOptions {
     pub fn new(device_bytes: u64, host_bytes: u64) -> Self {
         let chunk_bytes = if device_bytes < Self::MANY_BYTES { 16 << 20 } else { 64 << 20 };
         let (grouping, orders) = (Grouping::default(), Orders::of_user());
-        Self { device_bytes, host_bytes, chunk_bytes, grouping, orders }
+        Self { device_bytes, host_bytes, chunk_bytes, grouping, orders, is_lending: false }
     }
 }
 
@@ -119,13 +121,13 @@ impl Switcher {
     /// # Panics
     /// Chunks are no multiple of the device's granularity.
     pub fn new(device: Device, options: SwitcherOptions) -> Result<Self> {
-        let SwitcherOptions { device_bytes, host_bytes, chunk_bytes, grouping, orders } = options;
+        let SwitcherOptions { device_bytes, host_bytes, chunk_bytes, grouping, orders, is_lending } = options;
         let (images, cuda) = if device.is_cpu() {
             (Images::new(device_bytes, None)?, None)
         } else {
             let memory = memory::device(device.index()).map_err(SwitchError::from)?;
             let images = Images::new(host_bytes, Some(Arc::clone(memory.driver())))?;
-            let switch = Switch::new(memory, SwitchOptions { budget_bytes: device_bytes, chunk_bytes })?;
+            let switch = Switch::new(memory, SwitchOptions { budget_bytes: device_bytes, chunk_bytes, is_lending })?;
             let pool = GraphPool::new(memory).map_err(SwitchError::from)?;
             (images, Some(Cuda { memory, switch, pool }))
         };
@@ -140,10 +142,23 @@ impl Switcher {
     /// # Errors
     /// The name is another model's; a file cannot be read; a tensor is not there, or of other sizes; the model is larger than the
     /// device's budget.
-    pub fn add<P: AsRef<Path>>(&self, name: &str, mut network: Box<dyn Network>, paths: &[P]) -> Result<SwitchedModel> {
+    pub fn add<P: AsRef<Path>>(&self, name: &str, network: Box<dyn Network>, paths: &[P]) -> Result<SwitchedModel> {
+        let stored = StoredTensors::find(paths, &network.state())?;
+        self.add_stored(name, network, stored)
+    }
+
+    /// The same, of tensors that were found before: the headers of files are not read again.
+    ///
+    /// # Errors
+    /// The name is another model's; the model is larger than the device's budget.
+    pub fn add_stored(
+        &self,
+        name: &str,
+        mut network: Box<dyn Network>,
+        stored: StoredTensors,
+    ) -> Result<SwitchedModel> {
         network.eval();
         network.set_requires_grad(false)?;
-        let stored = StoredTensors::find(paths, &network.state())?;
         let turn = &mut *self.shared.turn.lock();
         if turn.models.contains_key(name) {
             return Err(SwitchedError::Known { name: name.into() }.into());
@@ -217,6 +232,13 @@ impl Shared {
     /// Brings a model: on a CUDA device, copies are under way then.
     pub(super) fn load(&self, name: &str, number: u64) -> Result<()> {
         self.bring(&mut self.turn.lock(), name, number)
+    }
+
+    /// Brings a model, and lends it.
+    pub(super) fn lend(&self, name: &str, number: u64) -> Result<LentModel> {
+        let turn = &mut *self.turn.lock();
+        self.bring(turn, name, number)?;
+        turn.known(name, number)?.lend()
     }
 
     /// Calls a model.

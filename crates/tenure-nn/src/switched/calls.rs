@@ -1,0 +1,181 @@
+//! Calls of a model on a CUDA device: one operation after the other at first, and captured when its order is known.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tenure_core::Name;
+use tenure_device::graph::GraphPool;
+use tenure_device::memory::DeviceMemory;
+use tenure_device::{Event, EventKind};
+use tenure_switch::{DeviceUse, Model};
+use tenure_tensor::cuda::CapturedCall;
+use tenure_tensor::{DType, Tensor, autograd};
+
+use super::bound::{self, Bound};
+use crate::Result;
+use crate::networks::Network;
+
+/// The operation that reads rows.
+const READS_ROWS: Name = Name::of("embedding");
+
+/// Sizes of inputs that a model is captured for; beyond them, those that were not used for longest go.
+const MOST_CAPTURES: usize = 16;
+
+/// The calls that a model was asked for.
+#[derive(Default)]
+pub(super) struct Calls {
+    /// The shapes that were used last come last.
+    shapes: Vec<Shape>,
+}
+
+/// Inputs of some sizes, which the model was called with.
+struct Shape {
+    inputs: Vec<(DType, Vec<usize>, Vec<usize>)>,
+    call: Option<CapturedCall>,
+    /// It was tried, and the network does what no capture can.
+    cannot_be_captured: bool,
+}
+
+/// A model whose weights are there or on their way, and a device that computes it.
+pub(super) struct Callee<'a> {
+    pub(super) network: &'a dyn Network,
+    pub(super) bound: &'a Bound,
+    pub(super) model: &'a Arc<Model>,
+    pub(super) memory: &'static DeviceMemory,
+    pub(super) pool: &'a GraphPool,
+    /// The order in which its tensors are used is known.
+    pub(super) is_recorded: bool,
+}
+
+/// A run whose uses of weights were measured, while each tensor was a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// In their order.
+    pub(super) uses: Vec<MeasuredUse>,
+    /// The time of the captured model as a share of the run's; 1 if it cannot be captured.
+    pub(super) share: f64,
+}
+
+/// The first use of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct MeasuredUse {
+    pub(super) tensor: usize,
+    pub(super) compute_us: f64,
+    /// Nothing but rows of it is used.
+    pub(super) reads_rows: bool,
+}
+
+impl Calls {
+    /// How many sizes of inputs are captured.
+    pub(super) fn captures(&self) -> usize {
+        self.shapes.iter().filter(|shape| shape.call.is_some()).count()
+    }
+
+    /// Forgets what was captured, since the model has other addresses now.
+    pub(super) fn forget_captures(&mut self) {
+        self.shapes.iter_mut().for_each(|shape| shape.call = None);
+    }
+
+    /// Answers inputs, which are on the device. The second call of some sizes is measured if the order is not known: kernels are
+    /// compiled in the first.
+    pub(super) fn compute(
+        &mut self,
+        callee: &Callee<'_>,
+        inputs: &[Tensor],
+    ) -> Result<(Vec<Tensor>, Option<Measured>)> {
+        let is_known = self.note_shape(inputs);
+        if is_known && callee.is_recorded {
+            self.capture(callee, inputs);
+        }
+        let shape = self.shapes.last_mut().filter(|shape| shape.call.is_some());
+        let answers = match shape.and_then(|shape| shape.call.as_mut()) {
+            Some(call) => call.call(inputs).map_err(crate::Error::from),
+            None => return callee.compute_plainly(inputs, is_known && !callee.is_recorded),
+        };
+        callee.model.used_by(&callee.memory.streams().current())?;
+        Ok((answers?, None))
+    }
+
+    /// Notes of which sizes inputs are. Whether there were such ones before.
+    fn note_shape(&mut self, inputs: &[Tensor]) -> bool {
+        let of = |input: &Tensor| (input.dtype(), input.sizes().to_vec(), input.layout().strides().to_vec());
+        let wanted: Vec<_> = inputs.iter().map(of).collect();
+        if let Some(at) = self.shapes.iter().position(|shape| shape.inputs == wanted) {
+            let shape = self.shapes.remove(at);
+            self.shapes.push(shape);
+            return true;
+        }
+        if self.shapes.len() == MOST_CAPTURES {
+            self.shapes.remove(0);
+        }
+        self.shapes.push(Shape { inputs: wanted, call: None, cannot_be_captured: false });
+        false
+    }
+
+    /// Captures the model for inputs of the last sizes. If that fails it is computed one operation after the other, as before.
+    fn capture(&mut self, callee: &Callee<'_>, inputs: &[Tensor]) {
+        let Some(shape) = self.shapes.last_mut().filter(|shape| shape.call.is_none() && !shape.cannot_be_captured)
+        else {
+            return;
+        };
+        let captured = CapturedCall::new(callee.pool, inputs, |inputs| {
+            let run = callee.model.run(&callee.memory.streams().current());
+            let answers = callee.network.forward(inputs)?;
+            run.end()?;
+            Ok::<_, crate::Error>(answers)
+        });
+        shape.cannot_be_captured = captured.is_err();
+        shape.call = captured.ok();
+    }
+}
+
+impl Callee<'_> {
+    /// Computes one operation after the other.
+    fn compute_plainly(&self, inputs: &[Tensor], is_measured: bool) -> Result<(Vec<Tensor>, Option<Measured>)> {
+        let stream = self.memory.streams().current();
+        let run = if is_measured { self.model.measured_run(&stream)? } else { self.model.run(&stream) };
+        let forward = || autograd::no_grad(|| bound::own(self.bound, self.network.forward(inputs)?));
+        let answers = catch_unwind(AssertUnwindSafe(forward));
+        self.model.used_by(&stream)?;
+        let answers = answers.unwrap_or_else(|panic| resume_unwind(panic))?;
+        if !is_measured {
+            run.end()?;
+            return Ok((answers, None));
+        }
+        let uses = run.uses()?;
+        let share = self.captured_share(&uses, inputs).unwrap_or(1.0);
+        let of = |used: &DeviceUse| MeasuredUse {
+            tensor: used.group,
+            compute_us: used.compute_us,
+            reads_rows: used.operation == Some(READS_ROWS),
+        };
+        Ok((answers, Some(Measured { uses: uses.iter().map(of).collect(), share })))
+    }
+
+    /// The time of the captured model as a share of a run one operation after the other; nothing if it cannot be captured.
+    fn captured_share(&self, uses: &[DeviceUse], inputs: &[Tensor]) -> Option<f64> {
+        let stream = self.memory.streams().current();
+        let captured = CapturedCall::new(self.pool, inputs, |inputs| {
+            let run = self.model.run_behind_copies(&self.memory.streams().current());
+            let answers = self.network.forward(inputs)?;
+            run.end()?;
+            Ok::<_, crate::Error>(answers)
+        });
+        let mut call = captured.ok()?;
+        let [mut begun, mut ended] = [(); 2].map(|()| Event::new(Arc::clone(self.memory.driver()), EventKind::Timing));
+        let mut called = || {
+            // The first launch of a graph prepares it.
+            call.call(inputs).ok()?;
+            begun.record(&stream).ok()?;
+            call.call(inputs).ok()?;
+            ended.record(&stream).ok()
+        };
+        let called = called();
+        self.model.used_by(&stream).ok()?;
+        called?;
+        ended.synchronize().ok()?;
+        let plainly_us: f64 = uses.iter().map(|used| used.compute_us).sum();
+        Some(begun.elapsed_us(&ended).ok()? / plainly_us.max(1e-3)).filter(|share| *share < 1.0)
+    }
+}
