@@ -4,93 +4,20 @@
 
 mod served;
 
-use std::sync::LazyLock;
-use std::{env, fs, thread};
+use std::{fs, thread};
 
-use parking_lot::{Mutex, MutexGuard};
-use served::{RESCAN, Served, example_models, request, until};
+use served::cuda::{CHUNK, MODELS, all_alone, alone, ask, expect_peace, input, models, options};
+use served::{Served, request, until};
 use tempfile::TempDir;
-use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimPlatform};
-use tenure_device::{Executor, Platform as _, cuda};
+use tenure_device::memory::DeviceMemory;
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::Service as _;
-use tenure_serve::protocol::{Datatype, Tensor};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_tensor::Device;
-
-/// Bytes of the pieces of the device's memory, each of which has room for one of the models here.
-const CHUNK: u64 = 16 << 20;
-
-/// Devices are the process's: a test has them for itself.
-fn all_alone() -> (MutexGuard<'static, ()>, &'static [&'static DeviceMemory]) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static MEMORY: LazyLock<Vec<&DeviceMemory>> = LazyLock::new(|| {
-        if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            let count = cuda::platform().device_count().unwrap().min(2);
-            return (0..count as u8).map(|index| memory::device(index).unwrap()).collect();
-        }
-        let config = SimConfig { capacity_bytes: 1 << 30, seed: 3, ..SimConfig::default() };
-        let platform = SimPlatform::new(vec![config; 2]);
-        let install = |index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap();
-        [0, 1].map(install).to_vec()
-    });
-    (ALONE.lock(), &MEMORY)
-}
-
-/// The first device.
-fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
-    let (alone, devices) = all_alone();
-    (alone, devices[0])
-}
-
-fn options(folder: &TempDir, device_bytes: u64) -> ServingOptions {
-    ServingOptions {
-        devices: vec![Device::cuda(0)],
-        host_bytes: 256 << 20,
-        rescan: RESCAN,
-        ..ServingOptions::new(folder.path(), device_bytes)
-    }
-}
 
 fn serve(folder: TempDir, device_bytes: u64) -> Served {
     let options = options(&folder, device_bytes);
     Served::start(folder, options, Architectures::default())
-}
-
-const MODELS: [&str; 4] = ["next-byte", "next-byte-2", "digits", "digits-2"];
-
-/// The examples, each under two names.
-fn models() -> TempDir {
-    let folder = example_models();
-    for name in ["next-byte", "digits"] {
-        let (from, to) = (folder.path().join(name), folder.path().join(format!("{name}-2")));
-        fs::create_dir(&to).unwrap();
-        for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
-            fs::copy(file.path(), to.join(file.file_name())).unwrap();
-        }
-    }
-    folder
-}
-
-fn input(model: &str) -> Tensor {
-    if model.starts_with("digits") {
-        let bytes = (0..28 * 28).flat_map(|pixel| (pixel as f32 / 784.0).to_le_bytes()).collect::<Vec<u8>>();
-        return Tensor::new("image", Datatype::Fp32, vec![1, 1, 28, 28], bytes).unwrap();
-    }
-    let bytes = [72_i64, 101, 108].into_iter().flat_map(i64::to_le_bytes).collect::<Vec<u8>>();
-    Tensor::new("tokens", Datatype::Int64, vec![1, 3], bytes).unwrap()
-}
-
-fn ask(served: &Served, model: &str) -> Vec<u8> {
-    served.infer(&request(model, vec![input(model)])).unwrap().outputs[0].bytes().to_vec()
-}
-
-fn expect_peace(memory: &DeviceMemory) {
-    memory.driver().synchronize().unwrap();
-    if let Executor::Sim(driver) = memory.driver().executor() {
-        assert_eq!(driver.fault(), None);
-    }
 }
 
 #[test]

@@ -31,8 +31,8 @@ use crate::{files, output};
 DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin
 with. A Hugging Face folder is served as it is, and so is a PyTorch module that a function loads: python = \"model.py:load\" in
 its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are
-asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. On the CPU models are computed by
-processes of their own: one that ends is replaced, and fails no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
+asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. Models are computed by
+processes of their own: one that ends is replaced, and loses no weights and no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
 
 Examples:
   tenure models init models && tenure serve models

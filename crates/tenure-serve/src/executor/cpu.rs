@@ -121,7 +121,7 @@ impl Weights for OnCpu {
             state.unbind(&self.images);
         }
         if state.resident.is_none() {
-            state.weights.check_unchanged()?;
+            state.weights.files.check_unchanged()?;
             let image = self.images.acquire_within(&state.manifest, patience)?;
             state.bind(image)?;
             self.resident.store(state.manifest.bytes(), Ordering::Relaxed);
@@ -142,7 +142,7 @@ impl Weights for OnCpu {
         if !state.is_whole {
             image.wait_for_all()?;
             // Who writes a file again while it is read leaves some of both.
-            state.weights.check_unchanged()?;
+            state.weights.files.check_unchanged()?;
             state.is_whole = true;
         }
         if let Some((uses, ended)) = state.first_run.take() {
@@ -160,7 +160,7 @@ impl Weights for OnCpu {
 
     fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
         let mut state = self.state.lock();
-        let Computed { outputs, begun, ended, first_uses } = state.computer.compute(inputs)?;
+        let Computed { outputs, begun, ended, first_uses, .. } = state.computer.compute(inputs)?;
         let (copy, wait) = waited(&first_uses, begun);
         if state.is_first_run() {
             state.first_run = Some((first_uses, ended));

@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use tenure_core::Storage;
 use tenure_nn::networks::Network;
-use tenure_nn::switched;
+use tenure_nn::switched::{self, Measured};
 use tenure_switch::{FirstUse, Image, Mapped, Stopped, SwitchError};
 use tenure_tensor::{DType, autograd};
 
@@ -35,6 +35,8 @@ pub(crate) struct Computed {
     pub(crate) ended: Instant,
     /// Of each group, in this run or before it.
     pub(crate) first_uses: Vec<Option<FirstUse>>,
+    /// The order in which lent weights were used, if that was measured.
+    pub(crate) measured: Option<Measured>,
 }
 
 /// Weights that are there or come, in groups.
@@ -120,21 +122,26 @@ impl<G: Groups> Bound<G> {
         let begun = Instant::now();
         // A network that panics is asked again: it has no state but its values, which it does not write.
         let forward = AssertUnwindSafe(|| autograd::no_grad(|| self.network.forward(&inputs)));
-        let computed = catch_unwind(forward).map_err(|panic| match panic.is::<Stopped>() {
-            true => ModelError::Abandoned,
-            false => ModelError::Panic(message(&*panic)),
-        })?;
+        let computed = catch_unwind(forward).map_err(unwound)?;
         let ended = Instant::now();
         // What was computed of weights that did not come is nothing.
         if let Some(error) = groups.failure() {
             return Err(error.into());
         }
         let outputs = computed?.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
-        Ok(Computed { outputs, begun, ended, first_uses: groups.first_uses() })
+        Ok(Computed { outputs, begun, ended, first_uses: groups.first_uses(), measured: None })
     }
 }
 
-pub(super) fn message(panic: &(dyn Any + Send)) -> String {
+/// Why a call of a network unwound.
+pub(super) fn unwound(panic: Box<dyn Any + Send>) -> ModelError {
+    match panic.is::<Stopped>() {
+        true => ModelError::Abandoned,
+        false => ModelError::Panic(message(&*panic)),
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
     let message = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     message.unwrap_or("it did not say why").replace('\n', " ")
 }

@@ -10,25 +10,30 @@ use crate::repository::{StoredModel, WeightDtype};
 
 /// All tensors of a network, in the files of its model.
 pub(super) struct Stored {
-    model: Arc<StoredModel>,
+    pub(super) files: Files,
     pub(super) tensors: StoredTensors,
 }
+
+/// The files of a model, as they were when they were looked at.
+pub(super) struct Files(Arc<StoredModel>);
 
 impl Stored {
     /// Finds a network's tensors in the model's files.
     pub(super) fn find(model: &Arc<StoredModel>, state: &[(&str, &Tensor)]) -> Result<Self, ModelError> {
         let paths: Vec<_> = model.weights.iter().map(|file| &file.path).collect();
-        let stored = Self { model: Arc::clone(model), tensors: StoredTensors::find(&paths, state)? };
+        let stored = Self { files: Files(Arc::clone(model)), tensors: StoredTensors::find(&paths, state)? };
         for tensor in stored.tensors.tensors() {
             check_dtype(model, &tensor.entry.name, tensor.dtype)?;
         }
-        stored.check_unchanged()?;
+        stored.files.check_unchanged()?;
         Ok(stored)
     }
+}
 
+impl Files {
     /// Whether the files are still those that were looked at.
     pub(super) fn check_unchanged(&self) -> Result<(), ModelError> {
-        self.model.changed().map_or(Ok(()), |path| Err(ModelError::Changed { path: path.to_owned() }))
+        self.0.changed().map_or(Ok(()), |path| Err(ModelError::Changed { path: path.to_owned() }))
     }
 }
 

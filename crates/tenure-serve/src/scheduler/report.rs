@@ -3,7 +3,7 @@
 use std::mem;
 use std::time::Duration;
 
-use super::device::{Device, Work};
+use super::device::{Device, Running, Work};
 use super::request::Entry;
 use super::{BatchId, Decision, DeviceId, ModelId, Outcome, RequestId, Scheduler};
 
@@ -49,14 +49,9 @@ impl Scheduler {
     /// A batch is over: it computed for so long, or failed. Returns the requests that its user answers now, in the order of
     /// the batch, without those that were cancelled.
     pub fn finished(&mut self, batch: BatchId, computed: Option<Duration>, now: Duration) -> Vec<RequestId> {
-        let Some(device) = self.device_of(batch) else { return Vec::new() };
-        let on = &mut self.devices[device.0];
-        let Work::Batch(running) = mem::replace(&mut on.work, Work::Nothing) else { return Vec::new() };
-        if !running.is_switch {
-            on.debt = on.debt.saturating_sub(computed.unwrap_or(now.saturating_sub(running.issued)));
-        }
-        on.residency.let_go(running.model);
+        let Some((device, running)) = self.end_batch(batch, computed, now) else { return Vec::new() };
         // What was computed was there; what failed may be for its weights.
+        let on = &mut self.devices[device.0];
         if on.end_copy(running.model).is_some() && computed.is_none() {
             on.residency.clear(running.model);
         }
@@ -66,6 +61,31 @@ impl Scheduler {
             served.cost.computed(running.rows, computed);
         }
         self.unload_if_removed(device, running.model);
+        self.take_requests(running)
+    }
+
+    /// The process that computed a batch ended, and weights are another's: those of the batch are on the device as before, or
+    /// still on their way. Returns the requests that its user answers now, as [`finished`](Self::finished) does.
+    pub fn interrupted(&mut self, batch: BatchId, now: Duration) -> Vec<RequestId> {
+        let Some((device, running)) = self.end_batch(batch, None, now) else { return Vec::new() };
+        self.unload_if_removed(device, running.model);
+        self.take_requests(running)
+    }
+
+    /// Ends a batch's work, which computed for so long, or failed.
+    fn end_batch(&mut self, batch: BatchId, computed: Option<Duration>, now: Duration) -> Option<(DeviceId, Running)> {
+        let device = self.device_of(batch)?;
+        let on = &mut self.devices[device.0];
+        let Work::Batch(running) = mem::replace(&mut on.work, Work::Nothing) else { return None };
+        if !running.is_switch {
+            on.debt = on.debt.saturating_sub(computed.unwrap_or(now.saturating_sub(running.issued)));
+        }
+        on.residency.let_go(running.model);
+        Some((device, running))
+    }
+
+    /// The requests of a batch that are still to be answered, which are forgotten.
+    fn take_requests(&mut self, running: Running) -> Vec<RequestId> {
         running.requests.into_iter().filter(|id| self.requests.remove(id).is_some()).collect()
     }
 

@@ -17,7 +17,7 @@ use super::core::{Core, State};
 use super::device::{Job, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
-use crate::executor::{Backend, CpuBackend, CudaBackend, Here, Place, WithPython};
+use crate::executor::{Backend, CpuBackend, CudaBackend, Here, LentBackend, ModelError, Place, WithPython};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
@@ -48,7 +48,7 @@ pub struct ServingOptions {
     pub max_queued: usize,
     /// After how long folders are looked at again.
     pub rescan: Duration,
-    /// The command that starts processes that compute on the CPU; `None` to compute in this one.
+    /// The command that starts processes that compute; `None` to compute in this one.
     pub worker: Option<WorkerCommand>,
     /// The command that starts the process that computes PyTorch modules on the CPU; `None` where there are none.
     pub python: Option<WorkerCommand>,
@@ -80,12 +80,14 @@ impl ServingOptions {
         if self.devices == [Device::CPU] {
             return Ok((vec![self.on_cpu(metrics)?], PAGE_BYTES, true));
         }
-        let host_bytes = self.host_bytes / self.devices.len() as u64;
-        let on_cuda = |device: &Device| CudaBackend::new(*device, self.memory_bytes, host_bytes);
-        let backends = self.devices.iter().map(on_cuda).collect::<Result<Vec<_>, _>>();
-        let backends = backends.map_err(|error| ServingError::Device(error.to_string()))?;
-        let chunk_bytes = backends[0].chunk_bytes();
-        Ok((backends.into_iter().map(|backend| Box::new(backend) as _).collect(), chunk_bytes, false))
+        let backends = self.devices.iter().map(|device| self.on_cuda(*device, metrics)).collect::<Result<Vec<_>, _>>();
+        let backends = backends.map_err(|error| match error {
+            ModelError::NoWorker(reason) => ServingError::Worker(reason),
+            error => ServingError::Device(error.to_string()),
+        })?;
+        // All have as much memory, and so chunks of one size.
+        let chunk_bytes = backends[0].1;
+        Ok((backends.into_iter().map(|(backend, _)| backend).collect(), chunk_bytes, false))
     }
 
     fn on_cpu(&self, metrics: &Metrics) -> Result<Box<dyn Backend>, ServingError> {
@@ -100,6 +102,24 @@ impl ServingOptions {
         let Some(command) = &self.python else { return Ok(native) };
         let python = Python::new(command.clone(), metrics.worker_deaths());
         Ok(Box::new(WithPython::new(native, python.map_err(ServingError::Worker)?)))
+    }
+
+    /// The backend of a CUDA device, and its chunks.
+    fn on_cuda(&self, device: Device, metrics: &Metrics) -> Result<(Box<dyn Backend>, u64), ModelError> {
+        let (device_bytes, host_bytes) = (self.memory_bytes, self.host_bytes / self.devices.len() as u64);
+        Ok(match self.worker.clone() {
+            Some(command) => {
+                let deaths = metrics.worker_deaths();
+                let backend = LentBackend::new(device, device_bytes, host_bytes, command, deaths)?;
+                let chunk_bytes = backend.chunk_bytes();
+                (Box::new(backend), chunk_bytes)
+            }
+            None => {
+                let backend = CudaBackend::new(device, device_bytes, host_bytes)?;
+                let chunk_bytes = backend.chunk_bytes();
+                (Box::new(backend), chunk_bytes)
+            }
+        })
     }
 }
 

@@ -55,6 +55,7 @@ impl Core {
         self.look_again_if_changed(&loaded);
         let death =
             computed.as_ref().err().filter(|error| matches!(error, ModelError::Lost(_))).map(ToString::to_string);
+        let is_interrupted = death.is_some() && loaded.is_ok();
         let (spent, answers) = match loaded {
             Ok(()) => self.one_by_one(device.id, &run, computed),
             Err(error) => (None, failed(error, run.requests.len())),
@@ -69,7 +70,10 @@ impl Core {
         let found = if run.is_load || has_waited { Found::Switched } else { Found::Resident };
         let mut state = self.state.lock();
         state.doing[device.id.index()].running = None;
-        let finished = state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now());
+        let finished = match is_interrupted {
+            true => state.scheduler.interrupted(run.id, self.now()),
+            false => state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now()),
+        };
         let answers = run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request));
         let answers: Vec<_> =
             answers.filter_map(|(request, answer)| Some((state.requests.remove(request)?, answer))).collect();

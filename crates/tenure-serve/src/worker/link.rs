@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::WorkerCommand;
 use super::message::{Done, Failure, MessageError, Order, Report};
-use super::socket::{Incoming, Outgoing, receive};
+use super::socket::{Descriptor, Incoming, Outgoing, receive};
 use super::subprocess::{Ended, Subprocess};
 
 /// In how long a worker has to take orders.
@@ -31,9 +31,11 @@ pub(super) struct Worker {
 struct State {
     is_ready: bool,
     has_answered: bool,
-    /// Images that it has.
+    /// Images and loans that it has.
     images: HashSet<u64>,
     batch: Option<Batch>,
+    /// Why it is about to end, in its words.
+    last_words: Option<String>,
     /// Why it is gone.
     end: Option<String>,
 }
@@ -57,18 +59,21 @@ pub(super) struct Lost {
 }
 
 impl Worker {
-    /// Starts a process. `ended` is told why it is gone, before whoever waits for it, on a thread of its own. The thread that
+    /// Starts a process with its first order. `ended` is told why it is gone, before whoever waits for it, on a thread of its own. The thread that
     /// starts it must live as long as it may.
     pub(super) fn start(
         command: &WorkerCommand,
+        first: &Order,
         ended: impl FnOnce(&Arc<Self>, &str) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
+        let first = Outgoing::new(first, Vec::new(), None).map_err(io::Error::other)?;
         let worker = Arc::new(Self {
             subprocess: Subprocess::start(command)?,
             started: Instant::now(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
+        worker.subprocess.send(first);
         let listening = Arc::clone(&worker);
         let listen = move || {
             let reason = listening.listen();
@@ -107,7 +112,7 @@ impl Worker {
         &self,
         order: &Order,
         payload: Vec<Bytes>,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Descriptor>,
     ) -> Result<(), MessageError> {
         // Whoever waits for an answer finds out that there is nobody.
         self.subprocess.send(Outgoing::new(order, payload, descriptor)?);
@@ -118,9 +123,9 @@ impl Worker {
         self.state.lock().images.contains(&image)
     }
 
-    /// Has it map an image.
-    pub(super) fn map(&self, image: u64, order: &Order, memory: OwnedFd) -> Result<(), MessageError> {
-        self.send(order, Vec::new(), Some(memory))?;
+    /// Has it map an image, or the begin of a loan.
+    pub(super) fn map(&self, image: u64, order: &Order, memory: Option<OwnedFd>) -> Result<(), MessageError> {
+        self.send(order, Vec::new(), memory.map(Descriptor::Open))?;
         self.state.lock().images.insert(image);
         Ok(())
     }
@@ -193,7 +198,7 @@ impl Worker {
             Ok(())
         };
         let Ended { fault, status } = self.subprocess.listen(receive::<Report>, take);
-        fault.unwrap_or(status)
+        fault.or(self.state.lock().last_words.take()).unwrap_or(status)
     }
 
     /// Tells whoever waits that it is gone.
@@ -223,6 +228,7 @@ impl Worker {
                 }
             }
             Report::Unmapped { image } => drop(state.images.remove(&image)),
+            Report::Ends { reason } => state.last_words = Some(reason),
         }
         drop(state);
         self.changed.notify_all();

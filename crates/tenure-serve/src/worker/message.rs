@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tenure_nn::switched::{LentTerms, Measured};
 use tenure_switch::FirstUse;
 use tenure_tensor::DType;
 
@@ -28,18 +29,43 @@ pub(super) const HEAD_BYTES: usize = 16;
 /// From a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Order {
+    /// The first order, which answers [`Report::Ready`]: the CUDA device that computes, if one does.
+    Start { device: Option<Borrows> },
+    /// A model that the server lends; the descriptor of its tables comes with this, if it has any. Chunks follow.
+    Lend(Box<Lend>),
+    /// The next chunk of a loan, whose descriptor comes with this.
+    Chunk { loan: u64 },
     /// Here is an image, whose descriptor comes with this. None of its groups are there yet.
     Map(Map),
     /// Groups of an image come no more: whether each is there.
     Arrived { image: u64, groups: Vec<(u32, bool)> },
-    /// Answers [`Report::Unmapped`].
+    /// Answers [`Report::Unmapped`]. It may be a loan.
     Unmap { image: u64 },
     /// The network is not asked any more.
     Forget { model: u64 },
-    /// Answers [`Report::Begun`], and then [`Report::Done`].
+    /// Answers [`Report::Begun`], and then [`Report::Done`]. The image may be a loan.
     Run { batch: u64, image: u64, inputs: Vec<Sizes> },
     /// Nobody waits for a batch any more.
     Abandon { batch: u64 },
+}
+
+/// A device on which weights are borrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Borrows {
+    /// Its number among CUDA devices.
+    pub(super) index: u8,
+    pub(super) chunk_bytes: u64,
+}
+
+/// A lent model, and what computes with it. Loans and images have numbers of one row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Lend {
+    pub(super) loan: u64,
+    pub(super) model: u64,
+    pub(super) network: Description,
+    pub(super) terms: LentTerms,
+    /// How many chunks follow.
+    pub(super) chunks: u64,
 }
 
 /// An image, and what computes with it.
@@ -82,6 +108,8 @@ pub(super) enum Report {
     Done { batch: u64, outcome: Result<Done, Failure> },
     /// An image is not mapped any more.
     Unmapped { image: u64 },
+    /// The process ends now, since its device does not answer any more.
+    Ends { reason: String },
 }
 
 /// An answer. Times are since some moment.
@@ -92,6 +120,7 @@ pub(super) struct Done {
     ended: Duration,
     /// When each group was used first, and for how long it was waited for.
     first_uses: Vec<Option<(Duration, Duration)>>,
+    measured: Option<Measured>,
 }
 
 /// Why there is no answer.
@@ -212,11 +241,12 @@ pub(super) fn unpack(tensors: Vec<Sizes>, mut payload: Bytes) -> Result<Vec<RawT
 impl Done {
     /// A message and its payload.
     pub(super) fn pack(computed: &Computed) -> (Self, Vec<Bytes>) {
-        let Computed { outputs, begun, ended, first_uses } = computed;
+        let Computed { outputs, begun, ended, first_uses, measured } = computed;
         let (outputs, payload) = pack(outputs);
         let origin = first_uses.iter().flatten().map(|used| used.at).fold(*begun, Instant::min);
         let first_uses = first_uses.iter().map(|used| used.map(|used| (used.at - origin, used.waited))).collect();
-        (Self { outputs, begun: *begun - origin, ended: *ended - origin, first_uses }, payload)
+        let (begun, ended, measured) = (*begun - origin, *ended - origin, measured.clone());
+        (Self { outputs, begun, ended, first_uses, measured }, payload)
     }
 
     /// The same backwards, with times that are right to each other.
@@ -229,6 +259,7 @@ impl Done {
             begun: time(self.begun),
             ended: time(self.ended),
             first_uses: self.first_uses.into_iter().map(|used| used.map(first_use)).collect(),
+            measured: self.measured,
         })
     }
 }
@@ -249,6 +280,8 @@ mod tests {
             Order::Forget { model: 2 },
             Order::Run { batch: 3, image: 1, inputs: vec![Sizes { dtype: DType::F32, sizes: vec![2, 3] }] },
             Order::Abandon { batch: 3 },
+            Order::Start { device: Some(Borrows { index: 1, chunk_bytes: 16 << 20 }) },
+            Order::Chunk { loan: 4 },
         ]
     }
 
@@ -285,7 +318,8 @@ mod tests {
             RawTensor { dtype: DType::U8, sizes: vec![0], parts: vec![Bytes::new()] },
         ];
         let first_uses = vec![None, Some(FirstUse { at: now - ms(9), waited: ms(2) })];
-        let (done, payload) = Done::pack(&Computed { outputs, begun: now, ended: now + ms(5), first_uses });
+        let computed = Computed { outputs, begun: now, ended: now + ms(5), first_uses, measured: None };
+        let (done, payload) = Done::pack(&computed);
         let payload: Bytes = payload.concat().into();
         let computed = done.clone().unpack(payload.clone()).unwrap();
         assert_eq!(computed.outputs[0].parts.concat(), payload);
@@ -310,7 +344,7 @@ mod tests {
 
         #[test]
         fn a_message_with_changed_bytes_is_another_or_an_error(
-            order in 0..6_usize, place in any::<prop::sample::Index>(), byte in any::<u8>(),
+            order in 0..8_usize, place in any::<prop::sample::Index>(), byte in any::<u8>(),
         ) {
             let mut message = encode(&orders()[order], false, 0).unwrap()[HEAD_BYTES..].to_vec();
             let place = place.index(message.len());

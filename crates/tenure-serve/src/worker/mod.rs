@@ -45,6 +45,7 @@ mod python;
 mod remote;
 mod socket;
 mod subprocess;
+mod weights;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -53,6 +54,7 @@ pub use process::run;
 
 pub(crate) use pool::Workers;
 pub(crate) use python::Python;
+pub(crate) use weights::LentWeights;
 
 /// A variable of a worker's environment: whoever has it starts no others, for they would start others in turn.
 const IS_WORKER: &str = "TENURE_WORKER";

@@ -10,10 +10,12 @@ use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
 use tenure_nn::networks::Network;
 
-use super::link::Worker;
+use super::link::{Lost, Worker};
+use super::message::{Borrows, Failure, Order, pack};
 use super::remote::Remote;
+use super::weights::LentWeights;
 use super::{IS_WORKER, WorkerCommand};
-use crate::executor::{Computer, Place};
+use crate::executor::{Computed, Computer, ModelError, Place, RawTensor};
 use crate::repository::StoredModel;
 
 /// How long nobody is started after several have ended one after the other at once: the first time, and the most.
@@ -31,6 +33,8 @@ pub(crate) struct Workers {
 
 pub(super) struct Shared {
     command: WorkerCommand,
+    /// The order that each worker begins with.
+    first: Order,
     deaths: Counter,
     numbers: AtomicU64,
     state: Mutex<State>,
@@ -53,16 +57,39 @@ struct State {
 }
 
 impl Workers {
-    /// Starts workers, and waits for the first.
+    /// Starts workers that compute on the CPU, and waits for the first.
     ///
     /// # Errors
     /// Why it does not start.
     pub(crate) fn start(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+        Self::start_on(None, command, deaths)
+    }
+
+    /// The same on a CUDA device, whose memory comes in chunks of so many bytes.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start); a worker cannot use the device.
+    pub(crate) fn start_on_cuda(
+        index: u8,
+        chunk_bytes: u64,
+        command: WorkerCommand,
+        deaths: Counter,
+    ) -> Result<Self, String> {
+        Self::start_on(Some(Borrows { index, chunk_bytes }), command, deaths)
+    }
+
+    /// A model that workers compute on a CUDA device.
+    pub(crate) fn lent(&self, stored: &StoredModel) -> LentWeights {
+        LentWeights::new(Arc::clone(&self.shared), stored)
+    }
+
+    fn start_on(device: Option<Borrows>, command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
         if env::var_os(IS_WORKER).is_some() {
             return Err("this process is one: have its program call `worker::run` first".into());
         }
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { command, deaths, numbers: AtomicU64::new(0), state, changed });
+        let (first, numbers) = (Order::Start { device }, AtomicU64::new(0));
+        let shared = Arc::new(Shared { command, first, deaths, numbers, state, changed });
         let keeping = Arc::clone(&shared);
         let keeper = thread::Builder::new().name("serve: workers".into()).spawn(move || keeping.keep());
         let workers = Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) };
@@ -124,6 +151,28 @@ impl Shared {
         }
     }
 
+    /// Has the active worker answer inputs. `prepare` gives it the weights, and returns their number. A batch that had not begun
+    /// when its worker ended is run again, once.
+    pub(super) fn compute(
+        &self,
+        inputs: &[RawTensor],
+        mut prepare: impl FnMut(&Arc<Worker>) -> Result<u64, ModelError>,
+    ) -> Result<Computed, ModelError> {
+        let mut is_again = false;
+        loop {
+            let worker = self.active().map_err(ModelError::NoWorker)?;
+            let image = prepare(&worker)?;
+            let (batch, (inputs, payload)) = (self.number(), pack(inputs));
+            match worker.run(batch, &Order::Run { batch, image, inputs }, payload)? {
+                Ok((Ok(done), payload)) => return Ok(done.unpack(payload)?),
+                Ok((Err(Failure { reason, is_asked: true }), _)) => return Err(ModelError::Asked(reason)),
+                Ok((Err(Failure { reason, .. }), _)) => return Err(ModelError::Elsewhere(reason)),
+                Err(Lost { has_begun: false, .. }) if !is_again => is_again = true,
+                Err(Lost { reason, .. }) => return Err(ModelError::Lost(reason)),
+            }
+        }
+    }
+
     /// Starts workers in the places of those that are gone. All are started by the thread that calls this, with which they end.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
@@ -147,7 +196,7 @@ impl Shared {
     fn start(self: &Arc<Self>, state: &mut State) {
         let shared = Arc::clone(self);
         // Who ends at once waits for the lock, and is there then.
-        match Worker::start(&self.command, move |worker, reason| shared.ended(worker, reason)) {
+        match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
             Ok(worker) => {
                 state.processes += 1;
                 let place = if state.active.is_none() { &mut state.active } else { &mut state.standby };

@@ -4,22 +4,27 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
-use std::sync::{Arc, mpsc};
+use std::process::{self, ExitCode};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::{fs, thread};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tenure_nn::networks::Architectures;
+use tenure_nn::networks::{self, Architectures};
+use tenure_nn::switched::{Borrower, LentTerms};
 use tenure_switch::{Arrived, Mapped, SwitchError};
+use tenure_tensor::Device;
 
-use super::message::{Description, Done, Failure, Map, MessageError, Order, Report, Sizes, unpack};
+use super::message::{Borrows, Description, Done, Failure, Lend, Map, MessageError, Order, Report, Sizes, unpack};
 use super::socket::{Incoming, Outgoing, receive};
-use crate::executor::{Bound, Computed, ModelError, Placed};
+use crate::executor::{Bound, Computed, LentNetwork, Loan, ModelError, Placed};
 
 /// What the system takes first when there is no memory: a worker, before its server.
 const OOM_SCORE: &str = "500";
+
+/// Descriptors of chunks that may be open before they are mapped.
+const OPEN_CHUNKS: usize = 16;
 
 /// Computes what a server asks for, which has started this process, until it is gone. The process is to end then.
 ///
@@ -44,21 +49,23 @@ fn serve(architectures: Architectures) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // Where that is not allowed, the system chooses.
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
-    let (runs, waiting) = mpsc::channel();
+    let (jobs, waiting) = mpsc::channel();
     let worker = Arc::new(Worker {
         architectures,
         stream: Mutex::new(stream.try_clone()?),
+        device: OnceLock::new(),
         images: Mutex::default(),
+        loans: Mutex::default(),
         networks: Mutex::default(),
+        lent: Mutex::default(),
         running: Mutex::default(),
     });
     let computing = Arc::clone(&worker);
     thread::Builder::new().name("worker: compute".into()).spawn(move || {
-        waiting.into_iter().for_each(|run| computing.compute(run));
+        waiting.into_iter().for_each(|job| computing.work(job));
     })?;
-    worker.report(&Report::Ready, Vec::new());
     while let Some(Incoming { message, payload, descriptor }) = receive(&stream)? {
-        worker.follow(message, payload, descriptor, &runs).map_err(io::Error::other)?;
+        worker.follow(message, payload, descriptor, &jobs).map_err(io::Error::other)?;
     }
     Ok(())
 }
@@ -66,12 +73,17 @@ fn serve(architectures: Architectures) -> io::Result<()> {
 struct Worker {
     architectures: Architectures,
     stream: Mutex<UnixStream>,
+    /// The device that weights are lent on, if they are.
+    device: OnceLock<Borrower>,
     /// By number.
     images: Mutex<HashMap<u64, Image>>,
+    loans: Mutex<HashMap<u64, Lent>>,
     /// By model, those that were asked for. One of them has an image only if `images` has it too.
     networks: Mutex<HashMap<u64, Network>>,
+    /// The same of models that are lent.
+    lent: Mutex<HashMap<u64, LentNetwork>>,
     /// The batch that was ordered last, and its weights.
-    running: Mutex<Option<(u64, Arc<Mapped>)>>,
+    running: Mutex<Option<(u64, Weights)>>,
 }
 
 type Network = Arc<Mutex<Bound<Arc<Mapped>>>>;
@@ -84,10 +96,39 @@ struct Image {
     placed: Arc<[Placed]>,
 }
 
+/// A loan, and where its chunks go that are still to come.
+struct Lent {
+    loan: Arc<Loan>,
+    chunks: Option<mpsc::SyncSender<OwnedFd>>,
+    missing: u64,
+}
+
+/// What a batch is computed with.
+#[derive(Clone)]
+enum Weights {
+    Image(Image),
+    Loan(Arc<Loan>),
+}
+
+/// Work of the thread that computes.
+enum Job {
+    Borrow(Box<Borrow>),
+    Run(Run),
+}
+
+/// A loan to be mapped.
+struct Borrow {
+    loan: Arc<Loan>,
+    network: Description,
+    terms: LentTerms,
+    tables: Option<OwnedFd>,
+    chunks: mpsc::Receiver<OwnedFd>,
+}
+
 /// A batch to be computed.
 struct Run {
     batch: u64,
-    image: Image,
+    weights: Weights,
     inputs: Vec<Sizes>,
     payload: Bytes,
 }
@@ -95,8 +136,12 @@ struct Run {
 /// Why an order cannot be followed: the server is not what it should be.
 #[derive(Debug, thiserror::Error)]
 enum OrderError {
-    #[error("an image without a descriptor")]
+    #[error("an image or a chunk without a descriptor")]
     NoDescriptor,
+    #[error("weights are lent on a device that was not named")]
+    NoDevice,
+    #[error("the device cannot be used: {0}")]
+    Device(#[from] tenure_nn::Error),
     #[error("there is no image {0}")]
     NoImage(u64),
     #[error("the image has no group {0}")]
@@ -112,9 +157,19 @@ impl Worker {
         order: Order,
         payload: Bytes,
         descriptor: Option<OwnedFd>,
-        runs: &mpsc::Sender<Run>,
+        jobs: &mpsc::Sender<Job>,
     ) -> Result<(), OrderError> {
+        // The other end of jobs is there as long as the process.
         match order {
+            Order::Start { device } => {
+                if let Some(Borrows { index, chunk_bytes }) = device {
+                    // There is one start.
+                    let _ = self.device.set(Borrower::new(Device::cuda(index), chunk_bytes)?);
+                }
+                self.report(&Report::Ready, Vec::new());
+            }
+            Order::Lend(lend) => drop(jobs.send(Job::Borrow(Box::new(self.lend(*lend, descriptor)?)))),
+            Order::Chunk { loan } => self.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             Order::Map(map) => self.map(map, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             Order::Arrived { image, groups } => {
                 // What is read for an image that was let go of still arrives.
@@ -135,18 +190,25 @@ impl Worker {
                 if let Some(bound) = bound {
                     bound.lock().unbind();
                 }
+                let lent = self.loans.lock().remove(&image);
+                if let Some(Lent { loan, .. }) = lent {
+                    loan.give_back();
+                }
                 self.report(&Report::Unmapped { image }, Vec::new());
             }
-            Order::Forget { model } => drop(self.networks.lock().remove(&model)),
+            Order::Forget { model } => {
+                let network = self.networks.lock().remove(&model);
+                let lent = self.lent.lock().remove(&model);
+                drop((network, lent));
+            }
             Order::Run { batch, image, inputs } => {
-                let image = self.images.lock().get(&image).cloned().ok_or(OrderError::NoImage(image))?;
-                *self.running.lock() = Some((batch, Arc::clone(&image.mapped)));
-                // The other end is there as long as the process.
-                let _ = runs.send(Run { batch, image, inputs, payload });
+                let weights = self.weights(image).ok_or(OrderError::NoImage(image))?;
+                *self.running.lock() = Some((batch, weights.clone()));
+                let _ = jobs.send(Job::Run(Run { batch, weights, inputs, payload }));
             }
             Order::Abandon { batch } => {
-                if let Some((_, mapped)) = self.running.lock().as_ref().filter(|(running, _)| *running == batch) {
-                    mapped.stop();
+                if let Some((_, weights)) = self.running.lock().as_ref().filter(|(running, _)| *running == batch) {
+                    weights.stop();
                 }
             }
         }
@@ -164,14 +226,61 @@ impl Worker {
         Ok(())
     }
 
+    /// Takes note of a loan, whose chunks are to come.
+    fn lend(&self, lend: Lend, tables: Option<OwnedFd>) -> Result<Borrow, OrderError> {
+        self.device.get().ok_or(OrderError::NoDevice)?;
+        let Lend { loan: number, model, network, terms, chunks: missing } = lend;
+        let loan = Arc::new(Loan::new(Arc::clone(self.lent.lock().entry(model).or_default())));
+        let (sender, chunks) = mpsc::sync_channel(OPEN_CHUNKS);
+        let sender = (missing > 0).then_some(sender);
+        self.loans.lock().insert(number, Lent { loan: Arc::clone(&loan), chunks: sender, missing });
+        Ok(Borrow { loan, network, terms, tables, chunks })
+    }
+
+    /// Hands a chunk to the thread that maps it, and waits while that has enough of them.
+    fn take_chunk(&self, number: u64, chunk: OwnedFd) -> Result<(), OrderError> {
+        let sender = {
+            let mut loans = self.loans.lock();
+            let lent = loans.get_mut(&number).ok_or(OrderError::NoImage(number))?;
+            lent.missing = lent.missing.saturating_sub(1);
+            if lent.missing > 0 { lent.chunks.clone() } else { lent.chunks.take() }
+        };
+        // A loan that failed takes no more.
+        drop(sender.map(|sender| sender.send(chunk)));
+        Ok(())
+    }
+
+    fn weights(&self, number: u64) -> Option<Weights> {
+        let image = self.images.lock().get(&number).cloned().map(Weights::Image);
+        image.or_else(|| self.loans.lock().get(&number).map(|lent| Weights::Loan(Arc::clone(&lent.loan))))
+    }
+
+    fn work(&self, job: Job) {
+        match (job, self.device.get()) {
+            (Job::Run(run), _) => self.compute(run),
+            (Job::Borrow(borrow), Some(device)) => {
+                let Borrow { loan, network, terms, tables, chunks } = *borrow;
+                loan.borrow(device, || self.build(&network), &terms, tables, chunks);
+            }
+            (Job::Borrow(_), None) => {}
+        }
+    }
+
     fn compute(&self, run: Run) {
-        let Run { batch, image, inputs, payload } = run;
+        let Run { batch, weights, inputs, payload } = run;
         self.report(&Report::Begun { batch }, Vec::new());
-        let computed = self.answer(&image, inputs, payload);
+        let computed = self.answer(&weights, inputs, payload);
         let mut running = self.running.lock();
         *running = None;
-        image.mapped.go_on();
-        drop((running, image));
+        weights.go_on();
+        drop((running, weights));
+        if let Err(error) = &computed
+            && self.device.get().is_some_and(Borrower::is_lost)
+        {
+            // Nothing in this process can use it again.
+            self.report(&Report::Ends { reason: error.to_string() }, Vec::new());
+            process::exit(1);
+        }
         let (outcome, payload) = match &computed {
             Ok(computed) => {
                 let (done, payload) = Done::pack(computed);
@@ -182,16 +291,18 @@ impl Worker {
         self.report(&Report::Done { batch, outcome }, payload);
     }
 
-    fn answer(&self, image: &Image, inputs: Vec<Sizes>, payload: Bytes) -> Result<Computed, ModelError> {
-        let elsewhere = |error: &dyn std::error::Error| ModelError::Elsewhere(error.to_string());
-        let inputs = unpack(inputs, payload).map_err(|error| elsewhere(&error))?;
+    fn answer(&self, weights: &Weights, inputs: Vec<Sizes>, payload: Bytes) -> Result<Computed, ModelError> {
+        let inputs = unpack(inputs, payload)?;
+        let image = match (weights, self.device.get()) {
+            (Weights::Image(image), _) => image,
+            (Weights::Loan(loan), Some(device)) => return loan.compute(device, &inputs),
+            (Weights::Loan(_), None) => return Err(ModelError::NoWeights),
+        };
         let known = self.networks.lock().get(&image.model).cloned();
         let network = match known {
             Some(network) => network,
             None => {
-                let Description { architecture, options, .. } = &image.network;
-                let options = serde_json::from_str(options).map_err(|error| elsewhere(&error))?;
-                let bound = Bound::new(self.architectures.build(architecture, options)?);
+                let bound = Bound::new(self.build(&image.network)?);
                 Arc::clone(self.networks.lock().entry(image.model).or_insert(Arc::new(Mutex::new(bound))))
             }
         };
@@ -202,12 +313,35 @@ impl Worker {
         network.compute(&inputs)
     }
 
+    fn build(&self, network: &Description) -> Result<Box<dyn networks::Network>, ModelError> {
+        let Description { architecture, options, .. } = network;
+        let options = serde_json::from_str(options).map_err(|error| ModelError::Elsewhere(error.to_string()))?;
+        Ok(self.architectures.build(architecture, options)?)
+    }
+
     fn report(&self, report: &Report, payload: Vec<Bytes>) {
         let outgoing = Outgoing::new(report, payload, None).or_else(|error| too_long(report, &error));
         let sent = outgoing.map_err(io::Error::other).and_then(|outgoing| outgoing.send(&self.stream.lock()));
         // A server that is gone ends the worker.
         if let Err(error) = sent {
             tracing::debug!("a worker says nothing: {error}");
+        }
+    }
+}
+
+impl Weights {
+    /// What computes with them unwinds at the next one.
+    fn stop(&self) {
+        match self {
+            Self::Image(image) => image.mapped.stop(),
+            Self::Loan(loan) => loan.stop(),
+        }
+    }
+
+    fn go_on(&self) {
+        match self {
+            Self::Image(image) => image.mapped.go_on(),
+            Self::Loan(loan) => loan.go_on(),
         }
     }
 }

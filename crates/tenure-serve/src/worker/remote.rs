@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use tenure_switch::Image;
 
-use super::link::{Lost, Worker};
-use super::message::{Description, Failure, Map, MessageError, Order, pack};
+use super::link::Worker;
+use super::message::{Description, Map, MessageError, Order};
 use super::pool::Shared;
 use crate::executor::{Computed, Computer, ModelError, Placed, RawTensor};
 use crate::repository::StoredModel;
@@ -28,12 +28,8 @@ struct Bound {
 
 impl Remote {
     pub(super) fn new(shared: Arc<Shared>, stored: &StoredModel) -> Self {
-        let network = Description {
-            name: stored.name.to_string(),
-            architecture: stored.config.architecture.clone(),
-            options: serde_json::Value::Object(stored.config.options.clone()).to_string(),
-        };
-        Self { model: shared.number(), shared, network, image: None, worker: Weak::new() }
+        let (model, network) = (shared.number(), Description::of(stored));
+        Self { shared, model, network, image: None, worker: Weak::new() }
     }
 
     /// Has a worker map the image, and tells it of its groups from now on.
@@ -48,7 +44,7 @@ impl Remote {
         };
         let memory = image.sealed().as_fd().try_clone_to_owned();
         let memory = memory.map_err(|error| ModelError::Elsewhere(format!("the weights cannot be sent: {error}")))?;
-        worker.map(*number, &Order::Map(map), memory)?;
+        worker.map(*number, &Order::Map(map), Some(memory))?;
         let (listener, number) = (Arc::downgrade(worker), *number);
         image.watch(move |arrived| {
             let groups = arrived.iter().map(|arrived| (arrived.group as u32, arrived.is_there)).collect();
@@ -75,23 +71,16 @@ impl Computer for Remote {
 
     fn compute(&mut self, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         let bound = self.image.as_ref().ok_or(ModelError::NoWeights)?;
-        let mut is_again = false;
-        loop {
-            let worker = self.shared.active().map_err(ModelError::NoWorker)?;
+        let mut asked = Weak::new();
+        let computed = self.shared.compute(inputs, |worker| {
             if !worker.has(bound.number) {
-                self.map(&worker, bound)?;
+                self.map(worker, bound)?;
             }
-            self.worker = Arc::downgrade(&worker);
-            let (batch, (sizes, payload)) = (self.shared.number(), pack(inputs));
-            let run = Order::Run { batch, image: bound.number, inputs: sizes };
-            match worker.run(batch, &run, payload)? {
-                Ok((Ok(done), payload)) => return Ok(done.unpack(payload)?),
-                Ok((Err(Failure { reason, is_asked: true }), _)) => return Err(ModelError::Asked(reason)),
-                Ok((Err(Failure { reason, .. }), _)) => return Err(ModelError::Elsewhere(reason)),
-                Err(Lost { has_begun: false, .. }) if !is_again => is_again = true,
-                Err(Lost { reason, .. }) => return Err(ModelError::Lost(reason)),
-            }
-        }
+            asked = Arc::downgrade(worker);
+            Ok(bound.number)
+        });
+        self.worker = asked;
+        computed
     }
 }
 
@@ -100,6 +89,16 @@ impl Drop for Remote {
         if let Some(worker) = self.worker.upgrade() {
             // A few bytes are not too long.
             let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
+        }
+    }
+}
+
+impl Description {
+    pub(super) fn of(stored: &StoredModel) -> Self {
+        Self {
+            name: stored.name.to_string(),
+            architecture: stored.config.architecture.clone(),
+            options: serde_json::Value::Object(stored.config.options.clone()).to_string(),
         }
     }
 }

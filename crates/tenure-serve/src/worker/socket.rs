@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::slice;
 
 use bytes::Bytes;
 use rustix::cmsg_space;
@@ -23,7 +24,14 @@ const CHUNK: usize = 1 << 20;
 pub(super) struct Outgoing {
     frame: Vec<u8>,
     payload: Vec<Bytes>,
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<Descriptor>,
+}
+
+/// A descriptor that comes with a frame.
+pub(super) enum Descriptor {
+    Open(OwnedFd),
+    /// It is made when the frame is sent: more are on their way than a process may have open.
+    Later(Box<dyn Fn() -> io::Result<OwnedFd> + Send>),
 }
 
 /// A frame that came.
@@ -37,7 +45,7 @@ impl Outgoing {
     pub(super) fn new(
         message: &impl Serialize,
         payload: Vec<Bytes>,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Descriptor>,
     ) -> Result<Self, MessageError> {
         let bytes = payload.iter().map(Bytes::len).sum();
         Ok(Self { frame: message::encode(message, descriptor.is_some(), bytes)?, payload, descriptor })
@@ -52,9 +60,16 @@ impl Outgoing {
     pub(super) fn send(&self, mut stream: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptor: Vec<BorrowedFd<'_>> = self.descriptor.iter().map(AsFd::as_fd).collect();
-        if !descriptor.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&descriptor));
+        let made = match &self.descriptor {
+            Some(Descriptor::Later(make)) => Some(make()?),
+            _ => None,
+        };
+        let descriptor: Option<BorrowedFd<'_>> = match &self.descriptor {
+            Some(Descriptor::Open(open)) => Some(open.as_fd()),
+            _ => made.as_ref().map(AsFd::as_fd),
+        };
+        if let Some(descriptor) = &descriptor {
+            control.push(SendAncillaryMessage::ScmRights(slice::from_ref(descriptor)));
         }
         let first = [IoSlice::new(&self.frame)];
         let sent = retry_on_intr(|| net::sendmsg(stream, &first, &mut control, SendFlags::NOSIGNAL))?;
@@ -132,16 +147,17 @@ mod tests {
         let (a, b) = pair();
         let payload = vec![Bytes::from(vec![1; 3]), Bytes::from(vec![7; 5 << 20])];
         let sender = thread::spawn(move || {
-            let file = File::open("/dev/zero").unwrap().into();
-            for (batch, descriptor) in [(1, None), (2, Some(file))] {
+            let open = || File::open("/dev/zero").map(OwnedFd::from);
+            let descriptors = [None, Some(Descriptor::Open(open().unwrap())), Some(Descriptor::Later(Box::new(open)))];
+            for (batch, descriptor) in (1..).zip(descriptors) {
                 Outgoing::new(&Report::Begun { batch }, payload.clone(), descriptor).unwrap().send(&a).unwrap();
             }
         });
-        for batch in [1, 2] {
+        for batch in [1, 2, 3] {
             let incoming = receive::<Report>(&b).unwrap().unwrap();
             assert_eq!(incoming.message, Report::Begun { batch });
             assert!(incoming.payload.len() == 3 + (5 << 20) && incoming.payload[..4] == [1, 1, 1, 7]);
-            assert_eq!(incoming.descriptor.is_some(), batch == 2);
+            assert_eq!(incoming.descriptor.is_some(), batch > 1);
         }
         sender.join().unwrap();
         assert!(receive::<Report>(&b).unwrap().is_none());

@@ -46,8 +46,11 @@ impl Subprocess {
         let orders = Mutex::new(Some(orders));
         let process = Self { pid: child.id(), child: Mutex::new(child), stream, orders };
         let spawned = thread::Builder::new().name("serve: orders".into()).spawn(move || {
-            // Whoever listens finds out why nothing more can be sent.
-            let _ = receiver.iter().try_for_each(|order| order.send(&writing));
+            if let Err(error) = receiver.iter().try_for_each(|order| order.send(&writing)) {
+                tracing::debug!("an order cannot be sent: {error}");
+                // A process that misses an order cannot go on: it counts as dead.
+                let _ = writing.shutdown(Shutdown::Both);
+            }
         });
         spawned.inspect_err(|_| drop(process.reap()))?;
         Ok(process)

@@ -1,8 +1,10 @@
 //! A server of models in a folder of its own, over loopback, and a client of it.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod cuda;
 pub(crate) mod moody;
 pub(crate) mod probe;
+pub(crate) mod processes;
 
 use std::fs;
 use std::io::{Read, Write};

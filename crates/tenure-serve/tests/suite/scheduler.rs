@@ -49,6 +49,25 @@ fn warm(scheduler: &mut Scheduler, model: ModelId, now: Duration) {
 }
 
 #[test]
+fn weights_stay_or_go_on_coming_when_the_process_that_computed_with_them_ends() {
+    for has_come in [false, true] {
+        let (mut scheduler, device) = scheduler(1);
+        let model = scheduler.add_model(model(4)).unwrap();
+        let request = ask(&mut scheduler, model, ms(0));
+        let batch = run(&mut scheduler, ms(0));
+        if has_come {
+            scheduler.loaded(batch.device, model, ms(4), ms(4));
+        }
+        scheduler.started(batch.id, ms(4));
+        assert_eq!(scheduler.interrupted(batch.id, ms(5)), [request]);
+        scheduler.loaded(batch.device, model, ms(6), ms(6));
+        assert_eq!(scheduler.residency(device[0]).missing_bytes(model), Some(0));
+        ask(&mut scheduler, model, ms(7));
+        assert_eq!(run(&mut scheduler, ms(7)).load_bytes, 0);
+    }
+}
+
+#[test]
 fn a_model_that_could_never_run_is_not_registered() {
     let (mut scheduler, _) = scheduler(1);
     let refused = scheduler.add_model(model(11)).unwrap_err();

@@ -1,0 +1,105 @@
+//! A worker's model, whose weights the server lends.
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tenure_nn::networks::Network;
+use tenure_nn::switched::{BorrowedNetwork, Borrower, LentTerms};
+use tenure_switch::Model;
+
+use super::ModelError;
+use super::network::{Computed, unwound};
+use super::tensors::RawTensor;
+
+/// A network that this process built once, and that weights are lent for again and again.
+pub(crate) type LentNetwork = Arc<Mutex<Option<BorrowedNetwork>>>;
+
+/// Weights that are lent to this process until they are given back.
+pub(crate) struct Loan {
+    network: LentNetwork,
+    /// Why they cannot be computed with.
+    failure: Mutex<Option<ModelError>>,
+    stop: Mutex<Stop>,
+}
+
+#[derive(Default)]
+struct Stop {
+    is_stopped: bool,
+    /// Known when the weights are mapped.
+    model: Option<Arc<Model>>,
+}
+
+impl Loan {
+    /// Weights that are to be mapped.
+    pub(crate) fn new(network: LentNetwork) -> Self {
+        Self { network, failure: Mutex::default(), stop: Mutex::default() }
+    }
+
+    /// Maps them, as the descriptors of their chunks come. A loan that fails answers the reason when it is computed.
+    pub(crate) fn borrow(
+        &self,
+        device: &Borrower,
+        build: impl FnOnce() -> Result<Box<dyn Network>, ModelError>,
+        terms: &LentTerms,
+        tables: Option<OwnedFd>,
+        chunks: impl IntoIterator<Item = OwnedFd>,
+    ) {
+        let mut network = self.network.lock();
+        let borrow = || {
+            if network.is_none() {
+                *network = Some(BorrowedNetwork::new(build()?)?);
+            }
+            let Some(network) = &mut *network else { return Ok(None) };
+            network.borrow(device, terms, tables, chunks)?;
+            Ok::<_, ModelError>(network.model().cloned())
+        };
+        match catch_unwind(AssertUnwindSafe(borrow)).map_err(unwound).flatten() {
+            Ok(model) => {
+                let mut stop = self.stop.lock();
+                model.iter().filter(|_| stop.is_stopped).for_each(|model| model.stop());
+                stop.model = model;
+            }
+            Err(error) => *self.failure.lock() = Some(error),
+        }
+    }
+
+    /// Answers inputs. Weights are waited for.
+    pub(crate) fn compute(&self, device: &Borrower, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
+        if let Some(failure) = self.failure.lock().take() {
+            return Err(failure);
+        }
+        let mut network = self.network.lock();
+        let network = network.as_mut().filter(|network| network.is_borrowed()).ok_or(ModelError::NoWeights)?;
+        let inputs = inputs.iter().map(RawTensor::to_tensor).collect::<Result<Vec<_>, _>>()?;
+        let begun = Instant::now();
+        let computed = catch_unwind(AssertUnwindSafe(|| network.forward(device, &inputs)));
+        let (answers, measured) = computed.map_err(unwound)??;
+        // Waits for the device.
+        let outputs = answers.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
+        Ok(Computed { outputs, begun, ended: Instant::now(), first_uses: Vec::new(), measured })
+    }
+
+    /// A call unwinds at the next weight that it uses.
+    pub(crate) fn stop(&self) {
+        let mut stop = self.stop.lock();
+        stop.is_stopped = true;
+        stop.model.iter().for_each(|model| model.stop());
+    }
+
+    /// It can be computed again.
+    pub(crate) fn go_on(&self) {
+        let mut stop = self.stop.lock();
+        stop.is_stopped = false;
+        stop.model.iter().for_each(|model| model.go_on());
+    }
+
+    /// Unmaps them, when what was computed with them is done.
+    pub(crate) fn give_back(&self) {
+        if let Some(network) = &mut *self.network.lock() {
+            network.give_back();
+        }
+    }
+}

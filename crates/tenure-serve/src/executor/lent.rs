@@ -1,0 +1,126 @@
+//! Models on a CUDA device that workers compute: this process has their weights, and lends them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use tenure_nn::networks::Network;
+use tenure_tensor::Device;
+
+use super::ModelError;
+use super::backend::{Backend, Done, Timed, Weights};
+use super::network::Computed;
+use super::place::Place;
+use super::resident::{DeviceWeights, ResidentModel};
+use super::tensors::RawTensor;
+use crate::http::Tier;
+use crate::repository::StoredModel;
+use crate::worker::{LentWeights, WorkerCommand, Workers};
+
+/// A CUDA device whose memory is this process's, and workers that compute on it.
+pub(crate) struct LentBackend {
+    weights: DeviceWeights,
+    workers: Workers,
+}
+
+/// A model that workers compute.
+struct OnLent {
+    /// Dropped first, so that no worker has the weights when they leave.
+    lent: Mutex<LentWeights>,
+    resident: ResidentModel,
+}
+
+impl LentBackend {
+    /// A device, with so many bytes for weights there and for images in the host's memory. Waits for the first worker.
+    pub(crate) fn new(
+        device: Device,
+        device_bytes: u64,
+        host_bytes: u64,
+        command: WorkerCommand,
+        deaths: Counter,
+    ) -> Result<Self, ModelError> {
+        let weights = DeviceWeights::new(device, device_bytes, host_bytes, true)?;
+        let workers = Workers::start_on_cuda(device.index(), weights.chunk_bytes(), command, deaths);
+        Ok(Self { weights, workers: workers.map_err(ModelError::NoWorker)? })
+    }
+
+    /// Bytes of the chunks in which weights come and go.
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.weights.chunk_bytes()
+    }
+}
+
+impl Backend for LentBackend {
+    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+        let resident = self.weights.open(network, stored)?;
+        Ok(Box::new(OnLent { lent: Mutex::new(self.workers.lent(stored)), resident }))
+    }
+
+    fn tiers(&self) -> [&str; 2] {
+        self.weights.tiers()
+    }
+
+    fn usage(&self) -> Vec<Tier> {
+        self.weights.usage()
+    }
+
+    fn abandon(&self) {
+        self.workers.abandon();
+    }
+
+    fn end(&self) {
+        self.workers.end();
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        self.workers.processes()
+    }
+}
+
+impl Weights for OnLent {
+    fn bytes(&self) -> u64 {
+        self.resident.bytes()
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.resident.resident_bytes()
+    }
+
+    fn load(&self, _: Duration) -> Result<(), ModelError> {
+        self.resident.load()
+    }
+
+    fn when_loaded(&self, done: Done) {
+        let (model, begun) = (self.resident.model.clone(), Instant::now());
+        // Copies come one after the other, and so does what waits for them.
+        self.resident.calls.call(move || done(model.settle().ok().map(|()| begun.elapsed())));
+    }
+
+    fn loaded(&self) -> Result<(), ModelError> {
+        self.resident.loaded()
+    }
+
+    fn evict(&self, bytes: u64) {
+        self.lent.lock().give_back();
+        self.resident.evict(bytes);
+    }
+
+    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+        let mut lent = self.lent.lock();
+        let computed = lent.compute(&self.resident.model, inputs);
+        self.resident.count()?;
+        let Computed { outputs, begun, ended, measured, .. } = computed?;
+        let took = ended - begun;
+        let copy = self.resident.copy_time(took)?;
+        if let Some(measured) = measured {
+            // Its weights are arranged anew, and nobody has them meanwhile.
+            lent.give_back();
+            if let Err(error) = self.resident.model.learn(&measured) {
+                tracing::warn!("{}: its order is not learned: {error}", self.resident.model.name());
+            }
+            self.resident.count()?;
+        }
+        Ok(Timed { outputs, copy, wait: Duration::ZERO, compute: took - copy })
+    }
+}

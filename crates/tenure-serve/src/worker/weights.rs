@@ -1,0 +1,93 @@
+//! A model on a CUDA device that workers compute: its weights are the server's, and are lent to the active worker.
+
+use std::io;
+use std::sync::{Arc, Weak};
+
+use tenure_nn::switched::{LentModel, SwitchedModel};
+
+use super::link::Worker;
+use super::message::{Description, Lend, Order};
+use super::pool::Shared;
+use super::socket::Descriptor;
+use crate::executor::{Computed, ModelError, RawTensor};
+use crate::repository::StoredModel;
+
+pub(crate) struct LentWeights {
+    shared: Arc<Shared>,
+    model: u64,
+    network: Description,
+    loan: Option<Loan>,
+    /// The worker that was asked last, which may have the loan.
+    worker: Weak<Worker>,
+}
+
+/// Weights that a worker has. They stay on the device until this is dropped.
+struct Loan {
+    number: u64,
+    _lent: LentModel,
+}
+
+impl LentWeights {
+    pub(super) fn new(shared: Arc<Shared>, stored: &StoredModel) -> Self {
+        let (model, network) = (shared.number(), Description::of(stored));
+        Self { shared, model, network, loan: None, worker: Weak::new() }
+    }
+
+    /// Has the active worker answer inputs. It gets the weights first, if it does not have them, and may begin before they are
+    /// there.
+    pub(crate) fn compute(&mut self, model: &SwitchedModel, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
+        let shared = Arc::clone(&self.shared);
+        let computed = shared.compute(inputs, |worker| match &self.loan {
+            Some(loan) if worker.has(loan.number) => Ok(loan.number),
+            _ => self.lend(worker, model),
+        });
+        computed.inspect_err(|error| {
+            if !error.is_asked() {
+                // The next call begins with a new loan, whatever was wrong with this one.
+                self.give_back();
+            }
+        })
+    }
+
+    /// Takes the weights back, so that they may leave the device. The worker that has them unmaps them, or is gone.
+    pub(crate) fn give_back(&mut self) {
+        if let Some(loan) = self.loan.take()
+            && let Some(worker) = self.worker.upgrade()
+        {
+            worker.unmap(loan.number);
+        }
+    }
+
+    fn lend(&mut self, worker: &Arc<Worker>, model: &SwitchedModel) -> Result<u64, ModelError> {
+        // A worker that had them is gone.
+        self.give_back();
+        let (loan, lent) = (self.shared.number(), model.lend()?);
+        let chunks: Vec<_> = lent.chunks().collect();
+        let order = Order::Lend(Box::new(Lend {
+            loan,
+            model: self.model,
+            network: self.network.clone(),
+            terms: lent.terms().clone(),
+            chunks: chunks.len() as u64,
+        }));
+        let tables = lent.tables();
+        let tables = tables.map_err(|error| ModelError::Elsewhere(format!("the tables cannot be sent: {error}")))?;
+        worker.map(loan, &order, tables)?;
+        (self.loan, self.worker) = (Some(Loan { number: loan, _lent: lent }), Arc::downgrade(worker));
+        for chunk in chunks {
+            let descriptor = move || chunk.descriptor().map_err(io::Error::other);
+            worker.send(&Order::Chunk { loan }, Vec::new(), Some(Descriptor::Later(Box::new(descriptor))))?;
+        }
+        Ok(loan)
+    }
+}
+
+impl Drop for LentWeights {
+    fn drop(&mut self) {
+        self.give_back();
+        if let Some(worker) = self.worker.upgrade() {
+            // A few bytes are not too long.
+            let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Models on a CUDA device that other processes compute, which end when nobody expects it: on a simulated device unless
+//! `TENURE_TEST_DRIVER` is `cuda`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod served;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{env, io, thread};
+
+use served::cuda::{CHUNK, MODELS, alone, ask, device_memory, expect_peace, models, options, switches};
+use served::moody::{self, ABORT, LOOP, PANIC};
+use served::processes::{is_stopped, is_there, leave_computing, signal, workers};
+use served::{Served, until};
+use tempfile::TempDir;
+use tenure_device::memory::DeviceMemory;
+use tenure_device::{Event, EventHandle, EventKind, Executor, Priority};
+use tenure_nn::networks::Architectures;
+use tenure_serve::http::Service as _;
+use tenure_serve::serving::{Serving, ServingError, ServingOptions};
+use tenure_serve::worker::WorkerCommand;
+
+#[test]
+#[ignore = "a worker of the other tests"]
+fn is_a_worker() {
+    device_memory();
+    moody::be_a_worker();
+}
+
+/// A server that computes in other processes, with room on the device for so many models.
+fn serve(folder: TempDir, rooms: u64) -> Served {
+    let options = ServingOptions { worker: Some(moody::command()), ..options(&folder, rooms * CHUNK) };
+    Served::start(folder, options, moody::architectures())
+}
+
+/// The device's memory that is free, when a server is gone and has left what it could.
+fn free_bytes(memory: &DeviceMemory) -> u64 {
+    memory.allocator().release_cached().unwrap();
+    memory.driver().memory_info().unwrap().free
+}
+
+#[test]
+fn workers_answer_what_this_process_does_while_models_come_and_go() {
+    let (_alone, memory) = alone();
+    let expected: Vec<Vec<u8>> = {
+        let folder = models();
+        let options = options(&folder, 8 * CHUNK);
+        let here = Served::start(folder, options, Architectures::default());
+        MODELS.map(|model| ask(&here, model)).to_vec()
+    };
+    let (held, free) = (memory.backing().held_bytes(), free_bytes(memory));
+    {
+        let served = serve(models(), 2);
+        for turn in 0..6 {
+            for (model, expected) in MODELS.iter().zip(&expected) {
+                assert!(ask(&served, model) == *expected, "{model} in turn {turn}");
+            }
+            assert!((1..=2 * CHUNK).contains(&served.memory()));
+        }
+        thread::scope(|scope| {
+            for (model, expected) in MODELS.iter().zip(&expected) {
+                let served = &served;
+                scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
+            }
+        });
+        assert!(switches(&served) > 8, "{}", switches(&served));
+        for model in MODELS {
+            assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
+        }
+        until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
+        assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
+        assert!(ask(&served, "digits") == expected[2]);
+    }
+    assert!(memory.backing().held_bytes() <= held && free_bytes(memory) >= free);
+    expect_peace(memory);
+}
+
+#[test]
+fn a_worker_that_is_killed_fails_its_batch_and_loses_no_weights() {
+    let (_alone, memory) = alone();
+    let served = serve(moody::models(&["killed", "other"]), 2);
+    assert_eq!(served.mood("killed", 2.0).unwrap().0, 6.0);
+    // The second call is measured, and the model arranged anew.
+    assert_eq!(served.mood("killed", 2.0).unwrap().0, 6.0);
+    assert_eq!((0..2).map(|_| served.mood("other", 2.0).unwrap().0).sum::<f32>(), 12.0);
+    let ([active, standby], before) = (workers(&served), switches(&served));
+    served.hold("killed");
+    thread::scope(|scope| {
+        let running = scope.spawn(|| served.mood("killed", 1.0));
+        until("it computes", || served.has_begun("killed"));
+        let waiting = scope.spawn(|| served.mood("other", 5.0));
+        signal("KILL", active);
+        let (status, reason) = running.join().unwrap().unwrap_err();
+        assert!(status == 503 && reason.contains("SIGKILL") && reason.ends_with("ask again"), "{reason}");
+        assert_eq!(waiting.join().unwrap(), Ok((15.0, standby)));
+    });
+    served.release("killed");
+    assert_eq!(served.mood("killed", 2.0), Ok((6.0, standby)));
+    let [still, new] = workers(&served);
+    assert!(still == standby && new != active && !is_there(active));
+    // One that stands by, and one that has nothing to compute.
+    signal("KILL", new);
+    until("it is gone", || !is_there(new));
+    assert_eq!(served.mood("killed", 4.0), Ok((12.0, standby)));
+    let [_, newer] = workers(&served);
+    signal("KILL", standby);
+    until("the other takes its place", || served.serving.workers().first() == Some(&newer));
+    assert_eq!((served.mood("other", 4.0), served.mood("killed", 1.0)), (Ok((12.0, newer)), Ok((3.0, newer))));
+    assert_eq!((switches(&served), served.memory()), (before, 2 * CHUNK), "all weights stayed on the device");
+    assert!(served.get("/metrics").1.contains("tenure_worker_deaths_total 3"));
+    drop(served);
+    until("no worker is left", || !is_there(newer));
+    expect_peace(memory);
+}
+
+#[test]
+fn a_batch_that_had_not_begun_is_run_again() {
+    let (_alone, memory) = alone();
+    let served = serve(moody::models(&["again"]), 1);
+    assert!(served.mood("again", 1.0).is_ok());
+    let ([active, standby], before) = (workers(&served), switches(&served));
+    signal("STOP", active);
+    until("it stands still", || is_stopped(active));
+    thread::scope(|scope| {
+        let asked = [(); 2].map(|()| scope.spawn(|| served.mood("again", 3.0)));
+        // The first that comes is given to the worker at once, so that the other waits.
+        until("one is given to the worker", || {
+            served.serving.snapshot().models.iter().map(|model| model.queued).sum::<u64>() == 1
+        });
+        signal("KILL", active);
+        for asked in asked {
+            assert_eq!(asked.join().unwrap(), Ok((9.0, standby)));
+        }
+    });
+    assert_eq!(switches(&served), before);
+    expect_peace(memory);
+}
+
+/// Copies to the device that wait for another process, on all streams that a server may copy on.
+struct HeldCopies {
+    process: Child,
+    /// What its test's runner prints is taken, and not read.
+    _output: BufReader<ChildStdout>,
+    _event: Event,
+}
+
+impl HeldCopies {
+    /// Nothing on a device that is not simulated: no copy of it waits for ever.
+    fn new(memory: &'static DeviceMemory) -> Option<Self> {
+        let Executor::Sim(_) = memory.driver().executor() else { return None };
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "holds_an_event", "--ignored", "--nocapture"]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let lines = output.by_ref().lines().map(Result::unwrap);
+        let name = lines.into_iter().find_map(|line| line.split_once("event ").map(|(_, name)| name.to_owned()));
+        let bytes: Vec<u8> = name.unwrap().split(' ').map(|byte| byte.parse().unwrap()).collect();
+        let handle = EventHandle(bytes.try_into().unwrap());
+        let event = Event::open(Arc::clone(memory.driver()), &handle).unwrap();
+        let mut streams = Vec::new();
+        loop {
+            let stream = memory.streams().pooled(Priority::High).unwrap();
+            if streams.contains(&stream.id()) {
+                return Some(Self { process, _output: output, _event: event });
+            }
+            event.wait(&stream).unwrap();
+            streams.push(stream.id());
+        }
+    }
+
+    fn release(mut self) {
+        self.process.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+#[test]
+#[ignore = "a process of another test"]
+fn holds_an_event() {
+    let memory = device_memory();
+    let Executor::Sim(driver) = memory.driver().executor() else { return };
+    let stream = memory.streams().pooled(Priority::Default).unwrap();
+    driver.busy_until(stream.id(), 1_000_000).unwrap();
+    let mut event = Event::new(Arc::clone(memory.driver()), EventKind::Interprocess);
+    event.record(&stream).unwrap();
+    let name = event.export().unwrap().0.map(|byte| byte.to_string()).join(" ");
+    println!("event {name}");
+    io::stdin().read_line(&mut String::new()).unwrap();
+    memory.driver().synchronize().unwrap();
+}
+
+#[test]
+fn a_worker_begins_before_weights_are_there_and_one_that_is_killed_then_loses_none() {
+    let (_alone, memory) = alone();
+    let served = serve(moody::models(&["arriving"]), 1);
+    let [active, standby] = workers(&served);
+    let Some(copies) = HeldCopies::new(memory) else { return };
+    thread::scope(|scope| {
+        let running = scope.spawn(|| served.mood("arriving", 1.0));
+        until("it computes", || served.has_begun("arriving"));
+        assert!(!running.is_finished());
+        signal("KILL", active);
+        let (status, reason) = running.join().unwrap().unwrap_err();
+        assert!(status == 503 && reason.contains("SIGKILL"), "{reason}");
+        let running = scope.spawn(|| served.mood("arriving", 2.0));
+        copies.release();
+        assert_eq!(running.join().unwrap(), Ok((6.0, standby)));
+    });
+    until("its weights are there", || switches(&served) == 1);
+    expect_peace(memory);
+}
+
+#[test]
+fn a_network_that_ends_its_process_is_served_no_more_until_it_is_loaded_again() {
+    let (_alone, memory) = alone();
+    let served = serve(moody::models(&["aborts", "good"]), 2);
+    for _ in 0..3 {
+        let (status, reason) = served.mood("aborts", ABORT).unwrap_err();
+        assert!(status == 503 && reason.contains("SIGABRT"), "{reason}");
+        assert_eq!(served.mood("good", 1.0).unwrap().0, 3.0);
+    }
+    let (status, reason) = served.mood("aborts", 1.0).unwrap_err();
+    assert!(status == 503 && reason.contains("3 workers ended while they computed it"), "{reason}");
+    assert_eq!(served.post("/v2/repository/models/aborts/load").0, 200);
+    assert_eq!(served.mood("aborts", 1.0).unwrap().0, 3.0);
+    expect_peace(memory);
+}
+
+#[test]
+fn a_network_that_panics_or_computes_for_nobody_ends_no_process() {
+    let (_alone, memory) = alone();
+    let served = serve(moody::models(&["panics", "left"]), 2);
+    let [active, _] = workers(&served);
+    let (status, reason) = served.mood("panics", PANIC).unwrap_err();
+    assert!(status == 500 && reason.contains("the network panicked") && reason.contains("as it should"), "{reason}");
+    assert_eq!(served.mood("panics", 2.0), Ok((6.0, active)));
+    assert_eq!(served.mood("left", 1.0), Ok((3.0, active)));
+    // It would go on for ever.
+    leave_computing(&served, "left", LOOP);
+    assert_eq!(served.mood("left", 2.0), Ok((6.0, active)));
+    expect_peace(memory);
+}
+
+const DEATHS: usize = 20;
+
+#[test]
+fn deaths_under_memory_pressure_lose_no_request_and_leave_nothing() {
+    let (_alone, memory) = alone();
+    let free = free_bytes(memory);
+    let names = ["one", "two", "three"];
+    {
+        let served = serve(moody::models(&names), 2);
+        names.iter().for_each(|name| assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0));
+        let (is_over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            let (served, is_over, answered) = (&served, &is_over, &answered);
+            let client = |names: [&'static str; 2]| {
+                scope.spawn(move || {
+                    for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                        match served.mood(names[number % 2], 2.0) {
+                            Ok((answer, _)) => {
+                                assert_eq!(answer, 6.0);
+                                answered.fetch_add(1, Ordering::Relaxed);
+                            }
+                            Err((status, reason)) => assert!(status == 503 && reason.contains("SIGKILL"), "{reason}"),
+                        }
+                    }
+                });
+            };
+            client(["one", "two"]);
+            client(["two", "three"]);
+            for kill in 0..DEATHS {
+                until("a worker", || served.serving.workers().len() > kill % 2);
+                let worker = served.serving.workers()[kill % 2].to_string();
+                // It may have ended by itself.
+                let _ = Command::new("kill").args(["-KILL", &worker]).status();
+                let before = answered.load(Ordering::Relaxed);
+                until("answers go on", || answered.load(Ordering::Relaxed) > before + 1);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        names.iter().for_each(|name| assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0));
+        assert!(served.memory() <= 2 * CHUNK);
+    }
+    assert!(free_bytes(memory) >= free, "{} of {free}", free_bytes(memory));
+    expect_peace(memory);
+}
+
+#[test]
+fn what_starts_no_worker_is_an_error_at_once() {
+    let (_alone, _) = alone();
+    let folder = moody::models(&[]);
+    for (program, expected) in [("/nowhere/worker", "No such file"), ("/bin/false", "exit status: 1")] {
+        let worker = Some(WorkerCommand { program: program.into(), arguments: Vec::new() });
+        let options = ServingOptions { worker, ..options(&folder, CHUNK) };
+        let error = Serving::start(options, Architectures::none()).err().unwrap();
+        assert!(matches!(error, ServingError::Worker(_)) && error.to_string().contains(expected), "{error}");
+    }
+}
