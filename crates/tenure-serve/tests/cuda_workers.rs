@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::{env, io, thread};
 
-use served::cuda::{CHUNK, MODELS, alone, ask, device_memory, expect_peace, models, options, switches};
+use served::cuda::{CHUNK, MODELS, alone, ask, device_memories, expect_peace, models, options, switches};
 use served::moody::{self, ABORT, LOOP, PANIC};
 use served::processes::{is_stopped, is_there, leave_computing, signal, workers};
 use served::{Served, until};
@@ -25,7 +25,7 @@ use tenure_serve::worker::WorkerCommand;
 #[test]
 #[ignore = "a worker of the other tests"]
 fn is_a_worker() {
-    device_memory();
+    device_memories();
     moody::be_a_worker();
 }
 
@@ -39,6 +39,12 @@ fn serve(folder: TempDir, rooms: u64) -> Served {
 fn free_bytes(memory: &DeviceMemory) -> u64 {
     memory.allocator().release_cached().unwrap();
     memory.driver().memory_info().unwrap().free
+}
+
+/// Whether as much is free as before, but for the little that the driver of a real device keeps for itself.
+fn is_as_free(memory: &DeviceMemory, before: u64) -> bool {
+    let is_simulated = matches!(memory.driver().executor(), Executor::Sim(_));
+    free_bytes(memory) + if is_simulated { 0 } else { 64 << 20 } >= before
 }
 
 #[test]
@@ -73,7 +79,7 @@ fn workers_answer_what_this_process_does_while_models_come_and_go() {
         assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
         assert!(ask(&served, "digits") == expected[2]);
     }
-    assert!(memory.backing().held_bytes() <= held && free_bytes(memory) >= free);
+    assert!(memory.backing().held_bytes() <= held && is_as_free(memory, free));
     expect_peace(memory);
 }
 
@@ -138,48 +144,64 @@ fn a_batch_that_had_not_begun_is_run_again() {
     expect_peace(memory);
 }
 
-/// Copies to the device that wait for another process, on all streams that a server may copy on.
-struct HeldCopies {
+/// Another process, which passes an event when it is told to.
+struct EventHolder {
     process: Child,
-    /// What its test's runner prints is taken, and not read.
-    _output: BufReader<ChildStdout>,
-    _event: Event,
+    /// The name of the event is taken from it. What the test's runner prints is not read.
+    output: BufReader<ChildStdout>,
 }
 
-impl HeldCopies {
-    /// Nothing on a device that is not simulated: no copy of it waits for ever.
-    fn new(memory: &'static DeviceMemory) -> Option<Self> {
-        let Executor::Sim(_) = memory.driver().executor() else { return None };
+impl EventHolder {
+    fn start() -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "holds_an_event", "--ignored", "--nocapture"]);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = BufReader::new(process.stdout.take().unwrap());
-        let lines = output.by_ref().lines().map(Result::unwrap);
-        let name = lines.into_iter().find_map(|line| line.split_once("event ").map(|(_, name)| name.to_owned()));
-        let bytes: Vec<u8> = name.unwrap().split(' ').map(|byte| byte.parse().unwrap()).collect();
-        let handle = EventHandle(bytes.try_into().unwrap());
-        let event = Event::open(Arc::clone(memory.driver()), &handle).unwrap();
-        let mut streams = Vec::new();
-        loop {
-            let stream = memory.streams().pooled(Priority::High).unwrap();
-            if streams.contains(&stream.id()) {
-                return Some(Self { process, _output: output, _event: event });
-            }
-            event.wait(&stream).unwrap();
-            streams.push(stream.id());
-        }
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Self { process, output }
     }
 
-    fn release(mut self) {
+    fn handle(&mut self) -> EventHandle {
+        let lines = self.output.by_ref().lines().map(Result::unwrap);
+        let name = lines.into_iter().find_map(|line| line.split_once("event ").map(|(_, name)| name.to_owned()));
+        let bytes: Vec<u8> = name.unwrap().split(' ').map(|byte| byte.parse().unwrap()).collect();
+        EventHandle(bytes.try_into().unwrap())
+    }
+
+    fn pass(mut self) {
         self.process.stdin.take().unwrap().write_all(b"\n").unwrap();
         assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for EventHolder {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Has copies to a device wait for another process, on all streams that a server may copy on. A device that is not simulated has no
+/// event that waits for ever: nothing then.
+fn hold_copies(memory: &'static DeviceMemory) -> Option<EventHolder> {
+    let Executor::Sim(_) = memory.driver().executor() else { return None };
+    let mut holder = EventHolder::start();
+    let event = Event::open(Arc::clone(memory.driver()), &holder.handle()).unwrap();
+    let mut streams = Vec::new();
+    loop {
+        let stream = memory.streams().pooled(Priority::High).unwrap();
+        if streams.contains(&stream.id()) {
+            return Some(holder);
+        }
+        event.wait(&stream).unwrap();
+        streams.push(stream.id());
     }
 }
 
 #[test]
 #[ignore = "a process of another test"]
 fn holds_an_event() {
-    let memory = device_memory();
+    let memory = device_memories()[0];
     let Executor::Sim(driver) = memory.driver().executor() else { return };
     let stream = memory.streams().pooled(Priority::Default).unwrap();
     driver.busy_until(stream.id(), 1_000_000).unwrap();
@@ -196,7 +218,7 @@ fn a_worker_begins_before_weights_are_there_and_one_that_is_killed_then_loses_no
     let (_alone, memory) = alone();
     let served = serve(moody::models(&["arriving"]), 1);
     let [active, standby] = workers(&served);
-    let Some(copies) = HeldCopies::new(memory) else { return };
+    let Some(copies) = hold_copies(memory) else { return };
     thread::scope(|scope| {
         let running = scope.spawn(|| served.mood("arriving", 1.0));
         until("it computes", || served.has_begun("arriving"));
@@ -205,7 +227,7 @@ fn a_worker_begins_before_weights_are_there_and_one_that_is_killed_then_loses_no
         let (status, reason) = running.join().unwrap().unwrap_err();
         assert!(status == 503 && reason.contains("SIGKILL"), "{reason}");
         let running = scope.spawn(|| served.mood("arriving", 2.0));
-        copies.release();
+        copies.pass();
         assert_eq!(running.join().unwrap(), Ok((6.0, standby)));
     });
     until("its weights are there", || switches(&served) == 1);
@@ -284,7 +306,7 @@ fn deaths_under_memory_pressure_lose_no_request_and_leave_nothing() {
         names.iter().for_each(|name| assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0));
         assert!(served.memory() <= 2 * CHUNK);
     }
-    assert!(free_bytes(memory) >= free, "{} of {free}", free_bytes(memory));
+    assert!(is_as_free(memory, free), "{} of {free}", free_bytes(memory));
     expect_peace(memory);
 }
 

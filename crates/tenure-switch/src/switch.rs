@@ -423,7 +423,7 @@ impl Model {
     /// # Errors
     /// A driver call failed.
     pub fn wait(&self, group: usize, stream: &Stream) -> Result<(), SwitchError> {
-        Ok(self.gates.lock()[group].wait(stream)?)
+        self.gates.lock()[group].wait(stream)
     }
 
     /// Says that what is on a stream now uses the model: nobody else has its memory before that is done. To be said after

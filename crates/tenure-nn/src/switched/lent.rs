@@ -8,7 +8,7 @@ use tenure_device::EventHandle;
 use tenure_switch::{Image, Lent, LentChunk, SwitchError, Terms};
 
 use super::StoredTensor;
-use super::model::Parts;
+use super::known::Parts;
 use crate::Result;
 
 /// A model that is [lent](super::SwitchedModel::lend) to a process that computes it as a [`BorrowedNetwork`](super::BorrowedNetwork).

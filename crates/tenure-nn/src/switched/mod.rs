@@ -33,6 +33,7 @@
 mod borrowed;
 mod bound;
 mod calls;
+mod known;
 mod lent;
 mod model;
 mod on_cpu;

@@ -8,7 +8,7 @@ use tenure_switch::{Image, SwitchError};
 use tenure_tensor::{Tensor, autograd};
 
 use super::bound::{self, Bound};
-use super::model::Parts;
+use super::known::Parts;
 use super::switcher::Shared;
 use super::weights::Order;
 use crate::Result;

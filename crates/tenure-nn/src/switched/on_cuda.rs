@@ -10,8 +10,8 @@ use tenure_tensor::Tensor;
 
 use super::bound::Bound;
 use super::calls::{Callee, Calls, Measured, MeasuredUse};
+use super::known::Parts;
 use super::lent::LentModel;
-use super::model::Parts;
 use super::switcher::{Cuda, Shared};
 use super::weights::Order;
 use crate::Result;

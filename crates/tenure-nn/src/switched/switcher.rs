@@ -13,7 +13,8 @@ use tenure_switch::groups::Grouping;
 use tenure_switch::{Images, Manifest, OrderKey, Orders, Switch, SwitchError, SwitchOptions};
 use tenure_tensor::{Device, Tensor};
 
-use super::model::{Known, Parts, SwitchedModel};
+use super::known::{Known, Parts};
+use super::model::SwitchedModel;
 use super::{LentModel, Order, StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;

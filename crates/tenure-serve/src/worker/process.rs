@@ -5,26 +5,22 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{self, ExitCode};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::{fs, thread};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tenure_nn::networks::{self, Architectures};
-use tenure_nn::switched::{Borrower, LentTerms};
 use tenure_switch::{Arrived, Mapped, SwitchError};
-use tenure_tensor::Device;
 
-use super::message::{Borrows, Description, Done, Failure, Lend, Map, MessageError, Order, Report, Sizes, unpack};
+use super::loans::{Borrow, Loans};
+use super::message::{Description, Done, Failure, Map, MessageError, Order, Report, Sizes, unpack};
 use super::socket::{Incoming, Outgoing, receive};
-use crate::executor::{Bound, Computed, LentNetwork, Loan, ModelError, Placed};
+use crate::executor::{Bound, Computed, Loan, ModelError, Placed};
 
 /// What the system takes first when there is no memory: a worker, before its server.
 const OOM_SCORE: &str = "500";
-
-/// Descriptors of chunks that may be open before they are mapped.
-const OPEN_CHUNKS: usize = 16;
 
 /// Computes what a server asks for, which has started this process, until it is gone. The process is to end then.
 ///
@@ -53,11 +49,9 @@ fn serve(architectures: Architectures) -> io::Result<()> {
     let worker = Arc::new(Worker {
         architectures,
         stream: Mutex::new(stream.try_clone()?),
-        device: OnceLock::new(),
         images: Mutex::default(),
-        loans: Mutex::default(),
         networks: Mutex::default(),
-        lent: Mutex::default(),
+        loans: Loans::default(),
         running: Mutex::default(),
     });
     let computing = Arc::clone(&worker);
@@ -73,15 +67,12 @@ fn serve(architectures: Architectures) -> io::Result<()> {
 struct Worker {
     architectures: Architectures,
     stream: Mutex<UnixStream>,
-    /// The device that weights are lent on, if they are.
-    device: OnceLock<Borrower>,
     /// By number.
     images: Mutex<HashMap<u64, Image>>,
-    loans: Mutex<HashMap<u64, Lent>>,
     /// By model, those that were asked for. One of them has an image only if `images` has it too.
     networks: Mutex<HashMap<u64, Network>>,
-    /// The same of models that are lent.
-    lent: Mutex<HashMap<u64, LentNetwork>>,
+    /// Weights on a device.
+    loans: Loans,
     /// The batch that was ordered last, and its weights.
     running: Mutex<Option<(u64, Weights)>>,
 }
@@ -94,13 +85,6 @@ struct Image {
     model: u64,
     network: Description,
     placed: Arc<[Placed]>,
-}
-
-/// A loan, and where its chunks go that are still to come.
-struct Lent {
-    loan: Arc<Loan>,
-    chunks: Option<mpsc::SyncSender<OwnedFd>>,
-    missing: u64,
 }
 
 /// What a batch is computed with.
@@ -116,15 +100,6 @@ enum Job {
     Run(Run),
 }
 
-/// A loan to be mapped.
-struct Borrow {
-    loan: Arc<Loan>,
-    network: Description,
-    terms: LentTerms,
-    tables: Option<OwnedFd>,
-    chunks: mpsc::Receiver<OwnedFd>,
-}
-
 /// A batch to be computed.
 struct Run {
     batch: u64,
@@ -135,11 +110,9 @@ struct Run {
 
 /// Why an order cannot be followed: the server is not what it should be.
 #[derive(Debug, thiserror::Error)]
-enum OrderError {
+pub(super) enum OrderError {
     #[error("an image or a chunk without a descriptor")]
     NoDescriptor,
-    #[error("weights are lent on a device that was not named")]
-    NoDevice,
     #[error("the device cannot be used: {0}")]
     Device(#[from] tenure_nn::Error),
     #[error("there is no image {0}")]
@@ -162,14 +135,11 @@ impl Worker {
         // The other end of jobs is there as long as the process.
         match order {
             Order::Start { device } => {
-                if let Some(Borrows { index, chunk_bytes }) = device {
-                    // There is one start.
-                    let _ = self.device.set(Borrower::new(Device::cuda(index), chunk_bytes)?);
-                }
+                device.map_or(Ok(()), |device| self.loans.start(device))?;
                 self.report(&Report::Ready, Vec::new());
             }
-            Order::Lend(lend) => drop(jobs.send(Job::Borrow(Box::new(self.lend(*lend, descriptor)?)))),
-            Order::Chunk { loan } => self.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
+            Order::Lend(lend) => drop(jobs.send(Job::Borrow(Box::new(self.loans.lend(*lend, descriptor))))),
+            Order::Chunk { loan } => self.loans.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             Order::Map(map) => self.map(map, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             Order::Arrived { image, groups } => {
                 // What is read for an image that was let go of still arrives.
@@ -190,16 +160,12 @@ impl Worker {
                 if let Some(bound) = bound {
                     bound.lock().unbind();
                 }
-                let lent = self.loans.lock().remove(&image);
-                if let Some(Lent { loan, .. }) = lent {
-                    loan.give_back();
-                }
+                self.loans.give_back(image);
                 self.report(&Report::Unmapped { image }, Vec::new());
             }
             Order::Forget { model } => {
-                let network = self.networks.lock().remove(&model);
-                let lent = self.lent.lock().remove(&model);
-                drop((network, lent));
+                drop(self.networks.lock().remove(&model));
+                self.loans.forget(model);
             }
             Order::Run { batch, image, inputs } => {
                 let weights = self.weights(image).ok_or(OrderError::NoImage(image))?;
@@ -226,43 +192,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes note of a loan, whose chunks are to come.
-    fn lend(&self, lend: Lend, tables: Option<OwnedFd>) -> Result<Borrow, OrderError> {
-        self.device.get().ok_or(OrderError::NoDevice)?;
-        let Lend { loan: number, model, network, terms, chunks: missing } = lend;
-        let loan = Arc::new(Loan::new(Arc::clone(self.lent.lock().entry(model).or_default())));
-        let (sender, chunks) = mpsc::sync_channel(OPEN_CHUNKS);
-        let sender = (missing > 0).then_some(sender);
-        self.loans.lock().insert(number, Lent { loan: Arc::clone(&loan), chunks: sender, missing });
-        Ok(Borrow { loan, network, terms, tables, chunks })
-    }
-
-    /// Hands a chunk to the thread that maps it, and waits while that has enough of them.
-    fn take_chunk(&self, number: u64, chunk: OwnedFd) -> Result<(), OrderError> {
-        let sender = {
-            let mut loans = self.loans.lock();
-            let lent = loans.get_mut(&number).ok_or(OrderError::NoImage(number))?;
-            lent.missing = lent.missing.saturating_sub(1);
-            if lent.missing > 0 { lent.chunks.clone() } else { lent.chunks.take() }
-        };
-        // A loan that failed takes no more.
-        drop(sender.map(|sender| sender.send(chunk)));
-        Ok(())
-    }
-
     fn weights(&self, number: u64) -> Option<Weights> {
         let image = self.images.lock().get(&number).cloned().map(Weights::Image);
-        image.or_else(|| self.loans.lock().get(&number).map(|lent| Weights::Loan(Arc::clone(&lent.loan))))
+        image.or_else(|| self.loans.get(number).map(Weights::Loan))
     }
 
     fn work(&self, job: Job) {
-        match (job, self.device.get()) {
-            (Job::Run(run), _) => self.compute(run),
-            (Job::Borrow(borrow), Some(device)) => {
-                let Borrow { loan, network, terms, tables, chunks } = *borrow;
-                loan.borrow(device, || self.build(&network), &terms, tables, chunks);
-            }
-            (Job::Borrow(_), None) => {}
+        match job {
+            Job::Run(run) => self.compute(run),
+            Job::Borrow(borrow) => self.loans.borrow(*borrow, |network| self.build(network)),
         }
     }
 
@@ -275,7 +213,7 @@ impl Worker {
         weights.go_on();
         drop((running, weights));
         if let Err(error) = &computed
-            && self.device.get().is_some_and(Borrower::is_lost)
+            && self.loans.has_lost_device()
         {
             // Nothing in this process can use it again.
             self.report(&Report::Ends { reason: error.to_string() }, Vec::new());
@@ -293,10 +231,9 @@ impl Worker {
 
     fn answer(&self, weights: &Weights, inputs: Vec<Sizes>, payload: Bytes) -> Result<Computed, ModelError> {
         let inputs = unpack(inputs, payload)?;
-        let image = match (weights, self.device.get()) {
-            (Weights::Image(image), _) => image,
-            (Weights::Loan(loan), Some(device)) => return loan.compute(device, &inputs),
-            (Weights::Loan(_), None) => return Err(ModelError::NoWeights),
+        let image = match weights {
+            Weights::Image(image) => image,
+            Weights::Loan(loan) => return self.loans.compute(loan, &inputs),
         };
         let known = self.networks.lock().get(&image.model).cloned();
         let network = match known {

@@ -5,9 +5,9 @@ use std::{env, fs};
 
 use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
-use tenure_device::{Executor, Platform as _, cuda};
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
+use tenure_device::{Executor, Platform as _, cuda};
 use tenure_serve::http::Service as _;
 use tenure_serve::protocol::{Datatype, Tensor};
 use tenure_serve::serving::ServingOptions;

@@ -1,0 +1,235 @@
+//! A model as its switcher knows it: its network, its files, and where its weights are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_switch::residency::Demand;
+use tenure_switch::{Manifest, SwitchError};
+use tenure_tensor::Tensor;
+
+use super::on_cpu::OnCpu;
+use super::on_cuda::OnCuda;
+use super::switcher::Shared;
+use super::{LentModel, Measured, Order, StoredTensors, SwitchedError};
+use crate::Result;
+use crate::networks::Network;
+
+/// A model as its switcher knows it.
+pub(super) struct Known {
+    number: u64,
+    pub(super) demand: Demand,
+    pub(super) priority: i32,
+    pub(super) is_pinned: bool,
+    /// Whether an order that was kept has been looked for.
+    is_recalled: bool,
+    parts: Parts,
+    weights: Weights,
+}
+
+/// The parts of a model.
+pub(super) struct Parts {
+    pub(super) name: String,
+    pub(super) network: Box<dyn Network>,
+    pub(super) stored: StoredTensors,
+    /// The order of the manifest.
+    pub(super) order: Order,
+    pub(super) manifest: Arc<Manifest>,
+}
+
+/// Where a model's weights are when it is computed.
+enum Weights {
+    Cpu(OnCpu),
+    Cuda(OnCuda),
+}
+
+impl Known {
+    pub(super) fn new(
+        shared: &Shared,
+        number: u64,
+        name: &str,
+        network: Box<dyn Network>,
+        stored: StoredTensors,
+    ) -> Result<Self> {
+        let order = Order::unknown(stored.tensors().len());
+        let manifest = stored.manifest(name, &order)?;
+        let mut parts = Parts { name: name.into(), network, stored, order, manifest };
+        let weights = match &shared.cuda {
+            Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
+            None => Weights::Cpu(OnCpu::default()),
+        };
+        Ok(Self { number, demand: Demand::new(), priority: 0, is_pinned: false, is_recalled: false, parts, weights })
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn manifest(&self) -> &Arc<Manifest> {
+        &self.parts.manifest
+    }
+
+    pub(super) fn resident_bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Cpu(weights) => weights.resident_bytes(&self.parts),
+            Weights::Cuda(weights) => weights.model().resident_bytes(),
+        }
+    }
+
+    pub(super) fn missing_bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Cpu(weights) => self.parts.manifest.bytes() - weights.resident_bytes(&self.parts),
+            Weights::Cuda(weights) => weights.model().missing_bytes(),
+        }
+    }
+
+    pub(super) fn compute_times(&self) -> Option<Vec<Duration>> {
+        match &self.weights {
+            Weights::Cpu(_) => None,
+            Weights::Cuda(weights) => weights.compute_times(),
+        }
+    }
+
+    pub(super) fn captures(&self) -> usize {
+        match &self.weights {
+            Weights::Cpu(_) => 0,
+            Weights::Cuda(weights) => weights.captures(),
+        }
+    }
+
+    /// Whether it has memory that others may have.
+    pub(super) fn can_leave(&self) -> bool {
+        let is_lent = match &self.weights {
+            Weights::Cpu(_) => false,
+            Weights::Cuda(weights) => weights.model().is_lent(),
+        };
+        !self.is_pinned && !is_lent && self.resident_bytes() > 0
+    }
+
+    /// A function that waits for what is on its way.
+    pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
+        match &self.weights {
+            Weights::Cpu(weights) => weights.arriving(),
+            Weights::Cuda(weights) => {
+                let model = Arc::clone(weights.model());
+                Box::new(move || model.settle())
+            }
+        }
+    }
+
+    /// Lends it.
+    pub(super) fn lend(&self) -> Result<LentModel> {
+        match &self.weights {
+            Weights::Cpu(_) => Err(SwitchedError::OnCpu { name: self.parts.name.clone() }.into()),
+            Weights::Cuda(weights) => weights.lend(&self.parts),
+        }
+    }
+
+    /// Arranges it by what another process measured.
+    pub(super) fn learn(&mut self, shared: &Shared, measured: &Measured) -> Result<()> {
+        let Self { parts, weights, .. } = self;
+        match (weights, &shared.cuda) {
+            (Weights::Cuda(weights), Some(cuda)) if !parts.order.is_recorded() => {
+                weights.learn(parts, shared, cuda, measured)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The worth of its bytes on the device, after so many uses of all models.
+    pub(super) fn worth(&self, shared: &Shared, uses: u64) -> i64 {
+        let manifest = &self.parts.manifest;
+        self.demand.worth(uses, manifest.bytes(), shared.images.has(manifest), self.priority)
+    }
+
+    /// Arranges the model by the order that was kept for it, if there is one and it has not been learned yet.
+    pub(super) fn recall(&mut self, shared: &Shared) -> Result<()> {
+        let Self { parts, weights, is_recalled, .. } = self;
+        if std::mem::replace(is_recalled, true) || parts.order.is_recorded() {
+            return Ok(());
+        }
+        let Some(order) = shared.kept_order(parts) else { return Ok(()) };
+        match (weights, &shared.cuda) {
+            (Weights::Cuda(weights), Some(cuda)) => weights.arrange(parts, shared, cuda, order)?,
+            // On the CPU there are no tables.
+            _ if order.has_tables() => {}
+            _ => (parts.manifest, parts.order) = (parts.stored.manifest(&parts.name, &order)?, order),
+        }
+        Ok(())
+    }
+
+    /// Lets go of an image that could not be read, so that it is tried again.
+    pub(super) fn forget_failure(&mut self, shared: &Shared) {
+        if let Weights::Cpu(weights) = &mut self.weights
+            && weights.has_failed()
+        {
+            weights.evict(&mut self.parts, shared);
+        }
+    }
+
+    /// Brings what is missing, for which there is room.
+    pub(super) fn load(&mut self, shared: &Shared) -> Result<()> {
+        let image = shared.image(&self.parts.manifest)?;
+        match &mut self.weights {
+            Weights::Cpu(weights) => weights.bind(&mut self.parts, image),
+            Weights::Cuda(weights) => {
+                weights.model().load(&image).inspect_err(|error| {
+                    // It is read again when it is asked for again.
+                    if matches!(error, SwitchError::Read { .. }) {
+                        shared.images.forget(&self.parts.manifest);
+                    }
+                })?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn when_loaded(&self, shared: &Shared, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
+        match (&self.weights, &shared.cuda) {
+            (Weights::Cuda(_), Some(cuda)) => cuda.switch.when_copied(done),
+            (Weights::Cpu(weights), _) => weights.when_loaded(done),
+            (Weights::Cuda(_), None) => done(None),
+        }
+    }
+
+    pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
+        match &self.weights {
+            Weights::Cpu(weights) => weights.copy_time(),
+            Weights::Cuda(weights) => weights.model().copy_time(),
+        }
+    }
+
+    /// Lets others have so many bytes of its memory, or more.
+    pub(super) fn evict(&mut self, shared: &Shared, bytes: u64) {
+        match &mut self.weights {
+            Weights::Cpu(weights) => weights.evict(&mut self.parts, shared),
+            Weights::Cuda(weights) => weights.evict(shared, bytes),
+        }
+    }
+
+    /// Lets go of everything.
+    pub(super) fn leave(&mut self, shared: &Shared) {
+        self.evict(shared, u64::MAX);
+        shared.images.forget(&self.parts.manifest);
+        if let Weights::Cuda(weights) = &mut self.weights {
+            weights.leave(shared);
+        }
+    }
+
+    /// Bytes of tables that stay in the host's memory.
+    pub(super) fn table_bytes(&self) -> u64 {
+        match &self.weights {
+            Weights::Cpu(_) => 0,
+            Weights::Cuda(weights) => weights.table_bytes(),
+        }
+    }
+
+    /// Answers inputs with weights that are there or on their way.
+    pub(super) fn compute(&mut self, shared: &Shared, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let inputs = inputs.iter().map(|input| input.to_device(shared.device));
+        let inputs = inputs.collect::<tenure_tensor::Result<Vec<_>>>()?;
+        match &mut self.weights {
+            Weights::Cpu(weights) => weights.compute(&mut self.parts, &inputs, shared.grouping),
+            Weights::Cuda(weights) => weights.compute(&mut self.parts, shared, &inputs),
+        }
+    }
+}

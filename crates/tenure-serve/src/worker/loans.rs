@@ -1,0 +1,117 @@
+//! Weights on a device that a server lends to this process.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, mpsc};
+
+use parking_lot::Mutex;
+use tenure_nn::networks::Network;
+use tenure_nn::switched::{Borrower, LentTerms};
+use tenure_tensor::Device;
+
+use super::message::{Borrows, Description, Lend};
+use super::process::OrderError;
+use crate::executor::{Computed, LentNetwork, Loan, ModelError, RawTensor};
+
+/// Descriptors of chunks that may be open before they are mapped.
+const OPEN_CHUNKS: usize = 16;
+
+/// All loans, and the device that they are on, if there is one.
+#[derive(Default)]
+pub(super) struct Loans {
+    device: OnceLock<Borrower>,
+    /// By number.
+    loans: Mutex<HashMap<u64, Lent>>,
+    /// By model, those that were lent once.
+    networks: Mutex<HashMap<u64, LentNetwork>>,
+}
+
+/// A loan, and where its chunks go that are still to come.
+struct Lent {
+    loan: Arc<Loan>,
+    chunks: Option<mpsc::SyncSender<OwnedFd>>,
+    missing: u64,
+}
+
+/// A loan to be mapped.
+pub(super) struct Borrow {
+    loan: Arc<Loan>,
+    network: Description,
+    terms: LentTerms,
+    tables: Option<OwnedFd>,
+    chunks: mpsc::Receiver<OwnedFd>,
+}
+
+impl Loans {
+    /// Prepares the device.
+    pub(super) fn start(&self, device: Borrows) -> Result<(), OrderError> {
+        let Borrows { index, chunk_bytes } = device;
+        // There is one start.
+        let _ = self.device.set(Borrower::new(Device::cuda(index), chunk_bytes)?);
+        Ok(())
+    }
+
+    /// Takes note of a loan, whose chunks are to come.
+    pub(super) fn lend(&self, lend: Lend, tables: Option<OwnedFd>) -> Borrow {
+        let Lend { loan: number, model, network, terms, chunks: missing } = lend;
+        let loan = Arc::new(Loan::new(Arc::clone(self.networks.lock().entry(model).or_default())));
+        let (sender, chunks) = mpsc::sync_channel(OPEN_CHUNKS);
+        let sender = (missing > 0).then_some(sender);
+        self.loans.lock().insert(number, Lent { loan: Arc::clone(&loan), chunks: sender, missing });
+        Borrow { loan, network, terms, tables, chunks }
+    }
+
+    /// Hands a chunk to the thread that maps it, and waits while that has enough of them.
+    pub(super) fn take_chunk(&self, number: u64, chunk: OwnedFd) -> Result<(), OrderError> {
+        let sender = {
+            let mut loans = self.loans.lock();
+            let lent = loans.get_mut(&number).ok_or(OrderError::NoImage(number))?;
+            lent.missing = lent.missing.saturating_sub(1);
+            if lent.missing > 0 { lent.chunks.clone() } else { lent.chunks.take() }
+        };
+        // A loan that failed takes no more.
+        drop(sender.map(|sender| sender.send(chunk)));
+        Ok(())
+    }
+
+    /// Maps a loan as its chunks come.
+    pub(super) fn borrow(
+        &self,
+        borrow: Borrow,
+        build: impl FnOnce(&Description) -> Result<Box<dyn Network>, ModelError>,
+    ) {
+        let Borrow { loan, network, terms, tables, chunks } = borrow;
+        // Without a device it is not computed either.
+        if let Some(device) = self.device.get() {
+            loan.borrow(device, || build(&network), &terms, tables, chunks);
+        }
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<Arc<Loan>> {
+        self.loans.lock().get(&number).map(|lent| Arc::clone(&lent.loan))
+    }
+
+    /// Answers inputs. Weights are waited for.
+    pub(super) fn compute(&self, loan: &Loan, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
+        loan.compute(self.device.get().ok_or(ModelError::NoWeights)?, inputs)
+    }
+
+    /// Whether there is a device that does not answer any more.
+    pub(super) fn has_lost_device(&self) -> bool {
+        self.device.get().is_some_and(Borrower::is_lost)
+    }
+
+    /// Unmaps a loan, if there is one of that number, when what was computed with it is done.
+    pub(super) fn give_back(&self, number: u64) {
+        let lent = self.loans.lock().remove(&number);
+        if let Some(Lent { loan, .. }) = lent {
+            loan.give_back();
+        }
+    }
+
+    /// Lets go of a model's network, and all that was captured of it.
+    pub(super) fn forget(&self, model: u64) {
+        let network = self.networks.lock().remove(&model);
+        drop(network);
+    }
+}
