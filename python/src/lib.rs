@@ -54,7 +54,7 @@ mod _native {
     #[pymodule_export]
     use crate::switcher::{SwitchedWeights, Switcher, divide_layers, keep_order, known_order};
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
+    use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};
     #[pymodule_export]
     use crate::trace::Trace;
 }

@@ -1,7 +1,13 @@
 //! What `tenure.torch` needs to put Tenure under PyTorch.
 
-use crate::errors::complaint;
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use pyo3::prelude::*;
+use tenure_device::memory::{self, Preemption};
+use tenure_device::{Clock, background};
+
+use crate::errors::complaint;
 
 /// The address of the table of functions that the shim stands on.
 #[pyfunction]
@@ -28,4 +34,16 @@ pub(crate) fn torch_configure(py: Python<'_>, options: &str) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn torch_memory_fraction(py: Python<'_>) -> f64 {
     py.detach(tenure_capi::torch::memory_fraction)
+}
+
+/// Has this process yield its devices to the server of a socket.
+#[pyfunction]
+pub(crate) fn torch_background(py: Python<'_>, socket: PathBuf) -> PyResult<()> {
+    py.detach(|| {
+        let server = background::connect(&socket)?;
+        let preemption = Arc::new(Preemption::new(without_lock, Clock::default()));
+        memory::preempt(Arc::clone(&preemption));
+        server.attend(preemption)
+    })
+    .map_err(|error| complaint(error.to_string()))
 }

@@ -8,6 +8,7 @@ use tenure::prelude::AllocatorKind;
 use tenure::tensor::Device;
 
 use crate::commands::agent::AgentCommand;
+use crate::commands::background::BackgroundArgs;
 use crate::commands::bench::BenchCommand;
 use crate::commands::memory::MemoryCommand;
 use crate::commands::models::ModelsCommand;
@@ -60,6 +61,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Models(ModelsCommand),
     Serve(ServeArgs),
+    Background(BackgroundArgs),
     /// Compute for `tenure serve`, which starts this
     #[command(hide = true)]
     Worker,

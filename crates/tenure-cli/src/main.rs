@@ -29,6 +29,7 @@ fn main() -> ExitCode {
     let has_own_end = matches!(
         args.command,
         Command::Agent(_)
+            | Command::Background(_)
             | Command::Memory(_)
             | Command::Plan(_)
             | Command::Serve(_)
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Memory(command) => commands::memory::run(&command),
         Command::Models(command) => commands::models::run(&command),
         Command::Serve(args) => commands::serve::run(&args),
+        Command::Background(args) => commands::background::run(&args),
         Command::Worker => commands::serve::work(),
         Command::Embed(args) => commands::embed::run(args),
         Command::Bench(command) => commands::bench::run(&command),

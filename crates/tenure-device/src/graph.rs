@@ -94,7 +94,9 @@ impl Graph {
     /// A driver call failed.
     pub fn launch(&self) -> Result<(), MemoryError> {
         let memory = self.memory();
-        Ok(memory.driver().launch_graph(self.id, memory.streams().current_id())?)
+        let stream = memory.streams().current_id();
+        memory.before_launch(stream);
+        Ok(memory.driver().launch_graph(self.id, stream)?)
     }
 
     /// What the driver calls it.

@@ -4,12 +4,13 @@
 //! after the CUDA driver API. [`sim`] is a device in software which is stricter than a real one: what would go wrong
 //! once in a thousand runs there goes wrong every time here, and says why. [`cuda`] is NVIDIA's devices.
 //! [`DeviceBacking`] puts an allocator of `tenure-alloc` on any driver. [`share`] shares a device's memory between
-//! processes.
+//! processes, and [`background`] its time.
 //!
 //! Above a driver stand [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of a
 //! thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host memory
 //! at the other end of its copies.
 
+pub mod background;
 mod backing;
 pub mod cache;
 mod call;

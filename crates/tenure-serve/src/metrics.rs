@@ -14,6 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
 use crate::protocol::{BatchStatistics, ModelStatistics};
+use crate::serving::background::BackgroundMetrics;
 
 /// The media type of [`Metrics::to_text`].
 pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
@@ -168,6 +169,7 @@ pub struct Metrics {
     phases: Histograms<OfPhase>,
     switches: Family<OfModel, Counter>,
     worker_deaths: Counter,
+    pub(crate) background: BackgroundMetrics,
     copied: Family<OfLink, Counter>,
     resident: Gauges<OfTier>,
     queued: Gauges<OfModel>,
@@ -195,6 +197,7 @@ impl Default for Metrics {
         registry.register("switches", "How often a model was brought to a device", switches.clone());
         let worker_deaths = Counter::default();
         registry.register("worker_deaths", "Workers that ended before the server", worker_deaths.clone());
+        let background = BackgroundMetrics::registered(&mut registry);
         let copied = Family::default();
         registry.register_with_unit("copied", "Bytes of weights that were copied", Unit::Bytes, copied.clone());
         let resident = Family::default();
@@ -209,6 +212,7 @@ impl Default for Metrics {
             phases,
             switches,
             worker_deaths,
+            background,
             copied,
             resident,
             queued,

@@ -26,7 +26,7 @@ _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
 
 #: The options that there are, and what reads their values.
-_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float}
+_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float, "background": str}
 
 
 _is_armed = False
@@ -126,6 +126,6 @@ def _options(text: str) -> dict[str, Any]:
         except (KeyError, ValueError):
             raise ValueError(
                 f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, and fraction=0.9 "
-                "or the like, with a comma between"
+                "or the like, and background=SOCKET, with a comma between"
             ) from None
     return options

@@ -66,6 +66,9 @@ class Installation:
 
 _installed: Installation | None = None
 _stood_aside: str | None = None
+
+#: The socket of the server that this process yields to.
+_background: Path | None = None
 _installing = threading.Lock()
 
 
@@ -81,7 +84,11 @@ def stood_aside() -> str | None:
 
 @overload
 def install(
-    allocator: Allocator | None = None, *, fraction: float | None = None, device: Literal["cuda"] = "cuda"
+    allocator: Allocator | None = None,
+    *,
+    fraction: float | None = None,
+    background: str | PathLike[str] | None = None,
+    device: Literal["cuda"] = "cuda",
 ) -> Status: ...
 
 
@@ -100,6 +107,7 @@ def install(
     allocator: Allocator | None = None,
     *,
     fraction: float | None = None,
+    background: str | PathLike[str] | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     mapping: str | PathLike[str] | None = None,
     tiers: Mapping[str, str] | None = None,
@@ -121,6 +129,10 @@ def install(
         The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
         ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it. If it is not
         given: what is installed, or else 1.
+    background
+        The socket of a server on the same GPU, of ``tenure serve --background SOCKET``. While the server has something
+        to do, threads of this process wait where they next allocate memory of a GPU, soon after which the GPU has done
+        what they asked for. They go on when the server is idle, or gone; what is computed stays the same, bit for bit.
     device
         ``cuda``; or ``cpu``, to have tensors of the CPU live where a mapping says, for threads that want it. Only what
         follows is for the CPU.
@@ -157,12 +169,17 @@ def install(
     ...     print(placement)
     """
     if device == "cpu":
+        if background is not None:
+            raise InstallError("background is for GPUs: on the CPU, start the program by `tenure background SOCKET --`")
         return _install_on_cpu(allocator, fraction, mapping, tiers, strict, when_full)
     if device != "cuda":
         raise InstallError(f"device={device!r}: expected 'cuda' or 'cpu'")
     if mapping is not None or tiers is not None:
         raise InstallError("a mapping and its tiers are for the CPU: say device='cpu'")
-    return _install_on_cuda(allocator, fraction)
+    installed = _install_on_cuda(allocator, fraction)
+    if background is not None and _installed is not None:
+        _yield_to(Path(background).absolute())
+    return installed
 
 
 def _install_on_cpu(
@@ -206,6 +223,19 @@ def _install_on_cuda(allocator: Allocator | None, fraction: float | None) -> Sta
         _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)
     _LOG.info("installed under PyTorch %s by way of: %s", torch.__version__, mode)
     return status()
+
+
+def _yield_to(socket: Path) -> None:
+    global _background
+    with _installing:
+        if _background is None:
+            try:
+                _native.torch_background(socket)
+            except Error as error:
+                raise InstallError(f"no server to yield to: {error}") from error
+            _background = socket
+        elif socket != _background:
+            raise InstallError(f"this process yields to {_background} already, and to one server only")
 
 
 def _checked(allocator: Allocator | None, fraction: float | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 //! What the program does, a file for each command.
 
 pub(crate) mod agent;
+pub(crate) mod background;
 pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod devices;

@@ -41,6 +41,7 @@ Examples:
   tenure serve models --listen 0.0.0.0:8443 --tokens tokens.txt --tls-cert cert.pem --tls-key key.pem
   tenure serve models --device cuda --device-bytes 40GB --host-bytes 200GB
   tenure serve models --grpc-port 8001
+  tenure serve models --background /run/user/1000/background.sock
   tenure serve models --log json 2>>requests.jsonl
 
   curl localhost:8000/v2/models/next-byte/infer -d \\
@@ -76,6 +77,10 @@ pub(crate) struct ServeArgs {
     /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     host_bytes: Share,
+    /// The socket of programs that run on the device while nothing is asked, such as training, and yield it when a request comes:
+    /// `tenure background SOCKET -- COMMAND`, or PyTorch with tenure.torch.install(background="SOCKET") [default: none]
+    #[arg(long, value_name = "SOCKET")]
+    background: Option<PathBuf>,
     /// Requests that may wait for one model; others are told to come again
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     max_queued: u32,
@@ -123,6 +128,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let secure = if config.tls.is_some() { "s" } else { "" };
     let mut options = ServingOptions::new(&args.models, args.device_bytes.of(available(&args.device)?));
     (options.devices, options.host_bytes) = (args.device.clone(), args.host_bytes.of(tier::memory_bytes()));
+    options.background.clone_from(&args.background);
     options.max_queued = args.max_queued as usize;
     options.worker = Some(WorkerCommand::this_program(["worker"]));
     options.python = Some(WorkerCommand::python(args.python.clone().unwrap_or_else(python)));

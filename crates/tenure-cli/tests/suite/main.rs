@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agent;
+mod background;
 mod bench;
 mod embed;
 mod memory;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tenure_core::{Allocator, Device};
 
-use super::{DeviceMemory, MemoryConfig, MemoryError};
+use super::{DeviceMemory, MemoryConfig, MemoryError, Preemption};
 use crate::{Driver, Platform, cuda};
 
 /// More devices than this no process has: PyTorch counts them in a signed byte. Where there are more,
@@ -14,8 +14,8 @@ pub const MAX_DEVICES: usize = 128;
 
 static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
-/// Held while a device's memory is made, so that it is made once.
-static MAKING: Mutex<()> = Mutex::new(());
+/// Held while a device's memory is made, so that it is made once. What every device is preempted by, if anything.
+static MAKING: Mutex<Option<Arc<Preemption>>> = Mutex::new(None);
 
 /// Makes the memory of `driver`'s device as `config` says, for the rest of the process.
 ///
@@ -23,14 +23,26 @@ static MAKING: Mutex<()> = Mutex::new(());
 /// [`MemoryError::AlreadyInstalled`]; those of [`DeviceMemory::new`].
 pub fn install(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<&'static DeviceMemory, MemoryError> {
     let device = driver.device();
-    let _making = MAKING.lock();
+    let preemption = MAKING.lock();
     match slot(device)? {
         slot if slot.get().is_some() => Err(MemoryError::AlreadyInstalled { device }),
         slot => {
             let memory = DeviceMemory::new(driver, config)?;
+            if let Some(preemption) = &*preemption {
+                memory.preempt(Arc::clone(preemption));
+            }
             Ok(slot.get_or_init(|| memory))
         }
     }
+}
+
+/// Has the threads of this process stop when `preemption` says so: where they allocate memory of a device or launch a
+/// graph. That holds for devices whose memory is made later too. The first call counts.
+pub fn preempt(preemption: Arc<Preemption>) {
+    let mut all = MAKING.lock();
+    let preemption = all.get_or_insert(preemption);
+    let made = DEVICES.iter().filter_map(OnceLock::get);
+    made.for_each(|memory| memory.preempt(Arc::clone(preemption)));
 }
 
 /// The memory of CUDA device number `index`, made with the default settings if it was not made before.

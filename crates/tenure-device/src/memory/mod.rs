@@ -19,11 +19,12 @@ mod blocks;
 mod config;
 mod devices;
 mod error;
+mod preemption;
 mod pytorch;
 mod report;
 mod storage;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tenure_alloc::adaptor::{Donated, DonatedRanges};
 use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator, PagedAllocator, Request, Resource};
@@ -31,8 +32,9 @@ use tenure_core::{Device, StreamId};
 
 pub use blocks::{ImportedBlock, SharedBlock};
 pub use config::{MemoryConfig, Policy};
-pub use devices::{MAX_DEVICES, allocator, device, install, installed};
+pub use devices::{MAX_DEVICES, allocator, device, install, installed, preempt};
 pub use error::MemoryError;
+pub use preemption::{AroundWait, Preemption};
 pub use report::OutOfMemoryReport;
 pub use storage::record_stream;
 
@@ -56,6 +58,8 @@ pub struct DeviceMemory {
     imports: Imports,
     /// Frees that could not be made where they were asked for: in host functions.
     deferred: DeferredFrees,
+    /// Where threads that allocate can be stopped. Without one, an allocation costs a load more.
+    preemption: OnceLock<Arc<Preemption>>,
 }
 
 /// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
@@ -87,7 +91,8 @@ impl DeviceMemory {
             }
         };
         let imports = Imports::new(Arc::clone(backing.driver()));
-        let memory = Self { allocator, backing, streams, device, imports, deferred: DeferredFrees::default() };
+        let (deferred, preemption) = Default::default();
+        let memory = Self { allocator, backing, streams, device, imports, deferred, preemption };
         if config.fraction != 1.0 {
             memory.allocator().set_memory_fraction(config.fraction)?;
         }
@@ -140,6 +145,9 @@ impl DeviceMemory {
     pub fn allocate(&self, request: Request) -> Result<Block, MemoryError> {
         if request.stream == PER_THREAD {
             return Err(MemoryError::PerThreadStream);
+        }
+        if let Some(preemption) = self.preemption.get() {
+            preemption.at_allocation(self.driver(), request.stream);
         }
         self.settle();
         let allocated = match &self.allocator {
@@ -217,6 +225,18 @@ impl DeviceMemory {
     /// it is this device; failures of the driver.
     pub fn enable_peer(&self, peer: Device) -> Result<(), MemoryError> {
         Ok(self.driver().enable_peer(peer.index())?)
+    }
+
+    /// Has threads that allocate here or launch graphs stop when `preemption` says so. The first call counts.
+    pub fn preempt(&self, preemption: Arc<Preemption>) {
+        self.preemption.get_or_init(|| preemption);
+    }
+
+    /// A graph is launched on `stream`.
+    pub(crate) fn before_launch(&self, stream: StreamId) {
+        if let Some(preemption) = self.preemption.get() {
+            preemption.at_launch(self.driver(), stream);
+        }
     }
 
     #[cold]

@@ -19,6 +19,7 @@ mod opened;
 mod peers;
 mod pinned;
 mod platform;
+mod preemption;
 mod processes;
 mod races;
 mod schedule;

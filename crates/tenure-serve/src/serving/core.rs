@@ -32,6 +32,8 @@ pub(super) struct Core {
     pub(super) state: Mutex<State>,
     /// Of models that were asked for the vectors of texts.
     pub(super) tokenizers: Tokenizers,
+    /// A program has come or gone, or is in the way of a request; or the end has come.
+    pub(super) background: Condvar,
     /// The scheduler wakes before [`State::timer`]; or the end has come.
     pub(super) sooner: Condvar,
     /// Models' folders are outdated, or the end has come.
@@ -54,6 +56,10 @@ pub(super) struct State {
     pub(super) deaths: HashMap<ModelId, u32>,
     /// The folders are not what they were when they were looked at.
     pub(super) is_outdated: bool,
+    /// When something happened last.
+    pub(super) last_event: Duration,
+    /// Whether programs in the background have the devices.
+    pub(super) is_in_background: bool,
     /// Until when the thread that keeps time sleeps; zero while it does not.
     pub(super) timer: Duration,
     pub(super) is_ending: bool,
@@ -89,6 +95,10 @@ impl Core {
         }
         // A thread is woken only if there is something for it: that takes longer than all else here.
         let now = self.now();
+        state.last_event = now;
+        if self.must_yield(state, now) {
+            self.background.notify_one();
+        }
         if state.scheduler.next_wake(now).is_some_and(|wake| wake < state.timer) {
             self.sooner.notify_one();
         }
@@ -156,6 +166,8 @@ impl State {
             doing: (0..devices).map(|_| Doing::default()).collect(),
             deaths: HashMap::new(),
             is_outdated: false,
+            last_event: Duration::ZERO,
+            is_in_background: false,
             timer: Duration::ZERO,
             is_ending: false,
         }

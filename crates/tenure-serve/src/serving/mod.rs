@@ -1,5 +1,6 @@
 //! A [`Service`](crate::http::Service) over models in folders, which one executor computes in this process.
 
+pub(crate) mod background;
 mod core;
 mod device;
 mod registry;

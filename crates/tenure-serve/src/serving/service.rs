@@ -13,6 +13,7 @@ use tenure_switch::SwitchError;
 use tenure_tensor::Device;
 use tokio::task::spawn_blocking;
 
+use super::background::{self, Programs};
 use super::core::{Core, State};
 use super::device::{Job, ServingDevice};
 use super::registry::Entry;
@@ -48,6 +49,8 @@ pub struct ServingOptions {
     pub max_queued: usize,
     /// After how long folders are looked at again.
     pub rescan: Duration,
+    /// The socket of programs that run while nothing is asked; `None` to have none.
+    pub background: Option<PathBuf>,
     /// The command that starts processes that compute; `None` to compute in this one.
     pub worker: Option<WorkerCommand>,
     /// The command that starts the process that computes PyTorch modules on the CPU; `None` where there are none.
@@ -65,6 +68,7 @@ impl ServingOptions {
             host_bytes: 0,
             max_queued: Model::default().max_queued,
             rescan: Duration::from_secs(2),
+            background: None,
             worker: None,
             python: None,
         }
@@ -142,6 +146,14 @@ pub enum ServingError {
     /// No process computes.
     #[error("no worker computes: {0}")]
     Worker(String),
+    /// Programs in the background cannot connect.
+    #[error("no background at {}: {source}", path.display())]
+    Background {
+        /// The socket.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
     /// The system gives no thread.
     #[error("no thread to {what}: {source}")]
     Thread {
@@ -157,13 +169,14 @@ pub enum ServingError {
 pub struct Serving {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
+    background: Option<Arc<Programs>>,
 }
 
 impl Serving {
     /// Looks at the folders and begins to serve what is there. No weights are read yet.
     ///
     /// # Errors
-    /// The folder cannot be read; no threads; a worker does not start.
+    /// The folder cannot be read; no threads; a worker does not start; programs in the background cannot connect.
     pub fn start(options: ServingOptions, architectures: Architectures) -> Result<Self, ServingError> {
         let metrics = Metrics::default();
         let (backends, chunk_bytes, evicts_whole) = options.backends(&metrics)?;
@@ -175,7 +188,7 @@ impl Serving {
             copy_bytes_per_second,
             ..SchedulerConfig::default()
         });
-        let ServingOptions { models, memory_bytes, max_queued, rescan, .. } = options;
+        let ServingOptions { models, memory_bytes, max_queued, rescan, background, .. } = options;
         let device = |backend| ServingDevice::new(scheduler.add_device(memory_bytes), backend);
         let (devices, jobs): (Vec<_>, Vec<_>) = backends.into_iter().map(device).unzip();
         let core = Arc::new(Core {
@@ -188,11 +201,12 @@ impl Serving {
             state: Mutex::new(State::new(scheduler, devices.len())),
             tokenizers: Tokenizers::default(),
             devices,
+            background: Condvar::new(),
             sooner: Condvar::new(),
             woken: Condvar::new(),
         });
         core.rescan()?;
-        let mut serving = Self { core, threads: Vec::new() };
+        let mut serving = Self { core, threads: Vec::new(), background: None };
         let ids: Vec<_> = serving.core.devices.iter().map(|device| device.id).collect();
         for (id, jobs) in ids.into_iter().zip(jobs) {
             serving.spawn("compute", move |core| core.execute(id, &jobs))?;
@@ -200,12 +214,25 @@ impl Serving {
         }
         serving.spawn("keep time", |core| core.keep_time())?;
         serving.spawn("watch folders", move |core| core.watch(rescan))?;
+        if let Some(path) = background {
+            serving.run_in_background(path)?;
+        }
         Ok(serving)
     }
 
     /// The processes that compute, the active one first; none beside this one.
     pub fn workers(&self) -> Vec<u32> {
         self.core.devices.iter().flat_map(|device| device.backend.processes()).collect()
+    }
+
+    /// Has programs connect to a socket, which run while nothing is asked.
+    fn run_in_background(&mut self, path: PathBuf) -> Result<(), ServingError> {
+        let programs = Programs::listen(&path).map_err(|source| ServingError::Background { path, source })?;
+        let programs = Arc::new(programs);
+        self.background = Some(Arc::clone(&programs));
+        let accepting = Arc::clone(&programs);
+        self.spawn("accept programs", move |core| background::accept(core, &accepting))?;
+        self.spawn("schedule programs", move |core| core.schedule_background(&programs))
     }
 
     fn spawn(
@@ -233,6 +260,10 @@ impl Drop for Serving {
             device.upcoming.notify_all();
             device.send(Job::End);
         }
+        if let Some(programs) = self.background.take() {
+            programs.end();
+        }
+        self.core.background.notify_all();
         self.core.sooner.notify_all();
         self.core.woken.notify_all();
         for thread in self.threads.drain(..) {

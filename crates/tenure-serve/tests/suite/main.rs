@@ -1,6 +1,7 @@
 //! Tests of a server in one process; those of its workers are programs of their own.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod background;
 mod drawn;
 mod fake;
 mod grpc;

@@ -1,0 +1,236 @@
+//! `tenure background`: a program that stands still while a server has something to do.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{env, io, thread};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{getpid, kill_process, kill_process_group, setsid, waitid};
+use tenure_device::background::{self, Background};
+use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::files;
+
+/// Continues the command when the launcher has ended, however it did: then the script reads the end of its input.
+const GUARD: &str = r#"read _; kill -s CONT -- "-$1""#;
+
+/// What shells report for a command that there is not, and for one that cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Run a command that stands still while `tenure serve --background SOCKET` has something to do
+#[derive(clap::Args)]
+#[command(after_help = "\
+The command is stopped (SIGSTOP) when a request comes, with all processes of its session's first group, and continued when the
+server has been idle for a moment, or is gone. Nothing of it is lost: it does not notice. It has no controlling terminal; Ctrl-C,
+Ctrl-Z and requests to terminate reach it through this program, which ends as it does.
+
+What a GPU was given before still runs. PyTorch yields a GPU with tenure.torch.install(background=\"SOCKET\"), without this.
+
+Example:
+  tenure serve models --background /run/user/1000/background.sock
+  tenure background /run/user/1000/background.sock -- python train.py")]
+pub(crate) struct BackgroundArgs {
+    /// The server's socket
+    #[arg(value_name = "SOCKET")]
+    socket: PathBuf,
+    /// The command, and what it is given
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+    /// Become the command, in a session of its own
+    #[arg(long, hide = true)]
+    in_session: bool,
+}
+
+pub(crate) fn run(args: &BackgroundArgs) -> ExitCode {
+    if args.in_session {
+        return become_command(&args.command);
+    }
+    match launch(args) {
+        Ok(status) => ExitCode::from(code(status)),
+        Err(error) => files::print(Err(error)),
+    }
+}
+
+/// The command in its own session: a group that is stopped there gets no SIGHUP when its launcher dies.
+fn become_command(command: &[OsString]) -> ExitCode {
+    // Fails only in a process that leads a group, as one does that was not started by `launch`.
+    let _ = setsid();
+    let error = Command::new(&command[0]).args(&command[1..]).exec();
+    eprintln!("tenure: {}: {error}", command[0].display());
+    let is_there = error.kind() != io::ErrorKind::NotFound;
+    ExitCode::from(if is_there { NOT_EXECUTABLE } else { NOT_FOUND })
+}
+
+fn launch(args: &BackgroundArgs) -> anyhow::Result<ExitStatus> {
+    let server = background::connect(&args.socket)?;
+    let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+    let _entered = runtime.enter();
+    let signals = Signals::new()?;
+    let mut child = Command::new(env::current_exe()?)
+        .arg("background")
+        .arg(&args.socket)
+        .args(["--in-session", "--"])
+        .args(&args.command)
+        .spawn()?;
+    let launched = Arc::new(Launched::new(&child)?);
+    let guarded = guard(&child).and_then(|guard| {
+        server.attend(Yielding(Arc::clone(&launched)))?;
+        Ok(guard)
+    });
+    let mut guard = guarded.inspect_err(|_| {
+        let _ = child.kill();
+    })?;
+    runtime.block_on(signals.relay(&launched, ended(&launched)?));
+    let status = launched.reap(&mut child);
+    drop(guard.stdin.take());
+    guard.wait()?;
+    Ok(status?)
+}
+
+/// Starts what continues the command when this process has ended.
+fn guard(child: &Child) -> io::Result<Child> {
+    Command::new("sh")
+        .args(["-c", GUARD, "sh", &child.id().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // An interrupt of the terminal does not end it.
+        .process_group(0)
+        .spawn()
+}
+
+/// The end of a command that is not reaped yet.
+fn ended(launched: &Launched) -> io::Result<oneshot::Receiver<()>> {
+    let pid = launched.pid;
+    let (tell, told) = oneshot::channel();
+    thread::Builder::new().name("wait".into()).spawn(move || {
+        // There is such a child, so nothing but its end is waited for.
+        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let _ = tell.send(());
+    })?;
+    Ok(told)
+}
+
+/// The command's exit code, or what shells report of a signal.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// A command and the processes of its group.
+struct Launched {
+    pid: Pid,
+    state: Mutex<LaunchedState>,
+}
+
+#[derive(Default)]
+struct LaunchedState {
+    has_yielded: bool,
+    /// Its number may be another process's.
+    is_reaped: bool,
+}
+
+impl Launched {
+    fn new(child: &Child) -> anyhow::Result<Self> {
+        Ok(Self { pid: Pid::from_child(child), state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, LaunchedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a signal, if there still is a process that it can be meant for.
+    fn send(&self, state: &LaunchedState, signal: Signal) {
+        if !state.is_reaped {
+            // Before it has a group of its own, there is one process.
+            let _ = kill_process_group(self.pid, signal).or_else(|_| kill_process(self.pid, signal));
+        }
+    }
+
+    fn reap(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        let mut state = self.state();
+        state.is_reaped = true;
+        child.wait()
+    }
+
+    /// Passes on a request to end, which a command that is stopped could not follow.
+    fn end(&self, signal: Signal) {
+        let state = self.state();
+        self.send(&state, signal);
+        self.send(&state, Signal::CONT);
+    }
+
+    /// Stops the command and this program, until this program is continued.
+    fn suspend(&self) {
+        self.send(&self.state(), Signal::STOP);
+        let _ = kill_process(getpid(), Signal::STOP);
+        let state = self.state();
+        if !state.has_yielded {
+            self.send(&state, Signal::CONT);
+        }
+    }
+}
+
+/// A command, as its server has it.
+struct Yielding(Arc<Launched>);
+
+impl Background for Yielding {
+    fn stop(&self) {
+        let launched = &self.0;
+        let mut state = launched.state();
+        state.has_yielded = true;
+        launched.send(&state, Signal::STOP);
+        if !state.is_reaped {
+            let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            // Fails only where there is no such child.
+            let _ = waitid(WaitId::Pid(launched.pid), stopped);
+        }
+    }
+
+    fn go_on(&self) {
+        let mut state = self.0.state();
+        state.has_yielded = false;
+        self.0.send(&state, Signal::CONT);
+    }
+}
+
+/// The signals that a terminal or its user sends.
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+    quit: tokio::signal::unix::Signal,
+    suspend: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+            quit: signal(SignalKind::quit())?,
+            suspend: signal(SignalKind::from_raw(Signal::TSTP.as_raw()))?,
+        })
+    }
+
+    /// Passes signals on to the command until its end.
+    async fn relay(mut self, launched: &Launched, mut ended: oneshot::Receiver<()>) {
+        loop {
+            tokio::select! {
+                _ = &mut ended => return,
+                _ = self.interrupt.recv() => launched.end(Signal::INT),
+                _ = self.terminate.recv() => launched.end(Signal::TERM),
+                _ = self.hangup.recv() => launched.end(Signal::HUP),
+                _ = self.quit.recv() => launched.end(Signal::QUIT),
+                _ = self.suspend.recv() => launched.suspend(),
+            }
+        }
+    }
+}

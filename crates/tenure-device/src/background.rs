@@ -1,0 +1,103 @@
+//! Programs that run in the background of a server: they yield while it has something to do.
+//!
+//! A program connects to the server's socket (`tenure serve --background SOCKET`), and runs until the server sends the line
+//! `yield`. When it does not use the device any more it answers `yielded`, once for each `yield`; at the line `run` it goes
+//! on. It goes on as well when the server is gone.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::memory::Preemption;
+
+/// How often a program looks for a server that was there before.
+const RECONNECT: Duration = Duration::from_secs(1);
+
+/// A program that can be stopped, and goes on from where it was.
+pub trait Background: Sync {
+    /// Stops, and returns when nothing of it uses the device.
+    fn stop(&self);
+
+    /// Goes on.
+    fn go_on(&self);
+}
+
+impl Background for Arc<Preemption> {
+    fn stop(&self) {
+        if !self.yield_now() {
+            tracing::warn!(
+                "work that this program has put on a device goes on for longer than a second: it yields late"
+            );
+        }
+    }
+
+    fn go_on(&self) {
+        self.resume();
+    }
+}
+
+/// A connection to a server.
+#[derive(Debug)]
+pub struct Server {
+    stream: UnixStream,
+    socket: PathBuf,
+}
+
+/// Connects to the server of a socket.
+///
+/// # Errors
+/// No server is there.
+pub fn connect(socket: &Path) -> io::Result<Server> {
+    let connected = UnixStream::connect(socket).map_err(|error| {
+        let advice = "start `tenure serve --background` with this path first";
+        io::Error::new(error.kind(), format!("{}: {error}: {advice}", socket.display()))
+    });
+    Ok(Server { stream: connected?, socket: socket.into() })
+}
+
+impl Server {
+    /// Has `program` yield to the server, for the rest of the process, on a thread of its own. When the server is gone, the
+    /// thread looks for another one at the same place.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn attend(self, program: impl Background + Send + 'static) -> io::Result<()> {
+        let thread = thread::Builder::new().name("background".into());
+        thread.spawn(move || self.attend_for_ever(&program)).map(drop)
+    }
+
+    fn attend_for_ever(mut self, program: &dyn Background) {
+        loop {
+            follow(&self.stream, program);
+            tracing::info!("the server at {} is gone: this program goes on", self.socket.display());
+            self.stream = loop {
+                thread::sleep(RECONNECT);
+                if let Ok(stream) = UnixStream::connect(&self.socket) {
+                    break stream;
+                }
+            };
+        }
+    }
+}
+
+/// Does what a server says until it is gone. The program runs then.
+pub fn follow(mut server: &UnixStream, program: &dyn Background) {
+    let mut lines = BufReader::new(server).lines();
+    while let Some(Ok(line)) = lines.next() {
+        match line.as_str() {
+            "yield" => {
+                program.stop();
+                if server.write_all(b"yielded\n").is_err() {
+                    break;
+                }
+            }
+            "run" => program.go_on(),
+            // Of a server that knows more.
+            _ => {}
+        }
+    }
+    program.go_on();
+}

@@ -1,0 +1,278 @@
+//! Preemption: threads that allocate wait while a program with more right to the device uses it.
+//!
+//! A *mark* is a function of the host on a stream, which tells that the device has come there. A stream's marks are some 5 ms
+//! of the device's time apart, and at most 20 ms of them are outstanding: then the thread that allocates waits for the device.
+//! So the device is never far behind the host, and is soon idle when the host stops. A mark needs no query: a query from one
+//! thread would break a capture that another one makes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+use std::{array, mem};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tenure_core::{Clock, StreamId};
+
+use crate::Driver;
+
+/// How far the device may be behind the host. One launch that takes longer cannot be divided, and two are outstanding.
+const BEHIND: Duration = Duration::from_millis(20);
+/// How much of the device's time lies between two marks of a stream, and how long is measured at a time.
+const SPACING: Duration = Duration::from_millis(5);
+/// Allocations between marks until their time was measured.
+const FIRST_STRIDE: u32 = 4;
+const MAX_STRIDE: u32 = 4096;
+/// Streams are told apart by so many lanes, a power of two. Those that share one are as one stream.
+const LANES: usize = 16;
+/// A program that allocates nothing for so long launches nothing that takes long.
+const GRACE: Duration = Duration::from_millis(10);
+/// A device that is not idle after this is not waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often a thread that waits looks whether the device has failed: then no mark comes.
+const CHECK: Duration = Duration::from_millis(10);
+/// How often the clock is looked at while the device is waited for.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Runs a wait, which it must call.
+pub type AroundWait = fn(&mut (dyn FnMut() + Send));
+
+/// The point in a process's allocations and launches of graphs at which it can be stopped, on all of its devices.
+///
+/// [`preempt`](super::preempt) puts it there. What is captured into a graph never waits.
+#[derive(Debug)]
+pub struct Preemption {
+    /// What every allocation looks at.
+    is_stopped: AtomicBool,
+    inner: Arc<PreemptionInner>,
+    around_wait: AroundWait,
+}
+
+/// What marks know of too.
+#[derive(Debug)]
+struct PreemptionInner {
+    lanes: [Lane; LANES],
+    state: Mutex<PreemptionState>,
+    changed: Condvar,
+    clock: Clock,
+}
+
+/// Allocations on a stream.
+#[derive(Debug)]
+struct Lane {
+    /// Since the last mark.
+    allocations: AtomicU32,
+    /// As many come between two marks.
+    stride: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct PreemptionState {
+    is_stopped: bool,
+    /// Threads that wait until the process may run.
+    stopped: usize,
+    paces: [Pace; LANES],
+}
+
+/// How fast the device is with a lane.
+#[derive(Debug)]
+struct Pace {
+    /// Marks that the device has not come to.
+    outstanding: usize,
+    /// As many of these may be.
+    limit: usize,
+    /// When the last mark was made.
+    made: Duration,
+    /// What is measured: the allocations behind which the device has come since then.
+    since: Duration,
+    allocations: u32,
+    /// Device time of an allocation, smoothed; `None` before it was measured.
+    allocation: Option<Duration>,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        let (made, since) = Default::default();
+        Self { outstanding: 0, limit: 1, made, since, allocations: 0, allocation: None }
+    }
+}
+
+impl Default for Preemption {
+    fn default() -> Self {
+        Self::new(|wait| wait(), Clock::default())
+    }
+}
+
+impl Preemption {
+    /// A process that runs. Threads wait within `around_wait`, which can let go of a lock of the program's, such as
+    /// Python's. Times are those of `clock`.
+    pub fn new(around_wait: AroundWait, clock: Clock) -> Self {
+        let lane = || Lane { allocations: AtomicU32::new(0), stride: AtomicU32::new(FIRST_STRIDE) };
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let inner = PreemptionInner { lanes: array::from_fn(|_| lane()), state, changed, clock };
+        let preemption = Self { is_stopped: AtomicBool::new(false), inner: Arc::new(inner), around_wait };
+        preemption.resume();
+        preemption
+    }
+
+    /// Stops threads at their next allocation, and returns when the devices have come to all marks: whether they have.
+    /// They have not if they take longer than a second, or if the process is to [run](Self::resume) before. A program
+    /// that does not allocate meanwhile, such as one that reads data, is given 10 ms to launch what it is about to.
+    pub fn yield_now(&self) -> bool {
+        let begun = self.inner.clock.now();
+        let mut state = self.inner.state.lock();
+        self.set_stopped(&mut state, true);
+        loop {
+            let waited = self.inner.clock.now().saturating_sub(begun);
+            let is_idle = state.paces.iter().all(|pace| pace.outstanding == 0);
+            if is_idle && (state.stopped > 0 || waited >= GRACE) {
+                return true;
+            }
+            if !state.is_stopped || waited >= PATIENCE {
+                return false;
+            }
+            self.inner.changed.wait_for(&mut state, TICK);
+        }
+    }
+
+    /// Lets threads go on.
+    pub fn resume(&self) {
+        let now = self.inner.clock.now();
+        let mut state = self.inner.state.lock();
+        state.paces.iter_mut().for_each(|pace| pace.begin(now));
+        self.set_stopped(&mut state, false);
+    }
+
+    /// Whether threads stop at their next allocation.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+
+    fn set_stopped(&self, state: &mut PreemptionState, is_stopped: bool) {
+        state.is_stopped = is_stopped;
+        self.is_stopped.store(is_stopped, Ordering::Relaxed);
+        self.inner.changed.notify_all();
+    }
+
+    /// An allocation on `stream`.
+    #[inline]
+    pub(super) fn at_allocation(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
+        let lane = &self.inner.lanes[lane_of(stream)];
+        let allocations = lane.allocations.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if allocations >= lane.stride.load(Ordering::Relaxed) || self.is_stopped() {
+            self.pause(driver, stream);
+        }
+    }
+
+    /// A graph is launched on `stream`, which may take as long as any number of allocations.
+    pub(super) fn at_launch(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
+        self.inner.lanes[lane_of(stream)].allocations.fetch_add(1, Ordering::Relaxed);
+        self.pause(driver, stream);
+    }
+
+    /// Makes a mark, and waits until the device is not too far behind and the process may run.
+    #[cold]
+    fn pause(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
+        // What is captured does not run now, and nobody may wait for it.
+        if driver.is_capturing(stream).unwrap_or(true) {
+            return;
+        }
+        self.inner.mark(driver, stream);
+        let may_go_on = self.inner.state.lock().may_go_on(lane_of(stream));
+        if !may_go_on {
+            (self.around_wait)(&mut || self.inner.wait(driver, stream));
+        }
+    }
+}
+
+impl PreemptionInner {
+    fn mark(self: &Arc<Self>, driver: &Arc<dyn Driver>, stream: StreamId) {
+        let lane = lane_of(stream);
+        let allocations = self.lanes[lane].allocations.swap(0, Ordering::Relaxed);
+        if allocations == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        let pace = &mut state.paces[lane];
+        pace.outstanding += 1;
+        let begun = mem::replace(&mut pace.made, self.clock.now());
+        // A driver may wait for functions of before, which take the lock.
+        drop(state);
+        let inner = Arc::clone(self);
+        let passed = Box::new(move || inner.passed(lane, allocations, begun));
+        if driver.host_function(stream, passed).is_err() {
+            let pace = &mut self.state.lock().paces[lane];
+            pace.outstanding = pace.outstanding.saturating_sub(1);
+        }
+    }
+
+    fn wait(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
+        let mut state = self.state.lock();
+        let mut is_counted = false;
+        while !state.may_go_on(lane_of(stream)) {
+            if state.is_stopped && !is_counted {
+                is_counted = true;
+                state.stopped += 1;
+                self.changed.notify_all();
+            }
+            let is_due = self.changed.wait_for(&mut state, CHECK).timed_out();
+            // A context that is lost calls no function. Its next call tells the program.
+            if is_due && MutexGuard::unlocked(&mut state, || driver.check_stream(stream)).is_err() {
+                state.paces.iter_mut().for_each(|pace| pace.outstanding = 0);
+                self.changed.notify_all();
+                break;
+            }
+        }
+        state.stopped -= usize::from(is_counted);
+    }
+
+    /// The device has come to a mark behind so many allocations, the first of them after `begun`.
+    fn passed(&self, lane: usize, allocations: u32, begun: Duration) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        let pace = &mut state.paces[lane];
+        pace.outstanding = pace.outstanding.saturating_sub(1);
+        if let Some(allocation) = pace.measure(allocations, begun, now) {
+            let nanoseconds = allocation.as_nanos().max(1);
+            let stride = (SPACING.as_nanos() / nanoseconds).clamp(1, MAX_STRIDE.into());
+            pace.limit = (BEHIND.as_nanos() / (nanoseconds * stride)).clamp(1, 4) as usize;
+            self.lanes[lane].stride.store(stride as u32, Ordering::Relaxed);
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl PreemptionState {
+    fn may_go_on(&self, lane: usize) -> bool {
+        let pace = &self.paces[lane];
+        !self.is_stopped && pace.outstanding <= pace.limit
+    }
+}
+
+impl Pace {
+    /// Forgets what passed before `now`, when nothing was done.
+    fn begin(&mut self, now: Duration) {
+        (self.made, self.since, self.allocations) = (now, now, 0);
+    }
+
+    /// The device time of an allocation, when it has been measured for long enough since the last time.
+    fn measure(&mut self, allocations: u32, begun: Duration, now: Duration) -> Option<Duration> {
+        if self.allocations == 0 {
+            self.since = self.since.max(begun);
+        }
+        self.allocations += allocations;
+        let took = now.saturating_sub(self.since);
+        if took < SPACING {
+            return None;
+        }
+        let took = took / self.allocations;
+        let allocation = self.allocation.map_or(took, |before| (before * 3 + took) / 4);
+        (self.since, self.allocations, self.allocation) = (now, 0, Some(allocation));
+        Some(allocation)
+    }
+}
+
+fn lane_of(stream: StreamId) -> usize {
+    // Handles are addresses or small numbers: the high bits of a product depend on every bit.
+    let hash = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (hash >> (u64::BITS - LANES.trailing_zeros())) as usize
+}

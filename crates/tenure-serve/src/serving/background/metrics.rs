@@ -1,0 +1,50 @@
+//! What is counted of programs in the background.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+/// Counters of a server's background.
+#[derive(Debug)]
+pub(crate) struct BackgroundMetrics {
+    running: Gauge<u64, AtomicU64>,
+    yields: Histogram,
+    late: Counter,
+}
+
+impl BackgroundMetrics {
+    /// Counters that `registry` has.
+    pub(crate) fn registered(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            running: Gauge::default(),
+            // From 50 µs to 107 ms, a quarter apart.
+            yields: Histogram::new(exponential_buckets(50e-6, 1.25, 35)),
+            late: Counter::default(),
+        };
+        let help = "Whether programs in the background have the device";
+        registry.register("background_running", help, metrics.running.clone());
+        let help = "From when a request came until the background had yielded";
+        registry.register_with_unit("background_yield", help, Unit::Seconds, metrics.yields.clone());
+        let help = "How often a request did not wait any longer for the background";
+        registry.register("background_late_yields", help, metrics.late.clone());
+        metrics
+    }
+
+    pub(super) fn begun(&self) {
+        self.running.set(1);
+    }
+
+    /// The background has yielded, so long after a request came, if one did; or it has not in time.
+    pub(super) fn ended(&self, took: Option<Duration>, in_time: bool) {
+        self.running.set(0);
+        match took {
+            _ if !in_time => drop(self.late.inc()),
+            Some(took) => self.yields.observe(took.as_secs_f64()),
+            None => {}
+        }
+    }
+}

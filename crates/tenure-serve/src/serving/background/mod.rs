@@ -1,0 +1,85 @@
+//! Programs in the background of a server, such as training: they run while nothing is asked.
+//!
+//! They connect to a socket. When nothing was asked for a while they have the device; when a request comes, each of them is
+//! sent the line `yield`, and the request waits until all have answered `yielded`, or for at most 50 ms. The other line that
+//! they are sent is `run`. A program that has just connected runs until it is told otherwise.
+
+mod metrics;
+mod programs;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+pub(crate) use self::metrics::BackgroundMetrics;
+pub(super) use self::programs::Programs;
+use super::core::{Core, State};
+
+/// After how long without an event programs run.
+const QUIET: Duration = Duration::from_millis(20);
+/// For how long a request waits for programs.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+impl Core {
+    /// Lets programs run while nothing is asked, until the server ends.
+    pub(super) fn schedule_background(&self, programs: &Programs) {
+        let mut state = self.state.lock();
+        while !state.is_ending {
+            if programs.is_empty() {
+                self.background.wait(&mut state);
+                continue;
+            }
+            let quiet = self.now().saturating_sub(state.last_event);
+            if quiet >= QUIET && self.begin_background(&mut state) {
+                self.run_background(&mut state, programs);
+            } else {
+                // What is computed may take long.
+                let left = QUIET.checked_sub(quiet).filter(|left| !left.is_zero()).unwrap_or(QUIET);
+                self.background.wait_for(&mut state, left);
+            }
+        }
+    }
+
+    /// Takes all devices for programs, if nothing is asked.
+    fn begin_background(&self, state: &mut State) -> bool {
+        let begun = self.devices.iter().take_while(|device| state.scheduler.begin_background(device.id)).count();
+        state.is_in_background = begun == self.devices.len();
+        if !state.is_in_background {
+            self.devices[..begun].iter().for_each(|device| state.scheduler.end_background(device.id));
+        }
+        state.is_in_background
+    }
+
+    /// Whether programs that have the devices are in the way of a request.
+    pub(super) fn must_yield(&self, state: &State, now: Duration) -> bool {
+        state.is_in_background && self.devices.iter().any(|device| state.scheduler.must_yield(device.id, now))
+    }
+
+    /// Lets programs run until a request comes.
+    fn run_background(&self, state: &mut MutexGuard<'_, State>, programs: &Programs) {
+        let metrics = &self.metrics.background;
+        metrics.begun();
+        programs.run();
+        while !state.is_ending && !programs.is_empty() && !self.must_yield(state, self.now()) {
+            self.background.wait(state);
+        }
+        // Nobody, if the programs have gone.
+        let asked = state.requests.values().map(|waiting| waiting.arrived).min();
+        let have_yielded = MutexGuard::unlocked(state, || programs.yield_now(PATIENCE));
+        metrics.ended(asked.map(|asked| asked.elapsed()), have_yielded);
+        state.is_in_background = false;
+        self.devices.iter().for_each(|device| state.scheduler.end_background(device.id));
+        self.advance(state);
+    }
+}
+
+/// Accepts programs until the server ends.
+pub(super) fn accept(core: &Arc<Core>, programs: &Arc<Programs>) {
+    let connected = Arc::clone(core);
+    // With the lock, so that the thread that schedules is not just about to wait.
+    programs.accept(move || {
+        let _state = connected.state.lock();
+        connected.background.notify_all();
+    });
+}

@@ -1,0 +1,361 @@
+//! The socket of the background, and the programs that are connected to it.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{
+    self, AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+
+/// Programs that may wait to be accepted.
+const BACKLOG: i32 = 16;
+/// After how long an error in accepting programs may be over.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The programs that are connected to a socket. Dropped, its file is removed.
+pub(in crate::serving) struct Programs {
+    listener: UnixListener,
+    path: PathBuf,
+    connected: Mutex<Connected>,
+    /// A program has yielded, or is gone.
+    answered: Condvar,
+}
+
+#[derive(Default)]
+struct Connected {
+    programs: Vec<Program>,
+    may_run: bool,
+    is_ending: bool,
+    /// The number of the next program.
+    next: u64,
+}
+
+struct Program {
+    number: u64,
+    stream: Arc<UnixStream>,
+    /// How often it was told to yield and has not answered.
+    unanswered: u32,
+}
+
+impl Programs {
+    /// Listens at `path`, for this user alone. The socket of a server that has died is replaced.
+    ///
+    /// # Errors
+    /// Somebody listens there, or something else is there; no socket can be made.
+    pub(in crate::serving) fn listen(path: &Path) -> io::Result<Self> {
+        remove_stale(path)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Before it has a name: the file has the socket's own mode, and is never open to others.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        listen(&socket, BACKLOG)?;
+        let (connected, answered) = Default::default();
+        Ok(Self { listener: socket.into(), path: path.into(), connected, answered })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.connected.lock().programs.is_empty()
+    }
+
+    /// Has all programs run.
+    pub(super) fn run(&self) {
+        let mut connected = self.connected.lock();
+        connected.may_run = true;
+        connected.programs.retain(|program| program.say("run\n"));
+    }
+
+    /// Has all programs yield, and waits for at most `patience`: whether all have. One that has not answered the last time
+    /// is not waited for again.
+    pub(super) fn yield_now(&self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        let mut connected = self.connected.lock();
+        connected.may_run = false;
+        connected.programs.retain_mut(Program::yield_now);
+        while connected.programs.iter().any(|program| program.unanswered == 1) {
+            if self.answered.wait_until(&mut connected, end).timed_out() {
+                tracing::warn!(
+                    "a program in the background does not yield within {patience:?}: requests run beside it"
+                );
+                break;
+            }
+        }
+        connected.programs.iter().all(|program| program.unanswered == 0)
+    }
+
+    /// Accepts programs until the [end](Self::end). `changed` is called when one comes or goes.
+    pub(super) fn accept(self: &Arc<Self>, changed: impl Fn() + Clone + Send + 'static) {
+        for stream in self.listener.incoming() {
+            if self.connected.lock().is_ending {
+                return;
+            }
+            let added = stream.and_then(|stream| self.add(stream, changed.clone()));
+            if let Err(error) = added {
+                tracing::warn!("a program in the background is not accepted: {error}");
+                thread::sleep(RETRY);
+            }
+        }
+    }
+
+    fn add(self: &Arc<Self>, stream: UnixStream, changed: impl Fn() + Send + 'static) -> io::Result<()> {
+        let stream = Arc::new(stream);
+        let mut connected = self.connected.lock();
+        let number = connected.next;
+        connected.next += 1;
+        let mut program = Program { number, stream: Arc::clone(&stream), unanswered: 0 };
+        if connected.may_run || program.yield_now() {
+            connected.programs.push(program);
+        }
+        drop(connected);
+        changed();
+        let programs = Arc::clone(self);
+        let listen = move || {
+            programs.follow(number, &stream);
+            changed();
+        };
+        let spawned = thread::Builder::new().name("serve: background".into()).spawn(listen);
+        spawned.map(drop).inspect_err(|_| self.remove(number))
+    }
+
+    /// Takes a program's answers until it is gone.
+    fn follow(&self, number: u64, stream: &UnixStream) {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let mut connected = self.connected.lock();
+            if let Some(program) = connected.programs.iter_mut().find(|program| program.number == number)
+                && line == "yielded"
+            {
+                program.unanswered = program.unanswered.saturating_sub(1);
+                self.answered.notify_all();
+            }
+        }
+        self.remove(number);
+    }
+
+    fn remove(&self, number: u64) {
+        self.connected.lock().programs.retain(|program| program.number != number);
+        self.answered.notify_all();
+    }
+
+    /// Lets go of all programs, which run then, and accepts no more.
+    pub(in crate::serving) fn end(&self) {
+        let mut connected = self.connected.lock();
+        connected.is_ending = true;
+        for program in connected.programs.drain(..) {
+            program.close();
+        }
+        // Wakes the thread that accepts.
+        let _ = net::shutdown(&self.listener, Shutdown::Both);
+        self.answered.notify_all();
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        // Somebody may have removed it before.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Program {
+    fn yield_now(&mut self) -> bool {
+        self.unanswered += 1;
+        self.say("yield\n")
+    }
+
+    /// Sends a line; whether the program takes lines. It is let go of if it does not.
+    fn say(&self, line: &str) -> bool {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let is_sent = net::send(&*self.stream, line.as_bytes(), flags) == Ok(line.len());
+        if !is_sent {
+            self.close();
+        }
+        is_sent
+    }
+
+    fn close(&self) {
+        // Fails only where it is closed.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// Removes the socket of a server that has died.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let in_the_way = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+    if !found.file_type().is_socket() {
+        return in_the_way("a file that is no socket is in the way: choose another path");
+    }
+    if UnixStream::connect(path).is_ok() {
+        return in_the_way("another server listens there: choose another path, or end it");
+    }
+    fs::remove_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::mpsc;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// Longer than any test takes.
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// A socket on which programs are accepted until it is dropped.
+    struct Listening {
+        folder: TempDir,
+        programs: Arc<Programs>,
+        /// A program has come or gone.
+        changes: mpsc::Receiver<()>,
+        accepting: Option<thread::JoinHandle<()>>,
+    }
+
+    impl Listening {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let programs = Arc::new(Programs::listen(&folder.path().join("socket")).unwrap());
+            let (changed, changes) = mpsc::channel();
+            let accepting = Arc::clone(&programs);
+            let changed = move || {
+                let _ = changed.send(());
+            };
+            let accepting = Some(thread::spawn(move || accepting.accept(changed)));
+            Self { folder, programs, changes, accepting }
+        }
+
+        /// Another program, which has yielded.
+        fn program(&self) -> Connection {
+            let stream = UnixStream::connect(self.folder.path().join("socket")).unwrap();
+            self.changes.recv().unwrap();
+            let mut program = Connection { lines: BufReader::new(stream) };
+            assert_eq!(program.line(), "yield");
+            program
+        }
+    }
+
+    impl Programs {
+        /// Waits until every `yield` is answered.
+        fn wait_for_answers(&self) {
+            let mut connected = self.connected.lock();
+            while connected.programs.iter().any(|program| program.unanswered > 0) {
+                self.answered.wait(&mut connected);
+            }
+        }
+    }
+
+    impl Drop for Listening {
+        fn drop(&mut self) {
+            self.programs.end();
+            self.accepting.take().unwrap().join().unwrap();
+        }
+    }
+
+    struct Connection {
+        lines: BufReader<UnixStream>,
+    }
+
+    impl Connection {
+        fn line(&mut self) -> String {
+            let mut line = String::new();
+            self.lines.read_line(&mut line).unwrap();
+            line.trim_end().into()
+        }
+
+        fn answer(&mut self) {
+            self.lines.get_mut().write_all(b"yielded\n").unwrap();
+        }
+    }
+
+    #[test]
+    fn all_programs_have_to_yield() {
+        let listening = Listening::new();
+        let mut programs = [0, 1].map(|_| listening.program());
+        programs.iter_mut().for_each(Connection::answer);
+        listening.programs.wait_for_answers();
+        for _ in 0..3 {
+            listening.programs.run();
+            programs.iter_mut().for_each(|program| assert_eq!(program.line(), "run"));
+            thread::scope(|scope| {
+                let yielding = scope.spawn(|| listening.programs.yield_now(LONG));
+                programs.iter_mut().for_each(|program| assert_eq!(program.line(), "yield"));
+                assert!(!yielding.is_finished());
+                programs[0].answer();
+                assert!(!yielding.is_finished());
+                programs[1].answer();
+                assert!(yielding.join().unwrap());
+            });
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_answer_is_waited_for_once() {
+        let listening = Listening::new();
+        let mut program = listening.program();
+        // It has not answered since it was accepted.
+        assert!(!listening.programs.yield_now(LONG));
+        listening.programs.run();
+        assert!(!listening.programs.yield_now(LONG));
+        thread::scope(|scope| {
+            ["yield", "run", "yield"].iter().for_each(|line| assert_eq!(program.line(), *line));
+            (0..3).for_each(|_| program.answer());
+            listening.programs.wait_for_answers();
+            let yielding = scope.spawn(|| listening.programs.yield_now(LONG));
+            assert_eq!(program.line(), "yield");
+            program.answer();
+            assert!(yielding.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_program_that_is_gone_is_not_waited_for() {
+        let listening = Listening::new();
+        let mut program = listening.program();
+        program.answer();
+        listening.programs.wait_for_answers();
+        listening.programs.run();
+        thread::scope(|scope| {
+            let yielding = scope.spawn(|| listening.programs.yield_now(LONG));
+            ["run", "yield"].iter().for_each(|line| assert_eq!(program.line(), *line));
+            drop(program);
+            assert!(yielding.join().unwrap());
+        });
+        listening.changes.recv().unwrap();
+        assert!(listening.programs.is_empty());
+    }
+
+    #[test]
+    fn programs_see_that_their_server_ends() {
+        let listening = Listening::new();
+        let mut program = listening.program();
+        listening.programs.end();
+        assert_eq!(program.line(), "");
+    }
+
+    #[test]
+    fn the_socket_is_its_user_s_and_replaces_that_of_a_dead_server_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let [socket, file] = ["socket", "file"].map(|name| folder.path().join(name));
+        drop(UnixListener::bind(&socket).unwrap());
+        let programs = Programs::listen(&socket).unwrap();
+        assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+        let refused = |path: &Path| Programs::listen(path).err().unwrap().to_string();
+        assert!(refused(&socket).starts_with("another server listens there"));
+        fs::write(&file, "mine").unwrap();
+        assert!(refused(&file).starts_with("a file that is no socket"));
+        drop(programs);
+        assert!(!socket.exists());
+    }
+}
