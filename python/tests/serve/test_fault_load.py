@@ -1,7 +1,7 @@
 """`tenure serve` under load and random faults: answers are right or say to ask again, and nothing is left.
 
 By default some faults happen, and with `TENURE_FAULTS_MINUTES` as many as in that time.
-`TENURE_FAULTS_SEED` chooses others.
+`TENURE_FAULTS_SEED` chooses others, and `TENURE_FAULTS_DEVICE=cuda` has a GPU compute.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,9 @@ from serving import Server, needs_program, tensor, until, with_bias
 
 pytestmark = needs_program
 
+DEVICE = os.environ.get("TENURE_FAULTS_DEVICE", "cpu")
+# Of a GPU's memory, in which each of the models here has one.
+CHUNK = 16 << 20
 FAULTS = 30
 MODELS = [f"model-{number}" for number in range(4)]
 CLIENTS = 3
@@ -48,7 +52,8 @@ class Load:
             shutil.copytree(models / "digits", root / name)
             self.replace(name)
         # Two of four.
-        self.server = Server(root, "--device-bytes", str(self.whole.stat().st_size * 5 // 2))
+        room = self.whole.stat().st_size * 5 // 2 if DEVICE == "cpu" else 2 * CHUNK
+        self.server = Server(root, "--device", DEVICE, "--device-bytes", str(room))
 
     def weights(self, name: str) -> bytes:
         """New weights of a model, whose answer is known from now on."""
@@ -148,11 +153,19 @@ class Load:
             return False
 
     def held(self) -> tuple[int, int, set[str]]:
-        """Bytes of memory and descriptors of the server and its workers, and names of shared memory."""
+        """Bytes of memory and descriptors of the server and its workers, and names of shared memory. A GPU's memory counts."""
         processes = [Path(f"/proc/{pid}") for pid in [self.server.process.pid, *self.server.workers()]]
         pages = sum(int((process / "statm").read_text().split()[1]) for process in processes)
         files = sum(len(os.listdir(process / "fd")) for process in processes)
-        return pages * os.sysconf("SC_PAGE_SIZE"), files, set(os.listdir("/dev/shm"))
+        return pages * os.sysconf("SC_PAGE_SIZE") + device_bytes(), files, set(os.listdir("/dev/shm"))
+
+
+def device_bytes() -> int:
+    """Bytes of the GPU that are in use; none where it computes nothing."""
+    if DEVICE == "cpu":
+        return 0
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.check_output(query, text=True)) << 20
 
 
 def images(rows: int) -> dict[str, Any]:
