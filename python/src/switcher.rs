@@ -12,7 +12,8 @@ use tenure::tier::Source;
 use tenure_switch::groups::{Costs, Grouping, Layer};
 use tenure_switch::residency::Demand;
 use tenure_switch::{
-    Entry, Image, Images, KnownOrder, Manifest, Model, OrderKey, Orders, Origin, Switch, SwitchError, SwitchOptions,
+    ALIGNMENT, Entry, Image, Images, KnownOrder, Manifest, Model, OrderKey, Orders, Origin, Switch, SwitchError,
+    SwitchOptions,
 };
 
 use crate::dlpack;
@@ -234,6 +235,15 @@ impl SwitchedWeights {
     fn group_bytes(&self) -> Vec<u64> {
         let inner = self.arranged().inner;
         inner.model.manifest().groups().iter().map(|group| group.end - group.start).collect()
+    }
+
+    /// Bytes that it takes on the device at most, in whole chunks, in whatever order its tensors are.
+    #[getter]
+    fn room_bytes(&self) -> u64 {
+        let inner = self.arranged().inner;
+        let Inner { model, switch, .. } = &*inner;
+        let bytes: u64 = model.manifest().entries().iter().map(|entry| entry.bytes.next_multiple_of(ALIGNMENT)).sum();
+        bytes.next_multiple_of(switch.chunk_bytes())
     }
 
     /// Bytes that are on the device.

@@ -143,18 +143,24 @@ class SwitchedModel:
             self._check_there()
             self._bring()
 
-    def evict(self) -> None:
+    def evict(self, bytes: int | None = None) -> None:
         """Has it leave the device, so that others have room. It comes back when it is called.
+
+        Parameters
+        ----------
+        bytes
+            How many bytes of it leave at least, in whole chunks from its end: what is used last. By default all of it.
 
         Raises
         ------
         tenure.Error
             It is being called, or one of its tensors is held outside of it.
         """
+        leaving = _ALL if bytes is None else whole_number("bytes", bytes, 0, _ALL)
         with self._switcher._lock:
             self._check_there()
             self._check_can_leave()
-            self._native.evict(_ALL)
+            self._native.evict(leaving)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Computes, having brought what is missing."""
@@ -326,19 +332,19 @@ class SwitchedModel:
         for layer in self._layers:
             layer.leave()
 
-    def _bring(self) -> None:
-        """Brings what is missing."""
+    def _bring(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
+        """Brings what is missing, if something is: copies are under way then, between two events."""
         self._switcher._uses += 1
         self._used_at = self._switcher._uses
         self._native.note_use(self._used_at)
         if self._native.missing_bytes == 0:
             self._switcher._hits += 1
-        else:
-            self._load()
+            return None
+        return self._load()
 
-    def _load(self) -> None:
+    def _load(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         self._ready = None
-        self._switcher._load(self)
+        return self._switcher._load(self)
 
     def _come(self, stream: int) -> None:
         """Layers are waited for on a stream when they are taken, or all of them now if nothing is known of them."""

@@ -410,6 +410,14 @@ class Switcher:
                 if 0 < model._native.missing_bytes <= self._native.free_bytes:
                     model._load()
 
+    def trim(self) -> None:
+        """Gives memory that no model has back to the driver; the host waits for work that uses it, and for copies.
+
+        Models that are on the device stay there. Other processes, and ``torch.cuda.mem_get_info``, find the rest free.
+        """
+        with self._lock:
+            self._native.trim()
+
     def report(self) -> SwitcherReport:
         """What it did so far; waits for copies that are under way.
 

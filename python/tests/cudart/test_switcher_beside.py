@@ -102,3 +102,22 @@ def test_two_threads_get_their_answers() -> None:
         thread.join()
     assert not wrong
     assert switcher.report().switches >= 2 and MIB < switcher.report().peak_bytes <= 3 * CHUNK
+
+
+def test_a_part_of_a_model_leaves_and_the_driver_has_it_back_when_it_is_trimmed() -> None:
+    torch.empty(1, device="cuda")
+    before = torch.cuda.mem_get_info()[0]
+    switcher = opened(4)
+    model = switcher.add("model", large(layers=4, rows=CHUNK // 4)[0], pinned=True)
+    model.load()
+    assert (model._native.room_bytes, model._native.resident_bytes) == (4 * CHUNK, 4 * CHUNK)
+    model.evict(CHUNK + 1)
+    assert not model.is_resident and model._native.resident_bytes == 2 * CHUNK
+    assert torch.cuda.mem_get_info()[0] == before - 4 * CHUNK
+    switcher.trim()
+    assert torch.cuda.mem_get_info()[0] == before - 2 * CHUNK
+    model.load()
+    assert model.is_resident and switcher.report().copied_bytes > 4 * CHUNK
+    model.evict()
+    switcher.trim()
+    assert torch.cuda.mem_get_info()[0] == before
