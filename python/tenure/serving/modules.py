@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +21,10 @@ _numbers = itertools.count()
 
 
 class LoadedModule:
-    """An ``nn.Module`` on the CPU, in evaluation mode, and the names of its outputs."""
+    """An ``nn.Module`` in evaluation mode, and the names of its outputs. It is on the CPU, until it is moved."""
 
     def __init__(self, module: nn.Module, outputs: Sequence[str], code: str | None) -> None:
-        self._module: nn.Module | None = module
+        self._module: Callable[..., Any] | None = module
         self._outputs = outputs
         #: The name of a file's module in `sys.modules`.
         self._code = code
@@ -56,6 +56,10 @@ class LoadedModule:
                 f"the module answers {len(answer)} tensors, and config.toml has {len(self._outputs)} outputs"
             )
         return list(answer)
+
+    def move(self, take: Callable[[Any], Callable[..., Any]]) -> None:
+        """Gives the module to another, and calls what that returns from then on."""
+        self._module = take(self._module)
 
     def drop(self) -> None:
         """Frees the weights."""

@@ -1,13 +1,14 @@
 """Computes PyTorch modules for the server that started this process: ``python3 -m tenure.serving.worker``.
 
 The server decides which modules are in memory; this process loads, drops and calls them as it is told. Loading goes on
-beside computing. Standard input is the server's socket, and standard output is standard error.
+beside computing. Standard input is the server's socket, and standard output is standard error. With ``--device cuda:0``
+modules are computed on that GPU, and their weights, which lie in pinned memory, come while they are computed with.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-import gc
 import os
 import signal
 import socket
@@ -24,7 +25,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tenure import Error
 from tenure.serving import frames, modules
+from tenure.serving.memory import DeviceMemory, HostMemory, Memory, Module
 
 __all__ = ["main"]
 
@@ -39,18 +42,26 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 class _Worker:
     """The modules of a server."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, memory: Memory) -> None:
         self._connection = connection
+        self._memory = memory
         self._sending = threading.Lock()
         #: Modules by number, which are there, come, or could not be loaded.
-        self._models: dict[int, Future[modules.LoadedModule]] = {}
+        self._models: dict[int, Future[Module]] = {}
+        #: What libraries change for all threads while they load, each thread would take for its own.
+        self._loading = threading.Lock()
         self._moves: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        #: Opening takes long, and nothing that is to be computed waits for it.
+        self._openings: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        #: Copies are waited for in their order.
+        self._copies: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._runs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def serve(self) -> None:
         """Follows orders until the server is gone, which ends the process."""
-        for work in (self._follow, self._move):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._follow, daemon=True).start()
+        for queue in (self._moves, self._openings, self._copies):
+            threading.Thread(target=_work, args=(queue,), daemon=True).start()
         self._report({"report": "ready"})
         while True:
             # Modules compute on the main thread, as they would in a program of the user's.
@@ -70,66 +81,152 @@ class _Worker:
             os._exit(status)
 
     def _take(self, order: dict[str, Any], inputs: list[Tensor]) -> None:
-        call, model = order["call"], order["model"]
+        call, model = order["call"], order.get("model", 0)
         match order["order"]:
+            case "open":
+                opening = self._models[model] = Future()
+                queue = self._openings if self._memory.keeps_modules else self._moves
+                queue.put(lambda: self._open(call, model, opening, order["place"]))
             case "load":
-                future = self._models[model] = Future()
-                self._moves.put(lambda: self._load(call, future, order["place"]))
+                future = self._models.get(model)
+                is_open = future is not None and not (future.done() and future.exception())
+                if future is None or not is_open:
+                    future = self._models[model] = Future()
+                self._moves.put(lambda: self._load(call, future, None if is_open else order))
             case "evict":
-                leaving = self._models.pop(model, None)
-                self._moves.put(lambda: self._evict(call, leaving))
+                keeps = self._memory.keeps_modules
+                leaving = self._models.get(model) if keeps else self._models.pop(model, None)
+                self._moves.put(lambda: self._free(call, leaving, order["bytes"]))
+            case "close":
+                closing = self._models.pop(model, None)
+                self._moves.put(lambda: self._free(call, closing, None))
+            case "trim":
+                self._moves.put(lambda: self._trim(call))
             case "run":
                 running = self._models[model]
                 self._runs.put(lambda: self._run(call, running, inputs))
             case other:
                 raise ValueError(f"an order {other!r}: use the same release of tenure for the server and for Python")
 
-    def _move(self) -> None:
-        while True:
-            self._moves.get()()
+    def _open(self, call: int, model: int, opening: Future[Module], place: dict[str, Any]) -> None:
+        try:
+            module = self._loaded(model, place)
+        except BaseException as error:
+            del self._models[model]
+            self._failed(call, error)
+            return
+        size = module.bytes
+        if self._memory.keeps_modules:
+            opening.set_result(module)
+        else:
+            del self._models[model]
+            module.drop()
+            del module
+            self._memory.trim()
+        self._report({"report": "opened", "call": call, "bytes": size, "host_bytes": self._memory.host_bytes})
 
-    def _load(self, call: int, future: Future[modules.LoadedModule], place: dict[str, Any]) -> None:
+    def _load(self, call: int, future: Future[Module], order: dict[str, Any] | None) -> None:
+        """Brings a module; one that is not open is loaded as an order says."""
         begun = time.monotonic()
         try:
-            module = modules.load(place["folder"], place["source"], place["function"], place["outputs"])
+            if order is not None:
+                try:
+                    future.set_result(self._reopened(order))
+                except BaseException as error:
+                    future.set_exception(Error(_reason(error)))
+                    raise
+            copied = future.result().bring()
         except BaseException as error:
-            traceback.print_exc()
-            future.set_exception(RuntimeError(_reason(error)))
-            self._report({"report": "failed", "call": call, "reason": _reason(error)})
+            self._failed(call, error)
+            return
+        if copied is None:
+            self._is_loaded(call, time.monotonic() - begun)
         else:
-            future.set_result(module)
-            seconds = time.monotonic() - begun
-            self._report({"report": "loaded", "call": call, "bytes": module.bytes, "seconds": seconds})
+            self._copies.put(lambda: self._is_loaded(call, copied()))
 
-    def _evict(self, call: int, leaving: Future[modules.LoadedModule] | None) -> None:
-        if leaving is not None and leaving.exception() is None:
-            leaving.result().drop()
-        # Also what an error's traceback refers to.
-        gc.collect()
-        with suppress(AttributeError):
-            _LIBC.malloc_trim(0)
-        self._report({"report": "evicted", "call": call})
+    def _reopened(self, order: dict[str, Any]) -> Module:
+        module = self._loaded(order["model"], order["place"])
+        # What has more than it was promised has no room.
+        if module.bytes != order["bytes"]:
+            now, before = module.bytes, order["bytes"]
+            module.drop()
+            raise Error(f"it has {now} bytes of weights now, and had {before}: load the model again")
+        return module
 
-    def _run(self, call: int, running: Future[modules.LoadedModule], inputs: list[Tensor]) -> None:
+    def _loaded(self, model: int, place: dict[str, Any]) -> Module:
+        with self._loading:
+            loaded = modules.load(place["folder"], place["source"], place["function"], place["outputs"])
+        try:
+            return self._memory.take(f"{Path(place['folder']).name} ({model})", loaded)
+        except BaseException:
+            loaded.drop()
+            raise
+
+    def _is_loaded(self, call: int, seconds: float) -> None:
+        host_bytes = self._memory.host_bytes
+        self._report({"report": "loaded", "call": call, "seconds": seconds, "host_bytes": host_bytes})
+
+    def _free(self, call: int, future: Future[Module] | None, bytes: int | None) -> None:
+        """Has so many bytes of a module leave, or lets go of it."""
+        left = 0
+        if future is not None and future.exception() is None:
+            if bytes is None:
+                future.result().drop()
+            else:
+                left = future.result().evict(bytes)
+        if not self._memory.keeps_modules:
+            self._memory.trim()
+        self._is_free(call, left)
+
+    def _trim(self, call: int) -> None:
+        self._memory.trim()
+        self._is_free(call, 0)
+
+    def _is_free(self, call: int, left: int) -> None:
+        host_bytes = self._memory.host_bytes
+        self._report({"report": "freed", "call": call, "resident_bytes": left, "host_bytes": host_bytes})
+
+    def _run(self, call: int, running: Future[Module], inputs: list[Tensor]) -> None:
         try:
             module = running.result()
             self._report({"report": "begun", "call": call})
             begun = time.monotonic()
             outputs = module(inputs)
-            seconds = time.monotonic() - begun
-            self._report({"report": "computed", "call": call, "seconds": seconds}, outputs)
+            seconds, copy_seconds = time.monotonic() - begun, module.copy_seconds()
+            self._report(
+                {"report": "computed", "call": call, "seconds": seconds, "copy_seconds": copy_seconds}, outputs
+            )
         except BaseException as error:
-            traceback.print_exc()
-            self._report({"report": "failed", "call": call, "reason": _reason(error)})
+            self._failed(call, error)
+
+    def _failed(self, call: int, error: BaseException) -> None:
+        traceback.print_exception(error)
+        try:
+            self._memory.check()
+        except BaseException:
+            # A device that has failed does so for all that this process computes: another one can go on.
+            os._exit(1)
+        self._report({"report": "failed", "call": call, "reason": _reason(error)})
 
     def _report(self, report: dict[str, Any], outputs: list[Tensor] | None = None) -> None:
         with self._sending, suppress(ConnectionError):
             frames.send(self._connection, report, outputs or ())
 
 
+def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
+    """Does what is put there, one after the other. What cannot be done ends the process: its server waits for it."""
+    try:
+        while True:
+            queue.get()()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def _reason(error: BaseException) -> str:
     """An error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    text = str(error) if type(error) is Error else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def _server() -> socket.socket:
@@ -142,8 +239,17 @@ def _server() -> socket.socket:
     return connection
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python3 -m tenure.serving.worker", description="Started by tenure serve.")
+    parser.add_argument("--device", help="a GPU, such as cuda:0; by default the CPU")
+    for name in ("--device-bytes", "--chunk-bytes", "--host-bytes"):
+        parser.add_argument(name, type=int, default=0, help="of a GPU's weights")
+    return parser.parse_args()
+
+
 def main() -> None:
     """Serves until the server is gone."""
+    arguments = _arguments()
     try:
         connection = _server()
     except OSError as error:
@@ -155,7 +261,10 @@ def main() -> None:
     # Where that is not allowed, the system chooses.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    _Worker(connection).serve()
+    memory: Memory = HostMemory()
+    if arguments.device is not None:
+        memory = DeviceMemory(arguments.device, arguments.device_bytes, arguments.chunk_bytes, arguments.host_bytes)
+    _Worker(connection, memory).serve()
 
 
 if __name__ == "__main__":

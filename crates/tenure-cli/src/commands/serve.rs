@@ -40,6 +40,7 @@ Examples:
   tenure serve models --listen 0.0.0.0:8000 --tokens tokens.txt
   tenure serve models --listen 0.0.0.0:8443 --tokens tokens.txt --tls-cert cert.pem --tls-key key.pem
   tenure serve models --device cuda --device-bytes 40GB --host-bytes 200GB
+  tenure serve models --device cuda --python ~/venv/bin/python
   tenure serve models --grpc-port 8001
   tenure serve models --background /run/user/1000/background.sock
   tenure serve models --log json 2>>requests.jsonl
@@ -74,7 +75,8 @@ pub(crate) struct ServeArgs {
     /// Each device's memory for weights: a size, or a share of what this program may use of it
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     device_bytes: Share,
-    /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use
+    /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use. Several
+    /// GPUs share it equally; with --python, half of each GPU's is for PyTorch modules
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     host_bytes: Share,
     /// The socket of programs that run on the device while nothing is asked, such as training, and yield it when a request comes:
@@ -87,8 +89,9 @@ pub(crate) struct ServeArgs {
     /// The longest body of a request; a size is a number of bytes, or has a unit such as MiB or GB
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     max_body: u64,
-    /// The Python that computes PyTorch modules, for which tenure and PyTorch are installed; started if there is such a model
-    /// [default: that of $VIRTUAL_ENV, or else python3]
+    /// The Python that computes PyTorch modules, for which tenure and PyTorch are installed; started if there is such a model, on GPUs
+    /// once for each
+    /// [default: on the CPU that of $VIRTUAL_ENV, or else python3; on GPUs none]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<PathBuf>,
     /// Log each request on standard error, one a line: its id, which is the header X-Request-Id, the model, what became of it, and
@@ -131,7 +134,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     options.background.clone_from(&args.background);
     options.max_queued = args.max_queued as usize;
     options.worker = Some(WorkerCommand::this_program(["worker"]));
-    options.python = Some(WorkerCommand::python(args.python.clone().unwrap_or_else(python)));
+    let is_cpu = args.device.iter().all(|device| device.is_cpu());
+    options.python = args.python.clone().or_else(|| is_cpu.then(python)).map(WorkerCommand::python);
     let memory = Bytes(options.memory_bytes);
     let serving = Arc::new(Serving::start(options, Architectures::default())?);
     let runtime = Runtime::new()?;

@@ -26,6 +26,9 @@ pub(crate) trait Backend: Send + Sync {
     /// The memory that weights take.
     fn usage(&self) -> Vec<Tier>;
 
+    /// Gives memory of the device that no model has back to the driver, for other processes.
+    fn trim(&self) {}
+
     /// Ends what is computed now as early as can be: its answer is for nobody.
     fn abandon(&self) {}
 

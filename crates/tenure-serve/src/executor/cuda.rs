@@ -47,6 +47,10 @@ impl Backend for CudaBackend {
     fn usage(&self) -> Vec<Tier> {
         self.weights.usage()
     }
+
+    fn trim(&self) {
+        self.weights.trim();
+    }
 }
 
 impl Weights for OnCuda {

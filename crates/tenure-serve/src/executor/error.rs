@@ -90,7 +90,7 @@ pub enum ModelError {
     #[error("no worker computes it: {0}")]
     NoWorker(String),
     /// A PyTorch module where none is computed.
-    #[error("PyTorch modules are computed on the CPU only, by a server with Python: serve it with --device cpu")]
+    #[error("PyTorch modules are computed by a Python with tenure and PyTorch: name one with --python")]
     NoPython,
     /// Nobody waited for it any more.
     #[error("nobody waits for the answer")]

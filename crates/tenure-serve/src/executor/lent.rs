@@ -65,6 +65,10 @@ impl Backend for LentBackend {
         self.weights.usage()
     }
 
+    fn trim(&self) {
+        self.weights.trim();
+    }
+
     fn abandon(&self) {
         self.workers.abandon();
     }

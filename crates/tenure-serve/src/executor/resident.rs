@@ -96,6 +96,13 @@ impl DeviceWeights {
             Tier { name: host, used_bytes: images, capacity_bytes: self.host_bytes },
         ]
     }
+
+    /// Gives memory of the device that no model has back to the driver.
+    pub(super) fn trim(&self) {
+        if let Err(error) = self.switcher.trim() {
+            tracing::warn!("{}: memory is not given back: {error}", self.name);
+        }
+    }
 }
 
 impl ResidentModel {

@@ -6,29 +6,48 @@ use tenure_nn::networks::Network;
 
 use super::ModelError;
 use super::backend::{Backend, Weights};
+use super::shared_room::{InRoom, Owner, SharedRoom};
 use crate::http::Tier;
 use crate::repository::StoredModel;
 use crate::worker::Python;
 
 /// A backend, and the process that computes PyTorch modules.
 pub(crate) struct WithPython {
-    native: Box<dyn Backend>,
-    python: Python,
+    native: Arc<dyn Backend>,
+    python: Arc<Python>,
+    /// The device's memory that both take, and the pinned memory of the host for images of PyTorch's; none on the CPU, where memory
+    /// that is freed is anybody's.
+    shared: Option<(Arc<SharedRoom>, u64)>,
 }
 
 impl WithPython {
-    pub(crate) fn new(native: Box<dyn Backend>, python: Python) -> Self {
-        Self { native, python }
+    pub(crate) fn on_cpu(native: Box<dyn Backend>, python: Python) -> Self {
+        Self { native: native.into(), python: Arc::new(python), shared: None }
+    }
+
+    pub(crate) fn on_cuda(native: Box<dyn Backend>, python: Python, room: SharedRoom, host_bytes: u64) -> Self {
+        Self { native: native.into(), python: Arc::new(python), shared: Some((Arc::new(room), host_bytes)) }
+    }
+
+    /// Weights of one of both. Before they are brought, the other one gives back memory that no model of it has.
+    fn in_room(&self, owner: Owner, weights: Box<dyn Weights>, stored: &StoredModel) -> Box<dyn Weights> {
+        let Some((room, _)) = &self.shared else { return weights };
+        let (native, python) = (Arc::clone(&self.native), Arc::clone(&self.python));
+        let trim_other = move || match owner {
+            Owner::Native => python.trim(),
+            Owner::Python => native.trim(),
+        };
+        Box::new(InRoom::new(room, stored.name.to_string(), owner, weights, trim_other))
     }
 }
 
 impl Backend for WithPython {
     fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
-        self.native.open(network, stored)
+        Ok(self.in_room(Owner::Native, self.native.open(network, stored)?, stored))
     }
 
     fn open_python(&self, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
-        self.python.open(stored)
+        Ok(self.in_room(Owner::Python, self.python.open(stored)?, stored))
     }
 
     fn tiers(&self) -> [&str; 2] {
@@ -40,7 +59,16 @@ impl Backend for WithPython {
         if let Some(memory) = tiers.first_mut() {
             memory.used_bytes += self.python.resident_bytes();
         }
+        if let (Some((_, host_bytes)), Some(pinned)) = (&self.shared, tiers.get_mut(1)) {
+            pinned.used_bytes += self.python.host_bytes();
+            pinned.capacity_bytes += host_bytes;
+        }
         tiers
+    }
+
+    fn trim(&self) {
+        self.native.trim();
+        self.python.trim();
     }
 
     fn abandon(&self) {

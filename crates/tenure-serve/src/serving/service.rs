@@ -18,7 +18,7 @@ use super::core::{Core, State};
 use super::device::{Job, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
-use crate::executor::{Backend, CpuBackend, CudaBackend, Here, LentBackend, ModelError, Place, WithPython};
+use crate::executor::{Backend, CpuBackend, CudaBackend, Here, LentBackend, ModelError, Place, SharedRoom, WithPython};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
@@ -43,7 +43,8 @@ pub struct ServingOptions {
     pub devices: Vec<Device>,
     /// Bytes of each device's memory for weights.
     pub memory_bytes: u64,
-    /// Bytes of pinned memory of the host for weights, where the device is not the CPU. Several devices share them equally.
+    /// Bytes of pinned memory of the host for weights, where the device is not the CPU. Several devices share them equally. Where
+    /// there is a Python, half of each share is for PyTorch modules.
     pub host_bytes: u64,
     /// Requests that may wait for a model, at most.
     pub max_queued: usize,
@@ -53,9 +54,12 @@ pub struct ServingOptions {
     pub background: Option<PathBuf>,
     /// The command that starts processes that compute; `None` to compute in this one.
     pub worker: Option<WorkerCommand>,
-    /// The command that starts the process that computes PyTorch modules on the CPU; `None` where there are none.
+    /// The command that starts the process that computes PyTorch modules, one for each device; `None` where there are none.
     pub python: Option<WorkerCommand>,
 }
+
+/// A backend a device, bytes of their chunks, and whether models leave them as a whole.
+type Backends = (Vec<Box<dyn Backend>>, u64, bool);
 
 impl ServingOptions {
     /// A folder of models, of whose weights so many bytes are in memory at most. 128 requests may wait for each, and folders
@@ -75,7 +79,7 @@ impl ServingOptions {
     }
 
     /// A backend a device, their chunks, and whether models leave them as a whole.
-    fn backends(&self, metrics: &Metrics) -> Result<(Vec<Box<dyn Backend>>, u64, bool), ServingError> {
+    fn backends(&self, metrics: &Metrics) -> Result<Backends, ServingError> {
         let distinct: HashSet<_> = self.devices.iter().collect();
         let is_mixed = self.devices.iter().any(|device| device.is_cpu()) && self.devices.len() > 1;
         if self.devices.is_empty() || is_mixed || distinct.len() < self.devices.len() {
@@ -104,14 +108,15 @@ impl ServingOptions {
         };
         let native: Box<dyn Backend> = Box::new(CpuBackend::new(self.memory_bytes, place)?);
         let Some(command) = &self.python else { return Ok(native) };
-        let python = Python::new(command.clone(), metrics.worker_deaths());
-        Ok(Box::new(WithPython::new(native, python.map_err(ServingError::Worker)?)))
+        let python = Python::on_cpu(command.clone(), metrics.worker_deaths());
+        Ok(Box::new(WithPython::on_cpu(native, python.map_err(ServingError::Worker)?)))
     }
 
     /// The backend of a CUDA device, and its chunks.
     fn on_cuda(&self, device: Device, metrics: &Metrics) -> Result<(Box<dyn Backend>, u64), ModelError> {
-        let (device_bytes, host_bytes) = (self.memory_bytes, self.host_bytes / self.devices.len() as u64);
-        Ok(match self.worker.clone() {
+        let sharers = if self.python.is_some() { 2 } else { 1 };
+        let (device_bytes, host_bytes) = (self.memory_bytes, self.host_bytes / self.devices.len() as u64 / sharers);
+        let (native, chunk_bytes): (Box<dyn Backend>, u64) = match self.worker.clone() {
             Some(command) => {
                 let deaths = metrics.worker_deaths();
                 let backend = LentBackend::new(device, device_bytes, host_bytes, command, deaths)?;
@@ -123,7 +128,12 @@ impl ServingOptions {
                 let chunk_bytes = backend.chunk_bytes();
                 (Box::new(backend), chunk_bytes)
             }
-        })
+        };
+        let Some(command) = self.python.clone() else { return Ok((native, chunk_bytes)) };
+        let bytes = [device_bytes, chunk_bytes, host_bytes];
+        let python = Python::on_cuda(command, metrics.worker_deaths(), device, bytes).map_err(ModelError::NoWorker)?;
+        let room = SharedRoom::new(device_bytes, chunk_bytes);
+        Ok((Box::new(WithPython::on_cuda(native, python, room, host_bytes)), chunk_bytes))
     }
 }
 

@@ -37,8 +37,8 @@
 //! On a CUDA device the memory is the server's too: it lends a model, whose chunks the worker maps for reading, and a worker's work
 //! waits on the device for each group. Before chunks become another model's the worker unmaps them and says so, or is gone.
 //!
-//! PyTorch modules are computed by one more process, of Python, which is started when there is such a model. It has their weights
-//! itself: it loads and frees them as it is told. Its messages are JSON.
+//! PyTorch modules are computed by one more process for each device, of Python, which is started when there is such a model. It has
+//! their weights itself: it loads and frees them as it is told. Its messages are JSON.
 
 mod link;
 mod loans;

@@ -34,7 +34,7 @@ fn write(folder: &Path, config: &str) {
 fn a_server_without_python_says_so() {
     assert_eq!(
         reason(CONFIG, None),
-        "PyTorch modules are computed on the CPU only, by a server with Python: serve it with --device cpu"
+        "PyTorch modules are computed by a Python with tenure and PyTorch: name one with --python"
     );
 }
 

@@ -11,9 +11,39 @@ use crate::repository::{PythonFunction, StoredModel};
 #[derive(Debug, Serialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub(super) enum Order<'a> {
-    Load { call: u64, model: u64, place: &'a Place },
-    Evict { call: u64, model: u64 },
-    Run { call: u64, model: u64, inputs: Vec<Sizes> },
+    /// Loads a module to see how many bytes it has. On a device it stays in the host's memory.
+    Open {
+        call: u64,
+        model: u64,
+        place: &'a Place,
+    },
+    /// Brings a module to the memory that it is computed in, and loads it before if it is not open. It must have so many bytes.
+    Load {
+        call: u64,
+        model: u64,
+        place: &'a Place,
+        bytes: u64,
+    },
+    /// Frees so many bytes there, or more.
+    Evict {
+        call: u64,
+        model: u64,
+        bytes: u64,
+    },
+    /// Frees all of a module.
+    Close {
+        call: u64,
+        model: u64,
+    },
+    /// Gives the device's memory that no module has back to the driver.
+    Trim {
+        call: u64,
+    },
+    Run {
+        call: u64,
+        model: u64,
+        inputs: Vec<Sizes>,
+    },
 }
 
 /// Where a module comes from, and what its outputs are called.
@@ -33,12 +63,14 @@ pub(super) enum Report {
     Ready,
     /// A batch is computed from now on.
     Begun { call: u64 },
-    /// A module is in memory: so many bytes of it.
-    Loaded { call: u64, bytes: u64, seconds: f64 },
-    /// A module is not in memory any more.
-    Evicted { call: u64 },
-    /// A batch is computed.
-    Computed { call: u64, outputs: Vec<Sizes>, seconds: f64 },
+    /// A module takes so many bytes of the memory that it is computed in. All images take `host_bytes` of pinned memory.
+    Opened { call: u64, bytes: u64, host_bytes: u64 },
+    /// A module is in memory.
+    Loaded { call: u64, seconds: f64, host_bytes: u64 },
+    /// Memory is free. So many bytes of the module are still there.
+    Freed { call: u64, resident_bytes: u64, host_bytes: u64 },
+    /// A batch is computed. For a part of the time, weights were copied that had not come yet.
+    Computed { call: u64, outputs: Vec<Sizes>, seconds: f64, copy_seconds: f64 },
     /// The code of the model raised an error.
     Failed { call: u64, reason: String },
 }

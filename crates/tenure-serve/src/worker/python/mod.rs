@@ -3,11 +3,17 @@
 //! The process is started for the first model, and again when it is gone and a model is asked for. It has the weights of modules
 //! that the scheduler wants in memory. A batch that had not begun when it ended is run again, once; one that had is answered
 //! with an error.
+//!
+//! Each CUDA device has a process of its own. That keeps an image of every module in pinned memory, brings weights to the device
+//! while they are computed with, and takes chunks from them as it is told. A module that it does not know, because the process is
+//! a new one, is opened when it is to be brought.
 
+mod loading;
 mod message;
 mod process;
 mod weights;
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -15,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
+use tenure_tensor::Device;
 
+use self::message::Order;
 use self::process::Process;
 use self::weights::OnPython;
 use super::WorkerCommand;
@@ -34,9 +42,9 @@ pub(crate) struct Python {
 struct PythonShared {
     command: WorkerCommand,
     deaths: Counter,
+    /// Weights come while they are computed with.
+    is_switched: bool,
     numbers: AtomicU64,
-    /// Bytes of the modules that are in memory, or on their way.
-    resident: AtomicU64,
     state: Mutex<KeeperState>,
     changed: Condvar,
     calls: Callbacks,
@@ -58,17 +66,35 @@ struct KeeperState {
 }
 
 impl Python {
-    /// Starts nothing but threads.
+    /// Computes on the CPU. Starts nothing but threads.
     ///
     /// # Errors
     /// Why there are none.
-    pub(crate) fn new(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+    pub(crate) fn on_cpu(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+        Self::new(command, deaths, false)
+    }
+
+    /// The same on a CUDA device, which has so many bytes for weights in chunks of `chunk_bytes`, and so many bytes of pinned memory.
+    pub(crate) fn on_cuda(
+        command: WorkerCommand,
+        deaths: Counter,
+        device: Device,
+        [device_bytes, chunk_bytes, host_bytes]: [u64; 3],
+    ) -> Result<Self, String> {
+        let bytes = [("--device-bytes", device_bytes), ("--chunk-bytes", chunk_bytes), ("--host-bytes", host_bytes)];
+        let bytes = bytes.iter().flat_map(|(name, bytes)| [name.to_string(), bytes.to_string()]);
+        let arguments = ["--device".to_string(), device.to_string()].into_iter().chain(bytes).map(OsString::from);
+        let arguments = command.arguments.into_iter().chain(arguments).collect();
+        Self::new(WorkerCommand { arguments, ..command }, deaths, true)
+    }
+
+    fn new(command: WorkerCommand, deaths: Counter, is_switched: bool) -> Result<Self, String> {
         let calls = Callbacks::start("serve: python loaded").map_err(|error| error.to_string())?;
         let shared = Arc::new(PythonShared {
             command,
             deaths,
+            is_switched,
             numbers: AtomicU64::new(0),
-            resident: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             calls,
@@ -85,12 +111,27 @@ impl Python {
 
     /// Bytes of the modules that are in memory, or on their way.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        self.shared.resident.load(Ordering::Relaxed)
+        self.shared.current().map_or(0, |process| process.resident_bytes())
+    }
+
+    /// Bytes of images in pinned memory.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.shared.current().map_or(0, |process| process.host_bytes())
+    }
+
+    /// Gives memory of the device that no module has back to the driver.
+    pub(crate) fn trim(&self) {
+        let Some(process) = self.shared.current() else { return };
+        let call = self.shared.number();
+        if let Ok(answer) = process.ask(call, &Order::Trim { call }, Vec::new()) {
+            // A process that is gone has no memory.
+            let _ = answer.recv();
+        }
     }
 
     /// The process, if there is one.
     pub(crate) fn pid(&self) -> Option<u32> {
-        self.shared.state.lock().process.as_ref().map(|process| process.pid())
+        self.shared.current().map(|process| process.pid())
     }
 
     /// Nobody waits for what is computed now.
@@ -123,6 +164,11 @@ impl PythonShared {
     /// A number that nothing else has.
     fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The process, if there is one.
+    fn current(&self) -> Option<Arc<Process>> {
+        self.state.lock().process.clone()
     }
 
     /// The process, which is started if there is none.

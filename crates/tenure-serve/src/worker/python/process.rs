@@ -1,7 +1,8 @@
 //! One process of Python, as its server has it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -19,6 +20,10 @@ use crate::executor::RawTensor;
 pub(super) struct Process {
     subprocess: Subprocess,
     state: Mutex<ProcessState>,
+    /// Bytes of modules in the memory that they are computed in, or on their way there.
+    resident: AtomicU64,
+    /// Bytes of images in pinned memory.
+    host: AtomicU64,
 }
 
 #[derive(Default)]
@@ -37,9 +42,10 @@ struct Call {
 
 /// An answer to an order.
 pub(super) enum Answer {
-    Loaded { bytes: u64, took: Duration },
-    Evicted,
-    Computed { outputs: Vec<RawTensor>, took: Duration },
+    Opened { bytes: u64 },
+    Loaded { took: Duration },
+    Freed { resident_bytes: u64 },
+    Computed { outputs: Vec<RawTensor>, took: Duration, copy: Duration },
     Failed(String),
 }
 
@@ -50,7 +56,9 @@ impl Process {
     /// Starts a process. `ended` is told why it is gone, before all whose calls it has. The thread that starts it must live as long
     /// as it may.
     pub(super) fn start(command: &WorkerCommand, ended: impl FnOnce(&str) + Send + 'static) -> io::Result<Arc<Self>> {
-        let process = Arc::new(Self { subprocess: Subprocess::start(command)?, state: Mutex::default() });
+        let (resident, host) = (AtomicU64::default(), AtomicU64::default());
+        let subprocess = Subprocess::start(command)?;
+        let process = Arc::new(Self { subprocess, state: Mutex::default(), resident, host });
         let (listening, program) = (Arc::clone(&process), command.program.display().to_string());
         let listen = move || {
             let reason = listening.listen(&program);
@@ -67,6 +75,38 @@ impl Process {
 
     pub(super) fn has_ended(&self) -> bool {
         self.state.lock().end.is_some()
+    }
+
+    /// Bytes of modules in the memory that they are computed in, or on their way there.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.resident.load(Ordering::Relaxed)
+    }
+
+    /// A module that had so many bytes there has others now.
+    pub(super) fn count_resident(&self, before: u64, now: u64) {
+        // Wraps around where it falls.
+        self.resident.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Bytes of images in pinned memory.
+    pub(super) fn host_bytes(&self) -> u64 {
+        self.host.load(Ordering::Relaxed)
+    }
+
+    /// Gives an order whose answer is sent to the receiver.
+    ///
+    /// # Errors
+    /// As of [`call`](Self::call).
+    pub(super) fn ask(
+        &self,
+        call: u64,
+        order: &Order<'_>,
+        payload: Vec<Bytes>,
+    ) -> Result<mpsc::Receiver<Result<Answer, Lost>>, MessageError> {
+        let (sender, receiver) = mpsc::channel();
+        // Fails where nobody waits for the answer any more.
+        self.call(call, order, payload, Box::new(move |answer| drop(sender.send(answer))))?;
+        Ok(receiver)
     }
 
     /// Gives an order, whose answer comes later.
@@ -120,10 +160,21 @@ impl Process {
                 }
                 return Ok(());
             }
-            Report::Loaded { call, bytes, seconds } => (call, Answer::Loaded { bytes, took: duration(seconds) }),
-            Report::Evicted { call } => (call, Answer::Evicted),
-            Report::Computed { call, outputs, seconds } => {
-                (call, Answer::Computed { outputs: unpack(outputs, payload)?, took: duration(seconds) })
+            Report::Opened { call, bytes, host_bytes } => {
+                self.host.store(host_bytes, Ordering::Relaxed);
+                (call, Answer::Opened { bytes })
+            }
+            Report::Loaded { call, seconds, host_bytes } => {
+                self.host.store(host_bytes, Ordering::Relaxed);
+                (call, Answer::Loaded { took: duration(seconds) })
+            }
+            Report::Freed { call, resident_bytes, host_bytes } => {
+                self.host.store(host_bytes, Ordering::Relaxed);
+                (call, Answer::Freed { resident_bytes })
+            }
+            Report::Computed { call, outputs, seconds, copy_seconds } => {
+                let (took, copy) = (duration(seconds), duration(copy_seconds));
+                (call, Answer::Computed { outputs: unpack(outputs, payload)?, took, copy })
             }
             Report::Failed { call, reason } => (call, Answer::Failed(reason)),
         };

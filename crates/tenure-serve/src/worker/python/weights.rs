@@ -1,17 +1,18 @@
 //! The weights of one PyTorch module.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::super::link::Lost;
 use super::super::message::pack;
 use super::PythonShared;
+use super::loading::Loading;
 use super::message::{Order, Place};
 use super::process::{Answer, Process};
-use crate::executor::{Callbacks, Done, ModelError, RawTensor, Timed, Weights};
+use crate::executor::{Done, ModelError, RawTensor, Timed, Weights};
 use crate::repository::StoredModel;
 
 /// A module in the memory of a process of Python, or in that of none.
@@ -20,101 +21,68 @@ pub(super) struct OnPython {
     model: u64,
     place: Place,
     bytes: u64,
-    loading: Mutex<Option<Arc<Loading>>>,
+    held: Mutex<Held>,
 }
 
-/// A module that a process has, or that comes.
-struct Loading {
-    process: Arc<Process>,
-    state: Mutex<LoadingState>,
-    changed: Condvar,
-}
-
+/// What a process has of a module where that is computed.
 #[derive(Default)]
-struct LoadingState {
-    outcome: Option<Result<Loaded, LoadFailure>>,
-    waiting: Vec<Done>,
-}
-
-#[derive(Clone, Copy)]
-struct Loaded {
-    bytes: u64,
-    took: Duration,
-}
-
-/// Why a module does not come.
-#[derive(Clone)]
-enum LoadFailure {
-    Lost(String),
-    Raised(String),
+struct Held {
+    /// All of it came, or comes, but for what left since.
+    loading: Option<Arc<Loading>>,
+    resident_bytes: u64,
 }
 
 impl OnPython {
     /// Has a module loaded once, to see how many bytes it has.
     pub(super) fn open(shared: &Arc<PythonShared>, stored: &StoredModel) -> Result<Self, ModelError> {
         let python = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
-        let (shared, model) = (Arc::clone(shared), shared.number());
-        let place = Place::of(stored, python);
-        let mut opened = Self { shared, model, place, bytes: 0, loading: Mutex::default() };
-        let Loaded { bytes, .. } = opened.begin()?.wait()?;
-        opened.evict(u64::MAX);
-        opened.bytes = bytes;
-        Ok(opened)
+        let (shared, model, place) = (Arc::clone(shared), shared.number(), Place::of(stored, python));
+        let process = shared.process().map_err(ModelError::NoWorker)?;
+        let call = shared.number();
+        let answer = process.ask(call, &Order::Open { call, model, place: &place }, Vec::new())?;
+        match received(&answer)? {
+            Ok(Answer::Opened { bytes }) => Ok(Self { shared, model, place, bytes, held: Mutex::default() }),
+            Ok(answer) => Err(unexpected(answer)),
+            Err(lost) => Err(ModelError::Lost(lost.reason)),
+        }
     }
 
     /// Begins to load the module, if it is not there.
     fn begin(&self) -> Result<Arc<Loading>, ModelError> {
-        let mut current = self.loading.lock();
-        if let Some(loading) = current.as_ref().filter(|loading| loading.is_usable()) {
+        let mut held = self.held.lock();
+        if let Some(loading) = held.loading.as_ref().filter(|loading| loading.is_usable()) {
             return Ok(Arc::clone(loading));
         }
         let process = self.shared.process().map_err(ModelError::NoWorker)?;
-        let loading = Arc::new(Loading { process, state: Mutex::default(), changed: Condvar::new() });
+        let loading = Arc::new(Loading::new(process));
         let (coming, calls) = (Arc::clone(&loading), self.shared.calls.clone());
         let answered = Box::new(move |answer| coming.finish(answer, &calls));
         let call = self.shared.number();
-        loading.process.call(
-            call,
-            &Order::Load { call, model: self.model, place: &self.place },
-            Vec::new(),
-            answered,
-        )?;
-        if current.replace(Arc::clone(&loading)).is_none() {
-            self.shared.resident.fetch_add(self.bytes, Ordering::Relaxed);
-        }
+        let order = Order::Load { call, model: self.model, place: &self.place, bytes: self.bytes };
+        loading.process.call(call, &order, Vec::new(), answered)?;
+        held.set(Some(Arc::clone(&loading)), self.bytes);
         Ok(loading)
     }
 
-    /// Waits until the module is there, as it was when it was opened.
-    fn wait(&self, loading: &Loading) -> Result<(), ModelError> {
-        let Loaded { bytes, .. } = loading.wait()?;
-        if bytes == self.bytes {
-            return Ok(());
-        }
-        let before = self.bytes;
-        Err(ModelError::Elsewhere(format!(
-            "it has {bytes} bytes of weights now, and had {before}: load the model again"
-        )))
-    }
-
     /// Runs a batch. The inner error is of a process that ended.
-    fn run(&self, loading: &Loading, inputs: &[RawTensor]) -> Result<Result<Answer, Lost>, ModelError> {
+    fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<Answer, Lost>, ModelError> {
         let (call, (inputs, payload)) = (self.shared.number(), pack(inputs));
-        let (sender, receiver) = mpsc::channel();
-        let answered = Box::new(move |answer| drop(sender.send(answer)));
-        loading.process.call(call, &Order::Run { call, model: self.model, inputs }, payload, answered)?;
-        receiver.recv().map_err(|error| ModelError::Elsewhere(error.to_string()))
+        received(&process.ask(call, &Order::Run { call, model: self.model, inputs }, payload)?)
     }
 
     fn compute_once(&self, inputs: &[RawTensor]) -> Result<Result<Timed, Lost>, ModelError> {
         let begun = Instant::now();
         let loading = self.begin()?;
-        self.wait(&loading)?;
-        let copy = begun.elapsed();
-        Ok(match self.run(&loading, inputs)? {
-            Ok(Answer::Computed { outputs, took }) => Ok(Timed { outputs, copy, wait: Duration::ZERO, compute: took }),
-            Ok(Answer::Failed(reason)) => return Err(ModelError::Elsewhere(reason)),
-            Ok(_) => return Err(ModelError::Elsewhere("Python answers what was not asked".into())),
+        if !self.shared.is_switched {
+            loading.wait()?;
+        }
+        let waited = begun.elapsed();
+        Ok(match self.run(&loading.process, inputs)? {
+            Ok(Answer::Computed { outputs, took, copy }) => {
+                let copy = copy.min(took);
+                Ok(Timed { outputs, copy: waited + copy, wait: Duration::ZERO, compute: took - copy })
+            }
+            Ok(answer) => return Err(unexpected(answer)),
             Err(lost) => Err(lost),
         })
     }
@@ -126,7 +94,11 @@ impl Weights for OnPython {
     }
 
     fn resident_bytes(&self) -> u64 {
-        if self.loading.lock().is_some() { self.bytes } else { 0 }
+        let held = self.held.lock();
+        match &held.loading {
+            Some(loading) if !loading.process.has_ended() => held.resident_bytes,
+            _ => 0,
+        }
     }
 
     fn load(&self, _: Duration) -> Result<(), ModelError> {
@@ -134,7 +106,7 @@ impl Weights for OnPython {
     }
 
     fn when_loaded(&self, done: Done) {
-        let loading = self.loading.lock().clone();
+        let loading = self.held.lock().loading.clone();
         match loading {
             Some(loading) => loading.when_over(done),
             None => done(None),
@@ -142,24 +114,28 @@ impl Weights for OnPython {
     }
 
     fn loaded(&self) -> Result<(), ModelError> {
-        let loading = self.loading.lock().clone();
-        loading.map_or(Ok(()), |loading| self.wait(&loading))
+        let loading = self.held.lock().loading.clone();
+        loading.map_or(Ok(()), |loading| loading.wait().map(drop))
     }
 
-    /// Frees all of them.
-    fn evict(&self, _: u64) {
-        let Some(loading) = self.loading.lock().take() else { return };
-        let (sender, receiver) = mpsc::channel();
-        let answered = Box::new(move |_| {
-            // The receiver waits below.
-            let _ = sender.send(());
-        });
+    /// Frees all of them on the CPU.
+    fn evict(&self, bytes: u64) {
+        let held = self.held.lock();
+        let Some(loading) = held.loading.clone() else { return };
+        loading.cut();
         let call = self.shared.number();
-        if loading.process.call(call, &Order::Evict { call, model: self.model }, Vec::new(), answered).is_ok() {
-            // Others may have the memory then.
-            let _ = receiver.recv();
+        // Sent before another thread can have it brought again.
+        let answer = loading.process.ask(call, &Order::Evict { call, model: self.model, bytes }, Vec::new());
+        drop(held);
+        // Others may have the memory then. A process that is gone has none.
+        let resident_bytes = match answer.ok().and_then(|answer| answer.recv().ok()) {
+            Some(Ok(Answer::Freed { resident_bytes })) => resident_bytes,
+            _ => 0,
+        };
+        let mut held = self.held.lock();
+        if held.loading.as_ref().is_some_and(|current| Arc::ptr_eq(current, &loading)) {
+            held.set((resident_bytes > 0).then_some(loading), resident_bytes);
         }
-        self.shared.resident.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 
     fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
@@ -175,53 +151,39 @@ impl Weights for OnPython {
 
 impl Drop for OnPython {
     fn drop(&mut self) {
-        self.evict(u64::MAX);
+        let call = self.shared.number();
+        let order = Order::Close { call, model: self.model };
+        let asked = self.shared.current().map(|process| process.ask(call, &order, Vec::new()));
+        if let Some(Ok(answer)) = asked {
+            // Others may have the memory then.
+            let _ = answer.recv();
+        }
+        self.held.get_mut().set(None, 0);
     }
 }
 
-impl Loading {
-    /// Whether it is worth to wait for.
-    fn is_usable(&self) -> bool {
-        !self.process.has_ended() && !matches!(self.state.lock().outcome, Some(Err(_)))
-    }
-
-    fn finish(&self, answer: Result<Answer, Lost>, calls: &Callbacks) {
-        let outcome = match answer {
-            Ok(Answer::Loaded { bytes, took }) => Ok(Loaded { bytes, took }),
-            Ok(Answer::Failed(reason)) => Err(LoadFailure::Raised(reason)),
-            Ok(_) => Err(LoadFailure::Raised("Python answers what was not asked".into())),
-            Err(lost) => Err(LoadFailure::Lost(lost.reason)),
-        };
-        let took = outcome.as_ref().ok().map(|loaded| loaded.took);
-        let mut state = self.state.lock();
-        state.outcome = Some(outcome);
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        self.changed.notify_all();
-        for done in waiting {
-            calls.call(move || done(took));
+impl Held {
+    /// Counts bytes where they are.
+    fn set(&mut self, loading: Option<Arc<Loading>>, resident_bytes: u64) {
+        if let Some(before) = &self.loading {
+            before.process.count_resident(self.resident_bytes, 0);
         }
-    }
-
-    fn when_over(&self, done: Done) {
-        let mut state = self.state.lock();
-        let took = match &state.outcome {
-            None => return state.waiting.push(done),
-            Some(outcome) => outcome.as_ref().ok().map(|loaded| loaded.took),
-        };
-        drop(state);
-        done(took);
-    }
-
-    fn wait(&self) -> Result<Loaded, ModelError> {
-        let mut state = self.state.lock();
-        loop {
-            match &state.outcome {
-                Some(Ok(loaded)) => return Ok(*loaded),
-                Some(Err(LoadFailure::Lost(reason))) => return Err(ModelError::Lost(reason.clone())),
-                Some(Err(LoadFailure::Raised(reason))) => return Err(ModelError::Elsewhere(reason.clone())),
-                None => self.changed.wait(&mut state),
-            }
+        if let Some(now) = &loading {
+            now.process.count_resident(0, resident_bytes);
         }
+        *self = Self { loading, resident_bytes };
+    }
+}
+
+/// An answer, which comes or is lost.
+fn received(answer: &Receiver<Result<Answer, Lost>>) -> Result<Result<Answer, Lost>, ModelError> {
+    answer.recv().map_err(|error| ModelError::Elsewhere(error.to_string()))
+}
+
+/// Why an answer is none to what was asked.
+pub(super) fn unexpected(answer: Answer) -> ModelError {
+    match answer {
+        Answer::Failed(reason) => ModelError::Elsewhere(reason),
+        _ => ModelError::Elsewhere("Python answers what was not asked".into()),
     }
 }

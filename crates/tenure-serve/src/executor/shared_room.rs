@@ -1,0 +1,275 @@
+//! A device's memory that two switchers take weights to, each in a process of its own.
+//!
+//! A switcher keeps chunks that no model has, for the next one. So before either brings a model, the other gives back what it
+//! keeps, if something of it has left since it last did. Both together never take more than there is, however decisions of the
+//! scheduler's and their effects cross.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tenure_switch::SwitchError;
+
+use super::ModelError;
+use super::backend::{Done, Timed, Weights};
+use super::tensors::RawTensor;
+
+/// Whose weights are in the room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Native,
+    Python,
+}
+
+/// Memory of a device, in chunks.
+pub(crate) struct SharedRoom {
+    capacity_bytes: u64,
+    chunk_bytes: u64,
+    /// Held while weights begin to come.
+    bringing: Mutex<()>,
+    state: Mutex<RoomState>,
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct RoomState {
+    /// By all models, in whole chunks.
+    taken_bytes: u64,
+    /// Who may keep chunks that no model has.
+    keepers: Vec<Owner>,
+}
+
+/// Weights of a model in the room.
+pub(super) struct InRoom {
+    room: Arc<SharedRoom>,
+    /// Of the model.
+    name: String,
+    owner: Owner,
+    weights: Box<dyn Weights>,
+    /// Has the other owner give back what it keeps.
+    trim_other: Box<dyn Fn() + Send + Sync>,
+    /// Locked before the room's state.
+    taken_bytes: Mutex<u64>,
+}
+
+impl SharedRoom {
+    pub(crate) fn new(capacity_bytes: u64, chunk_bytes: u64) -> Self {
+        let (bringing, state, freed) = (Mutex::default(), Mutex::default(), Condvar::new());
+        Self { capacity_bytes, chunk_bytes, bringing, state, freed }
+    }
+
+    /// Waits for so many bytes, at most so long, and takes them. Returns whether an owner other than theirs may keep chunks.
+    fn take(&self, bytes: u64, by: &InRoom, patience: Duration) -> Result<bool, SwitchError> {
+        let mut state = self.state.lock();
+        let end = Instant::now() + patience;
+        while bytes > self.capacity_bytes.saturating_sub(state.taken_bytes) {
+            if self.freed.wait_until(&mut state, end).timed_out() {
+                let (free, budget) = (self.capacity_bytes.saturating_sub(state.taken_bytes), self.capacity_bytes);
+                return Err(SwitchError::NoDeviceRoom { model: by.name.clone(), needed: bytes, free, budget });
+            }
+        }
+        state.taken_bytes += bytes;
+        let keepers = state.keepers.len();
+        state.keepers.retain(|keeper| *keeper == by.owner);
+        Ok(state.keepers.len() < keepers)
+    }
+
+    fn give_back(&self, bytes: u64, by: Owner) {
+        let mut state = self.state.lock();
+        state.taken_bytes -= bytes;
+        if !state.keepers.contains(&by) {
+            state.keepers.push(by);
+        }
+        drop(state);
+        self.freed.notify_all();
+    }
+}
+
+impl InRoom {
+    pub(super) fn new(
+        room: &Arc<SharedRoom>,
+        name: String,
+        owner: Owner,
+        weights: Box<dyn Weights>,
+        trim_other: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        let (room, trim_other, taken_bytes) = (Arc::clone(room), Box::new(trim_other), Mutex::default());
+        Self { room, name, owner, weights, trim_other, taken_bytes }
+    }
+
+    /// Gives back all but so many bytes.
+    fn keep(&self, taken_bytes: &mut u64, bytes: u64) {
+        if bytes < *taken_bytes {
+            self.room.give_back(*taken_bytes - bytes, self.owner);
+            *taken_bytes = bytes;
+        }
+    }
+}
+
+impl Weights for InRoom {
+    fn bytes(&self) -> u64 {
+        self.weights.bytes()
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.weights.resident_bytes()
+    }
+
+    fn load(&self, patience: Duration) -> Result<(), ModelError> {
+        let _bringing = self.room.bringing.lock();
+        let mut taken_bytes = self.taken_bytes.lock();
+        let all = self.weights.bytes().next_multiple_of(self.room.chunk_bytes);
+        if self.room.take(all - *taken_bytes, self, patience)? {
+            (self.trim_other)();
+        }
+        *taken_bytes = all;
+        self.weights.load(patience).inspect_err(|_| self.keep(&mut taken_bytes, self.weights.resident_bytes()))
+    }
+
+    fn when_loaded(&self, done: Done) {
+        self.weights.when_loaded(done);
+    }
+
+    fn loaded(&self) -> Result<(), ModelError> {
+        self.weights.loaded()
+    }
+
+    fn evict(&self, bytes: u64) {
+        let mut taken_bytes = self.taken_bytes.lock();
+        self.weights.evict(bytes);
+        self.keep(&mut taken_bytes, self.weights.resident_bytes());
+    }
+
+    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+        self.weights.compute(inputs)
+    }
+}
+
+impl Drop for InRoom {
+    fn drop(&mut self) {
+        self.evict(u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    const CHUNK: u64 = 16;
+
+    /// Weights of some bytes, which come and leave at once in whole chunks.
+    struct Fake {
+        bytes: u64,
+        resident: AtomicU64,
+        comes: bool,
+    }
+
+    impl Weights for Fake {
+        fn bytes(&self) -> u64 {
+            self.bytes
+        }
+
+        fn resident_bytes(&self) -> u64 {
+            self.resident.load(Ordering::Relaxed)
+        }
+
+        fn load(&self, _: Duration) -> Result<(), ModelError> {
+            if !self.comes {
+                return Err(ModelError::NoWeights);
+            }
+            self.resident.store(self.bytes.next_multiple_of(CHUNK), Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn when_loaded(&self, done: Done) {
+            done(None);
+        }
+
+        fn loaded(&self) -> Result<(), ModelError> {
+            Ok(())
+        }
+
+        fn evict(&self, bytes: u64) {
+            let left = self.resident_bytes().saturating_sub(bytes);
+            self.resident.store(left, Ordering::Relaxed);
+        }
+
+        fn compute(&self, _: &[RawTensor]) -> Result<Timed, ModelError> {
+            Err(ModelError::NoWeights)
+        }
+    }
+
+    /// Weights, and how often the other owner gave back what it kept.
+    fn weights(room: &Arc<SharedRoom>, owner: Owner, bytes: u64, comes: bool) -> (InRoom, Arc<AtomicU64>) {
+        let trims: Arc<AtomicU64> = Arc::default();
+        let trimmed = Arc::clone(&trims);
+        let fake = Box::new(Fake { bytes, resident: AtomicU64::default(), comes });
+        let trim = move || {
+            trimmed.fetch_add(1, Ordering::Relaxed);
+        };
+        (InRoom::new(room, "m".into(), owner, fake, trim), trims)
+    }
+
+    fn free(room: &SharedRoom) -> u64 {
+        room.capacity_bytes - room.state.lock().taken_bytes
+    }
+
+    #[test]
+    fn both_take_whole_chunks_and_never_more_than_there_are() {
+        let room = Arc::new(SharedRoom::new(4 * CHUNK, CHUNK));
+        let (ours, _) = weights(&room, Owner::Native, 2 * CHUNK - 3, true);
+        let (theirs, _) = weights(&room, Owner::Python, 2 * CHUNK + 1, true);
+        ours.load(Duration::ZERO).unwrap();
+        ours.load(Duration::ZERO).unwrap();
+        assert_eq!(free(&room), 2 * CHUNK);
+        let refused = theirs.load(Duration::ZERO).unwrap_err();
+        assert!(matches!(refused, ModelError::Switch(SwitchError::NoDeviceRoom { needed: 48, free: 32, .. })));
+        ours.evict(CHUNK);
+        theirs.load(Duration::ZERO).unwrap();
+        assert_eq!(free(&room), 0);
+        drop(theirs);
+        drop(ours);
+        assert_eq!(free(&room), 4 * CHUNK);
+    }
+
+    #[test]
+    fn what_an_owner_keeps_is_given_back_once_before_the_other_brings_more() {
+        let room = Arc::new(SharedRoom::new(4 * CHUNK, CHUNK));
+        let (ours, python_trims) = weights(&room, Owner::Native, CHUNK, true);
+        let (theirs, native_trims) = weights(&room, Owner::Python, CHUNK, true);
+        let trims = || [&native_trims, &python_trims].map(|trims| trims.load(Ordering::Relaxed));
+        for _ in 0..3 {
+            theirs.load(Duration::ZERO).unwrap();
+            theirs.evict(u64::MAX);
+        }
+        assert_eq!(trims(), [0, 0], "chunks of its own are used again");
+        ours.load(Duration::ZERO).unwrap();
+        ours.evict(u64::MAX);
+        ours.load(Duration::ZERO).unwrap();
+        assert_eq!(trims(), [0, 1]);
+        theirs.load(Duration::ZERO).unwrap();
+        assert_eq!(trims(), [1, 1]);
+    }
+
+    #[test]
+    fn room_is_waited_for_and_weights_that_do_not_come_take_none() {
+        let room = Arc::new(SharedRoom::new(2 * CHUNK, CHUNK));
+        let (broken, _) = weights(&room, Owner::Python, CHUNK, false);
+        broken.load(Duration::ZERO).unwrap_err();
+        assert_eq!(free(&room), 2 * CHUNK);
+        let (first, _) = weights(&room, Owner::Native, 2 * CHUNK, true);
+        let (second, _) = weights(&room, Owner::Python, CHUNK, true);
+        first.load(Duration::ZERO).unwrap();
+        let (sender, loaded) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| sender.send(second.load(Duration::MAX / 4)).unwrap());
+            first.evict(CHUNK);
+            loaded.recv().unwrap().unwrap();
+        });
+        assert_eq!(free(&room), 0);
+    }
+}
