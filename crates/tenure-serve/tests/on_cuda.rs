@@ -6,10 +6,14 @@ mod served;
 
 use std::{fs, thread};
 
+use serde_json::json;
 use served::cuda::{CHUNK, MODELS, all_alone, alone, ask, expect_peace, input, models, options};
-use served::{Served, request, until};
+use served::{Served, base64, request, until};
 use tempfile::TempDir;
+use tenure_core::StreamId;
 use tenure_device::memory::DeviceMemory;
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::{Driver as _, Executor};
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::Service as _;
 use tenure_serve::serving::{Serving, ServingOptions};
@@ -77,6 +81,37 @@ fn a_model_that_is_larger_than_the_device_and_one_that_was_cut_are_told() {
     assert!(reason("next-byte").contains("room") || reason("next-byte").contains("bytes"), "{}", reason("next-byte"));
     assert!(reason("digits-2").contains("safetensors"), "{}", reason("digits-2"));
     assert_eq!(served.infer(&request("next-byte", vec![input("next-byte")])).unwrap_err().0, 503);
+    expect_peace(memory);
+}
+
+/// A client of a server on a real device needs a process of its own, as in `bench/gpu/cuda_shared_memory.py`.
+#[test]
+fn a_model_reads_and_writes_memory_of_a_client_on_its_device() {
+    let (_alone, memory) = alone();
+    let Executor::Sim(_) = memory.driver().executor() else { return };
+    let served = serve(models(), 8 * CHUNK);
+    let (image, expected) = (input("digits"), ask(&served, "digits"));
+    let client = SimDriver::new(SimConfig::default());
+    let size = (image.bytes().len() + expected.len()) as u64;
+    let address = client.malloc(size).unwrap();
+    client.copy_to_device(address, image.bytes(), StreamId::NULL).unwrap();
+    let handle = base64(&client.export_memory(address).unwrap().0);
+    let body = json!({"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": size}).to_string();
+    let registered = served.ask("POST", "/v2/cudasharedmemory/region/r/register", "", body.as_bytes());
+    assert_eq!(registered.0, 200, "{registered:?}");
+    assert!(served.get("/v2").1.contains("cuda_shared_memory"));
+    let place = |offset: usize, bytes: usize| json!({"shared_memory_region": "r", "shared_memory_offset": offset, "shared_memory_byte_size": bytes});
+    let (from, to) = (place(0, image.bytes().len()), place(image.bytes().len(), expected.len()));
+    let body = json!({
+        "inputs": [{"name": "image", "shape": [1, 1, 28, 28], "datatype": "FP32", "parameters": from}],
+        "outputs": [{"name": "scores", "parameters": to}],
+    });
+    let answer = served.ask("POST", "/v2/models/digits/infer", "", body.to_string().as_bytes());
+    assert_eq!(answer.0, 200, "{:?}", String::from_utf8(answer.2));
+    let mut found = vec![0; expected.len()];
+    client.copy_from_device(&mut found, address + image.bytes().len() as u64, StreamId::NULL).unwrap();
+    assert!(found == expected);
+    drop(served);
     expect_peace(memory);
 }
 

@@ -152,7 +152,7 @@ impl<'a> Call<'a> {
             }
             "ServerMetadata" => {
                 let ServerMetadataRequest {} = self.message().await?;
-                frame(&ServerMetadataResponse::from(ServerMetadata::GRPC))
+                frame(&ServerMetadataResponse::from(ServerMetadata::grpc(self.shared.has_cuda())))
             }
             "ModelReady" => self.model_ready().await,
             "ModelMetadata" => {

@@ -12,7 +12,7 @@ use crate::protocol::{
 
 impl From<ServerMetadata> for ServerMetadataResponse {
     fn from(ServerMetadata { name, version, extensions }: ServerMetadata) -> Self {
-        let extensions = extensions.iter().map(|extension| String::from(*extension)).collect();
+        let extensions = extensions.into_iter().map(String::from).collect();
         Self { name: name.into(), version: version.into(), extensions }
     }
 }

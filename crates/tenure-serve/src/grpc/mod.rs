@@ -14,7 +14,7 @@
 //! | `RepositoryIndex` | lists models |
 //! | `RepositoryModelLoad`, `RepositoryModelUnload` | loads and unloads a model |
 //! | `SystemSharedMemoryRegister`, `-Unregister`, `-Status` | regions of shared memory, the same as over HTTP |
-//! | `CudaSharedMemoryUnregister`, `-Status` | as if there were regions of a device's memory, none of which can be registered |
+//! | `CudaSharedMemoryRegister`, `-Unregister`, `-Status` | regions of CUDA devices' memory, the same as over HTTP |
 //!
 //! Others are not implemented. Tensors come as `raw_input_contents` or as `contents`, and answers as the request's tensors
 //! came; half precision has no `contents`. Those in shared memory are in neither: `raw_output_contents` has an empty one for each

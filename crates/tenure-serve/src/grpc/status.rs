@@ -32,7 +32,10 @@ fn code(error: &ServeError) -> Code {
         ServeError::Invalid(_) | ServeError::Malformed(_) => Code::InvalidArgument,
         ServeError::SharedMemory(error) => shared_memory(error),
         ServeError::UnknownModel { .. } => Code::NotFound,
-        ServeError::UnknownRoute(_) | ServeError::Method(_) | ServeError::ContentEncoding(_) => Code::Unimplemented,
+        ServeError::UnknownRoute(_)
+        | ServeError::NoExtension(_)
+        | ServeError::Method(_)
+        | ServeError::ContentEncoding(_) => Code::Unimplemented,
         ServeError::Token => Code::Unauthenticated,
         ServeError::OtherSite => Code::PermissionDenied,
         ServeError::Slow(_) | ServeError::DeadlinePassed(_) => Code::DeadlineExceeded,

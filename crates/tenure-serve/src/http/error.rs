@@ -36,6 +36,9 @@ pub enum ServeError {
     /// No such route.
     #[error("nothing is served at {0}")]
     UnknownRoute(String),
+    /// An extension of the protocol that is not served.
+    #[error("the extension {0} is not served: GET v2 lists those that are")]
+    NoExtension(&'static str),
     /// A route that is asked in another way.
     #[error("{0} is not served here: see the header Allow")]
     Method(String),
@@ -100,7 +103,7 @@ impl ServeError {
         match self {
             Self::Invalid(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::SharedMemory(error) => error.status(),
-            Self::UnknownModel { .. } | Self::UnknownRoute(_) => StatusCode::NOT_FOUND,
+            Self::UnknownModel { .. } | Self::UnknownRoute(_) | Self::NoExtension(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token => StatusCode::UNAUTHORIZED,
             Self::OtherSite => StatusCode::FORBIDDEN,

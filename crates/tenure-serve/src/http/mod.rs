@@ -20,12 +20,14 @@
 //! | `POST /v2/systemsharedmemory/region/R/register` | gives a part of an object in `/dev/shm` a name, by which tensors may be in it |
 //! | `POST /v2/systemsharedmemory[/region/R]/unregister` | forgets a region, or all |
 //! | `GET /v2/systemsharedmemory[/region/R]/status` | a region, or all |
-//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | as if there were regions of a device's memory, none of which can be registered |
+//! | `POST /v2/cudasharedmemory/region/R/register` | gives memory of a client's CUDA device a name, where the server computes on that device |
+//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | the same for these regions |
 //! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's: vectors of texts, and which models there are |
 //!
 //! After `M` there may be `/versions/V` in what asks for a model. Shared memory is for clients on the server's host, or with a token;
 //! whoever may use it reads and writes those objects that the server's user may.
 
+mod base64;
 pub(crate) mod body;
 pub(crate) mod connections;
 mod error;

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::body::{aside, receive};
 use super::routes::{Sharing, json};
 use super::shared::{Ending, Shared};
-use super::{ServeError, Texts};
+use super::{ServeError, Texts, base64};
 use crate::metrics::Outcome;
 use crate::protocol::{
     Datatype, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
@@ -163,7 +163,7 @@ impl Format {
             Self::Float => Vector::Float(vector),
             Self::Base64 => {
                 let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
-                Vector::Base64(base64(&bytes))
+                Vector::Base64(base64::encode(&bytes))
             }
         }
     }
@@ -421,31 +421,9 @@ fn split(response: &InferResponse, output: &str, rows: usize) -> Result<Vec<Vec<
     Ok(output.bytes().chunks(output.bytes().len() / rows).map(row).collect())
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits = |chunk: &[u8]| {
-        let (length, bytes) = (chunk.len(), [0, 1, 2].map(|place| chunk.get(place).copied().unwrap_or(0)));
-        let word = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]);
-        [0, 1, 2, 3].map(|place| match place > length {
-            true => '=',
-            false => char::from(DIGITS[(word >> (18 - 6 * place) & 63) as usize]),
-        })
-    };
-    bytes.chunks(3).flat_map(digits).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_written_in_base64() {
-        let expected = ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"];
-        for (length, expected) in expected.into_iter().enumerate() {
-            assert_eq!(base64(&b"foobar"[..length]), expected);
-        }
-        assert_eq!(base64(&[0xff, 0xfe, 0x3e]), "//4+");
-    }
 
     #[test]
     fn a_shortened_vector_has_length_one_again() {

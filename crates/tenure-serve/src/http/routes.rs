@@ -15,7 +15,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -33,14 +33,17 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/v2/repository/index", post(index))
         .route("/v2/repository/models/{model}/load", post(load))
         .route("/v2/repository/models/{model}/unload", post(unload))
-        .nest("/v2/systemsharedmemory", shared_memory::router())
-        .nest("/v2/cudasharedmemory", shared_memory::no_cuda());
+        .nest("/v2/systemsharedmemory", shared_memory::system())
+        .nest("/v2/cudasharedmemory", shared_memory::cuda())
+        .route("/v2/logging", any(async || ServeError::NoExtension("logging")))
+        .route("/v2/trace/setting", any(no_trace));
     for model in ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"] {
         router = router
             .route(model, get(metadata))
             .route(&format!("{model}/ready"), get(model_ready))
             .route(&format!("{model}/config"), get(model_config))
             .route(&format!("{model}/stats"), get(statistics))
+            .route(&format!("{model}/trace/setting"), any(no_trace))
             .route(&format!("{model}/infer"), post(infer::infer));
     }
     router = router.merge(openai::routes());
@@ -148,8 +151,12 @@ async fn unload(
     Ok(json(&serde_json::Map::new()))
 }
 
-async fn metadata_of_server() -> Response {
-    json(&ServerMetadata::HTTP)
+async fn metadata_of_server(State(shared): Sharing) -> Response {
+    json(&ServerMetadata::http(shared.has_cuda()))
+}
+
+async fn no_trace() -> ServeError {
+    ServeError::NoExtension("trace")
 }
 
 async fn metadata(State(shared): Sharing, path: ModelPath) -> Result<Response, ServeError> {

@@ -3,6 +3,8 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
+use tenure_tensor::Device;
+
 use super::{ServeError, Snapshot};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
@@ -45,6 +47,12 @@ pub trait Service: Send + Sync + 'static {
 
     /// Whether requests for inference may come.
     fn is_ready(&self) -> bool;
+
+    /// The devices that compute: the CPU, unless a service says otherwise. Clients may leave tensors in the memory of CUDA devices, which
+    /// are those of [`tenure_tensor`].
+    fn devices(&self) -> &[Device] {
+        &[Device::CPU]
+    }
 
     /// All models, in the order in which they are to be shown.
     fn index(&self) -> Vec<IndexEntry>;

@@ -8,13 +8,13 @@ use subtle::{Choice, ConstantTimeEq};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use super::body::Share;
+use super::body::{Share, aside};
 use super::feed::Feed;
 use super::{Config, Limits, ServeError, Service};
 use crate::metrics::{Metrics, Outcome};
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelStatistics};
 use crate::request_log;
-use crate::shared_memory::{Peer, Regions, SharedMemoryError};
+use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions, SharedMemoryError};
 
 /// State that all requests need.
 pub(crate) struct Shared {
@@ -43,6 +43,18 @@ impl Shared {
         let is_here = peer.is_some_and(|peer| peer.is_here());
         // Where there are tokens, no request comes as far as this without one.
         if is_here || !self.config.tokens.is_empty() { Ok(()) } else { Err(SharedMemoryError::Elsewhere) }
+    }
+
+    /// Whether models are computed on a CUDA device.
+    pub(crate) fn has_cuda(&self) -> bool {
+        self.service.devices().iter().any(|device| !device.is_cpu())
+    }
+
+    /// Opens memory of a client's CUDA device and keeps it as a region. The driver is waited for aside.
+    pub(crate) async fn register_cuda(&self, name: String, registration: CudaRegistration) -> Result<(), ServeError> {
+        let served = self.service.devices().to_vec();
+        let region = aside(usize::MAX, move || Ok(CudaRegion::open(name, registration, &served)?)).await?;
+        Ok(self.regions.register(Region::Cuda(region))?)
     }
 
     /// Counts of the requests of a model, or of all models.

@@ -7,37 +7,41 @@ use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
-use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-use super::ServeError;
 use super::body::receive;
 use super::routes::{Sharing, json};
 use super::shared::Shared;
-use crate::shared_memory::{Registration, SharedMemoryError};
-
-/// The routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` ask them whether or not they register a region: there is
-/// none, and none can be registered.
-pub(super) fn no_cuda() -> Router<Arc<Shared>> {
-    let refuse = async || ServeError::from(SharedMemoryError::Cuda);
-    Router::new()
-        .route("/status", get(async || json(&[(); 0])))
-        .route("/unregister", post(async || ()))
-        .route(
-            "/region/{region}/status",
-            get(async |name: RegionName| ServeError::from(SharedMemoryError::Unknown(name.0))),
-        )
-        .route("/region/{region}/register", post(refuse))
-        .route("/region/{region}/unregister", post(async || ()))
-}
+use super::{ServeError, base64};
+use crate::shared_memory::{CudaRegistration, Kind, Region, SharedMemoryError, SystemRegion, SystemRegistration};
 
 /// The routes below `/v2/systemsharedmemory`.
-pub(super) fn router() -> Router<Arc<Shared>> {
+pub(super) fn system() -> Router<Arc<Shared>> {
+    router(Region::system, post(register_system))
+}
+
+/// The routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` ask them on every server.
+pub(super) fn cuda() -> Router<Arc<Shared>> {
+    router(Region::cuda, post(register_cuda))
+}
+
+fn router<T: Clone + Serialize + 'static>(kind: Kind<T>, register: MethodRouter<Arc<Shared>>) -> Router<Arc<Shared>> {
+    let all = move |State(shared): Sharing, _: Neighbour| async move { json(&shared.regions.all(kind)) };
+    let status = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
+        Ok::<_, ServeError>(json(&[shared.regions.status(kind, &name.0)?]))
+    };
+    // As with Triton, nothing is wrong with a region that is not there: clients begin with this.
+    let unregister = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
+        shared.regions.unregister(kind, &name.0).await
+    };
+    let unregister_all = move |State(shared): Sharing, _: Neighbour| async move { shared.regions.clear(kind).await };
     Router::new()
         .route("/status", get(all))
         .route("/unregister", post(unregister_all))
         .route("/region/{region}/status", get(status))
-        .route("/region/{region}/register", post(register))
+        .route("/region/{region}/register", register)
         .route("/region/{region}/unregister", post(unregister))
 }
 
@@ -65,32 +69,44 @@ impl FromRequestParts<Arc<Shared>> for RegionName {
     }
 }
 
-async fn all(State(shared): Sharing, _: Neighbour) -> Response {
-    json(&shared.regions.all())
-}
-
-async fn status(State(shared): Sharing, _: Neighbour, name: RegionName) -> Result<Response, ServeError> {
-    Ok(json(&[shared.regions.status(&name.0)?]))
-}
-
-async fn register(
+async fn register_system(
     State(shared): Sharing,
     _: Neighbour,
     name: RegionName,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(), ServeError> {
-    let body = receive(&headers, body, shared.limits(), &mut shared.share()).await?;
-    let registration: Registration = serde_json::from_slice(&body)
-        .map_err(|error| ServeError::Malformed(format!("the body is no region of shared memory: {error}")))?;
-    Ok(shared.regions.register(name.0, registration)?)
+    let registration: SystemRegistration = registration(&shared, &headers, body).await?;
+    Ok(shared.regions.register(Region::System(SystemRegion::open(name.0, registration)?))?)
 }
 
-/// As with Triton, nothing is wrong with a region that is not there: clients begin with this.
-async fn unregister(State(shared): Sharing, _: Neighbour, name: RegionName) {
-    shared.regions.unregister(&name.0);
+/// The form of [`CudaRegistration`] in JSON.
+#[derive(Deserialize)]
+struct CudaBody {
+    raw_handle: RawHandle,
+    device_id: i64,
+    byte_size: u64,
 }
 
-async fn unregister_all(State(shared): Sharing, _: Neighbour) {
-    shared.regions.clear();
+#[derive(Deserialize)]
+struct RawHandle {
+    b64: String,
+}
+
+async fn register_cuda(
+    State(shared): Sharing,
+    _: Neighbour,
+    name: RegionName,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(), ServeError> {
+    let CudaBody { raw_handle, device_id, byte_size } = registration(&shared, &headers, body).await?;
+    let raw_handle = base64::decode(&raw_handle.b64).ok_or(SharedMemoryError::Handle)?;
+    shared.register_cuda(name.0, CudaRegistration { raw_handle, device_id, byte_size }).await
+}
+
+async fn registration<T: DeserializeOwned>(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<T, ServeError> {
+    let body = receive(headers, body, shared.limits(), &mut shared.share()).await?;
+    serde_json::from_slice(&body)
+        .map_err(|error| ServeError::Malformed(format!("the body is no region of shared memory: {error}")))
 }

@@ -13,28 +13,23 @@ pub struct ServerMetadata {
     /// Its version.
     pub version: &'static str,
     /// The protocol's extensions that it has.
-    pub extensions: &'static [&'static str],
+    pub extensions: Vec<&'static str>,
 }
 
 impl ServerMetadata {
-    /// Tenure's over HTTP.
-    pub const HTTP: Self = Self {
-        name: "tenure",
-        version: env!("CARGO_PKG_VERSION"),
-        extensions: &[
-            "binary_tensor_data",
-            "model_repository",
-            "model_configuration",
-            "statistics",
-            "system_shared_memory",
-        ],
-    };
+    /// Tenure's over HTTP, of a server that computes on a CUDA device or does not.
+    pub(crate) fn http(has_cuda: bool) -> Self {
+        let mut metadata = Self::grpc(has_cuda);
+        metadata.extensions.insert(0, "binary_tensor_data");
+        metadata
+    }
 
     /// Tenure's over gRPC, where tensors as bytes are no extension.
-    pub const GRPC: Self = Self {
-        extensions: &["model_repository", "model_configuration", "statistics", "system_shared_memory"],
-        ..Self::HTTP
-    };
+    pub(crate) fn grpc(has_cuda: bool) -> Self {
+        let mut extensions = vec!["model_repository", "model_configuration", "statistics", "system_shared_memory"];
+        extensions.extend(has_cuda.then_some("cuda_shared_memory"));
+        Self { name: "tenure", version: env!("CARGO_PKG_VERSION"), extensions }
+    }
 }
 
 /// What a model takes and answers.

@@ -178,6 +178,7 @@ pub enum ServingError {
 /// is memory for are there; the others are on the disk, or in the host's memory, and come when they are asked for.
 pub struct Serving {
     core: Arc<Core>,
+    devices: Vec<Device>,
     threads: Vec<JoinHandle<()>>,
     background: Option<Arc<Programs>>,
 }
@@ -198,7 +199,7 @@ impl Serving {
             copy_bytes_per_second,
             ..SchedulerConfig::default()
         });
-        let ServingOptions { models, memory_bytes, max_queued, rescan, background, .. } = options;
+        let ServingOptions { models, devices: served, memory_bytes, max_queued, rescan, background, .. } = options;
         let device = |backend| ServingDevice::new(scheduler.add_device(memory_bytes), backend);
         let (devices, jobs): (Vec<_>, Vec<_>) = backends.into_iter().map(device).unzip();
         let core = Arc::new(Core {
@@ -216,7 +217,7 @@ impl Serving {
             woken: Condvar::new(),
         });
         core.rescan()?;
-        let mut serving = Self { core, threads: Vec::new(), background: None };
+        let mut serving = Self { core, devices: served, threads: Vec::new(), background: None };
         let ids: Vec<_> = serving.core.devices.iter().map(|device| device.id).collect();
         for (id, jobs) in ids.into_iter().zip(jobs) {
             serving.spawn("compute", move |core| core.execute(id, &jobs))?;
@@ -291,6 +292,10 @@ impl Service for Serving {
 
     fn is_ready(&self) -> bool {
         !self.core.state.lock().is_ending
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
     }
 
     fn index(&self) -> Vec<IndexEntry> {

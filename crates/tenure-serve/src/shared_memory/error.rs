@@ -3,6 +3,7 @@
 use std::io;
 
 use axum::http::StatusCode;
+use tenure_tensor::{Device, TensorError};
 
 use super::regions::REGIONS;
 
@@ -13,11 +14,37 @@ pub enum SharedMemoryError {
     /// Whoever is on another host shares no memory with the server.
     #[error("shared memory is for clients on the server's host, or with a token: send tensors as binary data")]
     Elsewhere,
-    /// Memory of a client's CUDA device.
+    /// Memory of a client's CUDA device, on a server that computes on the CPU.
     #[error(
-        "memory of CUDA devices cannot be registered here: register system shared memory, or send tensors as binary data"
+        "memory of CUDA devices cannot be registered here, where the CPU computes: register system shared memory, or send tensors as \
+         binary data"
     )]
     Cuda,
+    /// Memory of a CUDA device that the server does not compute on.
+    #[error(
+        "memory of CUDA device {device_id} cannot be registered: the server computes on {}, by its own numbers",
+        .served.iter().map(Device::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    OtherDevice {
+        /// The device's number.
+        device_id: i64,
+        /// The server's devices.
+        served: Vec<Device>,
+    },
+    /// Bytes that are no handle.
+    #[error("raw_handle must be the 64 bytes of a cudaIpcMemHandle_t, over HTTP as {{\"b64\": BASE64}}")]
+    Handle,
+    /// A handle that the driver does not open.
+    #[error(
+        "the handle names no memory that can be opened ({source}): make it by cudaIpcGetMemHandle, of memory of cudaMalloc on {device}, \
+         in another process of the server's host that still holds the memory"
+    )]
+    NotOpened {
+        /// The device.
+        device: Device,
+        /// The driver's words.
+        source: Box<TensorError>,
+    },
     /// Not the name of an object.
     #[error("{0:?} is no key of shared memory: it is 1 to 255 bytes without '/', but for one at its start")]
     Key(String),
@@ -35,7 +62,7 @@ pub enum SharedMemoryError {
     /// An object that is shorter than its region.
     #[error("shared memory {key:?} has {found} bytes, and the region would end at {end}")]
     Short {
-        /// The object's name.
+        /// The object's name; the region's, where it is an allocation of a device.
         key: String,
         /// Where the region, or what is used of it, ends.
         end: u64,
@@ -60,7 +87,9 @@ pub enum SharedMemoryError {
     #[error("there are {REGIONS} regions, which is the most: unregister one")]
     Full,
     /// No region of the name.
-    #[error("there is no region {0:?} of shared memory: GET v2/systemsharedmemory/status lists regions")]
+    #[error(
+        "there is no region {0:?} of shared memory: GET v2/systemsharedmemory/status and v2/cudasharedmemory/status list regions"
+    )]
     Unknown(String),
     /// A part that is not in its region.
     #[error("region {region:?} has {region_bytes} bytes, and has no {byte_size} from {offset} on")]

@@ -4,13 +4,13 @@ use std::mem;
 
 use super::SharedMemoryError;
 use super::peer::Peer;
-use super::system::Part;
+use super::region::Part;
 use crate::http::ServeError;
 use crate::http::body::{Share, aside};
 use crate::http::shared::Shared;
 use crate::protocol::{InferRequest, InferResponse, Wanted};
 
-/// To read a part takes the system as long as to copy some KiB, however few bytes it has.
+/// To read or write a part takes the system as long as to copy some KiB, however few bytes it has.
 const CALL_BYTES: usize = 4 << 10;
 
 /// The parts of shared memory that a request's tensors are in, which were looked for before it is computed.
@@ -59,7 +59,7 @@ impl InPlace {
         let bytes = self.input_bytes(shared.config.limits.body_bytes)?;
         share.grow(taken.saturating_add(bytes))?;
         let parts = mem::take(&mut self.inputs);
-        let work_bytes = bytes.saturating_add(parts.len().saturating_mul(CALL_BYTES));
+        let work_bytes = work_bytes(bytes, &parts);
         let read = move || {
             for (input, part) in mem::take(&mut request.shared_inputs).into_iter().zip(parts) {
                 request.inputs.push(input.with_bytes(part.read()?).map_err(ServeError::Invalid)?);
@@ -75,6 +75,7 @@ impl InPlace {
             return Ok(response);
         }
         let bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
+        let work_bytes = work_bytes(bytes, self.outputs.iter().map(|(_, part)| part));
         let write = move || {
             for (name, part) in &self.outputs {
                 // One that is not there is found when the answer is written.
@@ -84,6 +85,12 @@ impl InPlace {
             }
             Ok(response)
         };
-        aside(bytes, write).await
+        aside(work_bytes, write).await
     }
+}
+
+/// The bytes whose copying takes as long as to copy `bytes` to or from parts. A device's copy is waited for, however few bytes it has.
+fn work_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a Part>) -> usize {
+    let call_bytes = |part: &Part| if part.is_on_device() { usize::MAX } else { CALL_BYTES };
+    parts.into_iter().fold(bytes, |sum, part| sum.saturating_add(call_bytes(part)))
 }

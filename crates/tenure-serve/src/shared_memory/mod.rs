@@ -1,13 +1,18 @@
-//! Shared memory of clients: the regions that they registered, over HTTP or over gRPC, and tensors in those.
+//! Shared memory of clients, the system's or their CUDA devices': the regions that they registered, over HTTP or over gRPC, and tensors
+//! in those.
 
+mod cuda;
 mod error;
 mod in_place;
 mod peer;
+mod region;
 mod regions;
 mod system;
 
+pub(crate) use cuda::{CudaRegion, CudaRegistration, CudaStatus};
 pub use error::SharedMemoryError;
 pub(crate) use in_place::InPlace;
 pub(crate) use peer::Peer;
+pub(crate) use region::{Kind, Region};
 pub(crate) use regions::Regions;
-pub(crate) use system::{Registration, Status};
+pub(crate) use system::{SystemRegion, SystemRegistration, SystemStatus};

@@ -1,25 +1,28 @@
 //! The regions that clients registered, by name.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
 use super::SharedMemoryError;
-use super::system::{Part, Region, Registration, Status};
+use super::region::{Kind, Part, Region};
+use crate::http::ServeError;
+use crate::http::body::aside;
 use crate::protocol::Span;
 
-/// The most regions, each of which holds a descriptor.
+/// The most regions, each of which holds a descriptor or memory that is opened.
 pub(super) const REGIONS: usize = 256;
 
-/// The regions that clients registered.
+/// The regions that clients registered. Those of all kinds share one space of names, as Triton's do.
 #[derive(Default)]
 pub(crate) struct Regions(RwLock<BTreeMap<String, Arc<Region>>>);
 
 impl Regions {
-    /// Opens a region of a name that no other has.
-    pub(crate) fn register(&self, name: String, registration: Registration) -> Result<(), SharedMemoryError> {
-        let region = Region::open(name.clone(), registration)?;
+    /// Keeps a region under a name that no other has.
+    pub(crate) fn register(&self, region: Region) -> Result<(), SharedMemoryError> {
+        let name = region.name().to_owned();
         let mut regions = self.0.write();
         if regions.contains_key(&name) {
             return Err(SharedMemoryError::Twice(name));
@@ -31,32 +34,51 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets a region, if there is one of the name.
-    pub(crate) fn unregister(&self, name: &str) {
-        self.0.write().remove(name);
+    /// Forgets a region, if there is one of the name and kind. One that no request uses is closed when this returns.
+    pub(crate) async fn unregister<T>(&self, kind: Kind<T>, name: &str) -> Result<(), ServeError> {
+        self.forget(|region| region.name() == name && kind(region).is_some()).await
     }
 
-    /// Forgets all regions.
-    pub(crate) fn clear(&self) {
-        self.0.write().clear();
+    /// Forgets all regions of a kind.
+    pub(crate) async fn clear<T>(&self, kind: Kind<T>) -> Result<(), ServeError> {
+        self.forget(|region| kind(region).is_some()).await
     }
 
-    /// What a region is.
-    pub(crate) fn status(&self, name: &str) -> Result<Status, SharedMemoryError> {
-        Ok(self.get(name)?.status().clone())
+    async fn forget(&self, is_gone: impl Fn(&Region) -> bool) -> Result<(), ServeError> {
+        let gone = {
+            let mut regions = self.0.write();
+            let (gone, kept) = mem::take(&mut *regions).into_iter().partition(|(_, region)| is_gone(region));
+            *regions = kept;
+            gone
+        };
+        if BTreeMap::is_empty(&gone) {
+            return Ok(());
+        }
+        // A device may have to be waited for.
+        let close = move || {
+            drop(gone);
+            Ok(())
+        };
+        aside(usize::MAX, close).await
     }
 
-    /// What all regions are, by name.
-    pub(crate) fn all(&self) -> Vec<Status> {
-        self.0.read().values().map(|region| region.status().clone()).collect()
+    /// The status of a region.
+    pub(crate) fn status<T: Clone>(&self, kind: Kind<T>, name: &str) -> Result<T, SharedMemoryError> {
+        let region = self.region(name)?;
+        kind(&region).cloned().ok_or_else(|| SharedMemoryError::Unknown(name.into()))
+    }
+
+    /// The status of all regions of a kind, by name.
+    pub(crate) fn all<T: Clone>(&self, kind: Kind<T>) -> Vec<T> {
+        self.0.read().values().filter_map(|region| kind(region).cloned()).collect()
     }
 
     /// The part of a region that a tensor is in.
     pub(super) fn part(&self, span: &Span) -> Result<Part, SharedMemoryError> {
-        Part::new(self.get(&span.region)?, span)
+        Part::new(self.region(&span.region)?, span)
     }
 
-    fn get(&self, name: &str) -> Result<Arc<Region>, SharedMemoryError> {
+    fn region(&self, name: &str) -> Result<Arc<Region>, SharedMemoryError> {
         self.0.read().get(name).cloned().ok_or_else(|| SharedMemoryError::Unknown(name.into()))
     }
 }

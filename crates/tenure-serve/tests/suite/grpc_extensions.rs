@@ -14,7 +14,7 @@ use crate::grpc::{Client, INVALID_ARGUMENT, NOT_FOUND, OK, input, parameter, ser
 use crate::loopback::Served;
 use crate::shared_memory::Object;
 
-const ALREADY_EXISTS: u16 = 6;
+pub(crate) const ALREADY_EXISTS: u16 = 6;
 
 fn http(served: &Served, path: &str) -> Value {
     serde_json::from_slice(&served.ask("GET", path, &[], &[]).body).unwrap()
@@ -158,7 +158,7 @@ fn there_are_no_regions_of_a_device() {
 }
 
 /// The parameters of a tensor that is in a region.
-fn place(region: &str, offset: i64, byte_size: i64) -> Parameters {
+pub(crate) fn place(region: &str, offset: i64, byte_size: i64) -> Parameters {
     [
         ("shared_memory_region".into(), parameter(ParameterChoice::String(region.into()))),
         ("shared_memory_offset".into(), parameter(ParameterChoice::Int64(offset))),
@@ -168,7 +168,7 @@ fn place(region: &str, offset: i64, byte_size: i64) -> Parameters {
 }
 
 /// A request for four bytes of a region, whose answer is written to a part of a region.
-fn asking(from: Parameters, to: Option<Parameters>) -> ModelInferRequest {
+pub(crate) fn asking(from: Parameters, to: Option<Parameters>) -> ModelInferRequest {
     let outputs = to.map(|parameters| InferRequestedOutput { name: "y".into(), parameters });
     ModelInferRequest {
         model_name: "echo_int8".into(),

@@ -158,6 +158,16 @@ fn an_error_has_its_status_and_says_what_to_do() {
     let named = |model: &str, body: &str| served.infer(model, body).error();
     assert_eq!(named("m", INFER), (404, no_model.into()));
     assert_eq!(served.get("/v2/models/m").error(), (404, no_model.into()));
+    for (path, extension) in [
+        ("/v2/logging", "logging"),
+        ("/v2/trace/setting", "trace"),
+        ("/v2/models/echo_fp32/trace/setting", "trace"),
+        ("/v2/models/echo_fp32/versions/1/trace/setting", "trace"),
+    ] {
+        let expected = (404, format!("the extension {extension} is not served: GET v2 lists those that are"));
+        assert_eq!(served.get(path).error(), expected);
+        assert_eq!(served.ask("POST", path, &[], b"{}").error(), expected);
+    }
     assert_eq!(served.get("/v2/models/m/labels").error(), (404, "nothing is served at GET /v2/models/m/labels".into()));
     assert_eq!(named("echo_fp32", "{").0, 400);
     let (status, error) = named("broken", &INFER.replace(r#""id""#, r#""outputs": [{"name": "y"}], "id""#));

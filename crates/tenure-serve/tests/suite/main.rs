@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod background;
+mod cuda_shared_memory;
 mod drawn;
 mod fake;
 mod grpc;

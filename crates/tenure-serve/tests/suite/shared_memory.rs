@@ -57,7 +57,7 @@ impl Served {
         self.ask("POST", path, &[], body.as_bytes())
     }
 
-    fn register(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Answer {
+    pub(crate) fn register(&self, region: &str, key: &str, offset: u64, byte_size: u64) -> Answer {
         let body = format!(r#"{{"key": {key:?}, "offset": {offset}, "byte_size": {byte_size}}}"#);
         self.post(&format!("{REGION}/{region}/register"), &body)
     }
@@ -73,7 +73,7 @@ impl Served {
     }
 
     /// Asks the model that answers what it is asked for bytes of a matrix of one row, with such parameters.
-    fn echo(&self, bytes: usize, input: &str, output: &str) -> Answer {
+    pub(crate) fn echo(&self, bytes: usize, input: &str, output: &str) -> Answer {
         let body = format!(
             r#"{{"inputs": [{{"name": "x", "shape": [1, {bytes}], "datatype": "INT8", "parameters": {input}}}],
                 "outputs": [{{"name": "y", "parameters": {output}}}]}}"#
@@ -82,7 +82,7 @@ impl Served {
     }
 }
 
-fn span(region: &str, offset: u64, byte_size: u64) -> String {
+pub(crate) fn span(region: &str, offset: u64, byte_size: u64) -> String {
     format!(
         r#"{{"shared_memory_region": {region:?}, "shared_memory_offset": {offset}, "shared_memory_byte_size": {byte_size}}}"#
     )
@@ -159,7 +159,8 @@ fn there_are_no_regions_of_a_device() {
     let served = served();
     assert_eq!(served.ask("GET", "/v2/cudasharedmemory/status", &[], &[]).text(), "[]");
     assert_eq!(served.post("/v2/cudasharedmemory/unregister", "").status, 200);
-    let (status, error) = served.post("/v2/cudasharedmemory/region/r/register", "{}").error();
+    let body = r#"{"raw_handle": {"b64": "AAAA"}, "device_id": 0, "byte_size": 8}"#;
+    let (status, error) = served.post("/v2/cudasharedmemory/region/r/register", body).error();
     assert!(status == 400 && error.starts_with("memory of CUDA devices cannot be registered"), "{status} {error}");
     assert_eq!(served.ask("GET", "/v2/cudasharedmemory/region/r/status", &[], &[]).error().0, 404);
     assert_eq!(served.post("/v2/cudasharedmemory/region/r/unregister", "").status, 200);

@@ -15,7 +15,7 @@ pub use self::model_config::{
     SpecificVersions, VersionPolicy,
 };
 pub use self::shared_memory::{
-    CudaRegion, CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion,
+    CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion,
     SystemSharedMemoryStatusResponse,
 };
 pub use self::statistics::{

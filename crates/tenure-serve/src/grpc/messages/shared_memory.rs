@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
+
 /// A request for a region's status, or to unregister it: both have the same form. Without a name it is for all regions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegionRequest {
@@ -24,6 +26,20 @@ pub struct SystemRegion {
     pub key: String,
     #[prost(uint64, tag = "3")]
     pub offset: u64,
+    #[prost(uint64, tag = "4")]
+    pub byte_size: u64,
+}
+
+/// A request to register memory of a CUDA device.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CudaRegisterRequest {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// A `cudaIpcMemHandle_t`.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub raw_handle: Bytes,
+    #[prost(int64, tag = "3")]
+    pub device_id: i64,
     #[prost(uint64, tag = "4")]
     pub byte_size: u64,
 }

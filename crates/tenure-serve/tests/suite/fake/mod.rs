@@ -10,6 +10,7 @@ use tenure_serve::metrics::{Found, Metrics, Phases};
 use tenure_serve::protocol::{
     Batching, Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
 };
+use tenure_tensor::Device;
 use tokio::sync::Semaphore;
 
 /// Models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`; and those that do not answer: `slow`,
@@ -22,16 +23,22 @@ pub(crate) struct Fake {
     pub(crate) waiting: Arc<AtomicUsize>,
     /// Lets them go on, one for each permit.
     pub(crate) permits: Semaphore,
+    devices: Vec<Device>,
 }
 
 impl Default for Fake {
     fn default() -> Self {
-        let permits = Semaphore::new(0);
-        Self { metrics: Metrics::default(), unloaded: Mutex::default(), waiting: Arc::default(), permits }
+        Self::on(vec![Device::CPU])
     }
 }
 
 impl Fake {
+    /// One that says it computes on such devices.
+    pub(crate) fn on(devices: Vec<Device>) -> Self {
+        let (metrics, unloaded, waiting) = Default::default();
+        Self { metrics, unloaded, waiting, permits: Semaphore::new(0), devices }
+    }
+
     fn datatype(model: &str) -> Option<Datatype> {
         match model.strip_prefix("echo_") {
             Some(datatype) => datatype.to_uppercase().parse().ok(),
@@ -103,6 +110,10 @@ impl Drop for Waiting {
 impl Service for Fake {
     fn is_ready(&self) -> bool {
         true
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
     }
 
     fn index(&self) -> Vec<IndexEntry> {

@@ -63,10 +63,15 @@ impl Answer {
 
 impl Served {
     /// On ports that are free.
-    pub(crate) fn with(mut config: Config) -> Self {
+    pub(crate) fn with(config: Config) -> Self {
+        Self::of(config, Fake::default())
+    }
+
+    /// The same for a service.
+    pub(crate) fn of(mut config: Config, fake: Fake) -> Self {
         config.address.set_port(0);
         let runtime = Runtime::new().unwrap();
-        let fake = Arc::new(Fake::default());
+        let fake = Arc::new(fake);
         let server = runtime.block_on(Server::bind(config, fake.clone())).unwrap();
         let (address, grpc_address) = (server.address(), server.grpc_address());
         let (stop, stopped) = oneshot::channel();
