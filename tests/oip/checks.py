@@ -14,6 +14,7 @@ REPOSITORY = "extension:model_repository"
 CONFIGURATION = "extension:model_configuration"
 STATISTICS = "extension:statistics"
 SHARED_MEMORY = "extension:system_shared_memory"
+CUDA_SHARED_MEMORY = "extension:cuda_shared_memory"
 PARAMETERS = "extension:parameters"
 
 

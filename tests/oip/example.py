@@ -24,6 +24,7 @@ from urllib.parse import unquote
 FORMATS = {"FP32": "f", "INT64": "q", "FP16": "e", "BOOL": "?"}
 MODELS = {"texts": ["BYTES"], "numbers": ["FP32", "INT64", "BOOL"], "halves": ["FP16"]}
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics", "system_shared_memory"]
+EXTENSIONS += ["cuda_shared_memory"]
 JSON_LENGTH = "Inference-Header-Content-Length"
 
 # Each by the check that finds it.
@@ -42,6 +43,8 @@ FAULTS = {
     "no-offset": "shared-memory.input",
     "forgets-no-region": "shared-memory.unregister",
     "no-config-name": "configuration",
+    "any-handle": "cuda-shared-memory.error.handle",
+    "lists-a-region": "cuda-shared-memory.status",
 }
 
 
@@ -185,6 +188,8 @@ class Handler(BaseHTTPRequestHandler):
                 found = {"model_stats": [self.statistics(name) for name in MODELS]}
             case _, ["v2", "systemsharedmemory", *rest]:
                 found = self.shared_memory(method, rest, body)
+            case _, ["v2", "cudasharedmemory", *rest]:
+                found = self.cuda_shared_memory(method, rest)
             case _, ["v2", "models", name, *rest]:
                 return self.model(method, name, rest, body)
             case _:
@@ -267,6 +272,16 @@ class Handler(BaseHTTPRequestHandler):
             case _:
                 raise Wrong("no such route", 404)
         return {}
+
+    def cuda_shared_memory(self, method: str, rest: list[str]) -> Any:
+        match method, rest:
+            case "GET", ["status"]:
+                return [{"name": "r", "device_id": 0, "byte_size": 1}] if self.has("lists-a-region") else []
+            case "POST", ["region", _, "register"] if not self.has("any-handle"):
+                raise Wrong("no memory of a device has this handle")
+            case "POST", ["unregister"] | ["region", _, "register" | "unregister"]:
+                return {}
+        raise Wrong("no such route", 404)
 
     def place(self, parameters: dict[str, Any]) -> tuple[Path, int, int]:
         region = self.state.regions.get(parameters["shared_memory_region"])
