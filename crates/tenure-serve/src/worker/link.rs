@@ -220,6 +220,8 @@ impl Worker {
                 if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
                     batch.has_begun = true;
                 }
+                // Nobody waits for that.
+                return;
             }
             Report::Done { batch: number, outcome } => {
                 state.has_answered = true;

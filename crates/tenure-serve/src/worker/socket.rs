@@ -1,6 +1,7 @@
 //! Frames over a Unix socket, and the descriptors that come with them.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::iter;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -19,6 +20,9 @@ use super::message::{self, HEAD_BYTES, Head, MessageError};
 
 /// Bytes that are read before it is known that more come.
 const CHUNK: usize = 1 << 20;
+
+/// Parts that are sent by one call: the system takes no more.
+const MOST_PARTS: usize = 1024;
 
 /// A frame that is to be sent.
 pub(super) struct Outgoing {
@@ -57,7 +61,7 @@ impl Outgoing {
         Ok(Self { frame: message::encode_json(message, bytes)?, payload, descriptor: None })
     }
 
-    pub(super) fn send(&self, mut stream: &UnixStream) -> io::Result<()> {
+    pub(super) fn send(&self, stream: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let made = match &self.descriptor {
@@ -71,10 +75,18 @@ impl Outgoing {
         if let Some(descriptor) = &descriptor {
             control.push(SendAncillaryMessage::ScmRights(slice::from_ref(descriptor)));
         }
-        let first = [IoSlice::new(&self.frame)];
-        let sent = retry_on_intr(|| net::sendmsg(stream, &first, &mut control, SendFlags::NOSIGNAL))?;
-        stream.write_all(&self.frame[sent..])?;
-        self.payload.iter().try_for_each(|part| stream.write_all(part))
+        // All at once: a batch has a part for each of its requests, and each call may wake who reads.
+        let mut parts: Vec<_> = iter::once(&self.frame[..]).chain(self.payload.iter().map(|part| &part[..])).collect();
+        parts.retain(|part| !part.is_empty());
+        let mut slices: Vec<_> = parts.into_iter().map(IoSlice::new).collect();
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            let now = &left[..left.len().min(MOST_PARTS)];
+            let sent = retry_on_intr(|| net::sendmsg(stream, now, &mut control, SendFlags::NOSIGNAL))?;
+            control.clear();
+            IoSlice::advance_slices(&mut left, sent);
+        }
+        Ok(())
     }
 }
 
@@ -133,6 +145,7 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::io::Write;
     use std::thread;
 
     use super::super::message::Report;
