@@ -1,16 +1,16 @@
 //! The bodies of requests: within their limits, and unpacked.
 
+use std::fmt::Display;
 use std::io::Read;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::BodyExt;
-use hyper::body::Body as _;
+use hyper::body::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -54,7 +54,7 @@ impl Share {
 /// A body as it was before it was compressed, which takes a share of the memory for bodies.
 pub(super) async fn receive(
     headers: &HeaderMap,
-    body: Body,
+    body: impl Body<Data = Bytes, Error: Display>,
     limits: &Limits,
     share: &mut Share,
 ) -> Result<Bytes, ServeError> {
@@ -75,7 +75,11 @@ pub(super) async fn receive(
     Ok(body)
 }
 
-async fn collect(body: Body, limit: usize, share: &mut Share) -> Result<Bytes, ServeError> {
+async fn collect(
+    body: impl Body<Data = Bytes, Error: Display>,
+    limit: usize,
+    share: &mut Share,
+) -> Result<Bytes, ServeError> {
     let mut body = pin!(body);
     let said = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     let mut bytes = Vec::with_capacity(said.min(limit).min(FIRST_BYTES));

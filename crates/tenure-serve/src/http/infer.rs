@@ -1,10 +1,13 @@
 //! Requests for inference.
 
+use std::fmt::Display;
+
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::ServeError;
@@ -14,6 +17,7 @@ use super::shared::{Ending, Shared};
 use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
 use crate::shared_memory::{InPlace, Peer};
 
+/// As the router finds it.
 pub(super) async fn infer(
     State(shared): Sharing,
     path: ModelPath,
@@ -21,32 +25,37 @@ pub(super) async fn infer(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ServeError> {
-    let arrived = Instant::now();
-    let mut ending = Ending::new(shared.service.metrics(), arrived);
-    let received = Received { path, peer: peer.map(|Extension(peer)| peer), headers, body, arrived };
-    let answer = answer(&shared, received, &mut ending.model).await;
+    answer(&shared, path, peer.map(|Extension(peer)| peer), &headers, body).await
+}
+
+/// A model's answer.
+pub(super) async fn answer(
+    shared: &Shared,
+    path: ModelPath,
+    peer: Option<Peer>,
+    headers: &HeaderMap,
+    body: impl hyper::body::Body<Data = Bytes, Error: Display>,
+) -> Result<Response, ServeError> {
+    let mut ending = Ending::new(shared.service.metrics(), Instant::now());
+    let answer = ask(shared, path, peer, headers, body, &mut ending).await;
     ending.of(&answer);
     answer
 }
 
-/// A request as it comes.
-struct Received {
+async fn ask(
+    shared: &Shared,
     path: ModelPath,
     peer: Option<Peer>,
-    headers: HeaderMap,
-    body: Body,
-    arrived: Instant,
-}
-
-/// `known` becomes the model's name, when it is known that there is such a model.
-async fn answer(shared: &Shared, received: Received, known: &mut String) -> Result<Response, ServeError> {
-    let Received { path, peer, headers, body, arrived } = received;
-    let json_bytes = json_length(&headers)?;
+    headers: &HeaderMap,
+    body: impl hyper::body::Body<Data = Bytes, Error: Display>,
+    ending: &mut Ending<'_>,
+) -> Result<Response, ServeError> {
+    let json_bytes = json_length(headers)?;
     // Inputs may be parts of the body.
     let mut share = shared.share();
-    let body = receive(&headers, body, shared.limits(), &mut share).await?;
+    let body = receive(headers, body, shared.limits(), &mut share).await?;
     let metadata = shared.service.metadata(&path.model, path.version.as_deref())?;
-    known.clone_from(&path.model);
+    ending.model.clone_from(&path.model);
     let body_bytes = body.len();
     let parse = move || InferRequest::parse(path.model, path.version, body, json_bytes).map_err(ServeError::Invalid);
     let request = aside(body_bytes, parse).await?;
@@ -54,7 +63,7 @@ async fn answer(shared: &Shared, received: Received, known: &mut String) -> Resu
     let request = in_place.read(shared, &mut share, body_bytes, request).await?;
     metadata.check(&request).map_err(ServeError::Invalid)?;
     let wanted = request.wanted.clone();
-    let response = in_place.write(shared.infer(request, arrived).await?).await?;
+    let response = in_place.write(shared.infer(request, ending.arrived).await?).await?;
     let output_bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
     let Encoded { body, json_bytes } = aside(output_bytes, move || encode(&response, &wanted)).await?;
     let Some(json_bytes) = json_bytes else { return Ok(json_response(body)) };

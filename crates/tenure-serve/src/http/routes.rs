@@ -8,21 +8,24 @@ use super::shared::{Shared, refuse_parameters};
 use super::{ServeError, feed, infer, openai, page, shared_memory};
 use crate::metrics;
 use crate::protocol::{IndexRequest, ModelConfig, ModelState, ServerMetadata, Statistics};
+use crate::shared_memory::Peer;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{any, get, post};
+use hyper::body::Incoming;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use tower::ServiceExt;
 
 pub(super) type Sharing = State<Arc<Shared>>;
 
 /// All routes.
-pub(super) fn router(shared: Arc<Shared>) -> Router {
+fn router(shared: Arc<Shared>) -> Router {
     let mut router = Router::new()
         .route("/events", get(events))
         .route("/metrics", get(prometheus))
@@ -69,17 +72,43 @@ fn refusal(uri: &Uri, error: ServeError) -> Response {
     if uri.path().starts_with("/v1/") { openai::Refused::from(error).into_response() } else { error.into_response() }
 }
 
+/// All routes, of which that for inference is asked most by far, and found without the router: it allocates a dozen times a
+/// request.
+pub(super) struct Routes {
+    router: Router,
+    shared: Arc<Shared>,
+}
+
+impl Routes {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { router: router(shared.clone()), shared }
+    }
+
+    pub(super) async fn answer(&self, peer: Peer, mut request: Request<Incoming>) -> Result<Response, ServeError> {
+        let Some(path) = ModelPath::of_inference(request.method(), request.uri().path()) else {
+            request.extensions_mut().insert(peer);
+            // Boxed, so that what is seldom does not make all requests larger.
+            return Box::pin(self.router.clone().oneshot(request)).await.map_err(|error| match error {});
+        };
+        admit(&self.shared, request.method(), request.headers())?;
+        let (head, body) = request.into_parts();
+        infer::answer(&self.shared, path, Some(peer), &head.headers, body).await
+    }
+}
+
+/// Lets those pass who may ask for more than the server's health.
+async fn authorize(State(shared): Sharing, request: Request<Body>, next: Next) -> Response {
+    match admit(&shared, request.method(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => refusal(request.uri(), error),
+    }
+}
+
 /// Lets those pass who have a token, if there are tokens, and do not come from another site.
-async fn authorize(State(shared): Sharing, request: Request, next: Next) -> Response {
+fn admit(shared: &Shared, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
     // A page that somebody looks at on this host reaches what listens on this host alone.
-    let is_from_elsewhere = request.headers().get("sec-fetch-site").is_some_and(|site| site == "cross-site");
-    if is_from_elsewhere && request.method() != Method::GET {
-        return refusal(request.uri(), ServeError::OtherSite);
-    }
-    if let Err(error) = shared.authorize(request.headers()) {
-        return refusal(request.uri(), error);
-    }
-    next.run(request).await
+    let is_from_elsewhere = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
+    if is_from_elsewhere && method != Method::GET { Err(ServeError::OtherSite) } else { shared.authorize(headers) }
 }
 
 /// Some clients go by the status, others by the body.
@@ -190,6 +219,20 @@ async fn all_statistics(State(shared): Sharing) -> Result<Response, ServeError> 
 pub(super) struct ModelPath {
     pub(super) model: String,
     pub(super) version: Option<String>,
+}
+
+impl ModelPath {
+    /// The model that is asked, if a request asks one and its path says its name as it is.
+    fn of_inference(method: &Method, path: &str) -> Option<Self> {
+        let path = path.strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
+        let (model, version) = match path.split_once('/') {
+            None => (path, None),
+            Some((model, rest)) => (model, Some(rest.strip_prefix("versions/")?)),
+        };
+        let is_plain = |part: &str| !part.is_empty() && !part.contains(['/', '%']);
+        let is_known = method == Method::POST && is_plain(model) && version.is_none_or(is_plain);
+        is_known.then(|| Self { model: model.into(), version: version.map(String::from) })
+    }
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ModelPath {

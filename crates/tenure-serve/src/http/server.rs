@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response};
 use axum::response::IntoResponse;
@@ -21,12 +20,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tower::ServiceExt;
 
 use super::connections::{Closing, Connections, Stream};
+use super::routes::Routes;
 use super::shared::Shared;
 use super::tls::{TlsError, TlsFiles};
-use super::{ServeError, Service, error, routes};
+use super::{ServeError, Service, error};
 use crate::grpc;
 use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
 use crate::shared_memory::Peer;
@@ -157,9 +156,9 @@ impl Server {
                 grpc::serve(connections, shared.clone(), until_stopped()).await;
             }
         };
-        let (router, limits) = (routes::router(shared.clone()), shared.config.limits);
+        let (routes, limits) = (Arc::new(Routes::new(shared.clone())), shared.config.limits);
         let http = connections
-            .serve(until_stopped(), move |stream, peer, closing| serve(stream, peer, closing, router.clone(), limits));
+            .serve(until_stopped(), move |stream, peer, closing| serve(stream, peer, closing, routes.clone(), limits));
         let feed = shared.feed.run(&*shared.service, until_stopped());
         tokio::join!(shutdown, http, grpc, feed);
     }
@@ -178,8 +177,14 @@ async fn listen(address: SocketAddr, config: &Config, protocol: &[u8]) -> Result
 }
 
 /// Serves HTTP/1.1 over a connection until its client closes it, or the server ends.
-async fn serve(stream: Stream, peer: Peer, mut closing: Closing, router: Router, limits: Limits) -> io::Result<()> {
-    let service = service_fn(move |request| answer(router.clone(), peer, request));
+async fn serve(
+    stream: Stream,
+    peer: Peer,
+    mut closing: Closing,
+    routes: Arc<Routes>,
+    limits: Limits,
+) -> io::Result<()> {
+    let service = service_fn(move |request| answer(routes.clone(), peer, request));
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -190,13 +195,12 @@ async fn serve(stream: Stream, peer: Peer, mut closing: Closing, router: Router,
     connection.await.map_err(io::Error::other)
 }
 
-/// The router's answer.
-async fn answer(router: Router, peer: Peer, mut request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    request.extensions_mut().insert(peer);
+/// The answer of a route.
+async fn answer(routes: Arc<Routes>, peer: Peer, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let record = RequestRecord::new(request.headers(), "http", request.method().as_str(), request.uri().path());
     let mut event = RequestEvent::new(record.clone());
-    let routed = async { router.oneshot(request).await.map_err(|error| match error {}) };
-    let mut answer = record.scope(guarded(routed)).await.unwrap_or_else(ServeError::into_response);
+    let mut answer =
+        record.scope(guarded(routes.answer(peer, request))).await.unwrap_or_else(ServeError::into_response);
     answer.headers_mut().insert(REQUEST_ID, record.id().clone());
     let status = answer.status();
     event.answered(error::outcome(status), status.as_u16(), answer.body().size_hint().exact());

@@ -117,7 +117,7 @@ pub(crate) struct Ending<'a> {
     metrics: &'a Metrics,
     /// The model's name, when it is known that there is such a model.
     pub(crate) model: String,
-    arrived: Instant,
+    pub(super) arrived: Instant,
     pub(super) outcome: Outcome,
 }
 
