@@ -65,12 +65,14 @@ pub(super) async fn receive(
         record.received(body.len());
     }
     // Few bytes may become many.
-    let body = match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
-        None | Some(b"identity") => return Ok(body),
-        Some(b"gzip") => aside(usize::MAX, move || unpack(MultiGzDecoder::new(&body[..]), limit)).await?,
-        Some(b"deflate") => aside(usize::MAX, move || unpack(ZlibDecoder::new(&body[..]), limit)).await?,
-        Some(other) => return Err(ServeError::ContentEncoding(String::from_utf8_lossy(other).into_owned())),
-    };
+    let unpack: fn(&[u8], usize) -> Result<Bytes, ServeError> =
+        match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
+            None | Some(b"identity") => return Ok(body),
+            Some(b"gzip") => |body, limit| unpack(MultiGzDecoder::new(body), limit),
+            Some(b"deflate") => |body, limit| unpack(ZlibDecoder::new(body), limit),
+            Some(other) => return Err(ServeError::ContentEncoding(String::from_utf8_lossy(other).into_owned())),
+        };
+    let body = aside(usize::MAX, move || unpack(&body, limit)).await?;
     share.grow(body.len())?;
     Ok(body)
 }

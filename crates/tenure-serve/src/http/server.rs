@@ -199,8 +199,9 @@ async fn serve(
 async fn answer(routes: Arc<Routes>, peer: Peer, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let record = RequestRecord::new(request.headers(), "http", request.method().as_str(), request.uri().path());
     let mut event = RequestEvent::new(record.clone());
-    let mut answer =
-        record.scope(guarded(routes.answer(peer, request))).await.unwrap_or_else(ServeError::into_response);
+    // Boxed, since it has a few KiB, which would be copied each time it is moved.
+    let routed = Box::pin(routes.answer(peer, request));
+    let mut answer = record.scope(guarded(routed)).await.unwrap_or_else(ServeError::into_response);
     answer.headers_mut().insert(REQUEST_ID, record.id().clone());
     let status = answer.status();
     event.answered(error::outcome(status), status.as_u16(), answer.body().size_hint().exact());
