@@ -237,25 +237,39 @@ impl Metrics {
 
     /// A request was computed. Whoever computes calls this.
     pub fn computed(&self, model: &str, phases: Phases, found: Found) {
-        let Phases { queue, copy, wait, compute } = phases;
-        for (phase, time) in [("queue", queue), ("copy", copy), ("wait", wait), ("compute", compute)] {
-            let histogram =
-                self.phases.get_or_create_owned(&OfPhase { model: model.into(), phase, weights: found.name() });
-            histogram.observe(time.as_secs_f64());
+        self.all_computed(model, &[phases], found);
+    }
+
+    /// Requests were computed together. What counts them is looked up once.
+    pub(crate) fn all_computed(&self, model: &str, requests: &[Phases], found: Found) {
+        let times: [(&str, fn(&Phases) -> Duration); 4] = [
+            ("queue", |phases| phases.queue),
+            ("copy", |phases| phases.copy),
+            ("wait", |phases| phases.wait),
+            ("compute", |phases| phases.compute),
+        ];
+        for (phase, time) in times {
+            let labels = OfPhase { model: model.into(), phase, weights: found.name() };
+            let histogram = self.phases.get_or_create_owned(&labels);
+            requests.iter().for_each(|phases| histogram.observe(time(phases).as_secs_f64()));
         }
-        let total = phases.total();
-        self.latencies.get_or_create(&OfModel { model: model.into() }).observe(total.as_secs_f64());
+        let latencies = self.latencies.get_or_create_owned(&OfModel { model: model.into() });
         let mut recent = self.recent.lock();
         let recent = recent.entry(model.into()).or_default();
-        if recent.len() == RECENT {
-            recent.pop_front();
+        for total in requests.iter().map(Phases::total) {
+            latencies.observe(total.as_secs_f64());
+            if recent.len() == RECENT {
+                recent.pop_front();
+            }
+            recent.push_back(total);
         }
-        recent.push_back(total);
         self.count(model, |ModelStatistics { inference_stats: counted, .. }| {
-            counted.queue.add(queue);
-            counted.compute_input.add(copy + wait);
-            counted.compute_infer.add(compute);
-            counted.compute_output.add(Duration::ZERO);
+            for Phases { queue, copy, wait, compute } in requests {
+                counted.queue.add(*queue);
+                counted.compute_input.add(*copy + *wait);
+                counted.compute_infer.add(*compute);
+                counted.compute_output.add(Duration::ZERO);
+            }
         });
     }
 

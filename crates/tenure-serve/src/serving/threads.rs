@@ -88,16 +88,18 @@ impl Core {
         // Others may ask meanwhile.
         if let Some(spent) = spent.filter(|_| answers.iter().any(|(_, answer)| answer.is_ok())) {
             self.metrics.executed(model.name(), run.rows.iter().copied().map(u64::from).sum(), spent);
-        }
-        for (waiting, answer) in answers {
-            if let (Ok(_), Some(spent)) = (&answer, spent) {
+            let mut counted = Vec::with_capacity(answers.len());
+            for (waiting, _) in answers.iter().filter(|(_, answer)| answer.is_ok()) {
                 let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
                 let phases = Phases { queue, copy, ..spent };
-                self.metrics.computed(model.name(), phases, found);
                 if let Some(record) = &waiting.record {
                     record.computed(waiting.rows, phases);
                 }
+                counted.push(phases);
             }
+            self.metrics.all_computed(model.name(), &counted, found);
+        }
+        for (waiting, answer) in answers {
             waiting.answer(answer);
         }
     }
