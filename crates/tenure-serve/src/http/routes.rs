@@ -268,3 +268,22 @@ pub(super) fn json(message: &(impl Serialize + ?Sized)) -> Response {
 pub(super) fn json_response(body: impl Into<Body>) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body.into()).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_path_of_inference_needs_no_router() {
+        let found = |method: Method, path: &str| {
+            ModelPath::of_inference(&method, path).map(|ModelPath { model, version }| (model, version))
+        };
+        assert_eq!(found(Method::POST, "/v2/models/m/infer"), Some(("m".into(), None)));
+        let versioned = found(Method::POST, "/v2/models/m.x/versions/1/infer");
+        assert_eq!(versioned, Some(("m.x".into(), Some("1".into()))));
+        assert_eq!(found(Method::GET, "/v2/models/m/infer"), None);
+        for other in ["m%20x/infer", "/infer", "m/versions//infer", "m/versions/1/2/infer", "m/n/infer", "m/infer/"] {
+            assert_eq!(found(Method::POST, &format!("/v2/models/{other}")), None, "{other}");
+        }
+    }
+}
