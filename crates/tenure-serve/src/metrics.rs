@@ -50,6 +50,9 @@ impl Phases {
     }
 }
 
+/// The time of one of the phases.
+type PhaseTime = fn(&Phases) -> Duration;
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -242,7 +245,7 @@ impl Metrics {
 
     /// Requests were computed together. What counts them is looked up once.
     pub(crate) fn all_computed(&self, model: &str, requests: &[Phases], found: Found) {
-        let times: [(&str, fn(&Phases) -> Duration); 4] = [
+        let times: [(_, PhaseTime); 4] = [
             ("queue", |phases| phases.queue),
             ("copy", |phases| phases.copy),
             ("wait", |phases| phases.wait),
