@@ -123,9 +123,9 @@ fn ask(network: &mut BorrowedNetwork, borrower: &Borrower, inputs: &[Tensor]) ->
     (answers[0].to_bytes().unwrap(), measured)
 }
 
-/// A switcher with room for so many models of one chunk more than their table.
+/// A switcher with room for so many models, whose layers take less than the smallest chunk.
 fn switcher(chunk: u64, models: u64) -> Switcher {
-    let room = models * (TABLE_BYTES + chunk).next_multiple_of(chunk);
+    let room = models * (TABLE_BYTES + CHUNK).next_multiple_of(chunk);
     let options = SwitcherOptions { chunk_bytes: chunk, orders: None, ..SwitcherOptions::new(room, 64 << 20) };
     Switcher::new(CUDA, options).unwrap()
 }

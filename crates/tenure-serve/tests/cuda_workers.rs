@@ -8,12 +8,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::{env, io, thread};
+use std::{env, fs, io, thread};
 
-use served::cuda::{CHUNK, MODELS, alone, ask, device_memories, expect_peace, models, options, switches};
+use served::cuda::{CHUNK, MODELS, alone, ask, device_memories, expect_peace, input, models, options, switches};
 use served::moody::{self, ABORT, LOOP, PANIC};
 use served::processes::{is_stopped, is_there, leave_computing, signal, workers};
-use served::{Served, until};
+use served::{Served, request, until};
 use tempfile::TempDir;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventHandle, EventKind, Executor, Priority};
@@ -319,5 +319,38 @@ fn what_starts_no_worker_is_an_error_at_once() {
         let options = ServingOptions { worker, ..options(&folder, CHUNK) };
         let error = Serving::start(options, Architectures::none()).err().unwrap();
         assert!(matches!(error, ServingError::Worker(_)) && error.to_string().contains(expected), "{error}");
+    }
+}
+
+/// Descriptors that this process has open.
+fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn models_that_are_written_again_and_workers_that_are_killed_leave_nothing_open() {
+    let (_alone, _memory) = alone();
+    let served = serve(models(), 2);
+    MODELS.iter().for_each(|model| drop(ask(&served, model)));
+    let weights = |model: &str| served.folder.path().join(model).join("model.safetensors");
+    let replace = |model: &str| {
+        let (new, content) = (served.folder.path().join("new"), fs::read(weights(model)).unwrap());
+        fs::write(&new, content).unwrap();
+        fs::rename(&new, weights(model)).unwrap();
+        until("it was looked at", || served.post(&format!("/v2/repository/models/{model}/load")).0 == 200);
+        until("it answers", || served.infer(&request(model, vec![input(model)])).is_ok());
+    };
+    let kill = |model: &str| {
+        signal("KILL", workers(&served)[0]);
+        until("it answers", || served.infer(&request(model, vec![input(model)])).is_ok());
+        until("two workers", || workers(&served).len() == 2);
+    };
+    for what in [&replace as &dyn Fn(&str), &kill] {
+        MODELS.iter().for_each(|model| what(model));
+        let before = descriptors();
+        for _ in 0..4 {
+            MODELS.iter().for_each(|model| what(model));
+        }
+        assert!(descriptors() <= before + 4, "{before} {}", descriptors());
     }
 }

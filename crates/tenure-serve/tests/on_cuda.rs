@@ -191,5 +191,6 @@ fn devices_that_serve_nothing_together_are_refused() {
         let options = ServingOptions { devices, ..options(&folder, CHUNK) };
         let refused = Serving::start(options, Architectures::default()).map(drop).unwrap_err();
         assert!(refused.to_string().contains("each named once"), "{refused}");
+        assert!(!refused.to_string().contains("Device"), "{refused}");
     }
 }

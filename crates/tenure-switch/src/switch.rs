@@ -313,6 +313,8 @@ impl Model {
         }
         let taken = {
             let mut state = self.shared.state.lock();
+            // Who lends its models never says that it has used them.
+            let _ = state.tidy(self.shared.memory.backing());
             if missing.len() > state.room.free_chunks() {
                 let needed = missing.len() as u64 * self.shared.chunk_bytes;
                 return Err(self.shared.no_room(&self.manifest, needed, &state.room));

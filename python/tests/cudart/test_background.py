@@ -65,23 +65,24 @@ def line(program: subprocess.Popen[str]) -> str:
 def test_a_program_stops_where_it_allocates_until_it_may_run(server: Server, tmp_path: Path) -> None:
     may_run = tmp_path / "may run"
     with started(server.path, may_run) as program:
-        yielding = server.accept().makefile("rw", buffering=1)
+        connection = server.accept()
+        answers = connection.makefile()
         assert line(program) == "ready"
         step(program, 1000)
         assert line(program) == "False"
         for _ in range(3):
-            yielding.write("yield\n")
-            assert yielding.readline() == "yielded\n"
+            connection.sendall(b"yield\n")
+            assert answers.readline() == "yielded\n"
             step(program, 100)
             may_run.touch()
-            yielding.write("run\n")
+            connection.sendall(b"run\n")
             assert line(program) == "True"
             may_run.unlink()
-        yielding.write("yield\n")
-        assert yielding.readline() == "yielded\n"
+        connection.sendall(b"yield\n")
+        assert answers.readline() == "yielded\n"
         step(program, 100)
         may_run.touch()
-        yielding.close()  # without a server it goes on
+        connection.shutdown(socket.SHUT_RDWR)  # without a server it goes on
         assert line(program) == "True"
         program.communicate()
         assert program.returncode == 0

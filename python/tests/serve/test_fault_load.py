@@ -153,7 +153,7 @@ class Load:
             return False
 
     def held(self) -> tuple[int, int, set[str]]:
-        """Bytes of memory and descriptors of the server and its workers, and names of shared memory. A GPU's memory counts."""
+        """Bytes of memory, a GPU's too, and descriptors of the server and its workers, and names of shared memory."""
         processes = [Path(f"/proc/{pid}") for pid in [self.server.process.pid, *self.server.workers()]]
         pages = sum(int((process / "statm").read_text().split()[1]) for process in processes)
         files = sum(len(os.listdir(process / "fd")) for process in processes)

@@ -58,7 +58,7 @@ impl SwitchedModel {
     /// It stays on the device as long as it is lent.
     ///
     /// # Errors
-    /// [`SwitchedError::OnCpu`]; those of [`load`](Self::load).
+    /// [`SwitchedError::OnCpu`](super::SwitchedError::OnCpu); those of [`load`](Self::load).
     pub fn lend(&self) -> Result<LentModel> {
         self.shared.lend(&self.name, self.number)
     }

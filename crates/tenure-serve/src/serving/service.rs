@@ -151,7 +151,7 @@ pub enum ServingError {
     #[error("{0}")]
     Device(String),
     /// Nothing serves on these together.
-    #[error("models are served on the CPU, or on one or more CUDA devices, each named once; found {0:?}")]
+    #[error("models are served on the CPU, or on one or more CUDA devices, each named once; found {}", named(.0))]
     Devices(Vec<Device>),
     /// No process computes.
     #[error("no worker computes: {0}")]
@@ -172,6 +172,11 @@ pub enum ServingError {
         /// The system's words.
         source: io::Error,
     },
+}
+
+fn named(devices: &[Device]) -> String {
+    let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
 /// Models in folders, computed on the CPU, in this process or in [workers](crate::worker), or on CUDA devices. As many weights as there
