@@ -4,10 +4,8 @@
 mod served;
 
 use std::fs;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 
+use served::processes::kill_workers_under_load;
 use served::{moody, until};
 
 const DEATHS: usize = 120;
@@ -42,34 +40,8 @@ fn deaths_under_load_lose_no_request_and_leave_nothing() {
         assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0);
     }
     until("two workers", || served.serving.workers().len() == 2);
-    let (before, is_over, answered) = (held(), AtomicBool::new(false), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        let (served, is_over, answered) = (&served, &is_over, &answered);
-        let client = |names: [&'static str; 2]| {
-            scope.spawn(move || {
-                for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
-                    match served.mood(names[number % 2], 2.0) {
-                        Ok((answer, _)) => {
-                            assert_eq!(answer, 6.0);
-                            answered.fetch_add(1, Ordering::Relaxed);
-                        }
-                        Err((status, reason)) => assert!(status == 503 && reason.contains("SIGKILL"), "{reason}"),
-                    }
-                }
-            });
-        };
-        client(["one", "two"]);
-        client(["two", "three"]);
-        for kill in 0..DEATHS {
-            until("a worker", || served.serving.workers().len() > kill % 2);
-            let worker = served.serving.workers()[kill % 2].to_string();
-            // It may have ended by itself.
-            let _ = Command::new("kill").args(["-KILL", &worker]).status();
-            let before = answered.load(Ordering::Relaxed);
-            until("answers go on", || answered.load(Ordering::Relaxed) > before + 1);
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
+    let before = held();
+    kill_workers_under_load(&served, ["one", "two", "three"], DEATHS);
     for name in ["one", "two", "three"] {
         assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0);
     }

@@ -19,7 +19,7 @@ use crate::files;
 /// Continues the command when the launcher has ended, however it did: then the script reads the end of its input.
 const GUARD: &str = r#"read _; kill -s CONT -- "-$1""#;
 
-/// What shells report for a command that there is not, and for one that cannot be run.
+/// Shells report these codes for a command that there is not, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
@@ -30,7 +30,7 @@ The command is stopped (SIGSTOP) when a request comes, with all processes of its
 server has been idle for a moment, or is gone. Nothing of it is lost: it does not notice. It has no controlling terminal; Ctrl-C,
 Ctrl-Z and requests to terminate reach it through this program, which ends as it does.
 
-What a GPU was given before still runs. PyTorch yields a GPU with tenure.torch.install(background=\"SOCKET\"), without this.
+A GPU still runs what it was given before. PyTorch yields a GPU with tenure.torch.install(background=\"SOCKET\"), without this.
 
 Example:
   tenure serve models --background /run/user/1000/background.sock

@@ -14,7 +14,7 @@ pub const MAX_DEVICES: usize = 128;
 
 static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
-/// Held while a device's memory is made, so that it is made once. What every device is preempted by, if anything.
+/// Held while a device's memory is made, so that it is made once. It has what every device is preempted by, if anything.
 static MAKING: Mutex<Option<Arc<Preemption>>> = Mutex::new(None);
 
 /// Makes the memory of `driver`'s device as `config` says, for the rest of the process.

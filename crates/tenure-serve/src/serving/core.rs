@@ -21,7 +21,7 @@ use crate::scheduler::{Batch, Decision, DeviceId, Eviction, ModelId, RequestId, 
 pub(super) struct Core {
     pub(super) origin: Instant,
     pub(super) architectures: Architectures,
-    /// As the scheduler numbers them.
+    /// The devices, in the order of the scheduler's numbers.
     pub(super) devices: Vec<ServingDevice>,
     /// Bytes of the pieces in which weights leave.
     pub(super) chunk_bytes: u64,
@@ -46,11 +46,11 @@ pub(super) struct State {
     pub(super) entries: BTreeMap<String, Entry>,
     /// Those that are served.
     pub(super) models: HashMap<ModelId, Arc<Model>>,
-    /// Those that were, and on how many devices they are yet to be freed.
+    /// Models that are not served any more, and on how many devices each is yet to be freed.
     pub(super) removed: HashMap<ModelId, (Arc<Model>, usize)>,
     /// Accepted, and not answered.
     pub(super) requests: HashMap<RequestId, Waiting>,
-    /// Of each device.
+    /// The work of each device.
     pub(super) doing: Vec<Doing>,
     /// How many workers ended with each model's batches, one after the other.
     pub(super) deaths: HashMap<ModelId, u32>,
@@ -60,7 +60,7 @@ pub(super) struct State {
     pub(super) last_event: Duration,
     /// Whether programs in the background have the devices.
     pub(super) is_in_background: bool,
-    /// Until when the thread that keeps time sleeps; zero while it does not.
+    /// The thread that keeps time sleeps until then; zero while it does not.
     pub(super) timer: Duration,
     pub(super) is_ending: bool,
 }

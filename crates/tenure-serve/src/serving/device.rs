@@ -23,7 +23,7 @@ pub(super) struct ServingDevice {
     jobs: mpsc::Sender<Job>,
 }
 
-/// What a device does, under the service's lock.
+/// The work of a device, under the service's lock.
 #[derive(Default)]
 pub(super) struct Doing {
     /// The batch that was given to its thread last, and which of its requests somebody waits for.
@@ -32,7 +32,7 @@ pub(super) struct Doing {
     pub(super) missed: Option<ModelId>,
 }
 
-/// What a device's thread does, one after the other.
+/// A job of a device's thread, which does one after the other.
 pub(super) enum Job {
     /// Computes a batch.
     Run(Run),

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
-use std::{fs, io};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{fs, io, thread};
 
 use tenure_serve::protocol::Encoding;
 
@@ -39,4 +40,36 @@ pub(crate) fn leave_computing(served: &Served, model: &str, number: f32) {
     let path = format!("/v2/models/{model}/infer");
     leaving.write_all(&served.request("POST", &path, "", &encoded.body)).unwrap();
     until("it computes", || served.is_endless(model));
+}
+
+/// Kills so many workers while two clients ask three models, and waits for answers in between. None is lost or wrong.
+pub(crate) fn kill_workers_under_load(served: &Served, names: [&'static str; 3], deaths: usize) {
+    let (is_over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        let (is_over, answered) = (&is_over, &answered);
+        let client = |names: [&'static str; 2]| {
+            scope.spawn(move || {
+                for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    match served.mood(names[number % 2], 2.0) {
+                        Ok((answer, _)) => {
+                            assert_eq!(answer, 6.0);
+                            answered.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err((status, reason)) => assert!(status == 503 && reason.contains("SIGKILL"), "{reason}"),
+                    }
+                }
+            });
+        };
+        client([names[0], names[1]]);
+        client([names[1], names[2]]);
+        for kill in 0..deaths {
+            until("a worker", || served.serving.workers().len() > kill % 2);
+            let worker = served.serving.workers()[kill % 2].to_string();
+            // It may have ended by itself.
+            let _ = Command::new("kill").args(["-KILL", &worker]).status();
+            let before = answered.load(Ordering::Relaxed);
+            until("answers go on", || answered.load(Ordering::Relaxed) > before + 1);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }

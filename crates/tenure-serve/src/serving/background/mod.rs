@@ -16,9 +16,9 @@ pub(crate) use self::metrics::BackgroundMetrics;
 pub(super) use self::programs::Programs;
 use super::core::{Core, State};
 
-/// After how long without an event programs run.
+/// Programs run after this time without an event.
 const QUIET: Duration = Duration::from_millis(20);
-/// For how long a request waits for programs.
+/// A request waits for programs for this time at most.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Core {

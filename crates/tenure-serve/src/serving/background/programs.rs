@@ -17,7 +17,7 @@ use rustix::net::{
 
 /// Programs that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// After how long an error in accepting programs may be over.
+/// The time after which accepting is tried again after an error.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The programs that are connected to a socket. Dropped, its file is removed.

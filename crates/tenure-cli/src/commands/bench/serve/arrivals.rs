@@ -7,7 +7,7 @@ use tenure::tensor::random::Generator;
 /// A request that comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
-    /// From the beginning.
+    /// The time since the beginning.
     pub(super) at: Duration,
     /// The model's number.
     pub(super) model: usize,
@@ -50,7 +50,7 @@ pub(super) fn arrivals(pattern: Pattern, models: usize, rate: f64, seconds: f64,
     }
 }
 
-/// Of each model, the share of the requests that are for it or for one before.
+/// Each model's share of the requests, with those of all models before it.
 fn cumulative(models: usize, exponent: f64) -> Vec<f64> {
     let weights = (1..=models).map(|rank| (rank as f64).powf(-exponent));
     let sums: Vec<f64> = weights
@@ -63,7 +63,7 @@ fn cumulative(models: usize, exponent: f64) -> Vec<f64> {
     sums.into_iter().map(|sum| sum / all).collect()
 }
 
-/// From 0 to 1, without 1.
+/// A number from 0 to 1, without 1.
 fn unit(generator: &Generator) -> f64 {
     (generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }

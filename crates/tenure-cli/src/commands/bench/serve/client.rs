@@ -14,20 +14,20 @@ use tenure_serve::protocol::{Encoded, JSON_LENGTH};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// After how long a request is given up.
+/// A request is given up after this time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Connection = SendRequest<Full<Bytes>>;
 
 /// A client of one server.
 pub(super) struct Client {
-    /// As HOST:PORT.
+    /// The address as HOST:PORT.
     address: String,
     host: HeaderValue,
     idle: Mutex<Vec<Connection>>,
 }
 
-/// What the server answered.
+/// The server's answer.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     /// Bytes of the body that are JSON, if not all are.

@@ -28,7 +28,7 @@ pub(super) const STEPS: u64 = TURNS as u64 * 4;
 /// The load.
 pub(super) struct Closed {
     pub(super) connections: usize,
-    /// Of all turns.
+    /// The time of all turns together.
     pub(super) time: Duration,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Rates {
     encoding: &'static str,
     per_second: f64,
     bare_per_second: f64,
-    /// Of the two in one turn, the median of the turns.
+    /// The median over the turns of our rate divided by the bare one in the same turn.
     ratio: f64,
     /// The processor's time for a request, the client's included.
     cpu_us: f64,
@@ -48,11 +48,11 @@ pub(super) struct Rates {
     requests: usize,
     unanswered: usize,
     wrong: usize,
-    /// What the server's processes hold, this one's included, at the start, in the middle, and at the end.
+    /// The memory of the server's processes and of this one: at the start, in the middle, and at the end.
     resident_bytes: [u64; 3],
 }
 
-/// What became of the requests of a turn.
+/// The requests of one turn, by what became of them.
 #[derive(Default)]
 struct Turn {
     per_second: f64,
@@ -184,7 +184,7 @@ async fn turn(client: &Arc<Client>, asked: &Arc<Asked>, connections: usize, time
     all
 }
 
-/// What this process and the server's workers hold; 0 where the system does not say.
+/// The memory of this process and of the server's workers; 0 where the system does not say.
 fn resident_bytes(server: &OwnServer) -> u64 {
     let of = |status: String| {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -7,12 +7,12 @@ use super::client::Client;
 /// Where the time of a request goes, by the server's names.
 pub(super) const PHASES: [&str; 4] = ["queue", "copy", "wait", "compute"];
 
-/// What a server has counted since it began.
+/// The counters of a server since it began.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Counted {
     /// How often models were brought to the device.
     pub(super) switches: u64,
-    /// By whether weights were `resident` or `switched`, and the phase: seconds, and requests.
+    /// Seconds and requests, by whether weights were `resident` or `switched` and by phase.
     phases: BTreeMap<(String, String), (f64, u64)>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Split {
 }
 
 impl Counted {
-    /// What the server has counted until now; nothing if it does not say.
+    /// The server's counters now; nothing if it does not say.
     pub(super) async fn ask(client: &Client) -> Self {
         match client.get("/metrics").await {
             Ok(answer) if answer.status.is_success() => Self::parse(&String::from_utf8_lossy(&answer.body)),
@@ -52,7 +52,7 @@ impl Counted {
         counted
     }
 
-    /// What came since `before` of the requests whose weights were `resident` or `switched`.
+    /// The requests since `before` whose weights were `resident` or `switched`.
     pub(super) fn since(&self, before: &Self, weights: &str) -> Split {
         let mut split = Split::default();
         for (phase, mean_ms) in PHASES.iter().zip(&mut split.phases_ms) {

@@ -67,7 +67,7 @@ impl OwnModels {
     }
 }
 
-/// What a model's folder says of it.
+/// The configuration in a model's folder.
 fn config(workload: Workload, inputs: &[Tensor], outputs: &[Tensor], max_rows: Option<usize>) -> String {
     let (architecture, options) = workload.built_of();
     // Strings, numbers and lists of them are written in TOML as in JSON.

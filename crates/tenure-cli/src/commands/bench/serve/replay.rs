@@ -16,19 +16,19 @@ use crate::output;
 const LOOK: Duration = Duration::from_millis(50);
 const READ: Duration = Duration::from_millis(500);
 
-/// What became of a request.
+/// A request that was sent, and its outcome.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) arrival: Arrival,
-    /// From when it was to be sent until the whole answer was there.
+    /// The time from when it was to be sent until the whole answer was there.
     pub(super) took: Duration,
     pub(super) outcome: Outcome,
 }
 
-/// What was seen of a replay.
+/// A replay as it was seen.
 pub(super) struct Replayed {
     pub(super) samples: Vec<Sample>,
-    /// What the server had counted, and when that was seen.
+    /// The server's counters, and when they were read.
     pub(super) counted: Vec<(Duration, Counted)>,
     /// The first error.
     pub(super) error: Option<String>,

@@ -26,11 +26,11 @@ pub(super) struct Asked {
     expected: Option<Vec<Bytes>>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Answered,
-    /// With something else than the model answers.
+    /// The answer was not the model's own.
     Wrong,
     /// The server has too much to do.
     Refused,
@@ -89,7 +89,7 @@ impl Asked {
         client.post(&self.path, &self.sent).await
     }
 
-    /// What became of a request.
+    /// The outcome of a request.
     pub(super) fn outcome(&self, answer: Answer) -> Outcome {
         match answer.status.as_u16() {
             200 => {}
