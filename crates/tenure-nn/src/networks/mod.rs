@@ -33,7 +33,8 @@ use crate::layers::Layer;
 use crate::panics::caught;
 use crate::{Module, Scope, module};
 
-/// A module that can be asked. It computes the same for the same inputs, and each row of a batch by itself.
+/// A module that can be asked. It computes the same for the same inputs, and no row of a batch affects another. In a batch of
+/// another size, a row may differ in its last bits, as sums are added up in another order.
 pub trait Network: Module {
     /// How many tensors it takes.
     fn inputs(&self) -> usize;

@@ -90,20 +90,35 @@ impl Outgoing {
     }
 }
 
-/// The next frame; nothing if the other end is closed.
+/// The next frame; nothing if the other end is gone, be it in the middle of a frame.
+///
+/// # Errors
+///
+/// A frame that is wrong.
 pub(super) fn receive<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
-    receive_as(stream, message::decode)
+    gone_as_none(receive_as(stream, message::decode))
 }
 
 /// The same with a message of JSON.
 pub(super) fn receive_json<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
-    receive_as(stream, |message| Ok(serde_json::from_slice(message)?))
+    gone_as_none(receive_as(stream, |message| Ok(serde_json::from_slice(message)?)))
+}
+
+fn gone_as_none<M>(received: io::Result<Incoming<M>>) -> io::Result<Option<Incoming<M>>> {
+    match received {
+        Ok(incoming) => Ok(Some(incoming)),
+        Err(error) => match error.kind() {
+            // The system resets a socket whose other end is closed with frames that nobody has read.
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Ok(None),
+            _ => Err(error),
+        },
+    }
 }
 
 fn receive_as<M>(
     mut stream: &UnixStream,
     decode: impl FnOnce(&[u8]) -> Result<M, MessageError>,
-) -> io::Result<Option<Incoming<M>>> {
+) -> io::Result<Incoming<M>> {
     let (mut head, mut descriptors, mut read) = ([0; HEAD_BYTES], Vec::new(), 0);
     while read < HEAD_BYTES {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -116,7 +131,6 @@ fn receive_as<M>(
             }
         }
         match received.bytes {
-            0 if read == 0 => return Ok(None),
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             bytes => read += bytes,
         }
@@ -128,7 +142,7 @@ fn receive_as<M>(
     }
     let message = decode(&read_exactly(&mut stream, message_bytes)?).map_err(invalid)?;
     let payload = read_exactly(&mut stream, payload_bytes)?.into();
-    Ok(Some(Incoming { message, payload, descriptor: descriptors.pop() }))
+    Ok(Incoming { message, payload, descriptor: descriptors.pop() })
 }
 
 /// So many bytes. Memory is taken for those that come, whatever a length says.
@@ -177,22 +191,33 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_cut_or_lies_is_an_error_and_takes_no_memory() {
+    fn an_end_that_is_gone_is_no_error_and_takes_no_memory() {
         let frame = message::encode(&Report::Ready, false, 0).unwrap();
         let mut long = frame.clone();
         long[11] = 0xff;
-        let mut without = frame.clone();
-        without[2] = 1;
-        for (bytes, expected) in [
-            (&frame[..7], io::ErrorKind::UnexpectedEof),
-            (&frame[..HEAD_BYTES], io::ErrorKind::UnexpectedEof),
-            (&long, io::ErrorKind::UnexpectedEof),
-            (&without, io::ErrorKind::InvalidData),
-        ] {
+        for cut in [&frame[..0], &frame[..7], &frame[..HEAD_BYTES], &long] {
             let (mut a, b) = pair();
-            a.write_all(bytes).unwrap();
+            a.write_all(cut).unwrap();
             drop(a);
-            assert_eq!(receive::<Report>(&b).err().unwrap().kind(), expected);
+            assert!(receive::<Report>(&b).unwrap().is_none());
         }
+        let (a, mut b) = pair();
+        b.write_all(&frame).unwrap();
+        drop(a);
+        let reset = b.read(&mut [0]).unwrap_err();
+        assert_eq!(reset.kind(), io::ErrorKind::ConnectionReset);
+        let (a, mut b) = pair();
+        b.write_all(&frame).unwrap();
+        drop(a);
+        assert!(receive::<Report>(&b).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_frame_that_lies_is_an_error() {
+        let mut without = message::encode(&Report::Ready, false, 0).unwrap();
+        without[2] = 1;
+        let (mut a, b) = pair();
+        a.write_all(&without).unwrap();
+        assert_eq!(receive::<Report>(&b).err().unwrap().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -98,9 +98,7 @@ impl Subprocess {
                     }
                 }
                 Ok(None) => break None,
-                // A socket that is reset is one that is closed.
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => break Some(error.to_string()),
-                Err(_) => break None,
+                Err(error) => break Some(error.to_string()),
             }
         };
         Ended { fault, status: self.reap() }
