@@ -59,6 +59,15 @@ struct TokenizerConfig {
     model_max_length: Option<f64>,
 }
 
+/// What of a model's `config.json` limits tokens. Names differ by its type.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ModelLimits {
+    max_position_embeddings: Option<usize>,
+    n_positions: Option<usize>,
+    vocab_size: Option<usize>,
+}
+
 /// `1_Pooling/config.json`.
 #[derive(Deserialize)]
 struct Pooling {
@@ -83,7 +92,12 @@ impl SentenceEncoder {
         if let Some(pooling) = optional::<Pooling>(folder, POOLING)? {
             pooling.check(&folder.join(POOLING))?;
         }
-        let tokenizer = SentenceTokenizer::of(folder, &config)?;
+        let limits = ModelLimits {
+            max_position_embeddings: Some(config.max_position_embeddings),
+            vocab_size: Some(config.vocab_size),
+            ..ModelLimits::default()
+        };
+        let tokenizer = SentenceTokenizer::of(folder, &limits)?;
         Ok(Self { tokenizer, model: model(folder, &config)?, device: Device::CPU, width: config.hidden_size })
     }
 
@@ -130,7 +144,8 @@ impl SentenceEncoder {
 }
 
 impl SentenceTokenizer {
-    /// Opens the tokenizer of a folder, of which no weights are read. See [`SentenceEncoder::open`].
+    /// Opens the tokenizer of a folder, of which no weights are read, and whose model may be of any type. See
+    /// [`SentenceEncoder::open`].
     ///
     /// # Errors
     /// [`CheckpointError`]: a file is missing or not what it should be.
@@ -138,14 +153,15 @@ impl SentenceTokenizer {
         Self::of(folder, &required(folder, CONFIG)?)
     }
 
-    fn of(folder: &Path, config: &BertConfig) -> Result<Self> {
+    fn of(folder: &Path, model: &ModelLimits) -> Result<Self> {
         let limits: Limits = optional(folder, "sentence_bert_config.json")?.unwrap_or_default();
         let of_tokenizer: TokenizerConfig = optional(folder, "tokenizer_config.json")?.unwrap_or_default();
         // As large as an integer gets, where it is larger.
         let of_tokenizer = of_tokenizer.model_max_length.map(|length| length as usize);
         let max_tokens = limits.max_seq_length.or(of_tokenizer).unwrap_or(usize::MAX);
-        let max_tokens = max_tokens.min(config.max_position_embeddings);
-        let tokenizer = tokenizer(folder, max_tokens, config)?;
+        let positions = model.max_position_embeddings.or(model.n_positions).unwrap_or(usize::MAX);
+        let max_tokens = max_tokens.min(positions);
+        let tokenizer = tokenizer(folder, max_tokens, model.vocab_size)?;
         Ok(Self { tokenizer, max_tokens, lowers_case: limits.do_lower_case })
     }
 
@@ -185,14 +201,13 @@ fn normalized(vectors: &Tensor) -> tenure_tensor::Result<Tensor> {
     vectors.div(&vectors.norm(2.0, &[-1], true)?.clamp_min(1e-12)?)
 }
 
-fn tokenizer(folder: &Path, max_tokens: usize, config: &BertConfig) -> Result<Tokenizer> {
+fn tokenizer(folder: &Path, max_tokens: usize, vocab_size: Option<usize>) -> Result<Tokenizer> {
     let path = folder.join(TOKENIZER);
     let bad = |error: tokenizers::Error| CheckpointError::format(&path, format!("no tokenizer: {error}"));
     let mut tokenizer = Tokenizer::from_bytes(read(&path)?).map_err(bad)?;
     let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-    if largest > config.vocab_size {
-        let reason =
-            format!("{largest} tokens, but {CONFIG} says {} (vocab_size): of another model?", config.vocab_size);
+    if let Some(vocab_size) = vocab_size.filter(|size| largest > *size) {
+        let reason = format!("{largest} tokens, but {CONFIG} says {vocab_size} (vocab_size): of another model?");
         return Err(CheckpointError::format(&path, reason).into());
     }
     // The file's own limits are those of whatever it was saved for.

@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -18,7 +19,7 @@ use super::shared::{Ending, Shared};
 use super::{ServeError, Texts, base64};
 use crate::metrics::Outcome;
 use crate::protocol::{
-    Datatype, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
+    Datatype, Encoding, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
 };
 
 /// Texts of a request, at most: OpenAI's own limit.
@@ -310,11 +311,12 @@ enum Takes {
 }
 
 impl Encoder {
-    /// One whose only output is a matrix, of texts or of tokens as Hugging Face's encoders take them.
+    /// One whose only output is a matrix, of texts or of tokens as Hugging Face's encoders take them. That of a classifier is
+    /// called `logits`.
     fn of(metadata: &ModelMetadata) -> Result<Self, Refused> {
         let other = || Refused::of("model", format!("the model {:?} answers no vectors of texts", metadata.name));
         let [output] = &metadata.outputs[..] else { return Err(other()) };
-        if output.datatype != Datatype::Fp32 || output.shape.len() != 2 {
+        if reader(output.datatype).is_none() || output.shape.len() != 2 || output.name == "logits" {
             return Err(other());
         }
         let is_text = |input: &TensorMetadata| {
@@ -399,8 +401,9 @@ async fn vectors(
         let (places, others) = rest.split_at(1 + more);
         rest = others;
         let inputs = encoder.inputs(rows, places)?;
-        let request =
-            InferRequest { model: metadata.name.clone(), inputs, wanted: Wanted::default(), ..Default::default() };
+        // JSON has no half precision.
+        let wanted = Wanted { encoding: Encoding::Binary, ..Wanted::default() };
+        let request = InferRequest { model: metadata.name.clone(), inputs, wanted, ..Default::default() };
         metadata.check(&request).map_err(ServeError::Invalid)?;
         let response = shared.service.infer(request).await?;
         let found = split(&response, &encoder.output, places.len())?;
@@ -413,12 +416,25 @@ async fn vectors(
 fn split(response: &InferResponse, output: &str, rows: usize) -> Result<Vec<Vec<f32>>, ServeError> {
     let other = || ServeError::Failed(format!("the model did not answer {rows} vectors as {output:?}"));
     let output = response.outputs.iter().find(|found| found.name() == output).ok_or_else(other)?;
-    if output.datatype() != Datatype::Fp32 || output.shape().first() != Some(&rows) || output.bytes().is_empty() {
+    if output.shape().first() != Some(&rows) || output.bytes().is_empty() {
         return Err(other());
     }
-    let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-    let row = |bytes: &[u8]| bytes.as_chunks().0.iter().map(number).collect();
-    Ok(output.bytes().chunks(output.bytes().len() / rows).map(row).collect())
+    let numbers = reader(output.datatype()).ok_or_else(other)?;
+    Ok(output.bytes().chunks(output.bytes().len() / rows).map(numbers).collect())
+}
+
+/// Reads the numbers of vectors of a datatype, if vectors may be of it.
+fn reader(datatype: Datatype) -> Option<fn(&[u8]) -> Vec<f32>> {
+    Some(match datatype {
+        Datatype::Fp32 => |bytes| bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect(),
+        Datatype::Fp16 => {
+            |bytes| bytes.as_chunks().0.iter().map(|number| f16::from_le_bytes(*number).to_f32()).collect()
+        }
+        Datatype::Bf16 => {
+            |bytes| bytes.as_chunks().0.iter().map(|number| bf16::from_le_bytes(*number).to_f32()).collect()
+        }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

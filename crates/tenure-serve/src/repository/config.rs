@@ -9,12 +9,13 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
 use super::files::{Folder, is_inside};
-use super::{PythonFunction, RepositoryError, hugging_face};
+use super::hugging_face::{self, HuggingFace};
+use super::{PythonFunction, RepositoryError};
 use crate::protocol::Datatype;
 
 const CONFIG: &str = "config.toml";
 /// The architecture of models that PyTorch computes.
-const PYTORCH: &str = "pytorch";
+pub(super) const PYTORCH: &str = "pytorch";
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// An index has a line for each tensor.
 pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -142,9 +143,9 @@ struct Written {
 }
 
 impl Config {
-    pub(super) fn read(folder: &Folder) -> Result<Self, RepositoryError> {
+    pub(super) fn read(folder: &Folder, hugging_face: &mut HuggingFace) -> Result<Self, RepositoryError> {
         if !folder.path(CONFIG).exists() && folder.path(hugging_face::CONFIG).exists() {
-            return hugging_face::read(folder);
+            return hugging_face.read(folder);
         }
         let text = folder.text(CONFIG, MAX_CONFIG_BYTES)?;
         let written: Written = toml::from_str(&text).map_err(|error| at_line(folder, &text, &error))?;

@@ -37,8 +37,19 @@
 //!
 //! A folder without a `config.toml` that has Hugging Face's `config.json` is served by what that says, if a network here computes
 //! it: `LlamaForCausalLM`, `GPT2LMHeadModel`, `BertModel`, and sentence-transformers (`modules.json`) whose vectors are averages of a
-//! BERT's, of length 1. Inputs are `input_ids` and, of a BERT, `attention_mask`; the output is `logits`, `last_hidden_state` or
-//! `sentence_embedding`. Other folders are broken models, whose error says what is not computed.
+//! BERT's, of length 1. A Python that has `transformers` computes the others, if the server has one:
+//!
+//! | classes of `config.json` | take | answer |
+//! | --- | --- | --- |
+//! | `…ForCausalLM`, `…LMHeadModel`, `…ForConditionalGeneration` without an encoder | `input_ids` | `logits` |
+//! | `…ForSequenceClassification`, `…ForTokenClassification`, `…ForMaskedLM` | `input_ids`, `attention_mask` | `logits` |
+//! | `…ForQuestionAnswering` | the same | `start_logits`, `end_logits` |
+//! | `…Model` of texts | the same | `last_hidden_state` |
+//! | `…ForImageClassification` | `pixel_values` | `logits` |
+//! | `…Model` of images | `pixel_values` | `last_hidden_state` |
+//! | sentence-transformers | `input_ids`, `attention_mask` | `sentence_embedding` |
+//!
+//! Answers are of the datatype of the stored weights. Other folders are broken models, whose error says what is not computed.
 //!
 //! [`Repository::scan`] reads configurations, and of weights only the size; it says what changed since the last time.
 //! Files may be links, as long as they lead to the model's folder or the repository's; a model's folder may be a link to

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::config::{Config, json};
 use super::files::{Folder, is_inside};
+use super::hugging_face::HuggingFace;
 use super::{ModelName, RepositoryError};
 
 /// A model of a repository. Another is equal if nothing that matters has changed.
@@ -43,9 +44,9 @@ struct Index {
 }
 
 impl StoredModel {
-    pub(super) fn read(root: &Path, name: ModelName) -> Result<Self, RepositoryError> {
+    pub(super) fn read(root: &Path, name: ModelName, hugging_face: &mut HuggingFace) -> Result<Self, RepositoryError> {
         let folder = Folder::open(root, root.join(name.as_str()))?;
-        let config = Config::read(&folder)?;
+        let config = Config::read(&folder, hugging_face)?;
         let named = |weights: &String| WeightFile::named(&folder, weights);
         let files = config.weights.as_ref().map(named).transpose()?.unwrap_or_default();
         let weights = files.iter().map(|file| WeightFile::look(&folder, file)).collect::<Result<_, _>>()?;
@@ -74,7 +75,7 @@ impl WeightFile {
         }
     }
 
-    fn look(folder: &Folder, name: &str) -> Result<Self, RepositoryError> {
+    pub(super) fn look(folder: &Folder, name: &str) -> Result<Self, RepositoryError> {
         let path = folder.file(name)?;
         let metadata = fs::metadata(&path).map_err(RepositoryError::io(&path))?;
         let modified = metadata.modified().map_err(RepositoryError::io(&path))?;

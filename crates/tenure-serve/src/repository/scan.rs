@@ -1,9 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
 use super::files::Folder;
+use super::hugging_face::HuggingFace;
 use super::{ModelName, RepositoryError, StoredModel};
 
 /// Hugging Face's, of which a model need not have any.
@@ -16,6 +17,7 @@ const BESIDE_TOKENIZER: [&str; 3] = ["config.json", "sentence_bert_config.json",
 #[derive(Debug)]
 pub struct Repository {
     root: PathBuf,
+    hugging_face: HuggingFace,
     models: BTreeMap<ModelName, Arc<StoredModel>>,
     broken: BTreeMap<String, Broken>,
 }
@@ -52,7 +54,14 @@ impl Changes {
 impl Repository {
     /// Nothing is read before the first scan.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), models: BTreeMap::new(), broken: BTreeMap::new() }
+        let (models, broken) = (BTreeMap::new(), BTreeMap::new());
+        Self { root: root.into(), hugging_face: HuggingFace::default(), models, broken }
+    }
+
+    /// Reads Hugging Face folders that no network here computes as models of a Python that has `transformers`.
+    pub fn with_python(mut self) -> Self {
+        self.hugging_face.has_python = true;
+        self
     }
 
     /// The models that can be read.
@@ -92,7 +101,7 @@ impl Repository {
         let mut changes = Changes::default();
         let (mut models, mut broken) = (BTreeMap::new(), BTreeMap::new());
         for name in names {
-            match name.parse().and_then(|name| StoredModel::read(&self.root, name)) {
+            match name.parse().and_then(|name| StoredModel::read(&self.root, name, &mut self.hugging_face)) {
                 Ok(read) => {
                     let before = self.models.get(&read.name).filter(|before| ***before == read);
                     let model = before.cloned().unwrap_or_else(|| Arc::new(read));
@@ -115,6 +124,8 @@ impl Repository {
         }
         changes.removed = self.models.keys().filter(|name| !models.contains_key(*name)).cloned().collect();
         (self.models, self.broken) = (models, broken);
+        let weights = self.models.values().flat_map(|model| &model.weights).map(|file| &*file.path);
+        self.hugging_face.retain(&weights.collect::<BTreeSet<&Path>>());
         Ok(changes)
     }
 

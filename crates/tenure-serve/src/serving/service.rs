@@ -204,7 +204,10 @@ impl Serving {
             copy_bytes_per_second,
             ..SchedulerConfig::default()
         });
-        let ServingOptions { models, devices: served, memory_bytes, max_queued, rescan, background, .. } = options;
+        let ServingOptions { models, devices: served, memory_bytes, max_queued, rescan, background, python, .. } =
+            options;
+        let repository = Repository::new(models);
+        let repository = if python.is_some() { repository.with_python() } else { repository };
         let device = |backend| ServingDevice::new(scheduler.add_device(memory_bytes), backend);
         let (devices, jobs): (Vec<_>, Vec<_>) = backends.into_iter().map(device).unzip();
         let core = Arc::new(Core {
@@ -213,7 +216,7 @@ impl Serving {
             chunk_bytes,
             max_queued,
             metrics,
-            repository: Mutex::new(Repository::new(models)),
+            repository: Mutex::new(repository),
             state: Mutex::new(State::new(scheduler, devices.len())),
             tokenizers: Tokenizers::default(),
             devices,

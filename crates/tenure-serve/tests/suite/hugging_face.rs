@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -9,7 +10,7 @@ use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config};
 use tenure_nn::{Module, Scope, checkpoint};
 use tenure_serve::http::Service;
 use tenure_serve::protocol::{Datatype, InferResponse, ModelState};
-use tenure_serve::repository::{Config, Dimension, Repository};
+use tenure_serve::repository::{Config, Dimension, Repository, TensorSpec};
 use tenure_tensor::random::Generator;
 
 use crate::served::{Served, example_models, integers, request};
@@ -50,6 +51,18 @@ fn save(folder: &Path, model: &dyn Module) {
     checkpoint::save(&folder.join("model.safetensors"), state, ("of", "a test")).unwrap();
 }
 
+/// Writes weights that are a header of one tensor of no elements.
+fn write_header(folder: &Path, dtype: &str) {
+    let header = json!({
+        "__metadata__": {"format": "pt"},
+        "embeddings.position_ids": {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]},
+        "embeddings.word_embeddings.weight": {"dtype": dtype, "shape": [0], "data_offsets": [0, 0]},
+    });
+    let header = header.to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+}
+
 /// A repository whose only folder, `m`, has a tiny BERT.
 fn one_bert() -> (TempDir, std::path::PathBuf) {
     let root = tempfile::tempdir().unwrap();
@@ -61,8 +74,21 @@ fn one_bert() -> (TempDir, std::path::PathBuf) {
     (root, folder)
 }
 
+/// The remedies.
+const START_PYTHON: &str = ": start the server with --python PROGRAM, a Python that has PyTorch and transformers, which \
+                            serves it, or add a config.toml with python = \"model.py:load\"";
+const WRITE_CONFIG: &str = ": add a config.toml with python = \"model.py:load\" to serve it with PyTorch";
+
 fn read(root: &Path) -> Result<Config, String> {
-    let changes = Repository::new(root).scan().unwrap();
+    read_by(Repository::new(root), root)
+}
+
+fn read_with_python(root: &Path) -> Result<Config, String> {
+    read_by(Repository::new(root).with_python(), root)
+}
+
+fn read_by(mut repository: Repository, root: &Path) -> Result<Config, String> {
+    let changes = repository.scan().unwrap();
     match (&changes.added[..], &changes.broken[..]) {
         ([model], []) => Ok(model.config.clone()),
         ([], [broken]) => Err(broken.reason.to_string().replace(&format!("{}/m/", root.display()), "")),
@@ -127,14 +153,7 @@ fn the_datatype_of_answers_is_that_of_the_stored_weights() {
     assert_eq!((config.outputs[0].datatype, &*config.architecture), (Datatype::Fp32, "bert"));
     assert_eq!(config.outputs[0].shape, [Dimension::Free, Dimension::Free, Dimension::Fixed(32)]);
     assert_eq!(config.batching.max_rows.get(), 32);
-    let header = json!({
-        "__metadata__": {"format": "pt"},
-        "embeddings.position_ids": {"dtype": "I64", "shape": [0], "data_offsets": [0, 0]},
-        "embeddings.word_embeddings.weight": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]},
-    });
-    let header = header.to_string();
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
-    fs::write(folder.join("model.safetensors"), file).unwrap();
+    write_header(&folder, "BF16");
     assert_eq!(read(root.path()).unwrap().outputs[0].datatype, Datatype::Bf16);
     fs::write(folder.join("model.safetensors"), [0xff; 100]).unwrap();
     assert!(read(root.path()).unwrap_err().contains("bytes is too long: it is no file of safetensors"));
@@ -147,25 +166,25 @@ fn the_datatype_of_answers_is_that_of_the_stored_weights() {
 #[test]
 fn what_is_not_computed_here_is_a_broken_model_that_says_what_to_do() {
     let (root, folder) = one_bert();
-    let remedy = ": add a config.toml with python = \"model.py:load\" to serve it with PyTorch";
     let with = |key: &str, value: Value| {
         let mut config: Value = serde_json::from_str(BERT).unwrap();
         config[key] = value;
         fs::write(folder.join("config.json"), config.to_string()).unwrap();
         read(root.path()).unwrap_err()
     };
-    let expected =
-        format!("config.json: model_type is \"mamba\", and only bert, gpt2 and llama can be computed{remedy}");
-    assert_eq!(with("model_type", json!("mamba")), expected);
-    assert_eq!(with("model_type", Value::Null), format!("config.json: model_type is not there{remedy}"));
+    let expected = format!(
+        "config.json: model_type is \"roberta\", and only bert, gpt2 and llama are computed here{START_PYTHON}"
+    );
+    assert_eq!(with("model_type", json!("roberta")), expected);
+    assert_eq!(with("model_type", Value::Null), format!("config.json: model_type is not there{WRITE_CONFIG}"));
     assert_eq!(
         with("architectures", json!(["BertForSequenceClassification"])),
         format!(
-            "config.json: architectures has \"BertForSequenceClassification\", and only BertModel of this type can be \
-             computed{remedy}"
+            "config.json: architectures has \"BertForSequenceClassification\", and only BertModel of this type is \
+             computed here{START_PYTHON}"
         )
     );
-    assert_eq!(with("hidden_size", json!(-7)), format!("config.json: hidden_size is not a size{remedy}"));
+    assert_eq!(with("hidden_size", json!(-7)), format!("config.json: hidden_size is not a size{WRITE_CONFIG}"));
 
     fs::write(folder.join("config.json"), BERT).unwrap();
     let modules = |modules: &str, pooling: &str| {
@@ -173,20 +192,187 @@ fn what_is_not_computed_here_is_a_broken_model_that_says_what_to_do() {
         read(root.path()).map(|config| config.architecture)
     };
     assert_eq!(modules(MODULES, POOLING).unwrap(), "sentences");
-    let without_normalize = MODULES.replace("Normalize\"}", "Dense\"}");
-    assert!(
-        modules(&without_normalize, POOLING)
-            .unwrap_err()
-            .starts_with("modules.json: modules are Transformer, Pooling, Dense")
-    );
-    for other in ["cls_token", "weightedmean_tokens"] {
+    let twice_normalized = MODULES.replace("Pooling\"},", "Pooling\"}, {\"path\": \"\", \"type\": \"m.Normalize\"},");
+    let said = modules(&twice_normalized, POOLING).unwrap_err();
+    assert!(said.starts_with("modules.json: modules are Transformer, Pooling, Normalize, Normalize"), "{said}");
+    assert!(said.ends_with(START_PYTHON), "{said}");
+    for (other, mode) in [("cls_token", "cls and mean"), ("weightedmean_tokens", "mean and weightedmean")] {
         let pooling = format!("{{\"pooling_mode_mean_tokens\": true, \"pooling_mode_{other}\": true}}");
-        assert!(
-            modules(MODULES, &pooling).unwrap_err().starts_with("1_Pooling/config.json: pooling_mode_mean_tokens ")
+        let expected = format!(
+            "1_Pooling/config.json: the pooling is {mode}, and only averages of tokens (mean) are computed here{START_PYTHON}"
         );
+        assert_eq!(modules(MODULES, &pooling).unwrap_err(), expected);
     }
     let elsewhere = MODULES.replacen("\"path\": \"\"", "\"path\": \"0_Transformer\"", 1);
     assert!(modules(&elsewhere, POOLING).unwrap_err().contains("the Transformer is in \"0_Transformer\""));
+}
+
+#[test]
+fn a_header_is_read_again_only_when_its_file_has_changed() {
+    let (root, folder) = one_bert();
+    let weights = folder.join("model.safetensors");
+    let mut repository = Repository::new(root.path());
+    let mut datatype = || {
+        repository.scan().unwrap();
+        repository.model("m").unwrap().config.outputs[0].datatype
+    };
+    write_header(&folder, "F16");
+    assert_eq!(datatype(), Datatype::Fp16);
+    let modified = fs::metadata(&weights).unwrap().modified().unwrap();
+    write_header(&folder, "F64");
+    let file = fs::File::options().write(true).open(&weights).unwrap();
+    file.set_modified(modified).unwrap();
+    assert_eq!(datatype(), Datatype::Fp16, "nothing tells that the file was written");
+    file.set_modified(modified + Duration::from_secs(1)).unwrap();
+    assert_eq!(datatype(), Datatype::Fp64);
+}
+
+#[test]
+fn pickled_weights_are_refused() {
+    let (root, folder) = one_bert();
+    fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+    assert_eq!(
+        read(root.path()).unwrap_err(),
+        "pytorch_model.bin: weights are pickled, and no pickle is loaded: save them as model.safetensors, as save_pretrained \
+         of transformers does"
+    );
+}
+
+/// How a Python serves a folder whose weights are a BERT's: its function, and names, datatypes and shapes of inputs and outputs.
+fn described(config: &Value) -> Result<[String; 3], String> {
+    let (root, folder) = one_bert();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    read_with_python(root.path()).map(|config| words(&config))
+}
+
+fn words(config: &Config) -> [String; 3] {
+    let python = config.python.as_ref().unwrap();
+    assert_eq!((&*python.source, &*config.architecture), ("tenure.serving.hugging_face", "pytorch"));
+    let tensors = |specs: &[TensorSpec]| {
+        let sizes = |spec: &TensorSpec| spec.shape.iter().map(Dimension::to_string).collect::<Vec<_>>().join(", ");
+        let words = |spec: &TensorSpec| format!("{} {} [{}]", spec.name, spec.datatype, sizes(spec));
+        specs.iter().map(words).collect::<Vec<_>>().join(", ")
+    };
+    [python.function.clone(), tensors(&config.inputs), tensors(&config.outputs)]
+}
+
+#[test]
+fn a_python_takes_folders_by_the_kind_of_their_class() {
+    const TOKENS: [&str; 2] = ["tokens", "input_ids INT64 [-1, -1]"];
+    const MASKED: [&str; 2] = ["masked_tokens", "input_ids INT64 [-1, -1], attention_mask INT64 [-1, -1]"];
+    let labels = json!({"0": "a", "1": "b", "2": "c"});
+    let vocabulary = json!({"vocab_size": 9});
+    let cases = [
+        ("Qwen3ForCausalLM", vocabulary.clone(), TOKENS, "logits FP32 [-1, -1, 9]"),
+        ("OpenAIGPTLMHeadModel", json!({}), TOKENS, "logits FP32 [-1, -1, -1]"),
+        (
+            "Gemma3ForConditionalGeneration",
+            json!({"text_config": vocabulary, "vocab_size": 10}),
+            TOKENS,
+            "logits FP32 [-1, -1, 9]",
+        ),
+        ("RobertaForMaskedLM", vocabulary.clone(), MASKED, "logits FP32 [-1, -1, 9]"),
+        ("DistilBertForSequenceClassification", json!({"id2label": labels}), MASKED, "logits FP32 [-1, 3]"),
+        ("BertForSequenceClassification", json!({"num_labels": 5}), MASKED, "logits FP32 [-1, 5]"),
+        ("BertForSequenceClassification", json!({}), MASKED, "logits FP32 [-1, -1]"),
+        ("XLMRobertaForTokenClassification", json!({"id2label": labels}), MASKED, "logits FP32 [-1, -1, 3]"),
+        ("RobertaForQuestionAnswering", json!({}), MASKED, "start_logits FP32 [-1, -1], end_logits FP32 [-1, -1]"),
+        ("MPNetModel", json!({"vocab_size": 9, "hidden_size": 8}), MASKED, "last_hidden_state FP32 [-1, -1, 8]"),
+        ("DistilBertModel", json!({"vocab_size": 9, "dim": 7}), MASKED, "last_hidden_state FP32 [-1, -1, 7]"),
+        (
+            "T5EncoderModel",
+            json!({"vocab_size": 9, "d_model": 6, "is_encoder_decoder": true}),
+            MASKED,
+            "last_hidden_state FP32 [-1, -1, 6]",
+        ),
+        (
+            "ViTForImageClassification",
+            json!({"num_channels": 3, "image_size": 32, "id2label": labels}),
+            ["images", "pixel_values FP32 [-1, 3, 32, 32]"],
+            "logits FP32 [-1, 3]",
+        ),
+        (
+            "ResNetForImageClassification",
+            json!({"num_channels": 3}),
+            ["images", "pixel_values FP32 [-1, 3, -1, -1]"],
+            "logits FP32 [-1, -1]",
+        ),
+        (
+            "BeitModel",
+            json!({"image_size": [32, 16], "patch_size": 4, "hidden_size": 8, "vocab_size": 9}),
+            ["images", "pixel_values FP32 [-1, -1, 32, 16]"],
+            "last_hidden_state FP32 [-1, -1, 8]",
+        ),
+    ];
+    for (class, mut config, [function, inputs], outputs) in cases {
+        config["architectures"] = json!([class]);
+        config["model_type"] = json!("any");
+        assert_eq!(described(&config), Ok([function.into(), inputs.into(), outputs.into()]), "{class}");
+    }
+    let dino = json!({"architectures": ["Dinov2Model"], "model_type": "dinov2", "num_channels": 3, "image_size": 518,
+        "patch_size": 14, "hidden_size": 8});
+    let free = "pixel_values FP32 [-1, 3, -1, -1]";
+    assert_eq!(described(&dino).unwrap()[1], free, "images of any size");
+}
+
+#[test]
+fn classes_of_other_kinds_are_refused_with_python_too() {
+    let cases = [
+        ("T5ForConditionalGeneration", json!({"vocab_size": 9, "is_encoder_decoder": true})),
+        ("T5Model", json!({"vocab_size": 9, "is_encoder_decoder": true})),
+        ("CLIPModel", json!({"text_config": {"vocab_size": 9}, "vision_config": {"patch_size": 4}})),
+        ("ConvNextModel", json!({"patch_size": 4, "hidden_sizes": [8, 16]})),
+        ("TimesformerModel", json!({"patch_size": 4, "hidden_size": 8, "num_frames": 8})),
+        ("BertForPreTraining", json!({"vocab_size": 9})),
+    ];
+    for (class, mut config) in cases {
+        config["architectures"] = json!([class]);
+        config["model_type"] = json!("any");
+        let given = "a class whose inputs and outputs are not known here";
+        assert_eq!(
+            described(&config).unwrap_err(),
+            format!("config.json: architectures has {class:?}, {given}{WRITE_CONFIG}")
+        );
+    }
+    let without_class = json!({"model_type": "roberta"});
+    let said = described(&without_class).unwrap_err();
+    assert_eq!(said, format!("config.json: architectures is not there{WRITE_CONFIG}"));
+}
+
+#[test]
+fn a_python_takes_sentences_that_are_pooled_in_other_ways() {
+    let (root, folder) = one_bert();
+    let modules = |modules: &str, pooling: &str| {
+        write_sentence_modules(&folder, modules, pooling);
+        read_with_python(root.path()).map(|config| words(&config))
+    };
+    let inputs = "input_ids INT64 [-1, -1], attention_mask INT64 [-1, -1]";
+    let vectors =
+        |width: &str| Ok(["sentences".to_owned(), inputs.to_owned(), format!("sentence_embedding FP32 [-1, {width}]")]);
+    let cls = r#"{"word_embedding_dimension": 32, "pooling_mode_mean_tokens": false, "pooling_mode_cls_token": true}"#;
+    assert_eq!(modules(MODULES, cls), vectors("32"));
+    assert_eq!(modules(MODULES, r#"{"embedding_dimension": 32, "pooling_mode": ["cls", "max"]}"#), vectors("64"));
+    assert_eq!(modules(MODULES, r#"{"pooling_mode": "lasttoken"}"#), vectors("-1"));
+    fs::create_dir(folder.join("2_Normalize")).unwrap();
+    fs::write(folder.join("2_Normalize/config.json"), r#"{"in_features": 32, "out_features": 5}"#).unwrap();
+    assert_eq!(modules(&MODULES.replace(".Normalize", ".Dense"), POOLING), vectors("5"));
+
+    let unknown = format!(
+        "modules.json: modules have m.WordWeights, and only Transformer, Pooling and then Dense and Normalize         can be computed{WRITE_CONFIG}"
+    );
+    let weighted = MODULES.replace("sentence_transformers.models.Normalize", "m.WordWeights");
+    assert_eq!(modules(&weighted, POOLING), Err(unknown));
+    let said = modules(MODULES, r#"{"pooling_mode": "median"}"#).unwrap_err();
+    assert_eq!(said, format!("1_Pooling/config.json: the pooling is median, which is unknown{WRITE_CONFIG}"));
+    let said = modules(MODULES, r#"{"pooling_mode_median_token": true}"#).unwrap_err();
+    assert!(said.starts_with("1_Pooling/config.json: the pooling is pooling_mode_median_token, which is"), "{said}");
+}
+
+#[test]
+fn networks_here_compute_what_they_can_beside_a_python() {
+    let (root, _) = one_bert();
+    let config = read_with_python(root.path()).unwrap();
+    assert_eq!((&*config.architecture, config.python), ("bert", None));
 }
 
 #[test]

@@ -1,0 +1,153 @@
+//! A Hugging Face folder as a model: its `config.json` says what is computed, and there is no `config.toml`.
+//!
+//! Networks of `tenure-nn` compute the folders that they can ([`native`]); a Python with `transformers` computes the others
+//! ([`transformers`]), where the server has one.
+
+mod datatype;
+mod native;
+mod sentences;
+mod transformers;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use self::datatype::StoredDatatypes;
+use super::config::{Config, PYTORCH, json};
+use super::files::Folder;
+use super::{Batching, Dimension, PythonFunction, RepositoryError, TensorSpec, WeightFile};
+use crate::protocol::Datatype;
+
+/// The file that makes a folder one of Hugging Face's.
+pub(super) const CONFIG: &str = "config.json";
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Files of pickled weights, which are code that loading would run.
+const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// The module of Python whose functions load folders.
+const LOADERS: &str = "tenure.serving.hugging_face";
+
+/// The rows of a batch. Requests of one length run together.
+const MAX_ROWS: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
+
+/// The remedy for folders that no network here computes, but `transformers` does.
+const START_PYTHON: &str = "start the server with --python PROGRAM, a Python that has PyTorch and transformers, which \
+                            serves it, or add a config.toml with python = \"model.py:load\"";
+
+/// The remedy for folders whose inputs and outputs are not known.
+const WRITE_CONFIG: &str = "add a config.toml with python = \"model.py:load\" to serve it with PyTorch";
+
+/// Reads Hugging Face folders, and keeps what it learned of files that do not change.
+#[derive(Debug, Default)]
+pub(super) struct HuggingFace {
+    /// The server has a Python that computes what networks here do not.
+    pub(super) has_python: bool,
+    datatypes: StoredDatatypes,
+}
+
+/// A model as its folder describes it.
+struct Described {
+    computed_by: ComputedBy,
+    inputs: Vec<TensorSpec>,
+    /// Names and shapes.
+    outputs: Vec<(&'static str, Vec<Dimension>)>,
+}
+
+enum ComputedBy {
+    /// The network of an architecture.
+    Network(&'static str),
+    /// The module that a function of [`LOADERS`] loads.
+    Loader(&'static str),
+}
+
+impl HuggingFace {
+    /// Reads a folder's `config.json` as a model's configuration.
+    pub(super) fn read(&mut self, folder: &Folder) -> Result<Config, RepositoryError> {
+        let options: Map<String, Value> = json(folder, CONFIG)?;
+        let described = match native::describe(folder, &options) {
+            Ok(described) => described,
+            Err(refused) => {
+                let described = transformers::describe(folder, &options)?;
+                if !self.has_python {
+                    return Err(refused);
+                }
+                described
+            }
+        };
+        let weights = weights(folder)?;
+        let first = WeightFile::named(folder, weights)?.into_iter().next();
+        let datatype = first.map_or(Ok(Datatype::Fp32), |name| self.datatypes.of(folder, &name))?;
+        let (architecture, python) = match described.computed_by {
+            ComputedBy::Network(architecture) => (architecture, None),
+            ComputedBy::Loader(function) => {
+                (PYTORCH, Some(PythonFunction { source: LOADERS.into(), function: function.into() }))
+            }
+        };
+        let output = |(name, shape): (&str, _)| TensorSpec { name: name.into(), datatype, shape };
+        Ok(Config {
+            architecture: architecture.into(),
+            python,
+            options,
+            weights: Some(weights.into()),
+            dtype: None,
+            inputs: described.inputs,
+            outputs: described.outputs.into_iter().map(output).collect(),
+            batching: Batching { max_rows: MAX_ROWS, max_delay: Duration::ZERO },
+            priority: 0,
+            is_pinned: false,
+            timeout: None,
+        })
+    }
+
+    /// Forgets files that no model has.
+    pub(super) fn retain(&mut self, weights: &BTreeSet<&Path>) {
+        self.datatypes.retain(weights);
+    }
+}
+
+/// The file or index of a folder's weights.
+fn weights(folder: &Folder) -> Result<&'static str, RepositoryError> {
+    if let Some(name) = [WEIGHTS, INDEX].into_iter().find(|name| folder.path(name).exists()) {
+        return Ok(name);
+    }
+    match PICKLES.into_iter().find(|name| folder.path(name).exists()) {
+        Some(pickle) => {
+            let allowed = "save them as model.safetensors, as save_pretrained of transformers does";
+            let (path, given) = (folder.path(pickle), "are pickled, and no pickle is loaded".into());
+            Err(RepositoryError::Value { path, key: "weights".into(), given, allowed })
+        }
+        None => Ok(WEIGHTS),
+    }
+}
+
+/// Inputs of tokens: `[rows, length]`.
+fn tokens(names: &[&str]) -> Vec<TensorSpec> {
+    let shape = vec![Dimension::Free, Dimension::Free];
+    let tokens = |name: &&str| TensorSpec { name: (*name).into(), datatype: Datatype::Int64, shape: shape.clone() };
+    names.iter().map(tokens).collect()
+}
+
+/// The name of the class of the stored model, if there is one.
+fn class(options: &Map<String, Value>) -> Option<&str> {
+    options.get("architectures")?.get(0)?.as_str()
+}
+
+fn model_type<'a>(folder: &Folder, options: &'a Map<String, Value>) -> Result<&'a str, RepositoryError> {
+    let model_type = options.get("model_type").and_then(Value::as_str);
+    model_type.ok_or_else(|| refusal(folder, CONFIG, "model_type", "is not there".into(), WRITE_CONFIG))
+}
+
+/// A size that a file says.
+fn size(folder: &Folder, name: &str, key: &str, value: &Value) -> Result<Dimension, RepositoryError> {
+    let size = value.as_i64().filter(|size| *size > 0).and_then(|size| Dimension::try_from(size).ok());
+    size.ok_or_else(|| refusal(folder, name, key, "is not a size".into(), WRITE_CONFIG))
+}
+
+fn refusal(folder: &Folder, name: &str, key: &str, given: String, allowed: &'static str) -> RepositoryError {
+    RepositoryError::Value { path: folder.path(name), key: key.into(), given, allowed }
+}

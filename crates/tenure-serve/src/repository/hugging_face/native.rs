@@ -1,0 +1,45 @@
+//! Folders that a network of `tenure-nn` computes.
+
+use serde_json::{Map, Value};
+
+use super::sentences::{self, MODULES};
+use super::{CONFIG, ComputedBy, Described, START_PYTHON, class, model_type, refusal, size, tokens};
+use crate::repository::files::Folder;
+use crate::repository::{Dimension, RepositoryError};
+
+/// Describes a folder as its network takes it.
+pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<Described, RepositoryError> {
+    let size = |key: &str| size(folder, CONFIG, key, options.get(key).unwrap_or(&Value::Null));
+    let only = |known: &[&str]| match class(options) {
+        Some(class) if !known.contains(&class) => {
+            let given = format!("has {class:?}, and only {} of this type is computed here", known.join(" and "));
+            Err(refusal(folder, CONFIG, "architectures", given, START_PYTHON))
+        }
+        _ => Ok(()),
+    };
+    let is_sentences = folder.path(MODULES).exists();
+    let (architecture, inputs, output) = match model_type(folder, options)? {
+        "bert" if is_sentences => {
+            sentences::check_native(folder)?;
+            let shape = vec![Dimension::Free, size("hidden_size")?];
+            ("sentences", &["input_ids", "attention_mask"][..], ("sentence_embedding", shape))
+        }
+        "bert" => {
+            only(&["BertModel"])?;
+            let shape = vec![Dimension::Free, Dimension::Free, size("hidden_size")?];
+            ("bert", &["input_ids", "attention_mask"][..], ("last_hidden_state", shape))
+        }
+        model_type @ ("gpt2" | "llama") if !is_sentences => {
+            let (architecture, class) =
+                if model_type == "gpt2" { ("gpt2", "GPT2LMHeadModel") } else { ("llama", "LlamaForCausalLM") };
+            only(&[class])?;
+            let shape = vec![Dimension::Free, Dimension::Free, size("vocab_size")?];
+            (architecture, &["input_ids"][..], ("logits", shape))
+        }
+        other => {
+            let given = format!("is {other:?}, and only bert, gpt2 and llama are computed here");
+            return Err(refusal(folder, CONFIG, "model_type", given, START_PYTHON));
+        }
+    };
+    Ok(Described { computed_by: ComputedBy::Network(architecture), inputs: tokens(inputs), outputs: vec![output] })
+}
