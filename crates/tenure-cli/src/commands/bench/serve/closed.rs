@@ -1,9 +1,10 @@
 //! Requests over connections, each of which sends the next when the last is answered: to a server of ours, and to a bare one.
 
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use tenure::units::{Bytes, Percent};
@@ -11,9 +12,8 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::bare::BareServer;
-use super::client::Client;
+use super::client::{Client, PATIENCE};
 use super::own::OwnServer;
-use super::summary::quantile;
 use super::target::{Asked, Outcome};
 use crate::output;
 use crate::table::table;
@@ -57,10 +57,14 @@ pub(super) struct Rates {
 struct Turn {
     per_second: f64,
     cpu_us: f64,
-    times_ms: Vec<f64>,
+    answered: usize,
     unanswered: usize,
     wrong: usize,
 }
+
+/// Latencies in µs, to three digits. They take as much memory however many there are: that of the process is measured.
+#[derive(Clone)]
+struct Latencies(Arc<Mutex<Histogram<u64>>>);
 
 /// Measures each of the requests in its encoding. One that was interrupted is left out.
 pub(super) fn measure(
@@ -80,35 +84,34 @@ pub(super) fn measure(
         let bare_client = Arc::new(Client::new(&bare.url)?);
         let asked = Arc::new(asked);
         let turn_time = load.time / (TURNS * 4);
-        let turn = |client: &Arc<Client>| {
-            runtime.block_on(turn(client, &asked, load.connections, turn_time.mul_f64(WARM_UP)));
+        let [warm_up, latencies, bare_latencies] = [Latencies::new()?, Latencies::new()?, Latencies::new()?];
+        let turn = |client: &Arc<Client>, latencies: &Latencies| {
+            runtime.block_on(turn(client, &asked, load.connections, turn_time.mul_f64(WARM_UP), &warm_up));
             let before = cpu_us(server);
-            let turn = runtime.block_on(turn(client, &asked, load.connections, turn_time));
-            Turn { cpu_us: (cpu_us(server) - before) / turn.times_ms.len() as f64, ..turn }
+            let turn = runtime.block_on(turn(client, &asked, load.connections, turn_time, latencies));
+            Turn { cpu_us: (cpu_us(server) - before) / turn.answered as f64, ..turn }
         };
         let (mut ours, mut bares) = (Vec::new(), Vec::new());
         let mut resident = Vec::new();
         for _ in 0..TURNS {
             bar.set_message(format!("{encoding}, Tenure"));
-            ours.push(turn(&client));
+            ours.push(turn(&client, &latencies));
             resident.push(resident_bytes(server));
             bar.inc(1);
             bar.set_message(format!("{encoding}, a bare server"));
-            bares.push(turn(&bare_client));
+            bares.push(turn(&bare_client, &bare_latencies));
             bar.inc(1);
             if output::is_interrupted() {
                 return Ok(rates);
             }
         }
-        rates.push(Rates::of(encoding, &ours, &bares, &resident));
+        rates.push(Rates::of(encoding, &ours, &bares, &latencies, &resident));
     }
     Ok(rates)
 }
 
 impl Rates {
-    fn of(encoding: &'static str, ours: &[Turn], bares: &[Turn], resident: &[u64]) -> Self {
-        let mut times_ms: Vec<f64> = ours.iter().flat_map(|turn| turn.times_ms.iter().copied()).collect();
-        times_ms.sort_by(f64::total_cmp);
+    fn of(encoding: &'static str, ours: &[Turn], bares: &[Turn], latencies: &Latencies, resident: &[u64]) -> Self {
         let sum = |of: fn(&Turn) -> usize| ours.iter().map(of).sum();
         let at = |turn: usize| resident.get(turn).copied().unwrap_or(0);
         Self {
@@ -118,9 +121,9 @@ impl Rates {
             ratio: median(ours.iter().zip(bares).map(|(ours, bare)| ours.per_second / bare.per_second)),
             cpu_us: median(ours.iter().map(|turn| turn.cpu_us)),
             bare_cpu_us: median(bares.iter().map(|turn| turn.cpu_us)),
-            p50_ms: quantile(&times_ms, 0.5),
-            p99_ms: quantile(&times_ms, 0.99),
-            requests: times_ms.len(),
+            p50_ms: latencies.quantile_ms(0.5),
+            p99_ms: latencies.quantile_ms(0.99),
+            requests: sum(|turn| turn.answered),
             unanswered: sum(|turn| turn.unanswered),
             wrong: sum(|turn| turn.wrong),
             resident_bytes: [at(0), at(resident.len() / 2), at(resident.len().saturating_sub(1))],
@@ -152,12 +155,36 @@ impl Rates {
     }
 }
 
+impl Latencies {
+    fn new() -> anyhow::Result<Self> {
+        let longest_us = PATIENCE.as_micros().try_into()?;
+        Ok(Self(Arc::new(Mutex::new(Histogram::new_with_max(longest_us, 3)?))))
+    }
+
+    fn record(&self, took: Duration) {
+        let took_us = took.as_micros().try_into().unwrap_or(u64::MAX);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(took_us);
+    }
+
+    /// The smallest that such a share of all is not above; nothing where there are none.
+    fn quantile_ms(&self, share: f64) -> Option<f64> {
+        let latencies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!latencies.is_empty()).then(|| latencies.value_at_quantile(share) as f64 / 1e3)
+    }
+}
+
 /// Sends over so many connections for so long.
-async fn turn(client: &Arc<Client>, asked: &Arc<Asked>, connections: usize, time: Duration) -> Turn {
+async fn turn(
+    client: &Arc<Client>,
+    asked: &Arc<Asked>,
+    connections: usize,
+    time: Duration,
+    latencies: &Latencies,
+) -> Turn {
     let begun = Instant::now();
     let mut senders = JoinSet::new();
     for _ in 0..connections {
-        let (client, asked) = (Arc::clone(client), Arc::clone(asked));
+        let (client, asked, latencies) = (Arc::clone(client), Arc::clone(asked), latencies.clone());
         senders.spawn(async move {
             let mut turn = Turn::default();
             let mut sent = Instant::now();
@@ -165,7 +192,10 @@ async fn turn(client: &Arc<Client>, asked: &Arc<Asked>, connections: usize, time
                 let answer = asked.ask(&client).await;
                 let answered = Instant::now();
                 match answer.map(|answer| asked.outcome(answer)) {
-                    Ok(Outcome::Answered) => turn.times_ms.push((answered - sent).as_secs_f64() * 1e3),
+                    Ok(Outcome::Answered) => {
+                        turn.answered += 1;
+                        latencies.record(answered - sent);
+                    }
                     Ok(Outcome::Wrong) => turn.wrong += 1,
                     _ => turn.unanswered += 1,
                 }
@@ -175,12 +205,12 @@ async fn turn(client: &Arc<Client>, asked: &Arc<Asked>, connections: usize, time
         });
     }
     let mut all = Turn::default();
-    for Turn { times_ms, unanswered, wrong, .. } in senders.join_all().await {
-        all.times_ms.extend(times_ms);
+    for Turn { answered, unanswered, wrong, .. } in senders.join_all().await {
+        all.answered += answered;
         all.unanswered += unanswered;
         all.wrong += wrong;
     }
-    all.per_second = all.times_ms.len() as f64 / begun.elapsed().as_secs_f64();
+    all.per_second = all.answered as f64 / begun.elapsed().as_secs_f64();
     all
 }
 
@@ -215,4 +245,22 @@ fn median(rates: impl Iterator<Item = f64>) -> f64 {
     let mut rates: Vec<f64> = rates.collect();
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_of_latencies_are_right_to_a_thousandth() -> anyhow::Result<()> {
+        let latencies = Latencies::new()?;
+        assert_eq!(latencies.quantile_ms(0.5), None);
+        (1..=10_000).for_each(|us| latencies.record(Duration::from_micros(us)));
+        latencies.record(Duration::MAX);
+        for (share, expected) in [(0.0001, 0.001), (0.5, 5.0), (0.99, 9.9)] {
+            let found = latencies.quantile_ms(share).unwrap_or_default();
+            assert!((found - expected).abs() <= expected / 1000.0 + 0.001, "{share}: {found}");
+        }
+        Ok(())
+    }
 }

@@ -152,7 +152,7 @@ fn milliseconds(sample: &Sample) -> f64 {
 }
 
 /// The smallest that such a share of all is not above; nothing if that was never.
-pub(super) fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().filter(|ms| ms.is_finite())
 }
