@@ -138,7 +138,10 @@ impl Weights for OnCpu {
 
     fn loaded(&self) -> Result<(), ModelError> {
         let state = &mut *self.state.lock();
-        let Some(image) = &state.resident else { return Ok(()) };
+        let Some(image) = &state.resident else {
+            // Another thread, which was to bring them again, has let go of them since they were computed with.
+            return state.weights.files.check_unchanged();
+        };
         if !state.is_whole {
             image.wait_for_all()?;
             // Who writes a file again while it is read leaves some of both.
@@ -219,6 +222,8 @@ fn waited(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use tenure_nn::networks::Architectures;
     use tenure_tensor::DType;
 
@@ -244,6 +249,18 @@ mod tests {
         let answer = model.compute(&[tokens]);
         model.loaded().unwrap();
         answer.map(|answer| answer.outputs)
+    }
+
+    #[test]
+    fn weights_of_a_changed_file_that_left_before_they_were_looked_at_are_no_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = next_byte(folder.path());
+        model.load(Duration::ZERO).unwrap();
+        model.evict(u64::MAX);
+        model.loaded().unwrap();
+        let file = fs::File::options().write(true).open(folder.path().join("next-byte/model.safetensors")).unwrap();
+        file.set_len(17).unwrap();
+        assert!(matches!(model.loaded(), Err(ModelError::Changed { .. })));
     }
 
     #[test]
