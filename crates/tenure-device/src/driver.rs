@@ -161,19 +161,19 @@ pub trait Driver: Send + Sync {
     /// Undoes one [`open_memory`](Self::open_memory). Work that uses the memory must have completed.
     fn close_memory(&self, address: Address) -> Result<(), CallError>;
 
-    /// Makes host memory fast to copy from and to, and keeps it from being swapped out; `Access::Read` takes memory
-    /// that is mapped read-only.
+    /// Makes host memory fast to copy from and to, for all devices of this process, and keeps it from being swapped out;
+    /// `Access::Read` takes memory that is mapped read-only.
     ///
     /// # Safety
     /// `address..address + bytes` stays mapped until [`unregister_host`](Self::unregister_host).
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError>;
 
-    /// Where kernels find host memory that is registered, to read it in place: at the speed of the link, and with no copy on the
-    /// device. It holds until the memory is unregistered.
+    /// Where kernels of this device find host memory that is registered, whichever driver did it, to read it in place: at the
+    /// speed of the link, and with no copy on the device. It holds until the memory is unregistered.
     fn host_on_device(&self, address: *const u8) -> Result<Address, CallError>;
 
-    /// Undoes [`register_host`](Self::register_host) of the same address. Copies from and to it must have completed, and
-    /// kernels that read it in place.
+    /// Undoes this driver's [`register_host`](Self::register_host) of the same address. Copies from and to it must have
+    /// completed on every device, and kernels that read it in place.
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError>;
 
     /// The processes that hold memory of the device, this one included. `None` where the system does not tell.

@@ -8,7 +8,7 @@ use std::{fs, thread};
 
 use serde_json::json;
 use served::cuda::{CHUNK, MODELS, all_alone, alone, ask, expect_peace, input, models, options};
-use served::{Served, base64, request, until};
+use served::{Served, base64, images, request, until};
 use tempfile::TempDir;
 use tenure_core::StreamId;
 use tenure_device::memory::DeviceMemory;
@@ -181,6 +181,75 @@ fn two_devices_answer_clients_at_the_same_time_and_unloading_frees_both() {
     }
     let after = held(devices);
     assert!(after.iter().zip(&before).all(|(after, before)| after <= before), "{before:?} {after:?}");
+    devices.iter().for_each(|memory| expect_peace(memory));
+}
+
+/// The largest file of weights.
+fn largest_file(folder: &TempDir) -> u64 {
+    let bytes = |model| fs::metadata(folder.path().join(model).join("model.safetensors")).unwrap().len();
+    MODELS.map(bytes).into_iter().max().unwrap()
+}
+
+#[test]
+fn memory_for_one_image_serves_two_devices_which_share_it() {
+    let (_alone, devices) = all_alone();
+    let expected = {
+        let served = serve(models(), 8 * CHUNK);
+        MODELS.map(|model| ask(&served, model))
+    };
+    if devices.len() < 2 {
+        eprintln!("skipped: there is one device");
+        return;
+    }
+    let folder = models();
+    // Tensors begin at multiples of 256 bytes.
+    let host_bytes = largest_file(&folder) + (64 << 10);
+    let devices_of_all = vec![Device::cuda(0), Device::cuda(1)];
+    let options = ServingOptions { devices: devices_of_all, host_bytes, ..options(&folder, CHUNK) };
+    let served = Served::start(folder, options, Architectures::default());
+    for turn in 0..6 {
+        for (model, expected) in MODELS.iter().zip(&expected) {
+            assert!(ask(&served, model) == *expected, "{model} in turn {turn}");
+            let tiers = served.serving.snapshot().tiers;
+            let [_, _, pinned] = &tiers[..] else { panic!("{tiers:?}") };
+            assert!((1..=host_bytes).contains(&pinned.used_bytes) && pinned.capacity_bytes == host_bytes, "{pinned:?}");
+        }
+    }
+    devices.iter().for_each(|memory| expect_peace(memory));
+}
+
+#[test]
+fn a_model_has_one_image_on_whichever_devices_it_was_and_none_of_files_that_were_written_again() {
+    let (_alone, devices) = all_alone();
+    if devices.len() < 2 {
+        eprintln!("skipped: there is one device");
+        return;
+    }
+    let folder = models();
+    let options = ServingOptions { devices: vec![Device::cuda(0), Device::cuda(1)], ..options(&folder, CHUNK) };
+    let served = Served::start(folder, options, Architectures::default());
+    // There is room for two of the four, so that they come to both devices.
+    let ask_all = || {
+        for _ in 0..4 {
+            MODELS.iter().for_each(|model| drop(ask(&served, model)));
+        }
+        ["digits#", "digits-2#"].map(images)
+    };
+    assert_eq!(ask_all(), [1, 1]);
+    let before = ask(&served, "digits-2");
+    let path = served.folder.path().join("digits-2/model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let end = bytes.len();
+    bytes[end - 4096..].chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&9_f32.to_le_bytes()));
+    let aside = TempDir::new().unwrap();
+    fs::write(aside.path().join("new"), bytes).unwrap();
+    fs::rename(aside.path().join("new"), &path).unwrap();
+    let has_changed = || {
+        let answer = served.infer(&request("digits-2", vec![input("digits-2")]));
+        answer.is_ok_and(|answer| answer.outputs[0].bytes() != &before[..])
+    };
+    until("the new weights are served", has_changed);
+    until("nothing is left of the old ones", || ask_all() == [1, 1]);
     devices.iter().for_each(|memory| expect_peace(memory));
 }
 

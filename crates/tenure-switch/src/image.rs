@@ -51,13 +51,12 @@ pub struct Manifest {
     ends: Vec<usize>,
 }
 
-/// A model's weights, once, for good: in memory that is sealed, pinned if a device is to have them. It may be on its way there.
+/// A model's weights, once, for good: in memory that is sealed, pinned if devices are to have them. It may be on its way there.
 pub struct Image {
     manifest: Arc<Manifest>,
     sealed: Sealed,
     reading: Reading,
-    /// Of the device that it is pinned for.
-    driver: Option<Arc<dyn Driver>>,
+    is_pinned: bool,
     progress: Arc<Progress>,
 }
 
@@ -142,7 +141,7 @@ impl Image {
                 progress.arrived(index, result);
             });
         }
-        Ok(Self { manifest: Arc::clone(manifest), sealed, reading, driver: driver.cloned(), progress })
+        Ok(Self { manifest: Arc::clone(manifest), sealed, reading, is_pinned: driver.is_some(), progress })
     }
 
     /// What it is made of.
@@ -178,9 +177,9 @@ impl Image {
     /// of no other has.
     ///
     /// # Panics
-    /// The image is pinned for a device.
+    /// The image is pinned.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
-        assert!(self.driver.is_none(), "an image that is pinned for a device is not written to");
+        assert!(!self.is_pinned, "an image that is pinned for devices is not written to");
         let Range { start, end } = self.manifest.groups[group];
         let (first, image) = (self.reading.as_ptr().wrapping_add(start as usize), Arc::clone(self));
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(image));
@@ -189,17 +188,17 @@ impl Image {
         unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) }
     }
 
-    /// The bytes of a group as a storage of the device that the image is pinned for, whose kernels read them in place: over the
-    /// link, a read at a time, with no copy on the device. Its use waits until they are there. It keeps the image, and is
-    /// to be read only; what was launched with it must be done when it goes.
+    /// The bytes of a group as a storage of a device, whose kernels read them in place: over the link, a read at a time, with no
+    /// copy on the device. Its use waits until they are there. It keeps the image, and is to be read only; what was launched
+    /// with it must be done when it goes.
     ///
     /// # Errors
-    /// The driver says of no address.
+    /// The driver knows no address of it.
     ///
     /// # Panics
     /// The image is not pinned.
-    pub fn storage_on_device(self: &Arc<Self>, group: usize) -> Result<Storage, SwitchError> {
-        let driver = self.driver.as_ref().expect("an image that is pinned for a device");
+    pub fn storage_on_device(self: &Arc<Self>, group: usize, driver: &dyn Driver) -> Result<Storage, SwitchError> {
+        assert!(self.is_pinned, "an image that is pinned for devices");
         let Range { start, end } = self.manifest.groups[group];
         let first = driver.host_on_device(self.reading.as_ptr().wrapping_add(start as usize))?;
         let image = Arc::clone(self);

@@ -51,7 +51,8 @@ pub struct ImageStatistics {
 }
 
 impl Images {
-    /// Keeps `budget_bytes` bytes of images at most, pinned by a device's driver if there is one.
+    /// Keeps `budget_bytes` bytes of images at most, pinned by a driver if there is one. All devices of this process copy from what
+    /// one of them pins.
     ///
     /// # Errors
     /// No threads to read files.

@@ -75,8 +75,8 @@ pub(crate) struct ServeArgs {
     /// Each device's memory for weights: a size, or a share of what this program may use of it
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     device_bytes: Share,
-    /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use. Several
-    /// GPUs share it equally; with --python, half of each GPU's is for PyTorch modules
+    /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use. All GPUs
+    /// copy from the same weights there; with --python, half of it is for PyTorch modules, an equal share for each GPU
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     host_bytes: Share,
     /// The socket of programs that run on the device while nothing is asked, such as training, and yield it when a request comes:

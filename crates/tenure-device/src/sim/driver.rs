@@ -165,9 +165,21 @@ impl Driver for SimDriver {
     }
 
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
-        self.call(Call::UnregisterHost, |state| {
+        let range = self.call(Call::UnregisterHost, |state| {
             state.host.unregister(address as u64, &mut state.memory, state.order.host())
-        })
+        })?;
+        for device in self.registrations.devices() {
+            let mut state = device.state.lock();
+            if state.fault().is_some() {
+                // Its work is over.
+                continue;
+            }
+            let State { host, memory, order, .. } = &mut *state;
+            let let_go = host.let_go(&range, memory, order.host());
+            drop(state);
+            self.resume(Call::UnregisterHost, |_| let_go)?;
+        }
+        Ok(())
     }
 
     fn processes(&self) -> Option<Vec<ProcessMemory>> {

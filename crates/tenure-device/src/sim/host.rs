@@ -1,27 +1,42 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tenure_alloc::Address;
 
+use super::SimDriver;
 use super::memory::Memory;
 use super::race::{Access, Clock};
 use crate::{Access as Rights, ErrorKind, Launch};
 
-/// Memory of the host that is registered with the device.
+/// Memory of the host that is registered, by whichever device of a platform: all of them use it.
 #[derive(Default)]
-pub(super) struct HostMemory {
+pub(super) struct Registrations {
     /// By first byte; they do not overlap.
-    registrations: BTreeMap<u64, Registration>,
+    ranges: Mutex<BTreeMap<u64, Registration>>,
+    devices: Mutex<Vec<Weak<SimDriver>>>,
 }
 
+#[derive(Clone, Copy)]
 struct Registration {
     end: u64,
     access: Rights,
+}
+
+/// A device's use of memory of the host.
+pub(super) struct HostMemory {
+    registrations: Arc<Registrations>,
+    /// By first byte of a registration.
+    used: BTreeMap<u64, Used>,
+}
+
+#[derive(Default)]
+struct Used {
     /// Where kernels read it, once that was asked for.
     on_device: Option<Address>,
     /// The last asynchronous copy of each stream.
-    uses: Vec<Access>,
+    copies: Vec<Access>,
 }
 
 /// Memory of the host that an asynchronous copy uses.
@@ -31,7 +46,30 @@ pub(super) struct HostUse {
     pub(super) write: bool,
 }
 
+impl Registrations {
+    /// Counts a device among those that use what is registered.
+    pub(super) fn join(&self, device: Weak<SimDriver>) {
+        self.devices.lock().push(device);
+    }
+
+    /// The devices that are there.
+    pub(super) fn devices(&self) -> Vec<Arc<SimDriver>> {
+        self.devices.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// What overlaps a range, the last first.
+    fn overlapping(&self, range: &Range<u64>) -> Vec<(u64, Registration)> {
+        let ranges = self.ranges.lock();
+        let below = ranges.range(..range.end).rev();
+        below.take_while(|(_, found)| found.end > range.start).map(|(start, found)| (*start, *found)).collect()
+    }
+}
+
 impl HostMemory {
+    pub(super) fn new(registrations: Arc<Registrations>) -> Self {
+        Self { registrations, used: BTreeMap::new() }
+    }
+
     pub(super) fn register(&mut self, address: u64, bytes: u64, access: Rights) -> Result<(), ErrorKind> {
         for (what, value) in [("address", address), ("size", bytes)] {
             if value == 0 {
@@ -39,52 +77,67 @@ impl HostMemory {
             }
         }
         let range = address..address.saturating_add(bytes);
-        if let Some((&start, registration)) = self.registrations.range(..range.end).next_back()
+        let mut ranges = self.registrations.ranges.lock();
+        if let Some((&start, registration)) = ranges.range(..range.end).next_back()
             && registration.end > range.start
         {
             return Err(ErrorKind::HostRegistered { range, existing: start..registration.end });
         }
-        self.registrations.insert(address, Registration { end: range.end, access, on_device: None, uses: Vec::new() });
+        ranges.insert(address, Registration { end: range.end, access });
         Ok(())
     }
 
     /// Where kernels find what is registered at `address`.
     pub(super) fn on_device(&mut self, address: u64, memory: &mut Memory) -> Result<Address, ErrorKind> {
-        let below = self.registrations.range_mut(..=address).next_back();
-        let Some((start, registration)) = below.filter(|(_, registration)| address < registration.end) else {
-            return Err(ErrorKind::HostNotRegistered(address));
-        };
-        let first = match registration.on_device {
+        let found = self.registrations.overlapping(&(address..address.saturating_add(1)));
+        let &[(start, registration)] = &found[..] else { return Err(ErrorKind::HostNotRegistered(address)) };
+        let used = self.used.entry(start).or_default();
+        let first = match used.on_device {
             Some(first) => first,
-            None => memory.map_host(*start, registration.end - start)?,
+            None => memory.map_host(start, registration.end - start)?,
         };
-        registration.on_device = Some(first);
+        used.on_device = Some(first);
         Ok(first + (address - start))
     }
 
-    /// Forgets what was registered at `address`, given what the host knows to be complete.
-    pub(super) fn unregister(&mut self, address: u64, memory: &mut Memory, host: &Clock) -> Result<(), ErrorKind> {
-        let registration = self.registrations.get(&address).ok_or(ErrorKind::HostNotRegistered(address))?;
-        if let Some(used) = registration.uses.iter().find(|used| !host.covers(used)) {
-            let range = address..registration.end;
-            return Err(ErrorKind::UnregisteredInUse { range, launch: Arc::clone(&used.launch) });
+    /// Forgets what was registered at `address`, given what the host knows to be complete. Other devices are to
+    /// [let go](Self::let_go) of the range then.
+    pub(super) fn unregister(
+        &mut self,
+        address: u64,
+        memory: &mut Memory,
+        host: &Clock,
+    ) -> Result<Range<u64>, ErrorKind> {
+        let registration = self.registrations.ranges.lock().get(&address).copied();
+        let Registration { end, .. } = registration.ok_or(ErrorKind::HostNotRegistered(address))?;
+        self.let_go(&(address..end), memory, host)?;
+        self.registrations.ranges.lock().remove(&address);
+        Ok(address..end)
+    }
+
+    /// Forgets how this device used a registration, given what the host knows to be complete here.
+    pub(super) fn let_go(&mut self, range: &Range<u64>, memory: &mut Memory, host: &Clock) -> Result<(), ErrorKind> {
+        let in_use = |launch: &Arc<Launch>| {
+            let (range, launch) = (range.clone(), Arc::clone(launch));
+            ErrorKind::UnregisteredInUse { range, launch }
+        };
+        let Some(used) = self.used.get(&range.start) else { return Ok(()) };
+        if let Some(copy) = used.copies.iter().find(|copy| !host.covers(copy)) {
+            return Err(in_use(&copy.launch));
         }
-        if let Some(first) = registration.on_device {
-            memory.unmap_host(first, host).map_err(|launch| {
-                let range = address..registration.end;
-                ErrorKind::UnregisteredInUse { range, launch }
-            })?;
+        if let Some(first) = used.on_device {
+            memory.unmap_host(first, host).map_err(|launch| in_use(&launch))?;
         }
-        self.registrations.remove(&address);
+        self.used.remove(&range.start);
         Ok(())
     }
 
     /// Refuses a copy into memory that was registered for reading.
     pub(super) fn check(&self, used: &HostUse, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
-        let read_only = |(_, registration): &(&u64, &Registration)| registration.access == Rights::Read;
-        match self.overlapping(&used.range).find(read_only) {
-            Some((&start, registration)) if used.write => {
-                Err(ErrorKind::ReadOnly { launch: Arc::clone(launch), range: start..registration.end })
+        let overlapping = self.registrations.overlapping(&used.range);
+        match overlapping.iter().find(|(_, registration)| registration.access == Rights::Read) {
+            Some((start, registration)) if used.write => {
+                Err(ErrorKind::ReadOnly { launch: Arc::clone(launch), range: *start..registration.end })
             }
             _ => Ok(()),
         }
@@ -92,17 +145,10 @@ impl HostMemory {
 
     /// Notes that a copy uses memory, registered or not.
     pub(super) fn note(&mut self, used: &HostUse, access: &Access) {
-        let starts: Vec<u64> = self.overlapping(&used.range).map(|(&start, _)| start).collect();
-        for start in starts {
-            if let Some(registration) = self.registrations.get_mut(&start) {
-                registration.uses.retain(|earlier| !earlier.is_superseded_by(access));
-                registration.uses.push(access.clone());
-            }
+        for (start, _) in self.registrations.overlapping(&used.range) {
+            let copies = &mut self.used.entry(start).or_default().copies;
+            copies.retain(|earlier| !earlier.is_superseded_by(access));
+            copies.push(access.clone());
         }
-    }
-
-    fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (&u64, &Registration)> {
-        let from = range.start;
-        self.registrations.range(..range.end).rev().take_while(move |(_, registration)| registration.end > from)
     }
 }

@@ -27,7 +27,8 @@
 //!
 //! **Peers.** Devices of a [`SimPlatform`] have no address in common. Work of a device touches its own memory only: what
 //! another may reach ([`Driver::enable_peer`](crate::Driver::enable_peer)) is kept and told ([`SimDriver::lets`]), and
-//! that is all.
+//! that is all. Memory of the host that one of them registers is registered for all of them, as CUDA does with
+//! `CU_MEMHOSTREGISTER_PORTABLE`.
 //!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
@@ -63,6 +64,7 @@ use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
 
 pub use self::fault::Failure;
+use self::host::Registrations;
 pub use self::kernel::{Kernel, KernelMemory};
 pub(crate) use self::peers::Source;
 pub use self::platform::SimPlatform;
@@ -104,6 +106,8 @@ pub struct SimDriver {
     state: Guarded,
     device: Device,
     granularity: u64,
+    /// Memory of the host that is registered.
+    registrations: Arc<Registrations>,
     /// Devices of the platform that can reach this one's memory, if they may.
     possible_peers: Vec<u8>,
 }
@@ -114,14 +118,15 @@ impl SimDriver {
     /// # Panics
     /// If the granularity is not a power of two.
     pub fn new(config: SimConfig) -> Self {
-        Self::numbered(config, 0, Vec::new())
+        Self::numbered(config, 0, Vec::new(), Arc::default())
     }
 
-    fn numbered(config: SimConfig, device: u8, possible_peers: Vec<u8>) -> Self {
+    fn numbered(config: SimConfig, device: u8, possible_peers: Vec<u8>, registrations: Arc<Registrations>) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
         let device = Device::cuda(device);
-        Self { state: Guarded::new(State::new(config, device)), device, granularity, possible_peers }
+        let state = Guarded::new(State::new(config, device, Arc::clone(&registrations)));
+        Self { state, device, granularity, registrations, possible_peers }
     }
 
     /// Puts `kernel` on its stream. [`check_launch`](crate::check_launch) takes what it returns.

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use super::host::Registrations;
 use super::{SimConfig, SimDriver};
 use crate::{Call, CallError, Driver, ErrorKind, Link, Platform, Properties};
 
@@ -13,6 +14,8 @@ pub struct SimPlatform {
     devices: Vec<(SimConfig, OnceLock<Arc<SimDriver>>)>,
     /// What was said about pairs of devices, the lower number first.
     pairs: BTreeMap<(u8, u8), Pair>,
+    /// Memory of the host that is registered, for all devices.
+    registrations: Arc<Registrations>,
 }
 
 struct Pair {
@@ -25,7 +28,7 @@ impl SimPlatform {
     pub fn new(devices: Vec<SimConfig>) -> Self {
         let count = if devices.is_empty() { Err(ErrorKind::NoDevice) } else { Ok(devices.len() as u32) };
         let devices = devices.into_iter().map(|config| (config, OnceLock::new())).collect();
-        Self { count, devices, pairs: BTreeMap::new() }
+        Self { count, devices, pairs: BTreeMap::new(), registrations: Arc::default() }
     }
 
     /// The same platform, which counts its devices so, or fails to. Devices beyond the count are not there, and none
@@ -49,7 +52,10 @@ impl SimPlatform {
         Ok(driver.get_or_init(|| {
             let others = (0..=u8::MAX).take(self.devices.len());
             let peers = others.filter(|&peer| self.pair(device, peer).is_some_and(|pair| pair.peer_access));
-            Arc::new(SimDriver::numbered(*config, device, peers.collect()))
+            let driver = SimDriver::numbered(*config, device, peers.collect(), Arc::clone(&self.registrations));
+            let driver = Arc::new(driver);
+            self.registrations.join(Arc::downgrade(&driver));
+            driver
         }))
     }
 

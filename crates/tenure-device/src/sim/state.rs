@@ -10,7 +10,7 @@ use tenure_core::{Device, StreamId};
 use super::capture::{Action, Capture, Graph, capture_error};
 use super::events::Recorded;
 use super::fault::Failures;
-use super::host::HostMemory;
+use super::host::{HostMemory, Registrations};
 use super::kernel::{Kernel, KernelMemory, Touches};
 use super::memory::Memory;
 use super::physical::PhysicalMemory;
@@ -54,11 +54,11 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(config: SimConfig, device: Device) -> Self {
+    pub(super) fn new(config: SimConfig, device: Device, registrations: Arc<Registrations>) -> Self {
         let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
             memory: Memory::new(device.index(), config.granularity_bytes, physical),
-            host: HostMemory::default(),
+            host: HostMemory::new(registrations),
             timeline: Timeline::new(device, config.seed),
             order: Order::default(),
             failures: Failures::default(),

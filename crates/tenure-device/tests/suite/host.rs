@@ -1,7 +1,9 @@
 //! Registered memory of the host, where the simulated device is stricter than a real one.
 
+use std::sync::Arc;
+
 use tenure_core::StreamId;
-use tenure_device::sim::SimDriver;
+use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
 use tenure_device::{Access, CallError, Driver, ErrorKind, Priority};
 
 use crate::common::{kind, sim};
@@ -107,5 +109,34 @@ fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
     let again = driver.host_on_device(start).unwrap();
     driver.copy_on_device(address, again, 64, stream).unwrap();
     let error = kind(driver.unregister_host(start));
+    assert!(matches!(error, ErrorKind::UnregisteredInUse { .. }), "{error}");
+}
+
+#[test]
+fn what_one_device_of_a_platform_registers_all_of_them_use() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
+    let [first, second] = [0, 1].map(|device| Arc::clone(platform.sim(device).unwrap()));
+    let (mut memory, mut back) = ([3; 64], [0; 64]);
+    let (address, start) = (second.malloc(64).unwrap(), memory.as_mut_ptr());
+    for reads_in_place in [true, false] {
+        register(&first, &mut memory, Access::Read).unwrap();
+        let again = kind(register(&second, &mut memory, Access::Read));
+        assert!(matches!(again, ErrorKind::HostRegistered { .. }), "{again}");
+        let there = second.host_on_device(start).unwrap();
+        let copy = || match reads_in_place {
+            true => second.copy_on_device(address, there, 64, StreamId::NULL).unwrap(),
+            // SAFETY: the array outlives the devices, and nothing writes it.
+            false => unsafe { second.copy_to_device_async(address, start, 64, StreamId::NULL).unwrap() },
+        };
+        copy();
+        second.copy_from_device(&mut back, address, StreamId::NULL).unwrap();
+        assert_eq!(back, [3; 64]);
+        first.unregister_host(start).unwrap();
+        assert_eq!(kind(second.host_on_device(start)), ErrorKind::HostNotRegistered(start as u64));
+    }
+    register(&first, &mut memory, Access::Read).unwrap();
+    // SAFETY: the array outlives the devices, and nothing writes it.
+    unsafe { second.copy_to_device_async(address, start, 64, StreamId::NULL).unwrap() };
+    let error = kind(first.unregister_host(start));
     assert!(matches!(error, ErrorKind::UnregisteredInUse { .. }), "{error}");
 }

@@ -7,6 +7,7 @@ use tenure_switch::residency::Demand;
 use tenure_switch::{Manifest, SwitchError};
 use tenure_tensor::Tensor;
 
+use super::arrangement::Arrangement;
 use super::on_cpu::OnCpu;
 use super::on_cuda::OnCuda;
 use super::switcher::Shared;
@@ -30,10 +31,8 @@ pub(super) struct Known {
 pub(super) struct Parts {
     pub(super) name: String,
     pub(super) network: Box<dyn Network>,
-    pub(super) stored: StoredTensors,
-    /// The order of the manifest.
-    pub(super) order: Order,
-    pub(super) manifest: Arc<Manifest>,
+    pub(super) stored: Arc<StoredTensors>,
+    pub(super) arrangement: Arc<Arrangement>,
 }
 
 /// Where a model's weights are when it is computed.
@@ -42,17 +41,26 @@ enum Weights {
     Cuda(OnCuda),
 }
 
+impl Parts {
+    pub(super) fn manifest(&self) -> &Arc<Manifest> {
+        &self.arrangement.manifest
+    }
+}
+
 impl Known {
     pub(super) fn new(
         shared: &Shared,
         number: u64,
         name: &str,
         network: Box<dyn Network>,
-        stored: StoredTensors,
+        stored: Arc<StoredTensors>,
     ) -> Result<Self> {
-        let order = Order::unknown(stored.tensors().len());
-        let manifest = stored.manifest(name, &order)?;
-        let mut parts = Parts { name: name.into(), network, stored, order, manifest };
+        let arrangement = match &shared.cuda {
+            Some(_) => stored.arrangements.unknown(&stored, &shared.images, name)?,
+            // What is computed with is a model's own.
+            None => Arrangement::new(&stored, &shared.images, name, Order::unknown(stored.tensors().len()))?,
+        };
+        let mut parts = Parts { name: name.into(), network, stored, arrangement };
         let weights = match &shared.cuda {
             Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
             None => Weights::Cpu(OnCpu::default()),
@@ -65,7 +73,7 @@ impl Known {
     }
 
     pub(super) fn manifest(&self) -> &Arc<Manifest> {
-        &self.parts.manifest
+        self.parts.manifest()
     }
 
     pub(super) fn resident_bytes(&self) -> u64 {
@@ -77,7 +85,7 @@ impl Known {
 
     pub(super) fn missing_bytes(&self) -> u64 {
         match &self.weights {
-            Weights::Cpu(weights) => self.parts.manifest.bytes() - weights.resident_bytes(&self.parts),
+            Weights::Cpu(weights) => self.parts.manifest().bytes() - weights.resident_bytes(&self.parts),
             Weights::Cuda(weights) => weights.model().missing_bytes(),
         }
     }
@@ -128,7 +136,7 @@ impl Known {
     pub(super) fn learn(&mut self, shared: &Shared, measured: &Measured) -> Result<()> {
         let Self { parts, weights, .. } = self;
         match (weights, &shared.cuda) {
-            (Weights::Cuda(weights), Some(cuda)) if !parts.order.is_recorded() => {
+            (Weights::Cuda(weights), Some(cuda)) if !parts.arrangement.order.is_recorded() => {
                 weights.learn(parts, shared, cuda, measured)
             }
             _ => Ok(()),
@@ -137,22 +145,38 @@ impl Known {
 
     /// The worth of its bytes on the device, after so many uses of all models.
     pub(super) fn worth(&self, shared: &Shared, uses: u64) -> i64 {
-        let manifest = &self.parts.manifest;
+        let manifest = self.parts.manifest();
         self.demand.worth(uses, manifest.bytes(), shared.images.has(manifest), self.priority)
     }
 
-    /// Arranges the model by the order that was kept for it, if there is one and it has not been learned yet.
+    /// Arranges the model by the order that another device learned or that was kept for it, if there is one and it has not been
+    /// learned yet.
     pub(super) fn recall(&mut self, shared: &Shared) -> Result<()> {
         let Self { parts, weights, is_recalled, .. } = self;
-        if std::mem::replace(is_recalled, true) || parts.order.is_recorded() {
+        if parts.arrangement.order.is_recorded() {
             return Ok(());
         }
-        let Some(order) = shared.kept_order(parts) else { return Ok(()) };
+        let learned = parts.stored.arrangements.recorded(&shared.images);
+        let kept = match std::mem::replace(is_recalled, true) {
+            false if learned.is_none() => shared.kept_order(parts),
+            _ => None,
+        };
         match (weights, &shared.cuda) {
-            (Weights::Cuda(weights), Some(cuda)) => weights.arrange(parts, shared, cuda, order)?,
+            // The process that it is lent to has it as it is.
+            (Weights::Cuda(weights), Some(_)) if weights.model().is_lent() => {}
+            (Weights::Cuda(weights), Some(cuda)) => {
+                let record =
+                    |order| parts.stored.arrangements.record(&parts.stored, &shared.images, &parts.name, order);
+                if let Some(arrangement) = learned.map_or_else(|| kept.map(record).transpose(), |it| Ok(Some(it)))? {
+                    weights.arrange(parts, shared, cuda, arrangement)?;
+                }
+            }
             // On the CPU there are no tables.
-            _ if order.has_tables() => {}
-            _ => (parts.manifest, parts.order) = (parts.stored.manifest(&parts.name, &order)?, order),
+            _ => {
+                if let Some(order) = kept.filter(|order| !order.has_tables()) {
+                    parts.arrangement = Arrangement::new(&parts.stored, &shared.images, &parts.name, order)?;
+                }
+            }
         }
         Ok(())
     }
@@ -168,19 +192,15 @@ impl Known {
 
     /// Brings what is missing, for which there is room.
     pub(super) fn load(&mut self, shared: &Shared) -> Result<()> {
-        let image = shared.image(&self.parts.manifest)?;
-        match &mut self.weights {
-            Weights::Cpu(weights) => weights.bind(&mut self.parts, image),
+        let Self { parts, weights, .. } = self;
+        let manifest = Arc::clone(parts.manifest());
+        shared.images.with(&manifest, |image| match weights {
+            Weights::Cpu(weights) => weights.bind(parts, Arc::clone(image)),
             Weights::Cuda(weights) => {
-                weights.model().load(&image).inspect_err(|error| {
-                    // It is read again when it is asked for again.
-                    if matches!(error, SwitchError::Read { .. }) {
-                        shared.images.forget(&self.parts.manifest);
-                    }
-                })?;
+                weights.model().load(image)?;
                 Ok(())
             }
-        }
+        })
     }
 
     pub(super) fn when_loaded(&self, shared: &Shared, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
@@ -206,10 +226,9 @@ impl Known {
         }
     }
 
-    /// Lets go of everything.
+    /// Makes it ready to be dropped.
     pub(super) fn leave(&mut self, shared: &Shared) {
         self.evict(shared, u64::MAX);
-        shared.images.forget(&self.parts.manifest);
         if let Weights::Cuda(weights) = &mut self.weights {
             weights.leave(shared);
         }

@@ -55,7 +55,7 @@ impl LentModel {
             bytes: entry.bytes,
         };
         let tensors = |indices: &[usize]| indices.iter().map(|index| tensor(&parts.stored.tensors()[*index])).collect();
-        let order = parts.order.as_known();
+        let order = parts.arrangement.order.as_known();
         let terms = LentTerms {
             model: parts.name.clone(),
             terms: lent.terms(),
@@ -63,7 +63,7 @@ impl LentModel {
             ends: order.ends.clone(),
             tables: tensors(&order.tables),
             signals: lent.signals()?.into_iter().map(|EventHandle(bytes)| bytes.to_vec()).collect(),
-            is_recorded: parts.order.is_recorded(),
+            is_recorded: parts.arrangement.order.is_recorded(),
         };
         Ok(Self { lent, terms, tables })
     }

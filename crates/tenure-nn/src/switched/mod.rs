@@ -30,9 +30,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod arrangement;
 mod borrowed;
 mod bound;
 mod calls;
+mod host_images;
 mod known;
 mod lent;
 mod model;

@@ -7,6 +7,7 @@ use tenure_switch::groups::Grouping;
 use tenure_switch::{Image, SwitchError};
 use tenure_tensor::{Tensor, autograd};
 
+use super::arrangement::Arrangement;
 use super::bound::{self, Bound};
 use super::known::Parts;
 use super::switcher::Shared;
@@ -23,7 +24,7 @@ pub(super) struct OnCpu {
 
 impl OnCpu {
     pub(super) fn resident_bytes(&self, parts: &Parts) -> u64 {
-        self.image.as_ref().map_or(0, |_| parts.manifest.bytes())
+        self.image.as_ref().map_or(0, |_| parts.manifest().bytes())
     }
 
     /// Whether its image could not be read.
@@ -54,7 +55,7 @@ impl OnCpu {
 
     /// Has an image computed with, which may be on its way.
     pub(super) fn bind(&mut self, parts: &mut Parts, image: Arc<Image>) -> Result<()> {
-        let placed = parts.stored.placed(&parts.order, &parts.manifest);
+        let placed = parts.stored.placed(&parts.arrangement.order, &parts.arrangement.manifest);
         let bound = Bound::bind(&mut *parts.network, placed, |group| image.storage(group))?;
         self.image = Some((image, bound));
         Ok(())
@@ -66,11 +67,11 @@ impl OnCpu {
         // A network takes back what it had.
         let _ = bound.unbind(&mut *parts.network);
         drop(image);
-        shared.images.forget(&parts.manifest);
+        shared.images.forget(parts.manifest());
         if let Some(order) = self.learned.take()
-            && let Ok(manifest) = parts.stored.manifest(&parts.name, &order)
+            && let Ok(arrangement) = Arrangement::new(&parts.stored, &shared.images, &parts.name, order)
         {
-            (parts.order, parts.manifest) = (order, manifest);
+            parts.arrangement = arrangement;
             shared.keep_order(parts);
         }
     }
@@ -84,7 +85,7 @@ impl OnCpu {
             return Err(error.into());
         }
         let answers = bound::own(bound, answers?)?;
-        if !parts.order.is_recorded() && self.learned.is_none() {
+        if !parts.arrangement.order.is_recorded() && self.learned.is_none() {
             image.wait_for_all()?;
             let read = image.read_time().unwrap_or_default();
             self.learned = Some(Order::of_host_run(&parts.stored, &image.first_uses(), ended, read, grouping));

@@ -8,6 +8,7 @@ use tenure_switch::groups::Costs;
 use tenure_switch::{Image, Model};
 use tenure_tensor::Tensor;
 
+use super::arrangement::Arrangement;
 use super::bound::Bound;
 use super::calls::{Callee, Calls, Measured, MeasuredUse};
 use super::known::Parts;
@@ -39,8 +40,8 @@ pub(super) struct OnCuda {
 
 impl OnCuda {
     pub(super) fn new(cuda: &Cuda, parts: &mut Parts) -> Result<Self> {
-        let model = Arc::new(cuda.switch.register(&parts.manifest)?);
-        let placed = parts.stored.placed(&parts.order, &parts.manifest);
+        let model = Arc::new(cuda.switch.register(parts.manifest())?);
+        let placed = parts.stored.placed(&parts.arrangement.order, &parts.arrangement.manifest);
         let bound = Bound::bind(&mut *parts.network, placed, |group| model.storage(group))?;
         Ok(Self { model, bound, tables: None, compute_times: None, calls: Calls::default() })
     }
@@ -67,12 +68,11 @@ impl OnCuda {
         LentModel::new(self.model.lend_ahead()?, parts, self.tables.clone())
     }
 
-    /// Lets go of its tables, when nothing reads them. It is not called any more.
-    pub(super) fn leave(&mut self, shared: &Shared) {
-        if let (Some(tables), Some(cuda)) = (&self.tables, &shared.cuda) {
+    /// Waits until nothing reads its tables. It is not called any more.
+    pub(super) fn leave(&self, shared: &Shared) {
+        if let (Some(_), Some(cuda)) = (&self.tables, &shared.cuda) {
             // A device that does not answer reads nothing.
             let _ = cuda.memory.driver().synchronize();
-            shared.images.forget(tables.manifest());
         }
     }
 
@@ -90,7 +90,7 @@ impl OnCuda {
             model: &self.model,
             memory: cuda.memory,
             pool: &cuda.pool,
-            is_recorded: parts.order.is_recorded(),
+            is_recorded: parts.arrangement.order.is_recorded(),
         };
         let (answers, measured) = self.calls.compute(&callee, inputs)?;
         if let Some(measured) = measured {
@@ -99,7 +99,7 @@ impl OnCuda {
         Ok(answers)
     }
 
-    /// Arranges the model by the order in which its layers were used, and brings it.
+    /// Arranges the model by the order in which its layers were used, or another device has learned, and brings it.
     pub(super) fn learn(&mut self, parts: &mut Parts, shared: &Shared, cuda: &Cuda, measured: &Measured) -> Result<()> {
         let Measured { uses, share } = measured;
         let costs = Costs { bytes_per_us: self.copy_speed(parts, shared)?, copy_us: COPY_US, wait_us: WAIT_US };
@@ -111,50 +111,59 @@ impl OnCuda {
         let used: Vec<(usize, f64)> = others.map(|used| (used.tensor, used.compute_us * share)).collect();
         let beside: Vec<(usize, f64)> = used.iter().map(|(tensor, us)| (*tensor, us * BESIDE_COPIES)).collect();
         let order = Order::recorded(&parts.stored, &beside, tables, shared.grouping, &costs);
-        self.arrange(parts, shared, cuda, order)?;
-        let mut group_us = vec![0.0; parts.manifest.groups().len()];
-        for (place, (_, us)) in used.iter().enumerate() {
-            group_us[parts.manifest.group_of(place)] += us;
+        let arrangement = parts.stored.arrangements.record(&parts.stored, &shared.images, &parts.name, order)?;
+        self.arrange(parts, shared, cuda, arrangement)?;
+        let (tensors, manifest) = (&parts.arrangement.order.as_known().tensors, parts.manifest());
+        let mut group_us = vec![0.0; manifest.groups().len()];
+        for (tensor, us) in used {
+            if let Some(place) = tensors.iter().position(|other| *other == tensor) {
+                group_us[manifest.group_of(place)] += us;
+            }
         }
         self.compute_times = Some(group_us.into_iter().map(|us| Duration::from_secs_f64(us / 1e6)).collect());
         shared.keep_order(parts);
-        self.model.load(&shared.image(&parts.manifest)?)?;
+        shared.images.with(parts.manifest(), |image| Ok(self.model.load(image)?))?;
         Ok(())
     }
 
-    /// Arranges the model by an order, at other addresses. Nothing of it is on the device then.
-    pub(super) fn arrange(&mut self, parts: &mut Parts, shared: &Shared, cuda: &Cuda, order: Order) -> Result<()> {
-        let manifest = parts.stored.manifest(&parts.name, &order)?;
-        let model = Arc::new(cuda.switch.register(&manifest)?);
+    /// Arranges the model anew, at other addresses. Nothing of it is on the device then.
+    pub(super) fn arrange(
+        &mut self,
+        parts: &mut Parts,
+        shared: &Shared,
+        cuda: &Cuda,
+        arrangement: Arc<Arrangement>,
+    ) -> Result<()> {
+        let Arrangement { order, manifest, tables, .. } = &*arrangement;
+        let model = Arc::new(cuda.switch.register(manifest)?);
         self.evict(shared, u64::MAX);
-        // There may be room for one of the two images only.
-        shared.images.forget(&parts.manifest);
-        let tables = match order.has_tables() {
-            true => Some(shared.image(&parts.stored.tables(&parts.name, &order)?)?),
-            false => None,
-        };
+        // There may be room for one of the two images only, and other devices will have this order too.
+        shared.images.forget(parts.manifest());
+        let keep = |manifest| shared.images.with(manifest, |image| Ok(Arc::clone(image)));
+        let tables = tables.as_ref().map(keep).transpose()?;
         let mut storages: Vec<Storage> = (0..manifest.groups().len()).map(|group| model.storage(group)).collect();
         if let Some(tables) = &tables {
             for table in 0..tables.manifest().groups().len() {
-                storages.push(tables.storage_on_device(table)?);
+                storages.push(tables.storage_on_device(table, &**cuda.memory.driver())?);
             }
         }
         let bound = std::mem::take(&mut self.bound);
         bound.unbind(&mut *parts.network)?;
         let storage = |group: usize| storages[group].clone();
-        self.bound = Bound::bind(&mut *parts.network, parts.stored.placed(&order, &manifest), storage)?;
-        (parts.order, parts.manifest) = (order, manifest);
+        self.bound = Bound::bind(&mut *parts.network, parts.stored.placed(order, manifest), storage)?;
+        parts.arrangement = arrangement;
         (self.model, self.tables) = (model, tables);
         Ok(())
     }
 
     /// Bytes that are copied in a µs, as all of the model is brought anew.
     fn copy_speed(&self, parts: &Parts, shared: &Shared) -> Result<f64> {
-        let image = shared.image(&parts.manifest)?;
-        image.wait_for_all()?;
-        self.evict(shared, u64::MAX);
-        let copied_bytes = self.model.load_at_once(&image)?.copied_bytes;
-        let copied_us = self.model.copy_time()?.unwrap_or_default().as_secs_f64() * 1e6;
-        Ok(copied_bytes as f64 / copied_us.max(1e-3))
+        shared.images.with(parts.manifest(), |image| {
+            image.wait_for_all()?;
+            self.evict(shared, u64::MAX);
+            let copied_bytes = self.model.load_at_once(image)?.copied_bytes;
+            let copied_us = self.model.copy_time()?.unwrap_or_default().as_secs_f64() * 1e6;
+            Ok(copied_bytes as f64 / copied_us.max(1e-3))
+        })
     }
 }

@@ -10,9 +10,10 @@ use tenure_device::graph::GraphPool;
 use tenure_device::memory::{self, DeviceMemory};
 use tenure_device::{Event, EventKind, Executor};
 use tenure_switch::groups::Grouping;
-use tenure_switch::{Images, Manifest, OrderKey, Orders, Switch, SwitchError, SwitchOptions};
+use tenure_switch::{OrderKey, Orders, Switch, SwitchError, SwitchOptions};
 use tenure_tensor::{Device, Tensor};
 
+use super::host_images::HostImages;
 use super::known::{Known, Parts};
 use super::model::SwitchedModel;
 use super::{LentModel, Order, StoredTensors, SwitchedError};
@@ -24,7 +25,8 @@ use crate::networks::Network;
 pub struct SwitcherOptions {
     /// Bytes for weights on the device, of all models together. What models compute has its place beside them.
     pub device_bytes: u64,
-    /// Bytes of the host's memory for images, pinned, of all models together. On the CPU there are none beside the device's.
+    /// Bytes of the host's memory for images, pinned, of all models together, whichever devices they are on. On the CPU there are
+    /// none beside the device's.
     pub host_bytes: u64,
     /// The device's memory comes and goes in pieces of so many bytes, a multiple of its granularity. Nothing on the CPU.
     pub chunk_bytes: u64,
@@ -75,7 +77,7 @@ pub struct SwitcherReport {
     pub resident_bytes: u64,
     /// The most that weights took of the device.
     pub peak_bytes: u64,
-    /// Bytes of images in the host's memory.
+    /// Bytes of images in the host's memory, for all devices that share them.
     pub image_bytes: u64,
     /// Calls and loads that found their model there.
     pub hits: u64,
@@ -87,7 +89,7 @@ pub(super) struct Shared {
     pub(super) device: Device,
     pub(super) grouping: Grouping,
     orders: Option<Orders>,
-    pub(super) images: Images,
+    pub(super) images: Arc<HostImages>,
     device_bytes: u64,
     /// Nothing on the CPU, where images are what is computed with.
     pub(super) cuda: Option<Cuda>,
@@ -122,18 +124,38 @@ impl Switcher {
     /// # Panics
     /// Chunks are no multiple of the device's granularity.
     pub fn new(device: Device, options: SwitcherOptions) -> Result<Self> {
-        let SwitcherOptions { device_bytes, host_bytes, chunk_bytes, grouping, orders, is_lending } = options;
-        let (images, cuda) = if device.is_cpu() {
-            (Images::new(device_bytes, None)?, None)
-        } else {
-            let memory = memory::device(device.index()).map_err(SwitchError::from)?;
-            let images = Images::new(host_bytes, Some(Arc::clone(memory.driver())))?;
-            let switch = Switch::new(memory, SwitchOptions { budget_bytes: device_bytes, chunk_bytes, is_lending })?;
-            let pool = GraphPool::new(memory).map_err(SwitchError::from)?;
-            (images, Some(Cuda { memory, switch, pool }))
-        };
-        let turn = Mutex::default();
-        Ok(Self { shared: Arc::new(Shared { device, grouping, orders, images, device_bytes, cuda, turn }) })
+        if device.is_cpu() {
+            let images = HostImages::new(options.device_bytes, None, Vec::new())?;
+            return Ok(Self::with_images(device, None, &Arc::new(images), options));
+        }
+        Ok(Self::on_devices(&[device], options)?.swap_remove(0))
+    }
+
+    /// Keeps models for several CUDA devices, each of which has a switcher of its own with these options, and all of which copy from
+    /// the same images: `host_bytes` are for all of them. A model is added to each switcher; if they are given the same
+    /// [`StoredTensors`], it has one image.
+    ///
+    /// Memory of a device goes back to its driver when the last of these switchers is dropped, or by [`trim`](Self::trim).
+    ///
+    /// # Errors
+    /// A device cannot be used; no threads to read files.
+    ///
+    /// # Panics
+    /// Chunks are no multiple of a device's granularity; a device is the CPU.
+    pub fn on_devices(devices: &[Device], options: SwitcherOptions) -> Result<Vec<Self>> {
+        let of_device = |device: &Device| Cuda::new(*device, &options);
+        let opened = devices.iter().map(of_device).collect::<Result<Vec<_>>>()?;
+        let driver = opened.first().map(|cuda| Arc::clone(cuda.memory.driver()));
+        let switches = opened.iter().map(|cuda| cuda.switch.clone()).collect();
+        let images = Arc::new(HostImages::new(options.host_bytes, driver, switches)?);
+        let switcher = |(device, cuda)| Self::with_images(device, Some(cuda), &images, options.clone());
+        Ok(devices.iter().copied().zip(opened).map(switcher).collect())
+    }
+
+    fn with_images(device: Device, cuda: Option<Cuda>, images: &Arc<HostImages>, options: SwitcherOptions) -> Self {
+        let SwitcherOptions { device_bytes, grouping, orders, .. } = options;
+        let (images, turn) = (Arc::clone(images), Mutex::default());
+        Self { shared: Arc::new(Shared { device, grouping, orders, images, device_bytes, cuda, turn }) }
     }
 
     /// Takes a network without values, such as [`Architectures::build`](crate::networks::Architectures::build) makes, or any that was
@@ -145,7 +167,7 @@ impl Switcher {
     /// device's budget.
     pub fn add<P: AsRef<Path>>(&self, name: &str, network: Box<dyn Network>, paths: &[P]) -> Result<SwitchedModel> {
         let stored = StoredTensors::find(paths, &network.state())?;
-        self.add_stored(name, network, stored)
+        self.add_stored(name, network, Arc::new(stored))
     }
 
     /// The same, of tensors that were found before: the headers of files are not read again.
@@ -156,7 +178,7 @@ impl Switcher {
         &self,
         name: &str,
         mut network: Box<dyn Network>,
-        stored: StoredTensors,
+        stored: Arc<StoredTensors>,
     ) -> Result<SwitchedModel> {
         network.eval();
         network.set_requires_grad(false)?;
@@ -184,7 +206,7 @@ impl Switcher {
         }
     }
 
-    /// Bytes of images in the host's memory; without waiting for a call that goes on.
+    /// Bytes of images in the host's memory, for all devices that share them; without waiting for a call that goes on.
     pub fn image_bytes(&self) -> u64 {
         self.shared.images.statistics().bytes
     }
@@ -204,6 +226,17 @@ impl Switcher {
             switch.trim()?;
         }
         Ok(())
+    }
+}
+
+impl Cuda {
+    fn new(device: Device, options: &SwitcherOptions) -> Result<Self> {
+        assert!(!device.is_cpu(), "devices that share images are CUDA devices");
+        let SwitcherOptions { device_bytes: budget_bytes, chunk_bytes, is_lending, .. } = *options;
+        let memory = memory::device(device.index()).map_err(SwitchError::from)?;
+        let switch = Switch::new(memory, SwitchOptions { budget_bytes, chunk_bytes, is_lending })?;
+        let pool = GraphPool::new(memory).map_err(SwitchError::from)?;
+        Ok(Self { memory, switch, pool })
     }
 }
 
@@ -290,7 +323,7 @@ impl Shared {
     /// Keeps a model's order, which was learned.
     pub(super) fn keep_order(&self, parts: &Parts) {
         if let Some(orders) = &self.orders {
-            orders.keep(&self.order_key(parts), parts.order.as_known());
+            orders.keep(&self.order_key(parts), parts.arrangement.order.as_known());
         }
     }
 
@@ -308,17 +341,6 @@ impl Shared {
         match &self.cuda {
             Some(Cuda { switch, .. }) => switch.free_bytes(),
             None => self.device_bytes - self.images.statistics().bytes,
-        }
-    }
-
-    /// The image of a model. One that has no room because others are still copied from has it when they were.
-    pub(super) fn image(&self, manifest: &Arc<Manifest>) -> Result<Arc<tenure_switch::Image>, SwitchError> {
-        match (self.images.acquire(manifest), &self.cuda) {
-            (Err(SwitchError::NoHostRoom { .. }), Some(Cuda { switch, .. })) => {
-                switch.settle()?;
-                self.images.acquire(manifest)
-            }
-            (acquired, _) => acquired,
         }
     }
 }

@@ -11,6 +11,7 @@ use tenure_tensor::{DType, Tensor};
 use tenure_tier::Source;
 
 use super::Placed;
+use super::arrangement::Arrangements;
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::{Result, Source as _, StateError};
 
@@ -29,9 +30,11 @@ pub struct StoredTensor {
     pub entry: Entry,
 }
 
-/// All tensors of a network, each once, whatever its names.
+/// All tensors of a network, each once, whatever its names. Switchers that [share images](super::Switcher::on_devices) and are given
+/// the same `StoredTensors` have one image of them, in the order that one of them learns.
 pub struct StoredTensors {
     tensors: Vec<StoredTensor>,
+    pub(super) arrangements: Arrangements,
 }
 
 /// Tensors in the order in which they are needed, in groups. Tables, of which rows are read where they are, are in no group.
@@ -83,7 +86,7 @@ impl StoredTensors {
             let missing = missing.into_iter().map(|(_, name)| name.to_owned()).collect();
             return Err(StateError::Names { of: "model", missing, unexpected: Vec::new() }.into());
         }
-        Ok(Self { tensors })
+        Ok(Self { tensors, arrangements: Arrangements::default() })
     }
 
     /// The tensors.
@@ -282,7 +285,7 @@ mod tests {
             let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
             StoredTensor { dtype: DType::F32, entry: Entry { name: (*name).into(), bytes: *bytes, origin } }
         };
-        StoredTensors { tensors: tensors.iter().map(tensor).collect() }
+        StoredTensors { tensors: tensors.iter().map(tensor).collect(), arrangements: Arrangements::default() }
     }
 
     #[test]

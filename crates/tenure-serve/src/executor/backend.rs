@@ -6,14 +6,15 @@ use std::time::Duration;
 use tenure_nn::networks::Network;
 
 use super::ModelError;
+use super::stored::Stored;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 use crate::repository::StoredModel;
 
 /// A device that has the weights of models and computes them.
 pub(crate) trait Backend: Send + Sync {
-    /// A model's weights, none of which are read yet.
-    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError>;
+    /// A model's weights, which were found and none of which are read yet.
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError>;
 
     /// The weights of a PyTorch module, which is loaded to see how many bytes they are.
     fn open_python(&self, _: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {

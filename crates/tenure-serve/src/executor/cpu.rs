@@ -17,7 +17,6 @@ use super::place::{Computer, Place};
 use super::stored::Stored;
 use super::tensors::RawTensor;
 use crate::http::Tier;
-use crate::repository::StoredModel;
 
 /// The host's memory above a disk, and a [`Place`] that computes.
 pub(crate) struct CpuBackend {
@@ -57,9 +56,9 @@ impl CpuBackend {
         Ok(Self { images: Arc::new(Images::new(memory_bytes, None)?), memory_bytes, place })
     }
 
-    fn on_cpu(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<OnCpu, ModelError> {
-        let weights = Stored::find(stored, &network.state())?;
+    fn on_cpu(&self, network: Box<dyn Network>, weights: Stored) -> Result<OnCpu, ModelError> {
         let order = Order::unknown(weights.tensors.tensors().len());
+        let stored = weights.files.model();
         let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
         let bytes = weights.tensors.bytes();
         let state = State {
@@ -78,8 +77,8 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
-        Ok(Box::new(self.on_cpu(network, stored)?))
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
+        Ok(Box::new(self.on_cpu(network, stored.clone())?))
     }
 
     fn tiers(&self) -> [&str; 2] {
@@ -239,7 +238,9 @@ mod tests {
         repository.scan().unwrap();
         let stored = repository.model("next-byte").unwrap();
         let network = Architectures::default().build(&stored.config.architecture, stored.config.options.clone());
-        CpuBackend::new(1 << 30, Arc::new(Here)).unwrap().on_cpu(network.unwrap(), stored).unwrap()
+        let network = network.unwrap();
+        let weights = Stored::find(stored, &network.state()).unwrap();
+        CpuBackend::new(1 << 30, Arc::new(Here)).unwrap().on_cpu(network, weights).unwrap()
     }
 
     fn ask(model: &OnCpu, tokens: [i64; 2]) -> Result<Vec<RawTensor>, ModelError> {

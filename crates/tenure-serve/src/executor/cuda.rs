@@ -1,19 +1,17 @@
 //! Models that are computed on a CUDA device in this process: a switcher brings their weights while they are computed with.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure_nn::networks::Network;
-use tenure_tensor::Device;
 
 use super::ModelError;
 use super::backend::{Backend, Done, Timed, Weights};
 use super::network::unwound;
 use super::resident::{DeviceWeights, ResidentModel};
+use super::stored::Stored;
 use super::tensors::RawTensor;
 use crate::http::Tier;
-use crate::repository::StoredModel;
 
 /// A CUDA device that this process computes on.
 pub(crate) struct CudaBackend {
@@ -24,19 +22,14 @@ pub(crate) struct CudaBackend {
 struct OnCuda(ResidentModel);
 
 impl CudaBackend {
-    /// A device, with so many bytes for weights there and for images in the host's memory.
-    pub(crate) fn new(device: Device, device_bytes: u64, host_bytes: u64) -> Result<Self, ModelError> {
-        Ok(Self { weights: DeviceWeights::new(device, device_bytes, host_bytes, false)? })
-    }
-
-    /// Bytes of the chunks in which weights come and go.
-    pub(crate) fn chunk_bytes(&self) -> u64 {
-        self.weights.chunk_bytes()
+    /// A device that has these weights.
+    pub(crate) fn new(weights: DeviceWeights) -> Self {
+        Self { weights }
     }
 }
 
 impl Backend for CudaBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
         Ok(Box::new(OnCuda(self.weights.open(network, stored)?)))
     }
 

@@ -1,6 +1,5 @@
 //! Models on a CUDA device that workers compute: this process has their weights, and lends them.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -13,9 +12,9 @@ use super::backend::{Backend, Done, Timed, Weights};
 use super::network::Computed;
 use super::place::Place;
 use super::resident::{DeviceWeights, ResidentModel};
+use super::stored::Stored;
 use super::tensors::RawTensor;
 use crate::http::Tier;
-use crate::repository::StoredModel;
 use crate::worker::{LentWeights, WorkerCommand, Workers};
 
 /// A CUDA device whose memory is this process's, and workers that compute on it.
@@ -32,29 +31,22 @@ struct OnLent {
 }
 
 impl LentBackend {
-    /// A device, with so many bytes for weights there and for images in the host's memory. Waits for the first worker.
+    /// A device that has these weights, which are lent. Waits for the first worker.
     pub(crate) fn new(
         device: Device,
-        device_bytes: u64,
-        host_bytes: u64,
+        weights: DeviceWeights,
         command: WorkerCommand,
         deaths: Counter,
     ) -> Result<Self, ModelError> {
-        let weights = DeviceWeights::new(device, device_bytes, host_bytes, true)?;
         let workers = Workers::start_on_cuda(device.index(), weights.chunk_bytes(), command, deaths);
         Ok(Self { weights, workers: workers.map_err(ModelError::NoWorker)? })
-    }
-
-    /// Bytes of the chunks in which weights come and go.
-    pub(crate) fn chunk_bytes(&self) -> u64 {
-        self.weights.chunk_bytes()
     }
 }
 
 impl Backend for LentBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
         let resident = self.weights.open(network, stored)?;
-        Ok(Box::new(OnLent { lent: Mutex::new(self.workers.lent(stored)), resident }))
+        Ok(Box::new(OnLent { lent: Mutex::new(self.workers.lent(stored.files.model())), resident }))
     }
 
     fn tiers(&self) -> [&str; 2] {

@@ -34,6 +34,7 @@ pub(crate) use lent::LentBackend;
 pub(crate) use model::{Answer, Model};
 pub(crate) use network::{Bound, Computed, Placed};
 pub(crate) use place::{Computer, Here, Place};
+pub(crate) use resident::DeviceWeights;
 pub(crate) use shared_room::SharedRoom;
 pub(crate) use tensors::{RawTensor, dtype};
 pub(crate) use with_python::WithPython;

@@ -7,6 +7,7 @@ use tenure_nn::networks::{Architectures, Network};
 use tokio::sync::oneshot;
 
 use super::backend::{Backend, Timed, Weights};
+use super::stored::Stored;
 use super::{ModelError, dtype, tensors};
 use crate::protocol;
 use crate::repository::{StoredModel, TensorSpec};
@@ -32,20 +33,26 @@ pub(crate) struct Answer {
 }
 
 impl Model {
-    /// Builds the network for each device's backend, and finds its weights, none of which are read. The receiver's sender is gone
+    /// Builds the network for each device's backend, and finds its weights once, none of which are read. The receiver's sender is gone
     /// when the model is.
     pub(crate) fn open<'a>(
         stored: &Arc<StoredModel>,
         architectures: &Architectures,
         backends: impl Iterator<Item = &'a dyn Backend>,
     ) -> Result<(Self, oneshot::Receiver<()>), ModelError> {
-        let open = |backend: &dyn Backend| match &stored.config.python {
-            Some(_) => {
+        let mut found: Option<Stored> = None;
+        let open = |backend: &dyn Backend| {
+            if stored.config.python.is_some() {
                 check_datatypes(&stored.config.inputs)?;
                 check_datatypes(&stored.config.outputs)?;
-                backend.open_python(stored)
+                return backend.open_python(stored);
             }
-            None => backend.open(build(stored, architectures)?, stored),
+            let network = build(stored, architectures)?;
+            let tensors = match &found {
+                Some(tensors) => tensors,
+                None => found.insert(Stored::find(stored, &network.state())?),
+            };
+            backend.open(network, tensors)
         };
         let weights = backends.map(open).collect::<Result<_, _>>()?;
         let (_gone, gone) = oneshot::channel();

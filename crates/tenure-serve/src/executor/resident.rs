@@ -12,15 +12,15 @@ use super::ModelError;
 use super::callbacks::Callbacks;
 use super::stored::{Files, Stored};
 use crate::http::Tier;
-use crate::repository::StoredModel;
 
-/// A CUDA device above pinned memory of the host.
-pub(super) struct DeviceWeights {
+/// A CUDA device above pinned memory of the host, which it may share with others.
+pub(crate) struct DeviceWeights {
     /// Such as `cuda:0`.
     name: String,
     switcher: Switcher,
     device_bytes: u64,
-    host_bytes: u64,
+    /// Bytes for images, of all devices. The first device tells of them.
+    host_bytes: Option<u64>,
     resident: Arc<AtomicU64>,
     /// Numbers models, so that one may take the place of another with its name.
     models: AtomicU64,
@@ -42,16 +42,22 @@ pub(super) struct ResidentModel {
 }
 
 impl DeviceWeights {
-    /// A device, with so many bytes for weights there and for images in the host's memory. If it `is_lending`, other processes
-    /// compute.
-    pub(super) fn new(
-        device: Device,
+    /// Devices with so many bytes for weights on each, and for images in the host's memory, which they share. If they are
+    /// lending, other processes compute.
+    pub(crate) fn on_devices(
+        devices: &[Device],
         device_bytes: u64,
         host_bytes: u64,
         is_lending: bool,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Vec<Self>, ModelError> {
         let options = SwitcherOptions { is_lending, ..SwitcherOptions::new(device_bytes, host_bytes) };
-        let switcher = Switcher::new(device, options)?;
+        let switchers = Switcher::on_devices(devices, options)?;
+        let tells = std::iter::once(Some(host_bytes)).chain(std::iter::repeat(None));
+        let each = devices.iter().zip(switchers).zip(tells);
+        each.map(|((device, switcher), host_bytes)| Self::new(*device, switcher, device_bytes, host_bytes)).collect()
+    }
+
+    fn new(device: Device, switcher: Switcher, device_bytes: u64, host_bytes: Option<u64>) -> Result<Self, ModelError> {
         let calls = Callbacks::start("serve: copied");
         let calls = calls.map_err(|source| ModelError::Elsewhere(format!("no thread to wait for copies: {source}")))?;
         let (resident, models) = (Arc::default(), AtomicU64::default());
@@ -59,17 +65,13 @@ impl DeviceWeights {
     }
 
     /// Bytes of the chunks in which weights come and go.
-    pub(super) fn chunk_bytes(&self) -> u64 {
+    pub(crate) fn chunk_bytes(&self) -> u64 {
         self.switcher.chunk_bytes()
     }
 
-    pub(super) fn open(
-        &self,
-        network: Box<dyn Network>,
-        stored: &Arc<StoredModel>,
-    ) -> Result<ResidentModel, ModelError> {
-        let Stored { files, tensors } = Stored::find(stored, &network.state())?;
-        let name = format!("{}#{}", stored.name, self.models.fetch_add(1, Ordering::Relaxed));
+    pub(super) fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<ResidentModel, ModelError> {
+        let Stored { files, tensors } = stored.clone();
+        let name = format!("{}#{}", files.model().name, self.models.fetch_add(1, Ordering::Relaxed));
         let bytes = tensors.bytes();
         Ok(ResidentModel {
             model: self.switcher.add_stored(&name, network, tensors)?,
@@ -90,10 +92,11 @@ impl DeviceWeights {
 
     pub(super) fn usage(&self) -> Vec<Tier> {
         let [device, host] = self.tiers().map(String::from);
-        let (resident, images) = (self.resident.load(Ordering::Relaxed), self.switcher.image_bytes());
+        let resident = self.resident.load(Ordering::Relaxed);
+        let images = self.host_bytes.map_or(0, |_| self.switcher.image_bytes());
         vec![
             Tier { name: device, used_bytes: resident, capacity_bytes: self.device_bytes },
-            Tier { name: host, used_bytes: images, capacity_bytes: self.host_bytes },
+            Tier { name: host, used_bytes: images, capacity_bytes: self.host_bytes.unwrap_or(0) },
         ]
     }
 

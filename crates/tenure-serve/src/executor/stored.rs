@@ -8,20 +8,23 @@ use tenure_tensor::{DType, Tensor};
 use super::ModelError;
 use crate::repository::{StoredModel, WeightDtype};
 
-/// All tensors of a network, in the files of its model.
-pub(super) struct Stored {
+/// All tensors of a network, in the files of its model: the same for all devices.
+#[derive(Clone)]
+pub(crate) struct Stored {
     pub(super) files: Files,
-    pub(super) tensors: StoredTensors,
+    pub(super) tensors: Arc<StoredTensors>,
 }
 
 /// The files of a model, as they were when they were looked at.
+#[derive(Clone)]
 pub(super) struct Files(Arc<StoredModel>);
 
 impl Stored {
     /// Finds a network's tensors in the model's files.
     pub(super) fn find(model: &Arc<StoredModel>, state: &[(&str, &Tensor)]) -> Result<Self, ModelError> {
         let paths: Vec<_> = model.weights.iter().map(|file| &file.path).collect();
-        let stored = Self { files: Files(Arc::clone(model)), tensors: StoredTensors::find(&paths, state)? };
+        let tensors = Arc::new(StoredTensors::find(&paths, state)?);
+        let stored = Self { files: Files(Arc::clone(model)), tensors };
         for tensor in stored.tensors.tensors() {
             check_dtype(model, &tensor.entry.name, tensor.dtype)?;
         }
@@ -31,6 +34,11 @@ impl Stored {
 }
 
 impl Files {
+    /// The model that they are of.
+    pub(super) fn model(&self) -> &Arc<StoredModel> {
+        &self.0
+    }
+
     /// Whether the files are still those that were looked at.
     pub(super) fn check_unchanged(&self) -> Result<(), ModelError> {
         self.0.changed().map_or(Ok(()), |path| Err(ModelError::Changed { path: path.to_owned() }))

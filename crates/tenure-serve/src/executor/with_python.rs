@@ -7,6 +7,7 @@ use tenure_nn::networks::Network;
 use super::ModelError;
 use super::backend::{Backend, Weights};
 use super::shared_room::{InRoom, Owner, SharedRoom};
+use super::stored::Stored;
 use crate::http::Tier;
 use crate::repository::StoredModel;
 use crate::worker::Python;
@@ -42,8 +43,8 @@ impl WithPython {
 }
 
 impl Backend for WithPython {
-    fn open(&self, network: Box<dyn Network>, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
-        Ok(self.in_room(Owner::Native, self.native.open(network, stored)?, stored))
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
+        Ok(self.in_room(Owner::Native, self.native.open(network, stored)?, stored.files.model()))
     }
 
     fn open_python(&self, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {

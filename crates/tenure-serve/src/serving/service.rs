@@ -18,7 +18,9 @@ use super::core::{Core, State};
 use super::device::{Job, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
-use crate::executor::{Backend, CpuBackend, CudaBackend, Here, LentBackend, ModelError, Place, SharedRoom, WithPython};
+use crate::executor::{
+    Backend, CpuBackend, CudaBackend, DeviceWeights, Here, LentBackend, ModelError, Place, SharedRoom, WithPython,
+};
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
@@ -43,8 +45,8 @@ pub struct ServingOptions {
     pub devices: Vec<Device>,
     /// Bytes of each device's memory for weights.
     pub memory_bytes: u64,
-    /// Bytes of pinned memory of the host for weights, where the device is not the CPU. Several devices share them equally. Where
-    /// there is a Python, half of each share is for PyTorch modules.
+    /// Bytes of pinned memory of the host for weights, where the device is not the CPU: of all devices together, on which a model has
+    /// one image. Where there is a Python, half of them are for PyTorch modules, an equal share for each device.
     pub host_bytes: u64,
     /// Requests that may wait for a model, at most.
     pub max_queued: usize,
@@ -88,14 +90,11 @@ impl ServingOptions {
         if self.devices == [Device::CPU] {
             return Ok((vec![self.on_cpu(metrics)?], PAGE_BYTES, true));
         }
-        let backends = self.devices.iter().map(|device| self.on_cuda(*device, metrics)).collect::<Result<Vec<_>, _>>();
-        let backends = backends.map_err(|error| match error {
+        let (backends, chunk_bytes) = self.on_cuda(metrics).map_err(|error| match error {
             ModelError::NoWorker(reason) => ServingError::Worker(reason),
             error => ServingError::Device(error.to_string()),
         })?;
-        // All have as much memory, and so chunks of one size.
-        let chunk_bytes = backends[0].1;
-        Ok((backends.into_iter().map(|(backend, _)| backend).collect(), chunk_bytes, false))
+        Ok((backends, chunk_bytes, false))
     }
 
     fn on_cpu(&self, metrics: &Metrics) -> Result<Box<dyn Backend>, ServingError> {
@@ -112,28 +111,39 @@ impl ServingOptions {
         Ok(Box::new(WithPython::on_cpu(native, python.map_err(ServingError::Worker)?)))
     }
 
-    /// The backend of a CUDA device, and its chunks.
-    fn on_cuda(&self, device: Device, metrics: &Metrics) -> Result<(Box<dyn Backend>, u64), ModelError> {
-        let sharers = if self.python.is_some() { 2 } else { 1 };
-        let (device_bytes, host_bytes) = (self.memory_bytes, self.host_bytes / self.devices.len() as u64 / sharers);
-        let (native, chunk_bytes): (Box<dyn Backend>, u64) = match self.worker.clone() {
-            Some(command) => {
-                let deaths = metrics.worker_deaths();
-                let backend = LentBackend::new(device, device_bytes, host_bytes, command, deaths)?;
-                let chunk_bytes = backend.chunk_bytes();
-                (Box::new(backend), chunk_bytes)
+    /// The backends of CUDA devices, which share images, and their chunks.
+    fn on_cuda(&self, metrics: &Metrics) -> Result<(Vec<Box<dyn Backend>>, u64), ModelError> {
+        let host_bytes = self.host_bytes / if self.python.is_some() { 2 } else { 1 };
+        let weights = DeviceWeights::on_devices(&self.devices, self.memory_bytes, host_bytes, self.worker.is_some())?;
+        // All have as much memory, and so chunks of one size.
+        let chunk_bytes = weights[0].chunk_bytes();
+        let backends = self.devices.iter().zip(weights).map(|(device, weights)| {
+            let native: Box<dyn Backend> = match self.worker.clone() {
+                Some(command) => Box::new(LentBackend::new(*device, weights, command, metrics.worker_deaths())?),
+                None => Box::new(CudaBackend::new(weights)),
+            };
+            match self.python.clone() {
+                Some(command) => self.with_python(native, command, *device, chunk_bytes, metrics),
+                None => Ok(native),
             }
-            None => {
-                let backend = CudaBackend::new(device, device_bytes, host_bytes)?;
-                let chunk_bytes = backend.chunk_bytes();
-                (Box::new(backend), chunk_bytes)
-            }
-        };
-        let Some(command) = self.python.clone() else { return Ok((native, chunk_bytes)) };
-        let bytes = [device_bytes, chunk_bytes, host_bytes];
+        });
+        Ok((backends.collect::<Result<_, _>>()?, chunk_bytes))
+    }
+
+    /// A CUDA device's backend, and a process that computes PyTorch modules there, with a share of the host's memory for them.
+    fn with_python(
+        &self,
+        native: Box<dyn Backend>,
+        command: WorkerCommand,
+        device: Device,
+        chunk_bytes: u64,
+        metrics: &Metrics,
+    ) -> Result<Box<dyn Backend>, ModelError> {
+        let host_bytes = self.host_bytes / 2 / self.devices.len() as u64;
+        let bytes = [self.memory_bytes, chunk_bytes, host_bytes];
         let python = Python::on_cuda(command, metrics.worker_deaths(), device, bytes).map_err(ModelError::NoWorker)?;
-        let room = SharedRoom::new(device_bytes, chunk_bytes);
-        Ok((Box::new(WithPython::on_cuda(native, python, room, host_bytes)), chunk_bytes))
+        let room = SharedRoom::new(self.memory_bytes, chunk_bytes);
+        Ok(Box::new(WithPython::on_cuda(native, python, room, host_bytes)))
     }
 }
 

@@ -1,0 +1,316 @@
+//! Models on two devices that copy from the same images: simulated ones unless `TENURE_TEST_DRIVER` is `cuda`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+use std::{env, thread};
+
+use parking_lot::{Mutex, MutexGuard};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use tempfile::TempDir;
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimPlatform};
+use tenure_device::{Executor, Platform as _, cuda};
+use tenure_nn::layers::{Embedding, Layer, Linear};
+use tenure_nn::networks::Network;
+use tenure_nn::switched::{Orders, StoredTensors, SwitchedModel, Switcher, SwitcherOptions};
+use tenure_nn::{Module, Scope, checkpoint, module};
+use tenure_tensor::random::Generator;
+use tenure_tensor::{Device, Result, Tensor, autograd};
+
+const CHUNK: u64 = 64 << 10;
+
+const DEVICES: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
+
+/// The devices are the process's: a test has them for itself. None where there are fewer than two.
+fn alone() -> Option<(MutexGuard<'static, ()>, &'static [&'static DeviceMemory])> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static MEMORIES: LazyLock<Vec<&DeviceMemory>> = LazyLock::new(|| {
+        if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+            let count = cuda::platform().device_count().unwrap().min(2);
+            return (0..count as u8).map(|index| memory::device(index).unwrap()).collect();
+        }
+        let config = SimConfig { granularity_bytes: CHUNK, capacity_bytes: 1 << 30, seed: 5, ..SimConfig::default() };
+        let platform = SimPlatform::new(vec![config; 2]);
+        let install = |index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap();
+        [0, 1].map(install).to_vec()
+    });
+    let alone = ALONE.lock();
+    if MEMORIES.len() < DEVICES.len() {
+        eprintln!("skipped: there is one device");
+        return None;
+    }
+    Some((alone, &MEMORIES))
+}
+
+fn expect_peace(memories: &[&DeviceMemory]) {
+    for memory in memories {
+        memory.driver().synchronize().unwrap();
+        if let Executor::Sim(driver) = memory.driver().executor() {
+            assert_eq!(driver.fault(), None);
+        }
+    }
+}
+
+/// Layers that are not used in the order in which they are listed, and rows of a table that is large enough to stay on the host.
+struct Texts {
+    last: Linear,
+    layers: Vec<Linear>,
+    table: Embedding,
+}
+module!(Texts { last, layers, table });
+
+const TABLE_BYTES: u64 = 9000 * 32 * 4;
+
+impl Texts {
+    fn new(scope: &Scope) -> Result<Self> {
+        let layers = (0..3).map(|index| Linear::new(&scope.at("layers").at(index), 32, 32));
+        Ok(Self {
+            last: Linear::new(&scope.at("last"), 32, 5)?,
+            layers: layers.collect::<Result<_>>()?,
+            table: Embedding::new(&scope.at("table"), 9000, 32)?,
+        })
+    }
+}
+
+impl Network for Texts {
+    fn inputs(&self) -> usize {
+        1
+    }
+
+    fn outputs(&self) -> usize {
+        1
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let mut x = self.table.forward(&inputs[0])?;
+        for layer in self.layers.iter().rev() {
+            x = layer.forward(&x)?.relu()?;
+        }
+        Ok(vec![self.last.forward(&x)?])
+    }
+}
+
+fn shapes() -> Texts {
+    Texts::new(&Scope::new(&Generator::new(0)).shapes()).unwrap()
+}
+
+fn inputs() -> Vec<Tensor> {
+    let tokens: Vec<i64> = (0..12).map(|index| index * index * 977 % 9000).collect();
+    vec![Tensor::from_slice(&tokens, &[2, 6]).unwrap()]
+}
+
+fn ask(model: &SwitchedModel) -> Vec<u8> {
+    model.forward(&inputs()).unwrap()[0].to_bytes().unwrap()
+}
+
+/// A file with a network's values, and its answer.
+struct Made {
+    path: PathBuf,
+    expected: Vec<u8>,
+}
+
+impl Made {
+    fn new(folder: &Path, seed: u64) -> Self {
+        let plain = Texts::new(&Scope::new(&Generator::new(seed)).with_device(DEVICES[0])).unwrap();
+        let path = folder.join(format!("{seed}.safetensors"));
+        let state = Module::state(&plain).into_iter().map(|(name, tensor)| (name.to_owned(), tensor));
+        checkpoint::save(&path, state, ("made", "by a test")).unwrap();
+        let inputs: Vec<_> = inputs().iter().map(|input| input.to_device(DEVICES[0]).unwrap()).collect();
+        let expected = autograd::no_grad(|| plain.forward(&inputs)).unwrap()[0].to_bytes().unwrap();
+        Self { path, expected }
+    }
+
+    fn stored(&self) -> Arc<StoredTensors> {
+        Arc::new(StoredTensors::find(&[&self.path], &Module::state(&shapes())).unwrap())
+    }
+
+    /// The model on each device.
+    fn add(&self, switchers: &[Switcher]) -> Vec<SwitchedModel> {
+        let (name, stored) = (self.path.to_string_lossy(), self.stored());
+        let add = |switcher: &Switcher| switcher.add_stored(&name, Box::new(shapes()), Arc::clone(&stored)).unwrap();
+        switchers.iter().map(add).collect()
+    }
+}
+
+/// Switchers of both devices, each of which has room for so many models.
+fn switchers(memories: &[&DeviceMemory], models: u64, host_bytes: u64) -> Vec<Switcher> {
+    let chunk_bytes = memories[0].driver().granularity();
+    let room = models * (TABLE_BYTES + CHUNK).next_multiple_of(chunk_bytes);
+    let options = SwitcherOptions { chunk_bytes, orders: None, ..SwitcherOptions::new(room, host_bytes) };
+    Switcher::on_devices(&DEVICES, options).unwrap()
+}
+
+/// Bytes of all images, as each of the devices says.
+fn image_bytes(switchers: &[Switcher]) -> u64 {
+    let [first, second] = switchers else { panic!("two devices") };
+    assert_eq!(first.image_bytes(), second.image_bytes());
+    first.image_bytes()
+}
+
+#[test]
+fn a_model_on_two_devices_has_one_image_in_the_order_that_one_of_them_learned() {
+    let Some((_alone, memories)) = alone() else { return };
+    let folder = TempDir::new().unwrap();
+    let made = Made::new(folder.path(), 1);
+    let switchers = switchers(memories, 1, 64 << 20);
+    let models = made.add(&switchers);
+    let bytes = made.stored().bytes();
+    for model in &models {
+        assert!(ask(model) == made.expected);
+        assert!((TABLE_BYTES..=bytes).contains(&image_bytes(&switchers)), "{} of {bytes}", image_bytes(&switchers));
+    }
+    let unknown = models[0].group_bytes().unwrap();
+    for turn in 0..3 {
+        assert!(ask(&models[0]) == made.expected, "turn {turn}");
+    }
+    let learned = models[0].group_bytes().unwrap();
+    assert_ne!(learned, unknown);
+    assert_eq!(models[1].group_bytes().unwrap(), unknown, "until it is called");
+    for turn in 0..3 {
+        assert!(ask(&models[1]) == made.expected, "turn {turn}");
+        assert_eq!(models[1].group_bytes().unwrap(), learned);
+    }
+    assert!(models[0].compute_times().unwrap().is_some());
+    assert_eq!(models[1].compute_times().unwrap(), None, "what another learned is not measured again");
+    for model in &models {
+        assert_eq!((model.table_bytes().unwrap(), model.captures().unwrap()), (TABLE_BYTES, 1));
+    }
+    assert!((TABLE_BYTES..=bytes).contains(&image_bytes(&switchers)), "{} of {bytes}", image_bytes(&switchers));
+    // What one of them lets go of, the other still has.
+    models[0].remove().unwrap();
+    assert!(image_bytes(&switchers) >= TABLE_BYTES);
+    models[1].evict().unwrap();
+    assert!(ask(&models[1]) == made.expected);
+    models[1].remove().unwrap();
+    assert_eq!(image_bytes(&switchers), 0);
+    expect_peace(memories);
+}
+
+#[test]
+fn an_order_that_was_kept_is_that_of_all_devices() {
+    let Some((_alone, memories)) = alone() else { return };
+    let folder = TempDir::new().unwrap();
+    let made = Made::new(folder.path(), 1);
+    let orders = Some(Orders::new(folder.path().join("orders")));
+    let chunk_bytes = memories[0].driver().granularity();
+    let options = SwitcherOptions { chunk_bytes, orders, ..SwitcherOptions::new(64 << 20, 64 << 20) };
+    let groups: Vec<_> = (0..2)
+        .map(|_| {
+            let switchers = Switcher::on_devices(&DEVICES, options.clone()).unwrap();
+            let models = made.add(&switchers);
+            (0..3).for_each(|_| models.iter().for_each(|model| assert!(ask(model) == made.expected)));
+            assert!(image_bytes(&switchers) <= made.stored().bytes());
+            let measured = models.iter().filter(|model| model.compute_times().unwrap().is_some()).count();
+            (models.iter().map(|model| model.group_bytes().unwrap()).collect::<Vec<_>>(), measured)
+        })
+        .collect();
+    assert_eq!(groups[0].0, groups[1].0);
+    assert_eq!(groups[0].0[0], groups[0].0[1]);
+    assert_eq!([groups[0].1, groups[1].1], [1, 0], "one device measures, and the next switchers know");
+    expect_peace(memories);
+}
+
+#[test]
+fn memory_for_one_image_serves_both_devices_in_turn() {
+    let Some((_alone, memories)) = alone() else { return };
+    let folder = TempDir::new().unwrap();
+    let made = [1, 2].map(|seed| Made::new(folder.path(), seed));
+    let host_bytes = made[0].stored().bytes();
+    let switchers = switchers(memories, 1, host_bytes);
+    let models = made.each_ref().map(|made| made.add(&switchers));
+    for turn in 0..6 {
+        // The copies of one device may be under way when the other one needs room.
+        let (model, device) = (turn % 2, turn / 2 % 2);
+        models[model][device].load().unwrap();
+        models[1 - model][1 - device].load().unwrap();
+        assert!((1..=host_bytes).contains(&image_bytes(&switchers)));
+    }
+    // Once each: tables of models that are known stay.
+    for device in 0..2 {
+        for (made, models) in made.iter().zip(&models) {
+            assert!(ask(&models[device]) == made.expected);
+        }
+    }
+    models.iter().flatten().for_each(|model| model.remove().unwrap());
+    assert_eq!(image_bytes(&switchers), 0);
+    expect_peace(memories);
+}
+
+#[test]
+fn an_image_that_one_device_forgets_is_still_copied_by_another() {
+    let Some((_alone, memories)) = alone() else { return };
+    let folder = TempDir::new().unwrap();
+    let made = Made::new(folder.path(), 1);
+    let switchers = switchers(memories, 1, 64 << 20);
+    let models = made.add(&switchers);
+    for turn in 0..6 {
+        let (one, other) = (&models[turn % 2], &models[1 - turn % 2]);
+        one.evict().unwrap();
+        one.load().unwrap();
+        other.forget().unwrap();
+        assert!(ask(one) == made.expected, "turn {turn}");
+        assert!(ask(other) == made.expected, "turn {turn}");
+    }
+    models[0].remove().unwrap();
+    models[1].remove().unwrap();
+    assert_eq!(image_bytes(&switchers), 0);
+    expect_peace(memories);
+}
+
+#[test]
+fn two_devices_that_are_asked_at_the_same_time_keep_to_one_budget() {
+    let Some((_alone, memories)) = alone() else { return };
+    let folder = TempDir::new().unwrap();
+    let made: Vec<Made> = (1..=4).map(|seed| Made::new(folder.path(), seed)).collect();
+    // All tables, which stay, and one image more.
+    let host_bytes = 4 * TABLE_BYTES + made[0].stored().bytes();
+    let switchers = switchers(memories, 2, host_bytes);
+    let models: Vec<Vec<SwitchedModel>> = made.iter().map(|made| made.add(&switchers)).collect();
+    thread::scope(|scope| {
+        for device in 0..2 {
+            let (made, models, switchers) = (&made, &models, &switchers);
+            scope.spawn(move || {
+                let mut random = SmallRng::seed_from_u64(device as u64);
+                for _ in 0..200 {
+                    let index = random.random_range(0..made.len());
+                    let model = &models[index][device];
+                    match random.random_range(0..10) {
+                        0 => model.forget().unwrap(),
+                        1 => model.evict().unwrap(),
+                        2 => model.load().unwrap(),
+                        _ => assert!(ask(model) == made[index].expected, "a wrong answer of model {index}"),
+                    }
+                    assert!(switchers[device].image_bytes() <= host_bytes);
+                }
+            });
+        }
+    });
+    for models in &models {
+        assert_eq!(models[0].group_bytes().unwrap(), models[1].group_bytes().unwrap());
+        models.iter().for_each(|model| model.remove().unwrap());
+    }
+    assert_eq!(image_bytes(&switchers), 0);
+    expect_peace(memories);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_told_on_both_devices_and_the_next_call_is_right() {
+    let Some((_alone, memories)) = alone() else { return };
+    let folder = TempDir::new().unwrap();
+    let made = Made::new(folder.path(), 1);
+    let whole = std::fs::read(&made.path).unwrap();
+    let switchers = switchers(memories, 1, made.stored().bytes());
+    let models = made.add(&switchers);
+    std::fs::File::options().write(true).open(&made.path).unwrap().set_len(whole.len() as u64 / 2).unwrap();
+    for model in &models {
+        let said = model.forward(&inputs()).unwrap_err().to_string();
+        assert!(said.contains("it was cut"), "{said}");
+    }
+    std::fs::write(&made.path, &whole).unwrap();
+    for model in models.iter().chain(&models) {
+        assert!(ask(model) == made.expected);
+    }
+    expect_peace(memories);
+}
