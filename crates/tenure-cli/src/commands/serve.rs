@@ -29,8 +29,8 @@ use crate::{files, output};
 #[derive(clap::Args)]
 #[command(after_help = "\
 DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin
-with. A Hugging Face folder is served as it is, and so is a PyTorch module that a function loads: python = \"model.py:load\" in
-its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are
+with. A Hugging Face folder is served as it is, where needed by transformers in the Python that --python names, and so is a PyTorch
+module that a function loads: python = \"model.py:load\" in its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are
 asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. Models are computed by
 processes of their own: one that ends is replaced, and loses no weights and no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
 

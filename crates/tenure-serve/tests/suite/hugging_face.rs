@@ -358,7 +358,8 @@ fn a_python_takes_sentences_that_are_pooled_in_other_ways() {
     assert_eq!(modules(&MODULES.replace(".Normalize", ".Dense"), POOLING), vectors("5"));
 
     let unknown = format!(
-        "modules.json: modules have m.WordWeights, and only Transformer, Pooling and then Dense and Normalize         can be computed{WRITE_CONFIG}"
+        "modules.json: modules have m.WordWeights, and only Transformer, Pooling and then Dense and Normalize can \
+         be computed{WRITE_CONFIG}"
     );
     let weighted = MODULES.replace("sentence_transformers.models.Normalize", "m.WordWeights");
     assert_eq!(modules(&weighted, POOLING), Err(unknown));
