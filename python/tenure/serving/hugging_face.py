@@ -192,8 +192,9 @@ def _of_class(folder: str, *inputs: str) -> nn.Module:
     """A model of the class that ``config.json`` names."""
     transformers = _transformers()
     (name,) = _json(folder, "config.json")["architectures"][:1]
-    found = getattr(transformers, name, None)
-    if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
+    found: Any = getattr(transformers, name, None)
+    is_model: bool = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    if not is_model:
         raise Error(
             f"transformers {transformers.__version__} has no class {name}: install a release that has it, or add a"
             ' config.toml with python = "model.py:load"'

@@ -173,8 +173,12 @@ def test_sentences_that_are_no_averages_have_vectors_of_texts_too(tmp_path: Path
     mean = {"pooling_mode_mean_tokens": True}
     write_sentences(tmp_path / "dense", t.MPNetModel(t.MPNetConfig(**SIZES)), mean, "Dense")
     (tmp_path / "dense/2_Dense").mkdir()
-    config = {"in_features": 16, "out_features": 4, "bias": True}
-    config["activation_function"] = "torch.nn.modules.activation.Tanh"
+    config = {
+        "in_features": 16,
+        "out_features": 4,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
     (tmp_path / "dense/2_Dense/config.json").write_text(json.dumps(config))
     linear = torch.nn.Linear(16, 4)
     save_file(
