@@ -59,6 +59,10 @@ pub(super) async fn receive(
     share: &mut Share,
 ) -> Result<Bytes, ServeError> {
     let limit = limits.body_bytes;
+    // Who asks whether to send a body that is too large is not told to.
+    if headers.contains_key(header::EXPECT) && body.size_hint().lower() > limit as u64 {
+        return Err(ServeError::TooLarge(limit));
+    }
     let received = timeout(limits.receive, collect(body, limit, share)).await;
     let body = received.map_err(|_| ServeError::Slow(limits.receive))??;
     if let Some(record) = request_log::current() {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use bytes::Bytes;
+use serde::de::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -48,6 +49,27 @@ pub(super) fn split(mut body: Bytes, json_bytes: Option<usize>) -> Result<(Bytes
     }
     let binary = body.split_off(json_bytes);
     Ok((body, binary))
+}
+
+/// A message, which is an object.
+pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, ProtocolError> {
+    // serde would take the values of an array for those of a message's fields.
+    if json.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(serde_json::Error::custom("a message is an object").into());
+    }
+    serde_json::from_slice(json).map_err(|error| match is_at_a_number_of_none(json, &error) {
+        true => {
+            ProtocolError::Unsupported { what: "NaN or an infinity in JSON", instead: "send the tensor as binary data" }
+        }
+        false => error.into(),
+    })
+}
+
+/// Whether an error is about a floating number that JSON does not have, and other languages write there.
+fn is_at_a_number_of_none(json: &[u8], error: &serde_json::Error) -> bool {
+    let line = json.split(|byte| *byte == b'\n').nth(error.line().saturating_sub(1));
+    let rest = line.and_then(|line| line.get(error.column().saturating_sub(1)..)).unwrap_or_default();
+    error.is_syntax() && [&b"NaN"[..], b"Infinity"].into_iter().any(|number| rest.starts_with(number))
 }
 
 /// A tensor as JSON says it.

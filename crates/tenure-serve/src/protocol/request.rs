@@ -130,7 +130,7 @@ impl InferRequest {
         json_bytes: Option<usize>,
     ) -> Result<Self, ProtocolError> {
         let (json, binary) = body::split(body, json_bytes)?;
-        let RequestIn { id, parameters, inputs, outputs } = serde_json::from_slice(&json)?;
+        let RequestIn { id, parameters, inputs, outputs } = body::object(&json)?;
         let parameters = parameters.unwrap_or_default();
         if parameters.sequence_id.is_some() {
             return Err(ProtocolError::Unsupported {

@@ -68,7 +68,7 @@ impl InferResponse {
     /// What is wrong with it.
     pub fn parse(body: Bytes, json_bytes: Option<usize>) -> Result<Self, ProtocolError> {
         let (json, binary) = body::split(body, json_bytes)?;
-        let ResponseIn { model_name, model_version, id, outputs } = serde_json::from_slice(&json)?;
+        let ResponseIn { model_name, model_version, id, outputs } = body::object(&json)?;
         let (outputs, shared) = body::read(outputs, binary)?;
         if !shared.is_empty() {
             return Err(ProtocolError::Unsupported {

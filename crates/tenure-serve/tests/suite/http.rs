@@ -245,6 +245,9 @@ fn a_body_has_a_limit_packed_and_unpacked() {
     let chunked =
         format!("POST {path} HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n{}", "x".repeat(1024));
     assert_eq!(receive(served.send(chunked.as_bytes())).unwrap().error(), expected);
+    let asking = ["Expect: 100-continue", "Content-Length: 1001", "Connection: close"].join("\r\n");
+    let asking = format!("POST {path} HTTP/1.1\r\nHost: here\r\n{asking}\r\n\r\n");
+    assert_eq!(receive(served.send(asking.as_bytes())).unwrap().error(), expected);
 }
 
 #[test]

@@ -51,7 +51,11 @@ fn what_is_malformed_is_said() {
     let of_many_dimensions = format!(r#""shape": {:?}, "datatype": "FP32", "data": {}"#, vec![1; 200], nested(200));
     for (json, expected) in [
         (String::new(), "not a message of the protocol: EOF"),
-        ("[]".into(), "not a message of the protocol: invalid length 0"),
+        (r#"[null, {}, [{"name": "x", "datatype": "BOOL", "shape": [0], "data": []}], []]"#.into(), "is an object"),
+        (" []".into(), "not a message of the protocol: a message is an object"),
+        (input("\n\"shape\": [2], \"datatype\": \"FP32\", \"data\": [1, NaN]"), "send the tensor as binary data"),
+        (input(r#""shape": [2], "datatype": "FP32", "data": [1, -Infinity]"#), "NaN or an infinity in JSON is not"),
+        (input(r#""shape": [2], "datatype": "FP32", "data": [1, nothing]"#), "not a message of the protocol: "),
         ("{}".into(), "missing field `inputs`"),
         (input(r#""shape": [1]"#), "missing field `datatype`"),
         (input(r#""shape": [1], "datatype": "FP8""#), r#"tensor "x": "FP8" is no datatype"#),
