@@ -59,7 +59,7 @@ struct TokenizerConfig {
     model_max_length: Option<f64>,
 }
 
-/// What of a model's `config.json` limits tokens. Names differ by its type.
+/// The limits on tokens that a model's `config.json` states. Their names differ by the model's type.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ModelLimits {

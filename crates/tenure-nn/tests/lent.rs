@@ -2,6 +2,8 @@
 //! sides are in one process here; tenure-serve has them in several.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod texts;
+
 use std::env;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -12,12 +14,14 @@ use tempfile::TempDir;
 use tenure_device::Executor;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_nn::layers::{Embedding, Layer, Linear};
+use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::networks::Network;
 use tenure_nn::switched::{BorrowedNetwork, Borrower, LentModel, Measured, SwitchedModel, Switcher, SwitcherOptions};
-use tenure_nn::{Module, Scope, checkpoint, module};
+use tenure_nn::{Scope, module};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor, autograd};
+
+use self::texts::{TABLE_BYTES, Texts};
 
 const CHUNK: u64 = 64 << 10;
 
@@ -44,45 +48,6 @@ fn expect_peace(memory: &DeviceMemory) {
     }
 }
 
-/// Rows of a table that is large enough to stay on the host, and layers that are listed in another order than they are used.
-struct Texts {
-    last: Linear,
-    layers: Vec<Linear>,
-    table: Embedding,
-}
-module!(Texts { last, layers, table });
-
-const TABLE_BYTES: u64 = 9000 * 32 * 4;
-
-impl Texts {
-    fn new(scope: &Scope) -> Result<Self> {
-        let layers = (0..3).map(|index| Linear::new(&scope.at("layers").at(index), 32, 32));
-        Ok(Self {
-            last: Linear::new(&scope.at("last"), 32, 5)?,
-            layers: layers.collect::<Result<_>>()?,
-            table: Embedding::new(&scope.at("table"), 9000, 32)?,
-        })
-    }
-}
-
-impl Network for Texts {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
-    fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let mut x = self.table.forward(&inputs[0])?;
-        for layer in self.layers.iter().rev() {
-            x = layer.forward(&x)?.relu()?;
-        }
-        Ok(vec![self.last.forward(&x)?])
-    }
-}
-
 fn shapes() -> Box<dyn Network> {
     Box::new(Texts::new(&Scope::new(&Generator::new(0)).shapes()).unwrap())
 }
@@ -95,10 +60,7 @@ struct Made {
 
 impl Made {
     fn new(folder: &Path, seed: u64) -> Self {
-        let plain = Texts::new(&Scope::new(&Generator::new(seed)).with_device(CUDA)).unwrap();
-        let path = folder.join(format!("{seed}.safetensors"));
-        let state = Module::state(&plain).into_iter().map(|(name, tensor)| (name.to_owned(), tensor));
-        checkpoint::save(&path, state, ("made", "by a test")).unwrap();
+        let (plain, path) = texts::drawn(folder, seed);
         Self { plain, path }
     }
 

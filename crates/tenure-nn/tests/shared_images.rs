@@ -1,6 +1,8 @@
 //! Models on two devices that copy from the same images: simulated ones unless `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod texts;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::{env, thread};
@@ -12,12 +14,13 @@ use tempfile::TempDir;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Executor, Platform as _, cuda};
-use tenure_nn::layers::{Embedding, Layer, Linear};
 use tenure_nn::networks::Network;
 use tenure_nn::switched::{Orders, StoredTensors, SwitchedModel, Switcher, SwitcherOptions};
-use tenure_nn::{Module, Scope, checkpoint, module};
+use tenure_nn::{Module, Scope};
 use tenure_tensor::random::Generator;
-use tenure_tensor::{Device, Result, Tensor, autograd};
+use tenure_tensor::{Device, Tensor, autograd};
+
+use self::texts::{TABLE_BYTES, Texts};
 
 const CHUNK: u64 = 64 << 10;
 
@@ -53,45 +56,6 @@ fn expect_peace(memories: &[&DeviceMemory]) {
     }
 }
 
-/// Layers that are not used in the order in which they are listed, and rows of a table that is large enough to stay on the host.
-struct Texts {
-    last: Linear,
-    layers: Vec<Linear>,
-    table: Embedding,
-}
-module!(Texts { last, layers, table });
-
-const TABLE_BYTES: u64 = 9000 * 32 * 4;
-
-impl Texts {
-    fn new(scope: &Scope) -> Result<Self> {
-        let layers = (0..3).map(|index| Linear::new(&scope.at("layers").at(index), 32, 32));
-        Ok(Self {
-            last: Linear::new(&scope.at("last"), 32, 5)?,
-            layers: layers.collect::<Result<_>>()?,
-            table: Embedding::new(&scope.at("table"), 9000, 32)?,
-        })
-    }
-}
-
-impl Network for Texts {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
-    fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let mut x = self.table.forward(&inputs[0])?;
-        for layer in self.layers.iter().rev() {
-            x = layer.forward(&x)?.relu()?;
-        }
-        Ok(vec![self.last.forward(&x)?])
-    }
-}
-
 fn shapes() -> Texts {
     Texts::new(&Scope::new(&Generator::new(0)).shapes()).unwrap()
 }
@@ -113,10 +77,7 @@ struct Made {
 
 impl Made {
     fn new(folder: &Path, seed: u64) -> Self {
-        let plain = Texts::new(&Scope::new(&Generator::new(seed)).with_device(DEVICES[0])).unwrap();
-        let path = folder.join(format!("{seed}.safetensors"));
-        let state = Module::state(&plain).into_iter().map(|(name, tensor)| (name.to_owned(), tensor));
-        checkpoint::save(&path, state, ("made", "by a test")).unwrap();
+        let (plain, path) = texts::drawn(folder, seed);
         let inputs: Vec<_> = inputs().iter().map(|input| input.to_device(DEVICES[0]).unwrap()).collect();
         let expected = autograd::no_grad(|| plain.forward(&inputs)).unwrap()[0].to_bytes().unwrap();
         Self { path, expected }

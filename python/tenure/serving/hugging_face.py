@@ -218,7 +218,7 @@ def _load(loader: Any, config: Any, folder: str) -> Any:
         use_safetensors=True,
         output_loading_info=True,
     )
-    # What comes after the tokens' vectors is no part of an encoder's answer.
+    # An encoder's answer is the tokens' vectors: a pooler after them is no part of it.
     is_encoder = type(model).__name__.endswith("Model")
     missing = sorted(name for name in loaded["missing_keys"] if not (is_encoder and name.startswith("pooler.")))
     if missing:

@@ -143,7 +143,7 @@ def test_weights_in_several_files_and_in_half_precision_are_served_as_they_are_s
     model.save_pretrained(tmp_path / "m", max_shard_size="4KB")
     assert len(list((tmp_path / "m").glob("model-*.safetensors"))) > 1
     config = json.loads((tmp_path / "m/config.json").read_text())
-    # What it says of types is not asked.
+    # The server goes by the stored weights' types, not by these.
     (tmp_path / "m/config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}))
     inputs = {"inputs": masked()[:1], "outputs": [{"name": "logits", "parameters": {"binary_data": True}}]}
     with serving(tmp_path) as server:

@@ -57,7 +57,7 @@ impl Registrations {
         self.devices.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// What overlaps a range, the last first.
+    /// The registrations that overlap a range, the last first.
     fn overlapping(&self, range: &Range<u64>) -> Vec<(u64, Registration)> {
         let ranges = self.ranges.lock();
         let below = ranges.range(..range.end).rev();

@@ -11,9 +11,9 @@ use super::{Order, StoredTensors};
 /// An order of a network's tensors. Dropped by the last device that has it, its images leave the host's memory.
 pub(super) struct Arrangement {
     pub(super) order: Order,
-    /// Of the tensors that are in groups.
+    /// The manifest of the tensors that are in groups.
     pub(super) manifest: Arc<Manifest>,
-    /// Of the [tables](Order::has_tables).
+    /// The manifest of the [tables](Order::has_tables).
     pub(super) tables: Option<Arc<Manifest>>,
     images: Arc<HostImages>,
 }

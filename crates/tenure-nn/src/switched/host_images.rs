@@ -11,7 +11,7 @@ use crate::Result;
 /// Images of models, pinned if devices copy from them.
 pub(super) struct HostImages {
     images: Images,
-    /// Those that copy from images.
+    /// The devices' switches, which copy from images.
     switches: Vec<Switch>,
     /// Held for reading while an image is found and copies from it are asked for, and for writing while all copies are waited for.
     copying: RwLock<()>,

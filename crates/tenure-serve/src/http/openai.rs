@@ -426,7 +426,7 @@ fn split(response: &InferResponse, output: &str, rows: usize) -> Result<Vec<Vec<
 /// Reads the numbers of a vector.
 type ReadVector = fn(&[u8]) -> Vec<f32>;
 
-/// What reads vectors of a datatype, if vectors may be of it.
+/// The reader of vectors of a datatype, if vectors may be of it.
 fn reader(datatype: Datatype) -> Option<ReadVector> {
     Some(match datatype {
         Datatype::Fp32 => |bytes| bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect(),
