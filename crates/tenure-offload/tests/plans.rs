@@ -1,13 +1,18 @@
 //! Profiles of steps are planned within their budgets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use tenure_offload::{Action, Link, Machine, Profile, ProfileError, Recipe, Schedule};
-use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_plan::planner::{Condensed, Objective, Planned, PlannerError, PlannerOptions, Scheduled, Watch};
 use tenure_plan::{Plan, Planner, Problem, simulate};
+
+use crate::transformer::Size;
+
+mod transformer;
 
 const MIB: u64 = 1 << 20;
 
@@ -40,6 +45,10 @@ fn layers(layers: usize) -> Profile {
 }
 
 fn plan(problem: &Problem) -> Plan {
+    plan_by(&Scheduled, problem)
+}
+
+fn plan_by(planner: &dyn Planner, problem: &Problem) -> Plan {
     let options = PlannerOptions {
         objective: Objective::Makespan,
         // Evaluations end the search, not the clock.
@@ -47,7 +56,7 @@ fn plan(problem: &Problem) -> Plan {
         evaluations: Some(40),
         seed: 1,
     };
-    Scheduled.plan(problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan
+    planner.plan(problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan
 }
 
 /// The most bytes of what is saved that are in memory at once if the schedule is followed and nothing takes time.
@@ -109,6 +118,45 @@ fn a_budget_that_is_too_small_is_an_error_that_says_what_would_do() {
     assert!(profile.problem("layers", &machine(least_bytes - 1)).is_err());
 }
 
+/// Counts the kernels that a planner is asked about.
+struct Counting(Cell<usize>);
+
+impl Planner for Counting {
+    fn name(&self) -> &str {
+        "counting"
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        self.0.set(self.0.get() + problem.kernels().len());
+        Scheduled.plan(problem, options, watch)
+    }
+}
+
+#[test]
+fn a_step_of_ten_thousand_operations_is_planned_as_some_hundreds() {
+    let profile = transformer::step(Size { layers: 32, operations: 90, saves: 10, seed: 2 });
+    assert!(profile.intervals() > 9_000);
+    let problem = profile.problem("transformer", &transformer::machine(&profile, 40)).unwrap();
+    let options = PlannerOptions {
+        objective: Objective::Makespan,
+        time_limit: Duration::from_secs(24 * 60 * 60),
+        evaluations: None,
+        seed: 0,
+    };
+    let planner = Counting(Cell::new(0));
+    let planned = Condensed::new(&planner).plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(planner.0.get() <= 1000, "{} kernels", planner.0.get());
+    assert!(planned.evaluations <= 500, "{} plans", planned.evaluations);
+    // With all the kernels and 600 plans it took 1.026.
+    let outcome = simulate(&problem, &planned.plan).unwrap();
+    assert!(outcome.makespan_ns < 1.03 * problem.kernels_ns() as f64, "{}", outcome.makespan_ns);
+}
+
 /// Steps that save and need anything in any order, as long as it was saved before.
 fn steps() -> impl Strategy<Value = Profile> {
     let saves = prop::collection::vec((1..64 * MIB, 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 1..20);
@@ -140,10 +188,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_step_is_planned_within_the_least_budget(profile in steps(), more in 0..256 * MIB) {
+    fn any_step_is_planned_within_the_least_budget(profile in steps(), more in 0..256 * MIB, most_kernels in 1_usize..100) {
         let (least, _) = profile.least_bytes();
         let problem = profile.problem("any", &machine(least + more)).unwrap();
-        let plan = plan(&problem);
+        let planner = Condensed { planner: &Scheduled, most_kernels };
+        let plan = plan_by(&planner, &problem);
         simulate(&problem, &plan).unwrap();
         let schedule = Schedule::of(&profile, &plan);
         // What is needed comes back, or is there, or is computed again.

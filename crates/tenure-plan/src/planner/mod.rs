@@ -1,5 +1,6 @@
 //! Planners: what makes a [`Plan`] of a problem.
 
+mod condensed;
 mod decoder;
 mod evaluator;
 mod evolutionary;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use crate::{Plan, PlanError, Problem};
 
+pub use condensed::Condensed;
 pub use decoder::{Decisions, Decoder, Treatment};
 pub use evaluator::Evaluator;
 pub use evolutionary::Evolutionary;

@@ -1,0 +1,220 @@
+//! Problems of very many kernels, planned as problems of fewer: neighbours become one kernel.
+//!
+//! A training step has thousands of kernels and some hundreds of tensors that may move. Where nothing is written but
+//! workspaces, kernels that follow each other are alike to a planner: together they take the sum of their times, and room for
+//! the largest of their workspaces.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashSet;
+use tenure_core::Tag;
+
+use super::{Planned, Planner, PlannerError, PlannerOptions, Watch};
+use crate::plan::{Action, Plan, Step};
+use crate::problem::{Access, Kernel, Parts, Problem, Recompute, Tensor};
+use crate::simulate;
+
+/// A planner that is asked about a condensed problem where one has many kernels. Its plan is one of the whole problem, and
+/// was played against that; where that cannot be, the planner is asked about the whole problem.
+///
+/// How many plans are tried follows from the problem's size, if the options do not say.
+#[derive(Clone, Copy)]
+pub struct Condensed<'a> {
+    /// The planner.
+    pub planner: &'a dyn Planner,
+    /// Problems of no more kernels are planned as they are. Others get about as many, and one for each tensor that is written.
+    pub most_kernels: usize,
+}
+
+impl<'a> Condensed<'a> {
+    /// Asks a planner about some hundreds of kernels, for which it takes less than a second.
+    pub fn new(planner: &'a dyn Planner) -> Self {
+        Self { planner, most_kernels: 500 }
+    }
+
+    /// How many plans of a problem are tried: fewer of larger problems.
+    fn evaluations(problem: &Problem) -> u64 {
+        /// Kernels and tensors of all plans together.
+        const WORK: u64 = 500_000;
+        let size = (problem.kernels().len() + problem.tensors().len()).max(1) as u64;
+        (WORK / size).clamp(100, 4000)
+    }
+
+    fn ask(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> Result<Planned, PlannerError> {
+        let evaluations = options.evaluations.or_else(|| Some(Self::evaluations(problem)));
+        self.planner.plan(problem, &PlannerOptions { evaluations, ..*options }, watch)
+    }
+}
+
+impl Planner for Condensed<'_> {
+    fn name(&self) -> &str {
+        self.planner.name()
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        if problem.kernels().len() > self.most_kernels
+            && let Some(groups) = Groups::of(problem, self.most_kernels)
+            && let Some(condensed) = groups.condense(problem)
+            && let Ok(planned) = self.ask(&condensed, options, watch)
+        {
+            // A tensor that comes back early in a group may take the room of a later kernel of it: then all come back late.
+            let plans = [false, true].map(|is_late| groups.expand(problem, &planned.plan, is_late));
+            if let Some(plan) = plans.into_iter().find(|plan| simulate(problem, plan).is_ok()) {
+                return Ok(Planned { plan, ..planned });
+            }
+        }
+        self.ask(problem, options, watch)
+    }
+}
+
+/// Kernels that become one.
+struct Groups {
+    /// The kernels of each group.
+    kernels: Vec<Range<usize>>,
+    /// The numbers of the tensors that are no workspaces of one kernel.
+    tensors: Vec<usize>,
+    /// By tensor: its number in the condensed problem, if it is one of these.
+    numbers: Vec<Option<usize>>,
+}
+
+impl Groups {
+    /// Groups that take at most two `most`-ths of the time of all kernels, and no more room than some kernel does alone. A
+    /// kernel that writes anything but workspaces is the last of its group, so that tensors come to be in the same order. None
+    /// if workspaces might be elsewhere than in the first tier.
+    fn of(problem: &Problem, most: usize) -> Option<Self> {
+        if problem.tiers().iter().skip(1).any(|tier| tier.is_reachable) {
+            return None;
+        }
+        let is_workspace = |tensor: usize| {
+            let life = problem.lifetime(tensor);
+            problem.tensors()[tensor].tag == Tag::Workspace && life.is_some_and(|life| life.start() == life.end())
+        };
+        let tensors: Vec<usize> = (0..problem.tensors().len()).filter(|tensor| !is_workspace(*tensor)).collect();
+        let mut numbers = vec![None; problem.tensors().len()];
+        tensors.iter().enumerate().for_each(|(number, tensor)| numbers[*tensor] = Some(number));
+        let mut groups = Self { kernels: Vec::new(), tensors, numbers };
+        let most_ns = problem.kernels_ns() / most.max(1) as u64 * 2;
+        let alone = |kernel| Room::default().with(problem, &groups, kernel);
+        let most_bytes = problem.kernels().iter().map(alone).max()?;
+        let (mut begin, mut time_ns, mut room) = (0, 0, Room::default());
+        for (number, kernel) in problem.kernels().iter().enumerate() {
+            let is_too_much = time_ns + kernel.time_ns > most_ns || room.with(problem, &groups, kernel) > most_bytes;
+            if is_too_much && number > begin {
+                groups.kernels.push(begin..number);
+                (begin, time_ns, room) = (number, 0, Room::default());
+                room.with(problem, &groups, kernel);
+            }
+            time_ns += kernel.time_ns;
+            if kernel.writes.iter().any(|access| groups.numbers[access.tensor].is_some()) {
+                groups.kernels.push(begin..number + 1);
+                (begin, time_ns, room) = (number + 1, 0, Room::default());
+            }
+        }
+        let rest = begin..problem.kernels().len();
+        groups.kernels.extend((!rest.is_empty()).then_some(rest));
+        Some(groups)
+    }
+
+    /// The problem whose kernels are the groups: each has one workspace, of the bytes of the largest of its kernels'.
+    fn condense(&self, problem: &Problem) -> Option<Problem> {
+        let mut parts = Parts {
+            name: problem.name().into(),
+            source: problem.source().into(),
+            tiers: problem.tiers().to_vec(),
+            links: problem.links().to_vec(),
+            tensors: self.tensors.iter().map(|tensor| self.tensor(&problem.tensors()[*tensor])).collect(),
+            kernels: Vec::new(),
+            backward: problem.backward().map(|first| self.kernels.partition_point(|kernels| kernels.end <= first)),
+        };
+        for kernels in &self.kernels {
+            let mut room = Room::default();
+            let name = problem.kernels()[kernels.start].name.clone();
+            let mut merged = Kernel { name, time_ns: 0, reads: Vec::new(), writes: Vec::new() };
+            for kernel in &problem.kernels()[kernels.clone()] {
+                room.with(problem, self, kernel);
+                merged.time_ns += kernel.time_ns;
+                merged.reads.extend(self.accesses(&kernel.reads));
+                merged.writes.extend(self.accesses(&kernel.writes));
+            }
+            if room.workspace_bytes > 0 {
+                merged.writes.push(Access { tensor: parts.tensors.len(), bytes: 0 });
+                parts.tensors.push(Tensor {
+                    key: format!("workspace of kernels {}..{}", kernels.start, kernels.end),
+                    bytes: room.workspace_bytes,
+                    tag: Tag::Workspace,
+                    compression: None,
+                    recompute: None,
+                });
+            }
+            parts.kernels.push(merged);
+        }
+        // Another tensor may have a workspace's key.
+        Problem::new(parts).ok()
+    }
+
+    /// A tensor as the condensed problem has it. What is made of a workspace is not computed again.
+    fn tensor(&self, tensor: &Tensor) -> Tensor {
+        let recompute = tensor.recompute.as_ref().and_then(|Recompute { time_ns, inputs }| {
+            let inputs = inputs.iter().map(|input| self.numbers[*input]).collect::<Option<Vec<usize>>>()?;
+            Some(Recompute { time_ns: *time_ns, inputs })
+        });
+        Tensor { recompute, ..tensor.clone() }
+    }
+
+    fn accesses(&self, accesses: &[Access]) -> impl Iterator<Item = Access> {
+        accesses.iter().filter_map(|access| Some(Access { tensor: self.numbers[access.tensor]?, bytes: access.bytes }))
+    }
+
+    /// The plan of the whole problem that does what a plan of the condensed one does. What comes back does so with the first
+    /// kernel of a group, or with the last if it `is_late`.
+    fn expand(&self, problem: &Problem, plan: &Plan, is_late: bool) -> Plan {
+        let mut places = vec![0; problem.tensors().len()];
+        self.tensors.iter().zip(&plan.places).for_each(|(tensor, place)| places[*tensor] = *place);
+        let users = problem.users();
+        let steps = plan.steps.iter().filter_map(|step| {
+            let (tensor, Range { start, end }) = (*self.tensors.get(step.tensor)?, self.kernels[step.kernel].clone());
+            let kernel = match step.action {
+                Action::Drop => end - 1,
+                Action::Move { to: 0 } if is_late => end - 1,
+                Action::Move { to: 0 } | Action::Recompute { .. } => start,
+                // Not before the last kernel of the group that uses it.
+                Action::Move { .. } => {
+                    let used = users[tensor].partition_point(|kernel| *kernel < end);
+                    users[tensor][..used].last().map_or(start, |last| start.max(*last))
+                }
+            };
+            Some(Step { tensor, kernel, action: step.action })
+        });
+        Plan { places, steps: steps.collect() }
+    }
+}
+
+/// The room that kernels of a group need in the first tier.
+#[derive(Default)]
+struct Room {
+    tensors: FxHashSet<usize>,
+    tensors_bytes: u64,
+    workspace_bytes: u64,
+}
+
+impl Room {
+    /// Adds a kernel. The bytes of all.
+    fn with(&mut self, problem: &Problem, groups: &Groups, kernel: &Kernel) -> u64 {
+        let mut workspace_bytes = 0;
+        for Access { tensor, .. } in kernel.accesses() {
+            let bytes = problem.tensors()[*tensor].bytes;
+            if groups.numbers[*tensor].is_none() {
+                workspace_bytes += bytes;
+            } else if self.tensors.insert(*tensor) {
+                self.tensors_bytes += bytes;
+            }
+        }
+        self.workspace_bytes = self.workspace_bytes.max(workspace_bytes);
+        self.tensors_bytes + self.workspace_bytes
+    }
+}
