@@ -24,6 +24,8 @@
 
 mod allocator;
 #[forbid(unsafe_code)]
+mod amount;
+#[forbid(unsafe_code)]
 mod clock;
 #[forbid(unsafe_code)]
 mod context;
@@ -54,6 +56,7 @@ pub use allocator::{
     Allocator, AllocatorRegistry, AllocatorScope, CpuAllocator, MemoryReporter, MemoryUse, NumaMove, OutOfMemory,
     move_to_numa_node,
 };
+pub use amount::{Amount, AmountError, parse_bytes};
 pub use clock::Clock;
 pub use context::{Context, ContextGuard};
 pub use data_ptr::{DataPtr, Deleter};

@@ -227,7 +227,11 @@ unsafe impl Allocator for HostMemory {
             allocated: self.statistics().all.allocated_bytes.current as usize,
         };
         let data = if bytes < LARGE_BYTES {
-            self.allocate_small(bytes).ok_or_else(out_of_memory)?
+            self.allocate_small(bytes).ok_or_else(|| {
+                // The heap counts those of large blocks.
+                self.small.lock().num_ooms += 1;
+                out_of_memory()
+            })?
         } else {
             self.allocate_large(bytes).map_err(|error| match error {
                 AllocError::TooLarge(_) => AllocatorError::TooLarge { requested: bytes },

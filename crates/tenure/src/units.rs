@@ -1,6 +1,8 @@
-//! Figures as people read them.
+//! Figures as people read and write them.
 
 use std::fmt;
+
+pub use tenure_core::{Amount, AmountError, parse_bytes};
 
 /// Bytes in decimal units with three digits: `512 B`, `7.49 GB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,6 +13,7 @@ use tenure_device::{Executor, memory};
 use super::runs::runs;
 use super::{captured, late};
 use crate::access::Held;
+use crate::autograd::no_grad;
 use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
 
 /// The thread's current stream of a device, for one operation.
@@ -293,7 +294,9 @@ impl Queue {
                 host(&tensors[..writes], &tensors[writes..])?;
                 twins[..writes].iter().zip(&tensors).try_for_each(|(twin, tensor)| twin.store(tensor, device))
             };
-            if let Err(error) = run(device) {
+            // The thread is one that waits for the device, or asks about it: what a kernel computes with is none of its own
+            // operations, which somebody may be told of, who then calls the driver.
+            if let Err(error) = no_grad(|| run(device)) {
                 late::report(memory, error);
             }
         });

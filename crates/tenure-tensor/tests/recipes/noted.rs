@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tenure_device::memory;
 use tenure_tensor::autograd::{self, Recipes, SavedHooks, SavedId};
-use tenure_tensor::{DType, Device, Tensor, precision};
+use tenure_tensor::{Access, DType, Device, Tensor, cuda, precision};
 
-use super::common::{in_use, in_use_alone};
+use super::common::{self, in_use, in_use_alone, simulated};
 use super::{Inputs, Lie, silent};
 
 #[test]
@@ -56,6 +57,24 @@ fn nothing_is_noted_where_nobody_wants_to_know() {
     assert!(recipes.find(elsewhere).is_none());
     drop(recipes);
     assert_eq!(*count.lock(), ["exp", "mul"]);
+}
+
+#[test]
+fn what_a_simulated_kernel_computes_with_is_no_operation_of_the_thread_that_waits() {
+    let _in_use = in_use();
+    let x = autograd::no_grad(|| Tensor::full(&[4], 2.0, DType::F32, common::cuda())).unwrap();
+    let y = x.empty_like().unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let noting = Arc::clone(&heard);
+    let _recipes = Recipes::enter(move |recipe| noting.lock().push(recipe.name));
+    let access = Access::new("double", &[&y], &[&x]).unwrap();
+    cuda::submit(&access, |_| Ok(()), |out, x| out[0].copy_(&x[0].mul(2.0)?)).unwrap();
+    drop(access);
+    memory::device(0).unwrap().streams().current().synchronize().unwrap();
+    assert!(heard.lock().is_empty());
+    if simulated().is_some() {
+        assert_eq!(y.to_vec::<f32>().unwrap(), [4.0; 4]);
+    }
 }
 
 #[test]
