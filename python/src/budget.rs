@@ -1,16 +1,18 @@
 //! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine, and what autograd does.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
-use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup};
+use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup, Signature};
 use tenure::plan::Planner;
 use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Scheduled};
 use tenure::prelude::*;
@@ -20,18 +22,49 @@ use tenure_capi::shared::{self, OnHostMemory};
 use tenure_device::Stream;
 
 use crate::errors::complaint;
-use crate::operations::{Bytes, Call, Listen, Look, Recorder, Saved, Shim, Tensor, Wish};
+use crate::operations::{Bytes, Call, Listen, Look, Recorder, Saved, Shim, Tensor};
 use crate::purpose::module_of_key;
 use crate::recipe::{Ingredient, Recipe};
 
 /// Steps that are measured at first: one compiles kernels and makes the optimizer's state.
 const PASSES: u64 = 2;
 
+thread_local! {
+    /// The budget that notes what this thread computes, by where it is, and whether that is noted now.
+    static LISTENING: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
+}
+
 /// A tensor that autograd has saved: as it is, or its bytes are the engine's.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Packed {
     tensor: Saved,
     held: Option<Arc<offload::Saved>>,
+    /// If it is what a step saved first.
+    _first: Option<FirstSaved>,
+}
+
+/// What is told of a step, by the numbers that Python knows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Phase {
+    /// There is none, or it is over: the next begins where something is saved, or the model is called.
+    Between,
+    Watched,
+    Unwatched,
+}
+
+/// The first that a step saves: when backward lets go of it, the step is over.
+struct FirstSaved {
+    inner: Arc<Inner>,
+    step: u64,
+}
+
+impl Drop for FirstSaved {
+    fn drop(&mut self) {
+        if self.inner.steps.load(Ordering::Relaxed) == self.step {
+            self.inner.enter(Phase::Between);
+        }
+    }
 }
 
 /// A budget of one device's memory, or of the host's.
@@ -42,6 +75,8 @@ pub(crate) struct Budget {
     recorder: Recorder,
     /// Whether something was needed since the step began.
     is_needed: AtomicBool,
+    /// Python's budget, as a weak reference.
+    owner: Arc<OnceLock<Py<PyAny>>>,
 }
 
 /// What a recorder tells, too.
@@ -49,6 +84,12 @@ struct Inner {
     engine: Engine,
     device: Device,
     state: Mutex<State>,
+    /// A [`Phase`].
+    phase: AtomicU8,
+    /// How many steps have begun.
+    steps: AtomicU64,
+    /// Whether the step has saved something, or ends otherwise than by letting go of that.
+    has_first: AtomicBool,
 }
 
 #[derive(Default)]
@@ -56,7 +97,7 @@ struct State {
     /// Of the plain peak, which is not known yet.
     percent: Option<f64>,
     plain_bytes: u64,
-    step: Option<(offload::Step, Pass)>,
+    step: Option<OpenStep>,
     /// Steps, by signature.
     kinds: HashMap<u64, Kind>,
     passes: u64,
@@ -66,6 +107,14 @@ struct State {
     /// checkpoint computes again.
     given: HashMap<Id, Weak<offload::Saved>>,
     on_host: Option<OnHostMemory>,
+}
+
+/// A step that goes on.
+struct OpenStep {
+    step: offload::Step,
+    pass: Pass,
+    /// Its signature, if it counts as one that is measured.
+    measures: Option<u64>,
 }
 
 /// Steps of one signature.
@@ -121,11 +170,39 @@ impl Budget {
         let setup = Setup { folders, disk_bytes, daily_bytes, pinned_bytes, planner, ..Setup::default() };
         let open = || setup.engine(memory).map_err(|error| error.to_string());
         let engine = py.detach(open).map_err(complaint)?;
+        engine.set_strict();
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
         let state = Mutex::new(State { on_host, ..State::default() });
-        let inner = Arc::new(Inner { engine, device, state });
+        let (phase, steps, has_first) = Default::default();
+        let inner = Arc::new(Inner { engine, device, state, phase, steps, has_first });
         let recorder = Recorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
-        Ok(Self { inner, shim, recorder, is_needed: AtomicBool::new(false) })
+        Ok(Self { inner, shim, recorder, is_needed: AtomicBool::new(false), owner: Arc::default() })
+    }
+
+    /// Has `owner`, a weak reference to Python's budget, called where something is saved between steps, and where a step
+    /// that was not watched finds no room.
+    fn attach(&self, owner: Py<PyAny>) {
+        let _ = self.owner.set(owner);
+        let (inner, owner) = (Arc::downgrade(&self.inner), Arc::clone(&self.owner));
+        self.inner.engine.on_wake(move || {
+            let Some(inner) = inner.upgrade() else { return };
+            Python::attach(|py| {
+                let wake = |owner: Bound<'_, PyAny>| owner.call_method0(intern!(py, "_wake"))?.extract();
+                // Whoever allocates cannot be told. Without its hooks the step has the room there is.
+                if owner_of(&owner, py).and_then(|owner| owner.map_or(Ok(false), wake)).unwrap_or(false) {
+                    inner.enter(Phase::Watched);
+                }
+            });
+        });
+    }
+
+    /// The budget holds from now on, if it is known.
+    fn enforce(&self, py: Python<'_>) -> PyResult<()> {
+        let engine = &self.inner.engine;
+        if engine.budget_bytes().is_none() {
+            return Ok(());
+        }
+        py.detach(|| engine.enforce()).map_err(told)
     }
 
     /// Whether a folder is in memory itself.
@@ -163,10 +240,16 @@ impl Budget {
         Some(self.inner.state().plain_bytes).filter(|bytes| *bytes > 0)
     }
 
-    /// Whether there is a step.
+    /// The least budget that the steps can keep to that were measured, if any was.
     #[getter]
-    fn is_in_step(&self) -> bool {
-        self.inner.state().step.is_some()
+    fn least_bytes(&self) -> Option<u64> {
+        self.inner.engine.needed_bytes()
+    }
+
+    /// What is told of the step.
+    #[getter]
+    fn phase(&self) -> u8 {
+        self.inner.phase.load(Ordering::Relaxed)
     }
 
     /// Whether something was needed for backward since the last step began or ended.
@@ -175,17 +258,38 @@ impl Budget {
         self.is_needed.load(Ordering::Relaxed)
     }
 
-    /// A step begins, in which storages at these addresses stay.
-    fn begin(&self, py: Python<'_>, signature: u64, staying: Vec<usize>) -> PyResult<()> {
-        self.recorder.begin(&staying);
+    /// A step begins, of a signature: its number, its kind's, and the bytes of what it is given. If its end is not told, it is over when backward has let go of what
+    /// it saved first. Whether it is not watched.
+    fn begin(&self, py: Python<'_>, signature: (u64, u64, u64), is_told: bool) -> PyResult<bool> {
         self.is_needed.store(false, Ordering::Relaxed);
-        py.detach(|| self.inner.begin_step(signature)).map_err(told)
+        let (id, kind, input_bytes) = signature;
+        let signature = Signature { id, kind, input_bytes };
+        let is_unwatched = py.detach(|| self.inner.begin_step(signature)).map_err(told)?;
+        self.inner.steps.fetch_add(1, Ordering::Relaxed);
+        self.inner.has_first.store(is_told, Ordering::Relaxed);
+        self.inner.enter(if is_unwatched { Phase::Unwatched } else { Phase::Watched });
+        Ok(is_unwatched)
+    }
+
+    /// What it took to make the last plan, in a line for logs, if that is not told yet.
+    fn take_planning(&self) -> Option<String> {
+        self.inner.engine.take_planning().map(|planning| planning.to_string())
+    }
+
+    /// From now on storages at these addresses stay.
+    fn stay(&self, staying: Vec<usize>) {
+        self.recorder.begin(&staying);
     }
 
     /// The step ends, if there is one.
     fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
-        self.is_needed.store(false, Ordering::Relaxed);
-        let Some((step, pass)) = self.inner.end() else { return Ok(None) };
+        let is_needed = self.is_needed.swap(false, Ordering::Relaxed);
+        if !is_needed && !self.inner.is_unwatched() {
+            // Nobody went back: what it did says nothing of steps that train.
+            py.detach(|| self.inner.interrupt());
+            return self.inner.engine.take_failure().map_or(Ok(None), |error| Err(told(error)));
+        }
+        let Some(OpenStep { step, pass, .. }) = self.inner.end() else { return Ok(None) };
         let report = py.detach(|| step.finish()).map_err(told)?;
         let passes = {
             let mut state = self.inner.state();
@@ -204,9 +308,14 @@ impl Budget {
     /// The step ends, and nothing is learned of it. What went wrong that nobody was told of.
     fn abandon(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
-            drop(self.inner.end());
+            self.inner.interrupt();
             self.inner.engine.take_failure().map(|error| error.to_string())
         })
+    }
+
+    /// The step ends, and nothing is learned of it. What went wrong is told later.
+    fn interrupt(&self, py: Python<'_>) {
+        py.detach(|| self.inner.interrupt());
     }
 
     /// Writes what the planner of the last step was asked. Whether there was one.
@@ -228,27 +337,36 @@ impl Budget {
         .map_err(told)
     }
 
-    /// This thread's operations are noted from now on, or not any more.
+    /// This thread's operations are noted from now on, where they may be computed again, or not any more.
     fn listen(&self, on: bool) {
-        self.recorder.listen(on);
+        let is_noted = on && self.inner.engine.is_repeated();
+        self.recorder.listen(is_noted);
+        LISTENING.set(on.then_some((Arc::as_ptr(&self.inner).addr(), is_noted)));
     }
 
     /// What autograd saves for backward: in the engine's hands, if there is something to gain.
     fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Packed> {
         let py = tensor.py();
+        if self.inner.is(Phase::Between) {
+            if let Some(owner) = owner_of(&self.owner, py)? {
+                owner.call_method1(intern!(py, "_begin_by_saving"), (tensor,))?;
+            }
+        }
         // Subclasses may be more than their bytes.
         let is_plain = tensor.get_type().is(type_of_tensors(py)?);
         let tensor = Tensor::of(tensor)?;
-        let look = self.recorder.look(tensor);
+        let look = if self.inner.is(Phase::Watched) { self.recorder.look(tensor) } else { Look::default() };
         let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
             let module = module_of_key(Purpose::current().1.to_raw());
             let name = format!("{module} {}", tensor.name(self.shim)).trim_start().to_owned();
             let stream = self.shim.stream(self.inner.device);
-            py.detach(|| self.inner.save(look, stream, name)).map_err(told)?
+            let held = py.detach(|| self.inner.save(look, stream, name)).map_err(told)?;
+            self.listen_again();
+            held
         } else {
             None
         };
-        Ok(Packed { tensor: Saved::new(self.shim, tensor, held.is_some())?, held })
+        Ok(Packed { tensor: Saved::new(self.shim, tensor, held.is_some())?, held, _first: self.first() })
     }
 
     /// What was saved, for backward.
@@ -263,19 +381,64 @@ impl Budget {
     }
 }
 
+impl Budget {
+    /// Where this thread listens, what follows may be computed again, or not any more.
+    fn listen_again(&self) {
+        let Some((inner, is_noted)) = LISTENING.get() else { return };
+        if inner == Arc::as_ptr(&self.inner).addr() && is_noted != self.inner.engine.is_repeated() {
+            self.listen(true);
+        }
+    }
+
+    /// The mark of what a step saves first, unless it was given to something before.
+    fn first(&self) -> Option<FirstSaved> {
+        let inner = &self.inner;
+        if inner.is(Phase::Between) || inner.has_first.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        Some(FirstSaved { inner: Arc::clone(inner), step: inner.steps.load(Ordering::Relaxed) })
+    }
+}
+
 impl Inner {
+    fn is(&self, phase: Phase) -> bool {
+        self.phase.load(Ordering::Relaxed) == phase as u8
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No step goes on. The one that did.
-    fn end(&self) -> Option<(offload::Step, Pass)> {
+    fn end(&self) -> Option<OpenStep> {
+        self.enter(Phase::Between);
         let mut state = self.state();
         // What is kept to make things again goes now, with nothing locked: PyTorch may want Python's lock for it.
         let (book, step) = (std::mem::take(&mut state.book), state.step.take());
         drop(state);
         drop(book);
         step
+    }
+
+    /// No step goes on, and nothing is learned of the one that did.
+    fn interrupt(&self) {
+        let Some(OpenStep { step, measures, .. }) = self.end() else { return };
+        drop(step);
+        let Some(signature) = measures else { return };
+        let mut state = self.state();
+        state.passes -= 1;
+        if let Some(kind) = state.kinds.get_mut(&signature) {
+            kind.passes -= 1;
+        }
+    }
+
+    /// Whether the step that goes on is not watched.
+    fn is_unwatched(&self) -> bool {
+        self.state().step.as_ref().is_some_and(|open| open.step.is_unwatched())
     }
 
     /// Bytes are saved. None if they stay: nothing is gained, or known of them.
@@ -308,18 +471,19 @@ impl Inner {
     }
 
     /// A step begins: one that is measured, if none of its kind was, or more is held now than there was then, such as an
-    /// optimizer's state.
-    fn begin_step(&self, signature: u64) -> Result<(), OffloadError> {
+    /// optimizer's state. Whether it is not watched.
+    fn begin_step(&self, signature: Signature) -> Result<bool, OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
-        drop(self.end());
+        self.interrupt();
         let mut state = self.state();
         state.given.retain(|_, given| given.strong_count() > 0);
         let State { percent, plain_bytes, kinds, passes, .. } = &mut *state;
-        let kind = kinds.entry(signature).or_default();
+        let kind = kinds.entry(signature.id).or_default();
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
         let is_plain_known = *passes >= PASSES;
-        if !is_plain_known || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance {
+        let is_measured = !is_plain_known || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance;
+        if is_measured {
             kind.passes += 1;
             *passes += 1;
             kind.held_bytes = kind.held_bytes.max(held_bytes);
@@ -329,12 +493,14 @@ impl Inner {
             self.engine.set_budget((*plain_bytes as f64 * percent / 100.0) as u64);
         }
         let mut hasher = DefaultHasher::new();
-        (signature, kind.passes).hash(&mut hasher);
+        (signature.id, kind.passes).hash(&mut hasher);
         let pass = if percent.is_some() { Pass::Plain } else { Pass::Budgeted };
         drop(state);
-        let step = self.engine.begin(hasher.finish(), pass)?;
-        self.state().step = Some((step, pass));
-        Ok(())
+        let step = self.engine.begin(Signature { id: hasher.finish(), ..signature }, pass)?;
+        let is_unwatched = step.is_unwatched();
+        let measures = is_measured.then_some(signature.id);
+        self.state().step = Some(OpenStep { step, pass, measures });
+        Ok(is_unwatched)
     }
 
     /// Which bytes those are, if they are Tenure's.
@@ -369,15 +535,9 @@ impl Inner {
 }
 
 impl Listen for Inner {
-    /// Nothing of what is captured, which is no part of the step.
-    fn wish(&self, stream: usize) -> Wish {
-        if self.stream(stream).as_ref().is_some_and(is_captured) {
-            Wish::Nothing
-        } else if self.engine.is_repeated() {
-            Wish::All
-        } else {
-            Wish::ThatItWas
-        }
+    /// Of what is captured nothing, which is no part of the step.
+    fn wishes(&self, stream: usize) -> bool {
+        self.engine.is_repeated() && !self.stream(stream).as_ref().is_some_and(is_captured)
     }
 
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>) {
@@ -402,6 +562,12 @@ impl Listen for Inner {
         drop(state);
         drop(before);
     }
+}
+
+/// Python's budget, as long as there is one.
+fn owner_of<'py>(owner: &OnceLock<Py<PyAny>>, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let owner = owner.get().map(|owner| owner.bind(py).call0()).transpose()?;
+    Ok(owner.filter(|owner| !owner.is_none()))
 }
 
 /// `torch.Tensor`.

@@ -24,18 +24,10 @@ pub(crate) struct Bytes {
     pub(crate) version: u64,
 }
 
-/// What is to be told of the operation that comes next.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) enum Wish {
-    Nothing,
-    ThatItWas,
-    All,
-}
-
 /// Who listens. Streams are PyTorch's.
 pub(crate) trait Listen: Send + Sync {
-    fn wish(&self, stream: usize) -> Wish;
+    /// Whether to be told of the operation that comes next.
+    fn wishes(&self, stream: usize) -> bool;
 
     /// An operation was asked for, which has made something; and what makes it again, if it is known.
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>);
@@ -43,7 +35,7 @@ pub(crate) trait Listen: Send + Sync {
 
 /// What is known of a tensor.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Look {
     /// If not, nothing else is known.
     pub(crate) may_go: bool,
@@ -73,7 +65,7 @@ impl Look {
 struct Listener {
     user: *mut c_void,
     drop: extern "C" fn(*mut c_void),
-    wish: extern "C" fn(*mut c_void, *mut c_void) -> Wish,
+    wishes: extern "C" fn(*mut c_void, *mut c_void) -> bool,
     operation: unsafe extern "C" fn(
         *mut c_void,
         *mut c_void,
@@ -213,7 +205,7 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(shim: Shim, device: Device, listener: Arc<dyn Listen>) -> PyResult<Self> {
         let user = Box::into_raw(Box::new(User { shim, listener })).cast();
-        let listener = Listener { user, drop: dropped, wish, operation };
+        let listener = Listener { user, drop: dropped, wishes, operation };
         let handle = (shim.0.new_recorder)(index_of(device), listener);
         let handle = handle.ok_or_else(|| complaint(shim.error()))?;
         Ok(Self { shim, owned: Owned { handle, drop: shim.0.drop_recorder } })
@@ -311,11 +303,11 @@ extern "C" fn dropped(user: *mut c_void) {
     drop(unsafe { Box::from_raw(user.cast::<User>()) });
 }
 
-extern "C" fn wish(user: *mut c_void, stream: *mut c_void) -> Wish {
+extern "C" fn wishes(user: *mut c_void, stream: *mut c_void) -> bool {
     // SAFETY: the shim calls it with what a recorder was made with.
     let User { listener, .. } = unsafe { &*user.cast() };
     // Whoever listens is to be told by other ways what went wrong: nothing may unwind into PyTorch.
-    catch_unwind(AssertUnwindSafe(|| listener.wish(stream.addr()))).unwrap_or(Wish::Nothing)
+    catch_unwind(AssertUnwindSafe(|| listener.wishes(stream.addr()))).unwrap_or(false)
 }
 
 unsafe extern "C" fn operation(

@@ -14,7 +14,10 @@ pub(crate) type HostTime = Arc<dyn Fn() -> Instant + Send + Sync>;
 
 /// Intervals of time, each from a mark to another.
 pub(crate) struct Clock {
-    intervals: Vec<(Mark, Mark)>,
+    /// Spans of time, each with the interval that it is a part of.
+    spans: Vec<(usize, Mark, Mark)>,
+    /// How many intervals have ended.
+    ended: usize,
     began: Option<Mark>,
     lead: Duration,
     host_time: HostTime,
@@ -34,7 +37,7 @@ enum Mark {
 impl Clock {
     /// A clock whose intervals of the host are measured by `host_time`.
     pub(crate) fn with_host_time(host_time: HostTime) -> Self {
-        Self { intervals: Vec::new(), began: None, lead: Duration::ZERO, host_time }
+        Self { spans: Vec::new(), ended: 0, began: None, lead: Duration::ZERO, host_time }
     }
 
     /// One whose intervals are the device's own time: a device that waits for its host to ask for more would count that. So
@@ -45,7 +48,7 @@ impl Clock {
 
     /// An interval begins.
     pub(crate) fn begin(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
-        let is_idle = || self.intervals.last().map_or(Ok(true), |(_, end)| end.is_passed());
+        let is_idle = || self.spans.last().map_or(Ok(true), |(.., end)| end.is_passed());
         if let (Some(stream), false) = (stream, self.lead.is_zero())
             && is_idle()?
         {
@@ -63,7 +66,22 @@ impl Clock {
             Some(began) => began,
             None => self.now(stream)?,
         };
-        self.intervals.push((began, end));
+        self.spans.push((self.ended, began, end));
+        self.ended += 1;
+        Ok(())
+    }
+
+    /// The interval goes on, but what comes until it is [resumed](Self::resume) takes none of its time.
+    pub(crate) fn pause(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        if let Some(began) = self.began.take() {
+            self.spans.push((self.ended, began, self.now(stream)?));
+        }
+        Ok(())
+    }
+
+    /// See [`pause`](Self::pause).
+    pub(crate) fn resume(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        self.began = Some(self.now(stream)?);
         Ok(())
     }
 
@@ -76,7 +94,13 @@ impl Clock {
 
     /// How long each was, in nanoseconds. Waits until all are over.
     pub(crate) fn finish(self) -> Result<Vec<u64>, DriverError> {
-        self.intervals.iter().map(|(began, end)| began.until(end)).collect()
+        let mut times_ns = vec![0; self.ended];
+        for (interval, began, end) in &self.spans {
+            if let Some(time_ns) = times_ns.get_mut(*interval) {
+                *time_ns += began.until(end)?;
+            }
+        }
+        Ok(times_ns)
     }
 }
 
@@ -123,6 +147,19 @@ mod tests {
             assert!(since.elapsed() >= lead * times);
             assert_eq!(clock.finish().unwrap().len(), 2);
         }
+        // A pause takes no time of the interval that it is in.
+        let now = Arc::new(parking_lot::Mutex::new(Instant::now()));
+        let time = Arc::clone(&now);
+        let mut clock = Clock::with_host_time(Arc::new(move || *time.lock()));
+        let pass = |ms| *now.lock() += Duration::from_millis(ms);
+        clock.begin(None).unwrap();
+        pass(1);
+        clock.pause(None).unwrap();
+        pass(100);
+        clock.resume(None).unwrap();
+        pass(2);
+        clock.end(None).unwrap();
+        assert_eq!(clock.finish().unwrap(), [3_000_000]);
         // A host never waits for itself, which here would take a day.
         let mut clock = Clock::with_lead(Duration::from_secs(24 * 3600));
         clock.begin(None).unwrap();

@@ -1,7 +1,8 @@
 //! What is told of saved bytes, and knows what is to be done with them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 use tenure_core::{DType, Purpose, Storage, Tag};
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Executor, Stream};
-use tenure_plan::planner::{PlannerError, PlannerOptions};
+use tenure_plan::planner::{Condensed, PlannerError, PlannerOptions};
 use tenure_plan::{PlanError, Planner, Problem, simulator};
 use tenure_tier::codec::Choice;
 use tenure_tier::{Destination, Mover, Stored};
@@ -17,11 +18,12 @@ use tenure_tier::{Destination, Mover, Stored};
 use crate::clock::{Clock, HostTime, LEAD};
 use crate::held::{Held, Saved};
 use crate::memory::Peak;
+use crate::peaks::Peaks;
 use crate::reclaim;
 use crate::recompute::HeldInputs;
 use crate::record::{Notes, SavedRecord};
-use crate::step::{Course, Event, Measured, Pass, Planned, Profiled, Step, StepReport};
-use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, ProfileError, Recompute, Schedule};
+use crate::step::{Course, Event, Measured, Pass, Planned, Planning, Profiled, Step, StepReport};
+use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, ProfileError, Recompute, Schedule, Signature};
 
 /// What an engine works with.
 pub struct Options {
@@ -48,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) mover: Mover,
     pub(crate) options: Options,
     host_time: Mutex<HostTime>,
+    wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    pub(crate) is_strict: AtomicBool,
     /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
     limit: Mutex<Option<u64>>,
     pub(crate) state: Mutex<State>,
@@ -66,7 +70,11 @@ pub(crate) struct State {
     /// What is on its way out, by the numbers of what it is of.
     pub(crate) leaving: VecDeque<(u64, Stored)>,
     pub(crate) course: Course,
-    signature: u64,
+    signature: Signature,
+    /// What steps took, beyond what was held when they began.
+    peaks: Peaks,
+    /// Signatures of steps that were not watched and found no room.
+    woken: HashSet<u64>,
     budget_bytes: Option<u64>,
     /// Of the budget, what is taken by what is not of its memory.
     aside_bytes: u64,
@@ -77,6 +85,8 @@ pub(crate) struct State {
     /// What steps of a signature do.
     profiles: HashMap<u64, Arc<Profiled>>,
     plans: HashMap<u64, Arc<Planned>>,
+    /// What the last plan took.
+    planning: Option<Planning>,
     pub(crate) report: StepReport,
     /// What becomes of what is saved, if somebody records it.
     pub(crate) notes: Option<Notes>,
@@ -90,8 +100,8 @@ impl Engine {
     /// An engine for a memory whose bytes the mover moves. It has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
-        let (limit, state) = Default::default();
-        let shared = Arc::new(Shared { memory, mover, options, host_time, limit, state });
+        let (wake, is_strict, limit, state) = Default::default();
+        let shared = Arc::new(Shared { memory, mover, options, host_time, wake, is_strict, limit, state });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
         Self { shared }
@@ -104,11 +114,27 @@ impl Engine {
         *self.shared.host_time.lock() = Arc::new(now);
     }
 
+    /// Lets steps go unwatched that fit into the budget as they are: of these the front end need tell nothing. If one finds
+    /// no room after all, `wake` is called in the thread that allocates, with nothing locked here, and the front end tells
+    /// of everything again. A step that is [unwatched](Step::is_unwatched) has three quarters of the budget until then, so
+    /// that what is saved afterwards can make room for the rest.
+    pub fn on_wake(&self, wake: impl Fn() + Send + Sync + 'static) {
+        *self.shared.wake.lock() = Some(Arc::new(wake));
+    }
+
+    /// Has steps that are measured keep to the budget as all others do: what finds no room anywhere is computed again, and what
+    /// cannot be kept to is an error at once. Else they are taken for rehearsals: what is too much is told when they are over,
+    /// with the least that would do.
+    pub fn set_strict(&self) {
+        self.shared.is_strict.store(true, Ordering::Relaxed);
+    }
+
     /// How many bytes of its memory may be held at any time, from the next step on.
     pub fn set_budget(&self, bytes: u64) {
         let mut state = self.shared.state.lock();
         (state.budget_bytes, state.spare_bytes) = (Some(bytes), 0);
         state.plans.clear();
+        state.woken.clear();
     }
 
     /// So many bytes of the budget are taken by what is not allocated of its memory, from the next step on: on the host what
@@ -172,10 +198,16 @@ impl Engine {
     /// The budget has become too small.
     pub fn problem(&self) -> Result<Option<Problem>, OffloadError> {
         let state = self.shared.state.lock();
-        let profiled = state.profiles.get(&state.signature).cloned();
+        let profiled = state.profiles.get(&state.signature.id).cloned();
         let (Some(profiled), Some(budget_bytes)) = (profiled, state.budget_bytes) else { return Ok(None) };
         drop(state);
         self.shared.problem(&profiled.profile, budget_bytes, 0).map(Some)
+    }
+
+    /// The least budget that all steps can keep to that were measured, by what is used at once in them. None if none was.
+    pub fn needed_bytes(&self) -> Option<u64> {
+        let state = self.shared.state.lock();
+        state.needed_bytes().map(|bytes| bytes + state.aside_bytes + self.shared.memory.slack_bytes())
     }
 
     /// Whether a plan can keep to the budget, by what was measured of the last step: for who wants to know before the next,
@@ -187,13 +219,35 @@ impl Engine {
         self.problem().map(drop)
     }
 
+    /// Returns the error for a budget that is too small, where one of `least_bytes` works. Its parts are those of the step
+    /// that was measured last.
+    pub fn refusal(&self, budget_bytes: u64, least_bytes: u64) -> OffloadError {
+        let state = self.shared.state.lock();
+        let profiled = state.profiles.get(&state.signature.id).cloned();
+        drop(state);
+        let profile = profiled.map(|profiled| profiled.profile.clone()).unwrap_or_default();
+        match self.shared.problem(&profile, 0, 0) {
+            Err(OffloadError::Profile(ProfileError::TooSmall { least_bytes: least, when, mut needed, .. })) => {
+                needed.aside_bytes += least_bytes.saturating_sub(least);
+                ProfileError::TooSmall { budget_bytes, least_bytes, when, needed }.into()
+            }
+            Err(error) => error,
+            Ok(_) => OffloadError::Memory("no step was measured".into()),
+        }
+    }
+
     /// Makes the plan of what was measured last now, rather than when the next step begins.
     ///
     /// # Errors
     /// No plan keeps to the budget.
     pub fn prepare(&self) -> Result<(), OffloadError> {
         let signature = self.shared.state.lock().signature;
-        self.shared.course(signature).map(drop)
+        self.shared.course(signature.id).map(drop)
+    }
+
+    /// What it took to make the last plan; none if none was made since this was asked the last time.
+    pub fn take_planning(&self) -> Option<Planning> {
+        self.shared.state.lock().planning.take()
     }
 
     /// Forgets what was measured, and the plans made of it.
@@ -231,18 +285,22 @@ impl Engine {
         &self.shared.mover
     }
 
-    /// A step begins. Steps of one `signature`, such as the sizes of a batch, do the same, and have a plan together.
+    /// A step begins. Steps of one signature, such as the sizes of a batch, do the same, and have a plan together.
     ///
     /// # Errors
     /// No plan for what was measured keeps to the budget; the limit cannot be set; the device fails.
-    pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
-        let shared = &self.shared;
+    pub fn begin(&self, signature: impl Into<Signature>, pass: Pass) -> Result<Step, OffloadError> {
+        let (shared, signature) = (&self.shared, signature.into());
         let course = match pass {
             Pass::Plain => shared.measured(pass),
-            Pass::Budgeted => shared.course(signature)?,
+            Pass::Budgeted if let Some(course) = shared.unwatched(signature) => course,
+            Pass::Budgeted => shared.course(signature.id)?,
         };
-        let limit = shared.state.lock().limit_bytes().filter(|_| pass == Pass::Budgeted);
-        shared.set_limit(limit)?;
+        shared.set_limit(match (pass, &course) {
+            (Pass::Plain, _) => None,
+            (Pass::Budgeted, Course::Unwatched { .. }) => shared.unwatched_bytes(),
+            (Pass::Budgeted, _) => shared.state.lock().limit_bytes(),
+        })?;
         let mut state = shared.state.lock();
         let before = std::mem::replace(&mut state.course, course);
         let report = StepReport { codec: state.codec, ..StepReport::default() };
@@ -282,7 +340,7 @@ impl Engine {
         if let Some(known) = state.known.get(&id).and_then(Weak::upgrade) {
             return Ok(Some(known));
         }
-        if matches!(state.course, Course::None) {
+        if matches!(state.course, Course::None | Course::Unwatched { .. }) {
             return Ok(None);
         }
         let (name, event) = (name(), Event::Save { bytes });
@@ -335,8 +393,8 @@ impl Engine {
         }
     }
 
-    /// Whether an operation that is about to be asked for may be computed again: if not, how to need not be told. Where
-    /// this is asked, the next event is [`operation`](Self::operation) or [`point`](Self::point).
+    /// Whether operations that are asked for from now on, until something is saved or needed, may be computed again: if not,
+    /// nothing need be told of them.
     pub fn is_repeated(&self) -> bool {
         self.shared.state.lock().course.is_repeated()
     }
@@ -386,6 +444,11 @@ impl Shared {
         Ok(())
     }
 
+    /// See [`Engine::set_strict`].
+    pub(crate) fn is_strict(&self) -> bool {
+        self.is_strict.load(Ordering::Relaxed)
+    }
+
     /// Something happens: what is to be done then is done.
     pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
@@ -420,28 +483,28 @@ impl Shared {
     /// See [`Engine::operation`] and [`Engine::point`].
     fn operation(&self, id: Option<Id>, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
-        if matches!(state.course, Course::None | Course::Free) {
+        if !matches!(state.course, Course::Measured(_)) {
             return Ok(());
         }
         state.end_interval(&self.memory, stream, Some(Event::Operation), "")?;
         if let (Course::Measured(measured), Some(id)) = (&mut state.course, id) {
             measured.operations.add(id, measured.events.len() - 1);
         }
-        let actions = state.next_actions(Event::Operation);
-        self.act(state, actions, None)?;
+        drop(state);
         self.begin_interval(stream)
     }
 
     /// Somebody computes from now on.
     pub(crate) fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
+        state.count_here(&self.memory);
         let State { held, first, course, .. } = &mut *state;
         if let Course::Measured(measured) = course {
-            measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
+            // Room that was made before it began is none of it.
+            measured.other_bytes = 0;
             for (id, _) in held.range(*first..).filter(|(_, held)| held.is_elsewhere()) {
                 measured.profile.hold((id - *first) as usize);
             }
-            measured.peak = measured.peak.and(self.memory.take_peak());
         }
         Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
     }
@@ -462,21 +525,29 @@ impl Shared {
                 drop(state);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
+                let held_bytes = measured.held_bytes;
                 let profiled = Arc::new(measured.finish()?);
                 let mut state = self.state.lock();
-                state.profiles.insert(signature, profiled);
-                state.plans.remove(&signature);
+                let plain_bytes = profiled.profile.plain_bytes();
+                state.peaks.note(signature, plain_bytes.saturating_sub(held_bytes));
+                state.profiles.insert(signature.id, profiled);
+                state.plans.remove(&signature.id);
             }
             Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 state.learn(&report);
                 if let Some(clock) = clock {
-                    state.profiles.insert(signature, Arc::new(profiled.timed(&clock.finish()?)));
-                    state.plans.remove(&signature);
+                    state.profiles.insert(signature.id, Arc::new(profiled.timed(&clock.finish()?)));
+                    state.plans.remove(&signature.id);
                 }
             }
+            Course::Unwatched { held_bytes } => {
+                report.is_planned = true;
+                let peak_bytes = self.memory.take_peak().allocated_bytes;
+                state.peaks.note(signature, peak_bytes.saturating_sub(held_bytes));
+            }
             // What was measured is not what is done.
-            Course::Planned { .. } | Course::Free => drop(state.profiles.remove(&signature)),
+            Course::Planned { .. } | Course::Free => drop(state.profiles.remove(&signature.id)),
             Course::None => {}
         }
         Ok(report)
@@ -486,7 +557,54 @@ impl Shared {
         let clock = Clock::with_host_time(Arc::clone(&self.host_time.lock()));
         let state = self.state.lock();
         let residents = state.residents.iter().map(|id| (*id, &state.held[id]));
-        Course::Measured(Box::new(Measured::new(pass, residents, clock)))
+        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.held_bytes())))
+    }
+
+    /// Bytes that are allocated now.
+    fn held_bytes(&self) -> u64 {
+        self.memory.statistics().all.allocated_bytes.current
+    }
+
+    /// The course of a step that fits into the budget as it is, by what is known of its signature, or of other sizes.
+    fn unwatched(&self, signature: Signature) -> Option<Course> {
+        self.wake.lock().as_ref()?;
+        let (room_bytes, held_bytes) = (self.unwatched_bytes()?, self.held_bytes());
+        let state = self.state.lock();
+        let is_too_much = state.woken.contains(&signature.id) || state.peaks.is_too_much(signature);
+        if is_too_much || !state.residents.is_empty() {
+            return None;
+        }
+        let taken_bytes = match state.profiles.get(&signature.id) {
+            Some(profiled) => profiled.profile.plain_bytes(),
+            None => held_bytes + state.peaks.predict(signature)?,
+        };
+        let fits = taken_bytes + self.memory.slack_bytes() <= room_bytes;
+        fits.then_some(Course::Unwatched { held_bytes })
+    }
+
+    /// What a step may take that is not watched.
+    fn unwatched_bytes(&self) -> Option<u64> {
+        self.state.lock().limit_bytes().map(|bytes| bytes / 4 * 3)
+    }
+
+    /// Wakes the front end in a step that is not watched, which gets all of the budget. Whether it is such a step.
+    pub(crate) fn wake(&self) -> Result<bool, OffloadError> {
+        let mut state = self.state.lock();
+        if !matches!(state.course, Course::Unwatched { .. }) {
+            return Ok(false);
+        }
+        state.course = Course::Free;
+        let (signature, limit_bytes) = (state.signature, state.limit_bytes());
+        state.woken.insert(signature.id);
+        // The next of its kind and size is watched.
+        state.peaks.note_too_much(signature);
+        drop(state);
+        self.set_limit(limit_bytes)?;
+        let wake = self.wake.lock().clone();
+        if let Some(wake) = wake {
+            wake();
+        }
+        Ok(true)
     }
 
     /// What a step of a signature goes by, within the budget.
@@ -517,13 +635,18 @@ impl Shared {
         let Options { planner, planning, .. } = &self.options;
         let profile = &profiled.profile;
         let plan = |spare_bytes| {
+            let began = Instant::now();
             let problem = self.problem(profile, budget_bytes, spare_bytes)?;
-            let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()));
-            let plan = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?.plan;
+            let planned = Condensed::new(&**planner).plan(&problem, planning, &mut |_| ControlFlow::Continue(()));
+            let planned = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?;
+            let (evaluations, plan) = (planned.evaluations, planned.plan);
             // A plan that cannot be played is followed as far as it goes.
             let outcome = simulator::simulate(&problem, &plan).ok();
             let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
             let schedule = Schedule::of(profile, &plan);
+            let planning = Planning { operations: profile.intervals(), evaluations, elapsed: began.elapsed() };
+            tracing::info!("{planning}");
+            self.state.lock().planning = Some(planning);
             Ok(Planned { repeated: profiled.repeated(&schedule), schedule, predicted })
         };
         let spare_bytes = self.state.lock().spare_bytes;
@@ -572,6 +695,23 @@ impl Shared {
         Ok(problem?)
     }
 
+    /// Why an allocation found no room in a step, where all that may leave has left.
+    pub(crate) fn too_small_so_far(&self, state: &State) -> Option<OffloadError> {
+        let when = match &state.course {
+            Course::None => return None,
+            Course::Measured(measured) if measured.is_backward() => "in backward".into(),
+            Course::Measured(measured) => match measured.profile.saved().last() {
+                Some(saved) => format!("after {} was saved", saved.key),
+                None => "before anything was saved".into(),
+            },
+            Course::Planned { .. } | Course::Unwatched { .. } | Course::Free => {
+                "in a step that takes more than those like it".into()
+            }
+        };
+        let budget_bytes = state.budget_bytes?;
+        Some(OffloadError::TooSmallSoFar { budget_bytes, held_bytes: self.held_bytes() + state.aside_bytes, when })
+    }
+
     /// What is allocated between steps, by what it is for, and is in nobody's hands here.
     fn staying(&self) -> Vec<(Tag, u64)> {
         let (tags, state) = (self.memory.statistics().tags, self.state.lock());
@@ -588,6 +728,36 @@ impl State {
     /// What may be allocated of its memory.
     pub(crate) fn limit_bytes(&self) -> Option<u64> {
         self.budget_bytes.map(|bytes| bytes.saturating_sub(self.aside_bytes))
+    }
+
+    /// The most bytes that any step that was measured uses at once.
+    fn needed_bytes(&self) -> Option<u64> {
+        self.profiles.values().map(|profiled| profiled.profile.least_bytes().0).max()
+    }
+
+    /// In a step that is measured, counts what is in memory from now on of what was saved.
+    fn count_here(&mut self, memory: &Memory) {
+        let Self { held, course, .. } = self;
+        if let Course::Measured(measured) = course {
+            measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
+            measured.peak = measured.peak.and(memory.take_peak());
+        }
+    }
+
+    /// In a step that is measured, what comes until [`resume`](Self::resume) is none of its interval: room is made. Whether
+    /// it is such a step.
+    pub(crate) fn pause(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<bool, OffloadError> {
+        let Course::Measured(measured) = &mut self.course else { return Ok(false) };
+        measured.other_bytes(memory.take_peak());
+        measured.clock.pause(stream)?;
+        Ok(true)
+    }
+
+    /// See [`pause`](Self::pause).
+    pub(crate) fn resume(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        self.count_here(memory);
+        let Course::Measured(measured) = &mut self.course else { return Ok(()) };
+        Ok(measured.clock.resume(stream)?)
     }
 
     /// Lets go of what is where it was to go, and takes no memory any more. Whether there was any.
@@ -644,9 +814,7 @@ impl State {
             clock.end(stream)?;
         }
         let Course::Measured(measured) = &mut self.course else { return Ok(()) };
-        let peak = memory.take_peak();
-        measured.peak = measured.peak.and(peak);
-        let other = peak.allocated_bytes.saturating_sub(measured.here_bytes);
+        let other = measured.other_bytes(memory.take_peak());
         match event {
             // It was made in this interval, or counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),

@@ -18,6 +18,20 @@ pub enum OffloadError {
     /// No plan keeps to the budget.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// A step that is measured does not keep to it: the least that would do is not known yet.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: {held_bytes} are held {when} that cannot leave, and more is asked \
+         for; take a smaller batch or a larger budget: one of \"100%\" measures two steps without a limit, and its \
+         `least_bytes` says what would do"
+    )]
+    TooSmallSoFar {
+        /// What was asked for.
+        budget_bytes: u64,
+        /// Bytes that are held, when all that may leave has left.
+        held_bytes: u64,
+        /// The moment, in words.
+        when: String,
+    },
     /// What leaves finds too little room.
     #[error(
         "no plan keeps to a budget of {budget_bytes} bytes {when}: of {saved_bytes} bytes that are saved {rooms}, and too \

@@ -7,6 +7,7 @@
 //!
 //! Bytes, streams and names are all that is known here: whose tensors they are, a front end knows.
 
+mod budget;
 mod clock;
 mod engine;
 mod error;
@@ -15,6 +16,7 @@ mod held;
 mod machine;
 mod memory;
 mod moves;
+mod peaks;
 mod profile;
 mod reclaim;
 mod recompute;
@@ -24,6 +26,7 @@ mod schedule;
 mod setup;
 mod step;
 
+pub use budget::{Budget, BudgetProgress, OpenBudget, ProcessMemory};
 pub use engine::{Engine, Options};
 pub use error::OffloadError;
 pub use flashneuron::{FnMemory, FnMemoryError};
@@ -36,4 +39,4 @@ pub use record::{Fate, SavedRecord, StepRecord, StepRecorder, TierMoment};
 pub use resident::Resident;
 pub use schedule::{Action, Schedule};
 pub use setup::Setup;
-pub use step::{Pass, Step, StepReport};
+pub use step::{Pass, Planning, Signature, Step, StepReport};

@@ -53,24 +53,26 @@ impl Shared {
     }
 
     /// Bytes are let go of, to be computed again; they stay if nobody knows how. What else somebody may let go of is let go
-    /// of with nothing locked.
-    fn give_up(&self, id: u64) {
+    /// of with nothing locked. Whether they were let go of.
+    pub(crate) fn give_up(&self, id: u64) -> bool {
         let (recompute, making) = {
             let state = self.state.lock();
             let recompute = state.held.get(&id).and_then(|held| held.recompute.clone());
             let making = id.checked_sub(state.first).and_then(|number| state.course.making(number as usize));
-            let (Some(recompute), Some(making)) = (recompute, making) else { return };
+            let (Some(recompute), Some(making)) = (recompute, making) else { return false };
             (recompute, making)
         };
         let saved = |id| self.state.lock().known.get(&id).and_then(Weak::upgrade);
-        let Some(inputs) = making.hold(&*recompute, saved) else { return };
+        let Some(inputs) = making.hold(&*recompute, saved) else { return false };
         let mut state = self.state.lock();
         let given_up = state.held.get_mut(&id).map(|held| held.give_up(inputs));
-        if given_up.as_ref().is_some_and(Result::is_ok) {
+        let is_gone = given_up.as_ref().is_some_and(Result::is_ok);
+        if is_gone {
             state.note(id, |record, now_us| record.dropped_us = Some(now_us));
         }
         drop(state);
         drop(given_up);
+        is_gone
     }
 
     /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at

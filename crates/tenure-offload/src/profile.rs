@@ -202,7 +202,7 @@ impl Profile {
     /// The first interval from one on in which a resident is not in use.
     pub(crate) fn unused_from(&self, resident: usize, interval: usize) -> usize {
         let used = &self.residents[resident].used;
-        (interval..).find(|interval| !used.contains(interval)).unwrap_or(interval)
+        (interval..).find(|interval| used.binary_search(interval).is_err()).unwrap_or(interval)
     }
 
     /// How many points after one a resident is used next, in this step or the next.
@@ -211,6 +211,30 @@ impl Profile {
         let next = used.iter().find(|interval| **interval > point);
         let in_next_step = || used.first().map(|first| first + self.intervals.len());
         next.copied().or_else(in_next_step).map_or(usize::MAX, |interval| interval - 1 - point)
+    }
+
+    /// The same with fewer intervals: each of these becomes a part of the one whose number `groups` says, in order.
+    pub(crate) fn merged(mut self, groups: &[usize]) -> Self {
+        let merge = |intervals: &mut Vec<usize>| {
+            intervals.iter_mut().for_each(|interval| *interval = group_of(groups, *interval));
+            intervals.dedup();
+        };
+        for saved in &mut self.saved {
+            saved.at = group_of(groups, saved.at);
+            saved.needs.iter_mut().for_each(|point| *point = group_of(groups, *point));
+            merge(&mut saved.held);
+        }
+        self.residents.iter_mut().for_each(|resident| merge(&mut resident.used));
+        let mut intervals: Vec<Interval> = Vec::new();
+        for (interval, group) in self.intervals.iter().zip(groups) {
+            if *group == intervals.len() {
+                intervals.push(*interval);
+            } else if let Some(merged) = intervals.last_mut() {
+                merged.time_ns += interval.time_ns;
+                merged.other_bytes = merged.other_bytes.max(interval.other_bytes);
+            }
+        }
+        Self { intervals, ..self }
     }
 
     /// How many intervals there are so far.
@@ -259,6 +283,24 @@ impl Profile {
         most.map_or((0, 0), |(interval, bytes)| (*bytes, interval))
     }
 
+    /// The most bytes that the step takes at once if everything stays.
+    pub(crate) fn plain_bytes(&self) -> u64 {
+        // What each interval's end adds or takes away.
+        let mut changes = vec![0_i64; self.intervals.len() + 1];
+        for saved in &self.saved {
+            let last = saved.used_in().max().unwrap_or(saved.at).min(self.intervals.len() - 1);
+            changes[saved.at] += saved.bytes as i64;
+            changes[last + 1] -= saved.bytes as i64;
+        }
+        let residents: u64 = self.residents.iter().map(|resident| resident.bytes).sum();
+        let mut saved_bytes = 0;
+        let taken = self.intervals.iter().zip(changes).map(|(interval, change)| {
+            saved_bytes += change;
+            interval.other_bytes + saved_bytes as u64
+        });
+        taken.max().unwrap_or(0) + residents
+    }
+
     /// The problem of what to do with what is saved and what stays: its tensors are what was saved, by number, after them
     /// residents, and then what intervals need besides; its kernels are the intervals.
     ///
@@ -275,14 +317,8 @@ impl Profile {
             let (least_bytes, when) = (least_bytes + aside_bytes, self.name_of(interval));
             return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, needed });
         }
-        let mut kernels: Vec<Kernel> = (0..self.intervals.len())
-            .map(|interval| Kernel {
-                name: self.name_of(interval),
-                time_ns: self.intervals[interval].time_ns,
-                reads: Vec::new(),
-                writes: Vec::new(),
-            })
-            .collect();
+        let kernel = |(name, time_ns): (String, u64)| Kernel { name, time_ns, reads: Vec::new(), writes: Vec::new() };
+        let mut kernels: Vec<Kernel> = self.names().into_iter().zip(self.times()).map(kernel).collect();
         let mut tensors = Vec::with_capacity(self.saved.len());
         for (tensor, saved) in self.saved.iter().enumerate() {
             let access = Access { tensor, bytes: saved.bytes };
@@ -323,16 +359,34 @@ impl Profile {
 
     /// An interval, in words.
     fn name_of(&self, interval: usize) -> String {
-        let saves = self.saved.iter().find(|saved| saved.at == interval);
-        let needs = self.saved.iter().find(|saved| saved.needs.iter().any(|point| point + 1 == interval));
-        let uses = self.residents.iter().find(|resident| resident.used.contains(&interval));
-        match (saves, needs, uses) {
-            (Some(saved), ..) => format!("until {} is saved", saved.key),
-            (None, Some(needed), _) => format!("when {} is needed", needed.key),
-            (None, None, Some(used)) => format!("when {} is used", used.key),
-            (None, None, None) => "at the end".into(),
-        }
+        self.names().into_iter().nth(interval).unwrap_or_default()
     }
+
+    /// All intervals, in words.
+    fn names(&self) -> Vec<String> {
+        let mut names = vec![None; self.intervals.len()];
+        let mut name = |interval: usize, words: &dyn Fn() -> String| {
+            if let Some(name) = names.get_mut(interval) {
+                name.get_or_insert_with(words);
+            }
+        };
+        for Saved { key, at, .. } in &self.saved {
+            name(*at, &|| format!("until {key} is saved"));
+        }
+        for Saved { key, needs, .. } in &self.saved {
+            needs.iter().for_each(|point| name(point + 1, &|| format!("when {key} is needed")));
+        }
+        for Resident { key, used, .. } in &self.residents {
+            used.iter().for_each(|interval| name(*interval, &|| format!("when {key} is used")));
+        }
+        names.into_iter().map(|name| name.unwrap_or_else(|| "at the end".into())).collect()
+    }
+}
+
+/// The group of an interval; of one that has not begun, the one after all.
+fn group_of(groups: &[usize], interval: usize) -> usize {
+    let after = || groups.last().map_or(0, |last| last + 1);
+    groups.get(interval).copied().unwrap_or_else(after)
 }
 
 impl Saved {
@@ -348,7 +402,7 @@ impl Saved {
 
     /// The intervals in which the bytes must be there: the one that makes them, and those in which they are needed or held.
     fn used_in(&self) -> impl Iterator<Item = usize> {
-        let needed = self.needs.iter().map(|point| point + 1).filter(|needed| !self.held.contains(needed));
+        let needed = self.needs.iter().map(|point| point + 1).filter(|needed| self.held.binary_search(needed).is_err());
         std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())
     }
 }

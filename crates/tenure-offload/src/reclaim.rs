@@ -13,6 +13,25 @@ use crate::step::{Course, Pass};
 /// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what is
 /// needed last before others: as far as nothing is known of that, what was saved first. Called with no lock held.
 pub(crate) fn make_room(shared: &Shared) -> bool {
+    let stream = shared.memory.device().map(|device| device.streams().current());
+    let made = (|| {
+        if shared.wake()? {
+            return Ok(true);
+        }
+        let is_measured = shared.state.lock().pause(&shared.memory, stream.as_ref())?;
+        let made = make_some(shared);
+        if is_measured {
+            shared.state.lock().resume(&shared.memory, stream.as_ref())?;
+        }
+        Ok(made)
+    })();
+    made.unwrap_or_else(|error| {
+        shared.state.lock().failure.get_or_insert(error);
+        false
+    })
+}
+
+fn make_some(shared: &Shared) -> bool {
     loop {
         match part_with_one(shared) {
             Ok(true) => return true,
@@ -36,9 +55,20 @@ pub(crate) fn make_room(shared: &Shared) -> bool {
             None => {}
         }
         if matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted) {
+            let idle = state.idle();
             drop(state);
-            // What is too much is measured, and told when the step is over.
-            return shared.set_limit(None).is_ok();
+            if !shared.is_strict() {
+                // What is too much is measured, and told when the step is over.
+                return shared.set_limit(None).is_ok();
+            }
+            if idle.into_iter().any(|id| shared.give_up(id)) {
+                return true;
+            }
+            state = shared.state.lock();
+        }
+        if shared.is_strict() {
+            let too_small = shared.too_small_so_far(&state);
+            state.no_room = state.no_room.take().or(too_small);
         }
         let State { failure, no_room, .. } = &mut *state;
         *failure = failure.take().or(no_room.take());
@@ -121,17 +151,25 @@ enum Going {
     Coming(u64, Arc<Arrival>),
 }
 
+impl State {
+    /// What nobody uses, what is needed last before others.
+    fn idle(&self) -> Vec<u64> {
+        let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
+            // Who needs it has a handle.
+            (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
+            (Some(storage), None) => storage.handles() == 1,
+            (None, _) => false,
+        };
+        let mut idle: Vec<u64> = self.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
+        idle.sort_by_cached_key(|id| Reverse(self.course.needed_in(*id, self.first)));
+        idle
+    }
+}
+
 /// Lets go of something; none if nothing can.
 fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
-    let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
-        // Who needs it has a handle.
-        (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
-        (Some(storage), None) => storage.handles() == 1,
-        (None, _) => false,
-    };
-    let mut idle: Vec<u64> = state.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
-    idle.sort_by_cached_key(|id| Reverse(state.course.needed_in(*id, state.first)));
-    for id in idle {
+    let is_planned = !matches!(state.course, Course::Measured(_));
+    for id in state.idle() {
         let going = match &state.held[&id] {
             Held { arrival: Some(arrival), .. } => return Some(Going::Coming(id, Arc::clone(arrival))),
             Held { stored: Some(_), .. } => Going::Gone,
@@ -143,7 +181,7 @@ fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
         }
         // It stays where there is no room for it; for a smaller one there may be.
         if state.held[&id].storage.is_none() {
-            state.report.unplanned += 1;
+            state.report.unplanned += u64::from(is_planned);
             return Some(going);
         }
     }

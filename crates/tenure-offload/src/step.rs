@@ -1,6 +1,7 @@
 //! A step: measured, or made by a plan.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,23 @@ pub enum Pass {
     Plain,
     /// It keeps to the budget. The first of a signature is measured meanwhile, and everything that may move moves.
     Budgeted,
+}
+
+/// What tells steps apart: those of one signature do the same, and have a plan together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    /// A number for what the step does, such as a hash of the sizes of its batch.
+    pub id: u64,
+    /// A number that steps have in common which differ in sizes alone.
+    pub kind: u64,
+    /// Bytes that the step computes on, by which steps of a kind are compared. 0 if the front end does not know.
+    pub input_bytes: u64,
+}
+
+impl From<u64> for Signature {
+    fn from(id: u64) -> Self {
+        Self { id, kind: id, input_bytes: 0 }
+    }
 }
 
 /// What became of a step.
@@ -62,6 +80,12 @@ impl Step {
     /// What went wrong while bytes were moved, if nobody was told yet.
     pub fn finish(self) -> Result<StepReport, OffloadError> {
         self.shared.finish()
+    }
+
+    /// Whether the step fits into the budget as it is, by what is known: nothing need be told of it until the engine
+    /// [wakes](crate::Engine::on_wake) its front end.
+    pub fn is_unwatched(&self) -> bool {
+        matches!(self.shared.state.lock().course, Course::Unwatched { .. })
     }
 }
 
@@ -111,6 +135,11 @@ pub(crate) enum Course {
         /// If intervals are to be timed.
         clock: Option<Clock>,
     },
+    /// It fits into the budget as it is, by what is known.
+    Unwatched {
+        /// Bytes that were held when it began.
+        held_bytes: u64,
+    },
     /// By no plan: it turned out to be another step than was planned.
     Free,
 }
@@ -129,13 +158,22 @@ pub(crate) struct Measured {
     pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
     /// By what it is encoded, by number.
     pub(crate) codecs: Vec<Choice>,
+    /// Bytes that were held when it began.
+    pub(crate) held_bytes: u64,
     /// Bytes in memory of what was saved, when the interval began.
     pub(crate) here_bytes: u64,
+    /// The most bytes beside these, in the part of the interval before room was made in it.
+    pub(crate) other_bytes: u64,
     pub(crate) peak: Peak,
 }
 
 impl Measured {
-    pub(crate) fn new<'a>(pass: Pass, of: impl Iterator<Item = (u64, &'a Held)>, clock: Clock) -> Self {
+    pub(crate) fn new<'a>(
+        pass: Pass,
+        of: impl Iterator<Item = (u64, &'a Held)>,
+        clock: Clock,
+        held_bytes: u64,
+    ) -> Self {
         let (mut profile, mut residents) = (Profile::new(), Vec::new());
         for (id, held) in of {
             profile.add_resident(&held.name, held.bytes);
@@ -153,7 +191,9 @@ impl Measured {
             residents,
             recomputes,
             codecs,
+            held_bytes,
             here_bytes: 0,
+            other_bytes: 0,
             peak: Peak::default(),
         }
     }
@@ -174,15 +214,48 @@ impl Measured {
         }
     }
 
+    /// How something that was saved is made, if somebody knows.
+    fn making(&self, number: usize) -> Option<Making> {
+        self.operations.making(&**self.recomputes.get(number)?.as_ref()?, number, &self.saved)
+    }
+
+    /// Whether something was needed again.
+    pub(crate) fn is_backward(&self) -> bool {
+        self.events.iter().any(|event| matches!(event, Event::Need { .. }))
+    }
+
+    /// The most bytes beside what was saved, in an interval whose last part had this peak.
+    pub(crate) fn other_bytes(&mut self, peak: Peak) -> u64 {
+        self.peak = self.peak.and(peak);
+        self.other_bytes = self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.here_bytes));
+        self.other_bytes
+    }
+
+    /// What steps of the signature do. Operations only said how long it takes to make what was saved: plans know of the
+    /// intervals between what is saved, needed and used, so that no operation need be told of where they are followed.
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
-        let Self { profile, clock, events, operations, saved, residents, recomputes, codecs, .. } = self;
-        let making = |(number, recompute): (usize, &Option<Arc<dyn Recompute>>)| {
-            operations.making(&**recompute.as_ref()?, number, &saved).map(Arc::new)
+        let mut makings: Vec<_> = (0..self.recomputes.len()).map(|number| self.making(number)).collect();
+        let Self { mut profile, clock, events, residents, codecs, .. } = self;
+        let times_ns = clock.finish()?;
+        profile.set_times(times_ns.iter().copied());
+        for (number, making) in makings.iter().enumerate() {
+            profile.saved_mut(number).recipe = making.as_ref().map(|making| making.recipe(&times_ns));
+        }
+        let ends = events.iter().map(|event| usize::from(*event != Event::Operation));
+        let count = |group: &mut usize, end| {
+            *group += end;
+            Some(*group)
         };
-        let makings = recomputes.iter().enumerate().map(making).collect();
-        let mut profiled = Profiled { events, profile, makings, residents, codecs, is_timed: false };
-        profiled.set_times(&clock.finish()?);
-        Ok(profiled)
+        let groups: Vec<usize> = std::iter::once(0).chain(ends).scan(0, count).collect();
+        let profile = profile.merged(&groups);
+        let operated = events.iter().zip(&groups).filter(|(event, _)| **event == Event::Operation);
+        let operated = operated.map(|(_, group)| *group).collect();
+        for making in makings.iter_mut().flatten() {
+            making.intervals.iter_mut().for_each(|interval| *interval = groups[*interval]);
+        }
+        let events = events.into_iter().filter(|event| *event != Event::Operation).collect();
+        let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
+        Ok(Profiled { events, profile, operated, makings, residents, codecs, is_timed: false })
     }
 }
 
@@ -191,8 +264,26 @@ pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
     /// How long that takes, if it can be played.
     pub(crate) predicted: Option<Duration>,
-    /// The intervals whose operations make what is computed again, and what that is made of.
+    /// The intervals in which is asked for what makes what is computed again, and what that is made of.
     pub(crate) repeated: HashSet<usize>,
+}
+
+/// What it took to make a plan. Shown as one line for logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planning {
+    /// Operations of the step: the intervals of its profile.
+    pub operations: usize,
+    /// Plans that the planner tried.
+    pub evaluations: u64,
+    /// How long it took, from the profile to what is done at each operation.
+    pub elapsed: Duration,
+}
+
+impl fmt::Display for Planning {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operations, evaluations, elapsed } = self;
+        write!(formatter, "planned a step of {operations} operations in {elapsed:.2?}: {evaluations} plans tried")
+    }
 }
 
 /// What steps of a signature do.
@@ -200,6 +291,8 @@ pub(crate) struct Planned {
 pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
     pub(crate) profile: Profile,
+    /// The intervals that had operations, in order.
+    operated: Vec<usize>,
     /// By number: how what was saved is made, if somebody knows.
     makings: Vec<Option<Arc<Making>>>,
     /// By number.
@@ -211,26 +304,32 @@ pub(crate) struct Profiled {
 }
 
 impl Profiled {
-    /// The same, with times of a step that was made by a plan, where they are less.
+    /// The same, with times of a step that was made by a plan, where they are less. What is computed again takes as much less
+    /// as the intervals in which it was made.
     pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {
         let mut timed = Self { is_timed: true, ..self.clone() };
-        let mut least: Vec<u64> = self.profile.times().collect();
+        let before: Vec<u64> = self.profile.times().collect();
+        let mut least = before.clone();
         least.iter_mut().zip(times_ns).for_each(|(least, time_ns)| *least = (*least).min(*time_ns));
-        timed.set_times(&least);
+        timed.profile.set_times(least.iter().copied());
+        for (number, making) in self.makings.iter().enumerate() {
+            let Some(recipe) = &mut timed.profile.saved_mut(number).recipe else { continue };
+            let sum = |times: &[u64]| making.iter().flat_map(|making| &making.intervals).map(|at| times[*at]).sum();
+            let (before, after): (u64, u64) = (sum(&before), sum(&least));
+            recipe.time_ns = (recipe.time_ns as f64 * after as f64 / before.max(1) as f64) as u64;
+        }
         timed
     }
 
-    /// The intervals whose operations make what a schedule gives up, and what that is made of.
+    /// The intervals in which is asked for what makes what a schedule gives up, and what that is made of: since the last
+    /// operation before, as autograd saves what an operation is given when that is asked for already.
     pub(crate) fn repeated(&self, schedule: &Schedule) -> HashSet<usize> {
         let makings = schedule.dropped().filter_map(|number| self.makings.get(number)?.as_ref());
-        makings.flat_map(|making| making.intervals.iter().copied()).collect()
-    }
-
-    fn set_times(&mut self, times_ns: &[u64]) {
-        for (number, making) in self.makings.iter().enumerate() {
-            self.profile.saved_mut(number).recipe = making.as_ref().map(|making| making.recipe(times_ns));
-        }
-        self.profile.set_times(times_ns.iter().copied());
+        let asked_for = |made: &usize| {
+            let before = self.operated.partition_point(|interval| interval < made).checked_sub(1);
+            before.map_or(0, |before| self.operated[before])..=*made
+        };
+        makings.flat_map(|making| making.intervals.iter().flat_map(asked_for)).collect()
     }
 
     /// Whom actions of a schedule are about, in a step whose first saved is `first`.
@@ -250,15 +349,18 @@ impl Course {
         let codecs = match self {
             Self::Measured(measured) => &measured.codecs,
             Self::Planned { profiled, .. } => &profiled.codecs,
-            Self::None | Self::Free => return None,
+            Self::None | Self::Unwatched { .. } | Self::Free => return None,
         };
         codecs.get(number).copied()
     }
 
     /// How something that was saved is made, as it was measured.
     pub(crate) fn making(&self, number: usize) -> Option<Arc<Making>> {
-        let Self::Planned { profiled, .. } = self else { return None };
-        profiled.makings.get(number)?.clone()
+        match self {
+            Self::Planned { profiled, .. } => profiled.makings.get(number)?.clone(),
+            Self::Measured(measured) => measured.making(number).map(Arc::new),
+            Self::None | Self::Unwatched { .. } | Self::Free => None,
+        }
     }
 
     /// How long it took to compute something that was saved, where that is known.
@@ -267,12 +369,15 @@ impl Course {
         Some(profiled.profile.saved().get(number)?.recipe.as_ref()?.time_ns)
     }
 
-    /// Whether the operation that is asked for next may be repeated.
+    /// Whether operations that are asked for until something is saved or needed may be repeated.
     pub(crate) fn is_repeated(&self) -> bool {
         match self {
             Self::Measured(_) => true,
-            Self::Planned { planned, events, .. } => planned.repeated.contains(events),
-            Self::None | Self::Free => false,
+            // Autograd saves what an operation is given when that is under way.
+            Self::Planned { planned, events, .. } => {
+                [*events, events + 1].iter().any(|at| planned.repeated.contains(at))
+            }
+            Self::None | Self::Unwatched { .. } | Self::Free => false,
         }
     }
 
@@ -281,7 +386,7 @@ impl Course {
         match self {
             Self::Measured(measured) => Some(&mut measured.clock),
             Self::Planned { profiled, events, clock, .. } if *events < profiled.events.len() => clock.as_mut(),
-            Self::None | Self::Planned { .. } | Self::Free => None,
+            Self::None | Self::Planned { .. } | Self::Unwatched { .. } | Self::Free => None,
         }
     }
 
@@ -313,23 +418,75 @@ impl Course {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
 
+    /// A step that saves two tensors, the second of which two operations make, in an interval that has three.
+    fn measured() -> Measured {
+        let now = std::sync::Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
+        let time = Arc::clone(&now);
+        let clock = Clock::with_host_time(Arc::new(move || *time.lock()));
+        let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0);
+        let save = Event::Save { bytes: 1 };
+        let events = [(save, 50), (Event::Operation, 5), (Event::Operation, 6), (Event::Operation, 7), (save, 2)];
+        for (event, ms) in events.into_iter().chain([(Event::Need { number: 1 }, 9)]) {
+            measured.clock.begin(None).unwrap();
+            *now.lock() += Duration::from_millis(ms);
+            measured.clock.end(None).unwrap();
+            match event {
+                Event::Save { bytes } => drop(measured.profile.save(ms, "saved", bytes)),
+                Event::Need { number } => measured.profile.need(ms, number),
+                _ => drop(measured.profile.end(ms)),
+            }
+            measured.events.push(event);
+        }
+        measured.clock.begin(None).unwrap();
+        measured.clock.end(None).unwrap();
+        measured.profile.end(0);
+        measured.recomputes = vec![None, None];
+        measured
+    }
+
+    #[test]
+    fn plans_know_of_the_intervals_between_what_is_saved_and_needed() {
+        let profiled = measured().finish().unwrap();
+        assert_eq!(profiled.events.len(), 3);
+        let of_ms = |ms: [u64; 4]| ms.map(|ms| ms * 1_000_000).to_vec();
+        assert_eq!(profiled.profile.times().collect::<Vec<_>>(), of_ms([50, 20, 9, 0]));
+        let mut expected = Profile::new();
+        expected.save(50, "saved", 1);
+        expected.save(7, "saved", 1);
+        expected.need(9, 1);
+        expected.end(0);
+        expected.set_times(of_ms([50, 20, 9, 0]));
+        assert_eq!(profiled.profile, expected);
+    }
+
+    #[test]
+    fn what_makes_something_is_asked_for_since_the_operation_before() {
+        let mut profiled = measured().finish().unwrap();
+        let making = |interval| Some(Arc::new(Making { intervals: vec![interval], ..Making::default() }));
+        profiled.makings = vec![making(4), making(5)];
+        profiled.operated = vec![0, 2, 4, 5];
+        let drops = |number| {
+            let step = tenure_plan::plan::Step { tensor: number, kernel: 2, action: tenure_plan::plan::Action::Drop };
+            Schedule::of(&profiled.profile, &tenure_plan::Plan { places: vec![0, 0], steps: vec![step] })
+        };
+        assert_eq!(profiled.repeated(&drops(0)), HashSet::from([2, 3, 4]));
+        assert_eq!(profiled.repeated(&drops(1)), HashSet::from([4, 5]));
+    }
+
     #[test]
     fn the_lesser_of_two_times_counts_also_for_what_is_made_then() {
-        let mut profile = Profile::new();
-        profile.save(0, "first", 1);
-        profile.save(0, "second", 1);
-        let making = |intervals| Some(Arc::new(Making { intervals, ..Making::default() }));
-        let makings = vec![None, making(vec![0, 1])];
-        let (events, residents, codecs) = (Vec::new(), Vec::new(), Vec::new());
-        let mut measured = Profiled { events, profile, makings, residents, codecs, is_timed: false };
-        measured.set_times(&[50, 20]);
+        let mut profiled = measured().finish().unwrap();
+        profiled.makings = vec![None, Some(Arc::new(Making { intervals: vec![1, 1], ..Making::default() }))];
+        profiled.profile.saved_mut(1).recipe = Some(crate::Recipe { inputs: Vec::new(), time_ns: 11_000_000 });
         // Of a step's last interval nothing is known.
-        let timed = measured.timed(&[30]);
-        assert_eq!(timed.profile.times().collect::<Vec<_>>(), [30, 20]);
-        assert_eq!(timed.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns), Some(50));
-        assert_eq!(timed.timed(&[90, 10]).profile.times().collect::<Vec<_>>(), [30, 10]);
+        let timed = profiled.timed(&[60_000_000, 10_000_000]);
+        let recipe = |profiled: &Profiled| profiled.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns);
+        assert_eq!(timed.profile.times().take(2).collect::<Vec<_>>(), [50_000_000, 10_000_000]);
+        assert_eq!(recipe(&timed), Some(5_500_000));
+        assert_eq!(recipe(&timed.timed(&[1, 30_000_000])), Some(5_500_000));
     }
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -16,23 +18,29 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from tenure import Error, _native
 from tenure.torch.dynamo import runs_beside_compiled_code
+from tenure.torch.entries import Entries
 from tenure.torch.holdings import tensors_in
 from tenure.torch.placement import is_alone, put_under
 from tenure.torch.purpose import address_of
 from tenure.torch.recipes import operations
+from tenure.torch.saved_hooks import SavedHooks
 from tenure.torch.tags import Hook
 
 __all__ = ["Budget", "StepReport", "budget"]
+
+_LOG = logging.getLogger("tenure")
 
 #: Who plans what is kept and what is spilled.
 Planner = Literal["scheduled", "flashneuron", "evolutionary", "milp"]
 
 #: By what bytes are encoded on their way to a disk.
 Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
+
+#: What `_native.Budget.phase` says: there is no step; or the budget is told of all that is saved in it, or of nothing.
+_BETWEEN, _WATCHED, _UNWATCHED = range(3)
 
 #: By device, which None is for the CPU.
 _open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
@@ -71,8 +79,8 @@ class _Threads(threading.local):
     """What a thread entered."""
 
     def __init__(self) -> None:
-        self.hooks: list[saved_tensors_hooks] = []
-        #: How often the model was called.
+        self.hooks: list[SavedHooks] = []
+        #: How many calls of the model's modules that have hooks go on, one in the other.
         self.calls = 0
 
 
@@ -84,12 +92,12 @@ class _Nested(threading.local):
         #: Those by which is noted what their models make.
         self.noting: list[Budget] = []
 
-    def hooks(self) -> saved_tensors_hooks:
-        """Whatever is saved is given to the budget of its device."""
+    def hooks(self) -> SavedHooks:
+        """Hooks that give what is saved to the budget of its device."""
         natives = {budget._device: budget._native for budget in self.entered}
         innermost = self.entered[-1]._native
         if len(natives) == 1:
-            return saved_tensors_hooks(innermost.pack, innermost.unpack)
+            return SavedHooks(innermost.pack, innermost.unpack)
 
         def pack(tensor: Tensor) -> tuple[_native.Budget, Any]:
             native = natives.get(tensor.device, innermost)
@@ -99,7 +107,7 @@ class _Nested(threading.local):
             native, packed = saved
             return native.unpack(packed)
 
-        return saved_tensors_hooks(pack, unpack)
+        return SavedHooks(pack, unpack)
 
 
 _nested = _Nested()
@@ -118,10 +126,11 @@ class Budget:
         self._is_over = False
         self._is_told = False
         self._report: StepReport | None = None
-        self._hooks = (
-            module.register_forward_pre_hook(_BeforeModel(self), prepend=True, with_kwargs=True),
-            module.register_forward_hook(_BehindModel(self), always_call=True),
-        )
+        self._entries = Entries(module, _BeforeModel(self), _BehindModel(self))
+        #: A parameter that training changes, and how often it was written to when the step began.
+        self._parameter = next((each for each in module.parameters() if each.requires_grad), None)
+        self._writes = 0
+        native.attach(weakref.ref(self))
 
     @property
     def bytes(self) -> int | None:
@@ -133,12 +142,17 @@ class Budget:
         """The most that a step took without a budget; None if none was measured."""
         return self._native.plain_bytes
 
+    @property
+    def least_bytes(self) -> int | None:
+        """The least budget that the steps can keep to that were measured so far; None if none was."""
+        return self._native.least_bytes
+
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Says where a step begins and ends, for those that call the model again after a backward pass.
+        """Says where a step begins and ends, for programs that want other borders than those that are found without.
 
-        Elsewhere borders are found without: a step begins where the model is called, and ends where it is called again
-        after something was needed for backward.
+        Without it, a step begins where the model is called or something is saved for backward, and ends where backward
+        has let go of what was saved first, or where the model is called after its parameters were changed.
         """
         self._end()
         self._is_told = True
@@ -159,7 +173,7 @@ class Budget:
         StepReport or None
             None if there was none.
         """
-        if self._native.is_needed and not self._is_told:
+        if (self._native.is_needed or self._native.phase == _UNWATCHED) and not self._is_told:
             self._end()
         return self._report
 
@@ -186,17 +200,17 @@ class Budget:
                 return
             self._is_over = True
             self._leave_model(all_calls=True)
-            for hook in self._hooks:
-                hook.remove()
+            self._entries.remove()
             self._native.close()
             _open.pop(self._device.index, None)
 
     def __enter__(self) -> Self:
         if self._is_over:
             raise Error("this budget is over: make another by tenure.torch.budget()")
+        self._native.enforce()
         _nested.entered.append(self)
         hooks = _nested.hooks()
-        hooks.__enter__()
+        hooks.enter()
         self._threads.hooks.append(hooks)
         with self._entering:
             self._entered += 1
@@ -208,7 +222,7 @@ class Budget:
         if not self._threads.hooks:
             raise Error("this thread has not entered it: what a thread enters, it leaves itself")
         self._leave_model(all_calls=True)
-        self._threads.hooks.pop().__exit__(kind, error, traceback)
+        self._threads.hooks.pop().leave()
         _nested.entered.remove(self)
         with self._entering:
             self._entered -= 1
@@ -223,26 +237,82 @@ class Budget:
         finally:
             self.close()
 
-    def _begin(self, args: Any, kwargs: Any) -> None:
-        """The model is called."""
+    def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The program calls the model, or a part of it; or the model calls itself."""
         self._threads.calls += 1
         is_here = bool(self._threads.hooks) and torch.is_grad_enabled()
         # Not where a checkpoint computes again.
         if not is_here or torch._C._current_graph_task_id() != -1:
             return
-        if not self._native.is_in_step or (not self._is_told and self._native.is_needed):
-            self._end()
-            self._native.begin(self._signature(args, kwargs), self._staying())
+        is_entered = self._threads.calls == 1
+        if is_entered:
+            self._entries.enter(module)
+        if self._is_between(is_entered):
             # A call before may have been interrupted, of which hooks are not told.
             self._threads.calls = 1
-        if self not in _nested.noting:
-            _nested.noting.append(self)
-        self._native.listen(True)
+            self._begin(*self._signature(module, args, kwargs))
+            self._follow()
+        if self._native.phase == _WATCHED:
+            if self not in _nested.noting:
+                _nested.noting.append(self)
+            self._native.listen(True)
 
-    def _leave_model(self, *, all_calls: bool = False) -> None:
+    def _is_between(self, is_entered: bool) -> bool:
+        """Whether a step begins where the model is called."""
+        phase = self._native.phase
+        if phase == _BETWEEN:
+            return True
+        if self._is_told:
+            return False
+        has_learned = self._parameter is not None and self._parameter._version != self._writes
+        return has_learned or (phase == _UNWATCHED and is_entered)
+
+    def _begin_by_saving(self, tensor: Tensor) -> None:
+        """Something is saved, and there is no step: the native budget calls this."""
+        if self._is_over or torch._C._current_graph_task_id() != -1:
+            return
+        self._entries.watch()
+        self._begin((tensor.dtype, tensor.dim()), tensor.shape, tensor.nbytes)
+
+    def _begin(self, kind: Hashable, sizes: Hashable, input_bytes: int) -> None:
+        self._end()
+        if self._parameter is not None:
+            self._writes = self._parameter._version
+        signature = (_number(kind, sizes), _number(kind), input_bytes)
+        is_unwatched = self._native.begin(signature, self._is_told)
+        if planning := self._native.take_planning():
+            _LOG.info("budget of %s: %s", self._device, planning)
+        if not is_unwatched:
+            self._native.stay(self._staying())
+
+    def _follow(self) -> None:
+        """This thread's hooks are there where the step is watched. A thread of several cannot speak for the others."""
+        hooks = self._threads.hooks[-1]
+        if self._native.phase == _WATCHED or self._entered > 1 or len(_nested.entered) > 1:
+            hooks.resume()
+        else:
+            hooks.pause()
+
+    def _wake(self) -> bool:
+        """A step finds no room that was not watched: the native budget calls this in the thread that allocates.
+
+        Returns whether the step is watched from now on. In backward, which has a stack of hooks of its own, it is not.
+        """
+        if not self._threads.hooks or torch._C._current_graph_task_id() != -1:
+            return False
+        self._native.stay(self._staying())
+        self._threads.hooks[-1].resume()
+        return True
+
+    def _leave_model(self, *, all_calls: bool = False, has_failed: bool = False) -> None:
         """The model has returned, or raised an error."""
         self._threads.calls = 0 if all_calls else max(self._threads.calls - 1, 0)
-        if self._threads.calls > 0 or self not in _nested.noting:
+        if self._threads.calls > 0:
+            return
+        if has_failed and self._threads.hooks and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            # Nobody goes back through it. The next call does the same again, or more.
+            self._native.interrupt()
+        if self not in _nested.noting:
             return
         _nested.noting.remove(self)
         if _nested.noting:
@@ -254,6 +324,7 @@ class Budget:
         report = self._native.finish()
         if report is not None:
             self._report = StepReport(**report)
+            self._entries.settle()
 
     def _fail(self, error: BaseException) -> None:
         """The step was interrupted. If that was for want of what the engine could not do, says so."""
@@ -265,43 +336,51 @@ class Budget:
         """Where that is which the model itself has."""
         return [address_of(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())]
 
-    def _signature(self, args: Any, kwargs: Any) -> int:
-        """A number for what the model does: the same for the same sizes and modes."""
-        sizes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors_in((args, kwargs)))
-        kind = self._device.type
-        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return hash((sizes, self._module.training, precision)) & (1 << 64) - 1
+    def _signature(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Hashable, Hashable, int]:
+        """What tells steps apart: their kind, the sizes of what the model is given, and its bytes."""
+        tensors = list(tensors_in((args, kwargs)))
+        sizes = tuple(tensor.shape for tensor in tensors)
+        kinds = tuple((tensor.dim(), tensor.dtype, tensor.requires_grad) for tensor in tensors)
+        device = self._device.type
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return (id(module), kinds, module.training, precision), sizes, input_bytes
+
+
+def _number(*of: Hashable) -> int:
+    """The same number for the same things."""
+    return hash(of) & (1 << 64) - 1
 
 
 # As torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is called, not
 # where it is compiled.
-Budget._begin._torchdynamo_disable = True  # type: ignore[attr-defined]
+Budget._enter_model._torchdynamo_disable = True  # type: ignore[attr-defined]
 Budget._leave_model._torchdynamo_disable = True  # type: ignore[attr-defined]
-Budget._begin._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+Budget._enter_model._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
     "a budget's step begins here: give tenure.torch.budget() what torch.compile() returned"
 )
 
 
 class _BeforeModel(Hook):
-    """Is called before each call of the model."""
+    """Is called before each call of the model, or of a part at which a program enters it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._budget._begin(args, kwargs)
+        self._budget._enter_model(module, args, kwargs)
 
 
 class _BehindModel(Hook):
-    """Is called behind it."""
+    """Is called after it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
 
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
-        self._budget._leave_model()
+        self._budget._leave_model(has_failed=result is None and sys.exception() is not None)
 
 
 def budget(
@@ -356,13 +435,18 @@ def budget(
     Raises
     ------
     tenure.Error
-        The budget, a folder or the model's device cannot be used; the message says why. In the block: it is too small,
-        before the first step that would have kept to it, with the least that would do; bytes could not go or come back.
+        The budget, a folder or the model's device cannot be used; the message says why. In the block: the budget is too
+        small, before it was exceeded; bytes could not go or come back.
 
     Notes
     -----
-    In the steps that are measured for a budget in bytes all that is saved leaves. What finds no room elsewhere stays,
-    and they may take more than the budget, as those that are measured for a share do; later steps compute it again.
+    A step is what lies between two changes of the model's parameters, or what a backward pass ends, whatever calls the
+    model. A step that fits into three quarters of the budget, by what is known of its sizes, is left alone: it costs
+    nothing, and no byte moves.
+
+    A budget in bytes holds from the first allocation in the block on, also in the steps that are measured: what they
+    save leaves where there is no room, or is computed again. What cannot be kept to is an error at once. A share has no
+    limit in its first two steps; then `Budget.least_bytes` says how small a budget may be.
 
     A C++ compiler is needed once for each PyTorch, unless what it makes came with the package.
 

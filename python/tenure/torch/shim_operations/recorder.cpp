@@ -52,18 +52,14 @@ void Recorder::listen(std::shared_ptr<Recorder> recorder) {
 void Recorder::call(const Kind &kind, const c10::OperatorHandle &operation, c10::DispatchKeySet below,
                     torch::jit::Stack *stack) {
   const auto stream = stream_of(known_.device);
-  void *handle = handle_of(stream);
-  const auto wish = listener_.wish(listener_.user, handle);
-  torch::jit::Stack given;
-  if (wish == TENURE_ALL) {
-    const auto all = torch::jit::last(*stack, operation.schema().arguments().size());
-    given.assign(all.begin(), all.end());
+  if (!listener_.wishes(listener_.user, handle_of(stream))) {
+    operation.redispatchBoxed(below, stack);
+    return;
   }
+  const auto all = torch::jit::last(*stack, operation.schema().arguments().size());
+  const torch::jit::Stack given(all.begin(), all.end());
   operation.redispatchBoxed(below, stack);
-  if (wish == TENURE_ALL)
-    tell(kind, stream, given, torch::jit::last(*stack, operation.schema().returns().size()));
-  else if (wish == TENURE_THAT_IT_WAS)
-    listener_.operation(listener_.user, handle, nullptr, 0, nullptr, 0, nullptr);
+  tell(kind, stream, given, torch::jit::last(*stack, operation.schema().returns().size()));
 }
 
 void Recorder::tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,

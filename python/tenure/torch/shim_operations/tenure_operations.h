@@ -24,20 +24,14 @@ typedef struct tenure_bytes {
 /* An operation, and what it was given. */
 typedef struct tenure_call tenure_call;
 
-/* What is to be told of the operation that comes next. */
-typedef enum tenure_wish {
-    TENURE_NOTHING = 0,
-    TENURE_THAT_IT_WAS = 1,
-    TENURE_ALL = 2
-} tenure_wish;
-
 /* Who listens; it may be called from any thread, and until drop(user) is. Streams are null for the CPU. */
 typedef struct tenure_listener {
     void *user;
     void (*drop)(void *user);
-    tenure_wish (*wish)(void *user, void *stream);
+    /* Whether to be told of the operation that comes next. */
+    bool (*wishes)(void *user, void *stream);
     /* An operation was asked for, which has made something. `call` makes it again, of storages of the inputs, and is handed
-     * over; NULL if nobody knows how, or nobody wishes to. */
+     * over; NULL if nobody knows how. */
     void (*operation)(void *user, void *stream, const tenure_bytes *made, size_t made_count, const tenure_bytes *inputs,
                       size_t input_count, tenure_call *call);
 } tenure_listener;

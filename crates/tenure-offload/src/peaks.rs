@@ -1,0 +1,135 @@
+//! What steps take without a budget, by the size of what they compute on.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::Signature;
+
+/// More than any memory has: what steps of a size take that found no room.
+const TOO_MUCH: u64 = 1 << 50;
+
+/// Sizes within an octave that are told apart.
+const PARTS: u32 = 16;
+
+/// Kinds of steps that are remembered.
+const MOST_KINDS: usize = 256;
+
+/// Predicts the peak of a step from the peaks of steps of its kind that have other sizes.
+///
+/// A program whose every step is another fills no memory: of very many kinds the first are forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Peaks {
+    kinds: HashMap<u64, PeaksOfKind>,
+}
+
+impl Peaks {
+    /// Notes that a step took `bytes`, beyond what was held when it began.
+    pub(crate) fn note(&mut self, signature: Signature, bytes: u64) {
+        if self.kinds.len() == MOST_KINDS && !self.kinds.contains_key(&signature.kind) {
+            self.kinds.clear();
+        }
+        self.kinds.entry(signature.kind).or_default().note(signature.input_bytes, bytes);
+    }
+
+    /// Notes that a step found no room.
+    pub(crate) fn note_too_much(&mut self, signature: Signature) {
+        self.note(signature, TOO_MUCH);
+    }
+
+    /// Whether steps like one found no room.
+    pub(crate) fn is_too_much(&self, signature: Signature) -> bool {
+        self.predict(signature).is_some_and(|bytes| bytes >= TOO_MUCH)
+    }
+
+    /// Predicts what a step takes; None if nothing like it is known.
+    pub(crate) fn predict(&self, signature: Signature) -> Option<u64> {
+        self.kinds.get(&signature.kind)?.predict(signature.input_bytes)
+    }
+}
+
+/// The same of one kind. Sizes are told apart to a sixteenth.
+#[derive(Debug, Default)]
+struct PeaksOfKind {
+    /// By the part of an octave: the smallest size that was seen, and the most bytes that a step took.
+    parts: BTreeMap<u32, (u64, u64)>,
+}
+
+impl PeaksOfKind {
+    /// Notes that a step whose inputs have `input_bytes` took `bytes`, beyond what was held when it began.
+    fn note(&mut self, input_bytes: u64, bytes: u64) {
+        if input_bytes == 0 {
+            return;
+        }
+        let (least, most) = self.parts.entry(part_of(input_bytes)).or_insert((input_bytes, bytes));
+        (*least, *most) = ((*least).min(input_bytes), (*most).max(bytes));
+    }
+
+    /// Predicts what a step takes whose inputs have `input_bytes`; None if nothing like it is known.
+    ///
+    /// A smaller step takes no more than a larger one. A larger one takes more by at most the square of the sizes' ratio,
+    /// as attention does.
+    fn predict(&self, input_bytes: u64) -> Option<u64> {
+        if input_bytes == 0 {
+            return None;
+        }
+        let scaled = |(least, most): &(u64, u64)| {
+            let ratio = (input_bytes as f64 / *least as f64).max(1.0);
+            (ratio <= 2.0).then_some((*most as f64 * ratio * ratio) as u64)
+        };
+        let part = part_of(input_bytes);
+        let above = self.parts.range(part..).next().and_then(|(_, peak)| scaled(peak));
+        above.or_else(|| self.parts.range(..part).next_back().and_then(|(_, peak)| scaled(peak)))
+    }
+}
+
+/// The part of an octave that a number of bytes above 0 is in.
+fn part_of(bytes: u64) -> u32 {
+    let octave = bytes.ilog2();
+    let within = (u128::from(bytes - (1 << octave)) * u128::from(PARTS)) >> octave;
+    octave * PARTS + within as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_steps_are_predicted_by_the_square_and_smaller_ones_by_what_took_more() {
+        let mut peaks = PeaksOfKind::default();
+        assert_eq!(peaks.predict(100), None);
+        peaks.note(0, 7);
+        peaks.note(1000, 50);
+        assert_eq!((peaks.predict(0), peaks.predict(1000), peaks.predict(10)), (None, Some(50), Some(50)));
+        assert_eq!((peaks.predict(2000), peaks.predict(2001)), (Some(200), None));
+        peaks.note(2000, 60);
+        assert_eq!((peaks.predict(1500), peaks.predict(3000)), (Some(60), Some(135)));
+        // The most counts.
+        peaks.note(2001, 90);
+        peaks.note(2000, 70);
+        assert_eq!(peaks.predict(2000), Some(90));
+    }
+
+    #[test]
+    fn kinds_are_told_apart() {
+        let mut peaks = Peaks::default();
+        let step = |kind, input_bytes| Signature { id: 0, kind, input_bytes };
+        peaks.note(step(1, 2000), 70);
+        assert_eq!((peaks.predict(step(1, 2000)), peaks.predict(step(2, 2000))), (Some(70), None));
+        peaks.note_too_much(step(1, 2000));
+        assert!(peaks.is_too_much(step(1, 3000)) && !peaks.is_too_much(step(2, 3000)));
+        for kind in 0..10_000 {
+            peaks.note(step(kind, 1), 1);
+        }
+        assert!(peaks.kinds.len() <= MOST_KINDS);
+    }
+
+    #[test]
+    fn any_number_of_sizes_takes_little_memory() {
+        let mut peaks = PeaksOfKind::default();
+        for size in 1..100_000 {
+            peaks.note(size, size);
+        }
+        peaks.note(u64::MAX, 1);
+        assert!(peaks.parts.len() < 300, "{}", peaks.parts.len());
+        assert!((1..100_000).all(|size| peaks.predict(size).is_some_and(|bytes| bytes >= size)));
+    }
+}
