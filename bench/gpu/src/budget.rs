@@ -6,12 +6,13 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
+use tenure_core::Amount;
 use tenure_device::Executor;
 use tenure_device::cuda::Timing;
 use tenure_device::memory::DeviceMemory;
 use tenure_nn::data::{DataLoader, LoaderOptions};
-use tenure_nn::train::{Pass, Plan, StepReport, Trainer};
-use tenure_offload::{Engine, Link, Memory, Setup};
+use tenure_nn::train::{Budget, Plan, StepReport, Trainer};
+use tenure_offload::Link;
 
 use crate::Arguments;
 use crate::workloads::{self, Numbers, Trained};
@@ -19,9 +20,9 @@ use crate::workloads::{self, Numbers, Trained};
 /// What it is made of.
 #[derive(Args)]
 pub(crate) struct BudgetArguments {
-    /// Trained within so many bytes of device memory
-    #[arg(long, conflicts_with_all = ["graph", "devices"])]
-    pub(crate) budget: Option<u64>,
+    /// Trained within so much device memory: a size, or a share of what a plain step takes
+    #[arg(long, conflicts_with_all = ["graph", "devices"], value_name = "SIZE|P%")]
+    pub(crate) budget: Option<Amount>,
     /// Pinned memory to spill to
     #[arg(long, default_value_t = 90)]
     host_gib: u64,
@@ -37,19 +38,22 @@ pub(crate) struct BudgetArguments {
 }
 
 /// Steps of a trainer, which reads the loss of each.
-pub(crate) fn run(arguments: &Arguments, trained: Trained, memory: &'static DeviceMemory, budget: u64) -> Result<()> {
+pub(crate) fn run(
+    arguments: &Arguments,
+    trained: Trained,
+    memory: &'static DeviceMemory,
+    budget: Amount,
+) -> Result<()> {
     let options = &arguments.budget;
     let (task, optimizer) = workloads::training(trained, memory.device())?;
     let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: 1, ..LoaderOptions::default() });
     let plan = Plan { steps: u64::MAX, ..Plan::default() };
-    let engine = engine(options, memory)?;
-    engine.set_budget(budget);
-    let mut run = Trainer::new(task, loader, optimizer, plan).within(engine)?;
+    let budget = Budget::new(budget).spill_bytes(options.spill_gib << 30).pinned_bytes(options.host_gib << 30);
+    let budget = options.spill.iter().fold(budget, Budget::spill);
     let began = Instant::now();
-    run.rehearse(Pass::Budgeted)?;
+    let mut run = Trainer::new(task, loader, optimizer, plan).within(budget)?;
     let rehearsed = began.elapsed();
-    let engine = run.engine().context("it was given one")?.clone();
-    engine.enforce()?;
+    let engine = run.engine().context("it has one")?.clone();
     let mut losses = Vec::new();
     for _ in 0..arguments.warm {
         losses.extend(run.step()?.map(|step| step.loss));
@@ -85,16 +89,6 @@ pub(crate) fn run(arguments: &Arguments, trained: Trained, memory: &'static Devi
     });
     println!("{figures}");
     Ok(())
-}
-
-fn engine(options: &BudgetArguments, memory: &'static DeviceMemory) -> Result<Engine> {
-    let setup = Setup {
-        folders: options.spill.iter().cloned().collect(),
-        disk_bytes: Some(options.spill_gib << 30),
-        pinned_bytes: Some(options.host_gib << 30),
-        ..Setup::default()
-    };
-    Ok(setup.engine(Memory::Device(memory))?)
 }
 
 /// What the driver took for its calls so far.

@@ -73,7 +73,7 @@ fn losses_within_a_budget_are_those_without() {
     let _one = ONE.lock();
     let plain = losses(&mut trainer(3));
     for percent in [75, 50] {
-        let mut run = trainer(3).within(engine()).unwrap();
+        let mut run = trainer(3).with_engine(engine()).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         let budget = peak * percent / 100;
         run.engine().unwrap().set_budget(budget);
@@ -96,7 +96,7 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
         let link = Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None };
         vec![(link, Destination::Disk)]
     };
-    let mut run = trainer(3).within(engine_over(slow)).unwrap();
+    let mut run = trainer(3).with_engine(engine_over(slow)).unwrap();
     let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
     run.engine().unwrap().set_budget(peak * 60 / 100);
     assert_eq!(losses(&mut run), plain);
@@ -131,7 +131,7 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
             losses.extend(self::losses(&mut plain));
             losses
         };
-        let mut run = trainer(4).within(engine()).unwrap();
+        let mut run = trainer(4).with_engine(engine()).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         let weights: usize = run.optimizer().parameters().map(|weight| weight.numel() * 4).sum();
         let budget = weights as u64 * 3 / 2 + (4 << 20);
@@ -149,7 +149,7 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
         assert!(Checkpoint::open(&within).unwrap().progress().step == 4);
         assert_eq!(weights_of(&within), weights_of(&without));
         drop(run);
-        let mut run = trainer(6).within(engine()).unwrap();
+        let mut run = trainer(6).with_engine(engine()).unwrap();
         run.engine().unwrap().set_budget(budget);
         run.rehearse(Pass::Budgeted).unwrap();
         run.resume(&within).unwrap();
@@ -169,7 +169,7 @@ fn weights_of(path: &Path) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn a_budget_that_is_too_small_is_refused_before_the_first_step() {
     let _one = ONE.lock();
-    let mut run = trainer(2).within(engine()).unwrap();
+    let mut run = trainer(2).with_engine(engine()).unwrap();
     run.engine().unwrap().set_budget(4 << 20);
     let error = run.rehearse(Pass::Budgeted).unwrap_err().to_string();
     assert!(error.contains("a budget of 4194304 bytes is too small"), "{error}");

@@ -142,7 +142,7 @@ impl Spill {
         };
         let options =
             Options { least_bytes: 64 << 10, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
-        let mut run = run.within(Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)).unwrap();
+        let mut run = run.with_engine(Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         run.engine().unwrap().set_budget(peak * 3 / 4);
         run

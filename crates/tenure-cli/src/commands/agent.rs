@@ -10,10 +10,10 @@ use clap::Subcommand;
 use serde::Serialize;
 use tenure::plan::planner::Scheduled;
 use tenure::plan::{Planner, Problem};
-use tenure::units::{Count, Micros};
+use tenure::units::{Amount, Count, Micros};
 use tenure_agent::serve::{Address, Answer, Client, Options, Request, ServeError, Server, ServerConfig};
 
-use super::plan::{FastBytes, PlannerName};
+use super::plan::PlannerName;
 use crate::{files, output, progress};
 
 /// How often the line on a terminal is brought up to date.
@@ -79,7 +79,7 @@ pub(crate) struct AskArgs {
     evaluations: Option<u64>,
     /// Bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
     #[arg(long, value_name = "N|P%")]
-    fast_bytes: Option<FastBytes>,
+    fast_bytes: Option<Amount>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -166,7 +166,7 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
         seconds: args.seconds,
         seed: args.seed,
         evaluations: args.evaluations,
-        fast_bytes: args.fast_bytes.map(|fast_bytes| fast_bytes.of(&problem)),
+        fast_bytes: args.fast_bytes.map(|fast_bytes| fast_bytes.of(problem.peak_bytes())),
     };
     let request = Request::new(problem, options)?;
     let answer = wait(&request, &args.place.address())?;

@@ -4,7 +4,6 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fs};
@@ -12,6 +11,7 @@ use std::{env, fs};
 use tenure::prelude::*;
 use tenure::tensor::Device;
 use tenure::tier;
+use tenure::units::{Amount, parse_bytes};
 use tenure_device::memory;
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::{Config, Limits, Server, Service, TlsFiles};
@@ -21,7 +21,6 @@ use tenure_serve::worker::{self, WorkerCommand};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-use super::memory::parse_bytes;
 use crate::logging::LogFormat;
 use crate::{files, output};
 
@@ -74,11 +73,11 @@ pub(crate) struct ServeArgs {
     device: Vec<Device>,
     /// Each device's memory for weights: a size, or a share of what this program may use of it
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
-    device_bytes: Share,
+    device_bytes: Amount,
     /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use. All GPUs
     /// copy from the same weights there; with --python, half of it is for PyTorch modules, an equal share for each GPU
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
-    host_bytes: Share,
+    host_bytes: Amount,
     /// The socket of programs that run on the device while nothing is asked, such as training, and yield it when a request comes:
     /// `tenure background SOCKET -- COMMAND`, or PyTorch with tenure.torch.install(background="SOCKET") [default: none]
     #[arg(long, value_name = "SOCKET")]
@@ -101,13 +100,6 @@ pub(crate) struct ServeArgs {
     /// Print one JSON object when requests are answered: url, grpc, and the names of the models that are ready
     #[arg(long)]
     json: bool,
-}
-
-/// Bytes of memory, or a share of all that there are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Share {
-    Bytes(u64),
-    Of(f64),
 }
 
 pub(crate) fn run(args: &ServeArgs) -> ExitCode {
@@ -200,38 +192,4 @@ fn available(devices: &[Device]) -> anyhow::Result<u64> {
     };
     let bytes = devices.iter().map(of).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(bytes.into_iter().min().unwrap_or(0))
-}
-
-impl Share {
-    fn of(self, all: u64) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Of(share) => (all as f64 * share) as u64,
-        }
-    }
-}
-
-impl FromStr for Share {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let Some(percent) = text.strip_suffix('%') else { return parse_bytes(text).map(Self::Bytes) };
-        let percent = percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-        let percent: f64 = percent.ok_or("expected a size, or a share from 0% to 100%")?;
-        Ok(Self::Of(percent / 100.0))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_a_size_or_a_share() {
-        let bytes = |text: &str| text.parse::<Share>().map(|share| share.of(1000));
-        assert_eq!((bytes("3MiB"), bytes("100%"), bytes("0%"), bytes("50%")), (Ok(3 << 20), Ok(1000), Ok(0), Ok(500)));
-        for text in ["-1%", "101%", "NaN%", "half", "%"] {
-            assert!(bytes(text).is_err(), "{text}");
-        }
-    }
 }

@@ -16,8 +16,9 @@ use crate::offload::{self, stream};
 use crate::optim::Optimizer;
 use crate::{Error as AnyError, Module, Result};
 
-/// An optimizer's state comes and goes in so many parts of a budget.
-const PIECES: u64 = 64;
+/// An optimizer's state comes and goes in pieces: each this part of what stays from step to step. Weights, which never
+/// leave, are a quarter or more of that, so a piece is at most 1/64 of a budget that works.
+const PIECES: u64 = 256;
 
 /// Has an engine look after what a model saves.
 pub(super) struct Saving {
@@ -46,10 +47,11 @@ impl Saving {
         self.spills_state
     }
 
-    /// The optimizer's state leaves memory too, from now on.
-    pub(super) fn spill_state(&mut self, optimizer: &mut Optimizer) -> Result<()> {
-        let (least, budget) = (self.engine.least_bytes(), self.engine.budget_bytes().unwrap_or(0));
-        optimizer.spill(&self.engine, least as usize, least.max(budget / PIECES) as usize)?;
+    /// The optimizer's state leaves memory too, from now on. Pieces do not depend on the budget, so that a step of another
+    /// takes as much.
+    pub(super) fn spill_state(&mut self, optimizer: &mut Optimizer, stays_bytes: u64) -> Result<()> {
+        let least = self.engine.least_bytes();
+        optimizer.spill(&self.engine, least as usize, least.max(stays_bytes / PIECES) as usize)?;
         self.spills_state = true;
         Ok(())
     }
@@ -188,6 +190,6 @@ pub(super) fn is_too_small(error: &AnyError) -> bool {
     matches!(**error, OffloadError::Profile(ProfileError::TooSmall { .. }))
 }
 
-fn failed(error: OffloadError) -> crate::Error {
+pub(super) fn failed(error: OffloadError) -> crate::Error {
     TrainError::from(Arc::new(error)).into()
 }

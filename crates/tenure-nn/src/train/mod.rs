@@ -6,6 +6,7 @@ mod history;
 mod in_backward;
 mod memory;
 mod parallel;
+mod settle;
 mod task;
 
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ use crate::data::{Collate, DataLoader, Dataset, Epoch, Part};
 use crate::optim::{Optimizer, Schedule, clip_grad_norm};
 use crate::{Parameter, Result, purpose};
 
-pub use tenure_offload::{Pass, StepReport};
+pub use tenure_offload::{Budget, BudgetProgress, Pass, ProcessMemory, StepReport};
 
 /// The name of the default generator in a checkpoint.
 const GENERATOR: &str = "default";
@@ -156,6 +157,17 @@ pub enum TrainError {
     /// A budget of memory is not kept.
     #[error(transparent)]
     Budget(#[from] Arc<OffloadError>),
+    /// A budget is too small, and so is every larger one that was tried.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small, and so are larger ones, up to {tried_bytes} bytes: take a smaller \
+         batch, or give it more room to spill to"
+    )]
+    NoBudget {
+        /// The budget that was asked for.
+        budget_bytes: u64,
+        /// The largest budget that was tried.
+        tried_bytes: u64,
+    },
     /// Within a budget that the optimizer's state left memory for.
     #[error(
         "a step of the run failed when some of the parameters were stepped, and it cannot go on from here: go on from a \
@@ -222,21 +234,15 @@ where
         }
     }
 
-    /// Keeps steps within the engine's budget: what they save for backward leaves the memory that they compute in, and
-    /// comes back in time. The losses are the same, bit for bit.
-    ///
-    /// The engine's budget is set at once or after a [rehearsal](Self::rehearse).
+    /// Keeps steps within an engine's budget, which is set at once or after a [rehearsal](Self::rehearse): for programs that
+    /// do by themselves what [`within`](Self::within) does.
     ///
     /// # Errors
     /// Steps are to be captured, or made on several devices; the engine is not of the model's device.
-    pub fn within(mut self, engine: Engine) -> Result<Self> {
-        const OP: &str = "Trainer::within";
+    pub fn with_engine(mut self, engine: Engine) -> Result<Self> {
+        const OP: &str = "Trainer::with_engine";
+        self.check_budget(OP)?;
         let (device, given) = (self.device(), engine.memory().device().map_or(Device::CPU, |memory| memory.device()));
-        if self.plan.is_captured || self.rank.is_some() {
-            return Err(
-                TensorError::argument(OP, "a budget is kept on one device, by steps that are not captured").into()
-            );
-        }
         if device != given {
             return Err(
                 TensorError::argument(OP, format!("the model is on {device}, and the budget is of {given}")).into()
@@ -246,16 +252,26 @@ where
         Ok(self)
     }
 
+    /// Refuses steps that no budget is kept by.
+    fn check_budget(&self, op: &'static str) -> Result<()> {
+        if self.plan.is_captured || self.rank.is_some() {
+            return Err(
+                TensorError::argument(op, "a budget is kept on one device, by steps that are not captured").into()
+            );
+        }
+        Ok(())
+    }
+
     /// What keeps it within a budget.
     pub fn engine(&self) -> Option<&Engine> {
         self.saving.as_ref().map(Saving::engine)
     }
 
     /// Makes a pass over the next batch of which nothing comes but what is known of it: as [`Pass::Plain`], how much memory
-    /// a step takes without a budget, or, [within one](Self::within), whether it can be kept. Steps after it know how to.
+    /// a step takes without a budget, or, within [one](Self::with_engine), whether it can be kept. Steps after it know how to.
     ///
     /// # Errors
-    /// As of [`step`](Self::step); there is no [engine](Self::within); no plan keeps to the budget.
+    /// As of [`step`](Self::step); there is no [engine](Self::with_engine); no plan keeps to the budget.
     pub fn rehearse(&mut self, pass: Pass) -> Result<StepReport> {
         if pass == Pass::Plain {
             return self.pass(pass);
@@ -270,10 +286,20 @@ where
                 rehearsed => return rehearsed,
             }
         }
-        if let Some(saving) = &mut self.saving {
-            saving.spill_state(&mut self.optimizer)?;
-        }
+        self.spill_state()?;
         self.pass(pass)
+    }
+
+    /// The optimizer's state leaves memory too, from now on. Returns whether it has not before.
+    fn spill_state(&mut self) -> Result<bool> {
+        let stays_bytes = self.stays_bytes();
+        match &mut self.saving {
+            Some(saving) if !saving.spills_state() => {
+                saving.spill_state(&mut self.optimizer, stays_bytes)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
     }
 
     /// What is in memory at the end of backward, where nothing of it may leave: parameters, gradients, and the optimizer's
@@ -283,30 +309,39 @@ where
         (2 * self.optimizer.parameters().map(bytes).sum::<usize>() + self.optimizer.state_bytes()) as u64
     }
 
-    /// A pass of a [rehearsal](Self::rehearse).
+    /// Measures the step of the next batch.
     fn pass(&mut self, pass: Pass) -> Result<StepReport> {
+        // The first pass compiles kernels and touches memory, and says little of how long a step takes.
+        self.forget_measured();
+        self.rehearse_once(pass)?;
+        self.forget_measured();
+        self.rehearse_once(pass)
+    }
+
+    fn forget_measured(&self) {
+        self.engine().into_iter().for_each(Engine::forget);
+    }
+
+    /// Makes a pass over the next batch, of which nothing else comes: measured, or by the plan of what was measured.
+    fn rehearse_once(&mut self, pass: Pass) -> Result<StepReport> {
         let mut batch = self.next_part()?.whole()?;
         self.optimizer.prepare()?;
         let Some(saving) = &self.saving else {
             return Err(TensorError::argument("Trainer::rehearse", "there is no budget: call within() before").into());
         };
-        let mut pass = || {
-            saving.engine().forget();
-            let (task, optimizer, clip_norm) = (&self.task, &mut self.optimizer, self.plan.clip_norm);
-            let rehearsed = saving.step(&mut batch, pass, |batch| {
-                rehearse(|| {
-                    let loss = purpose::forward(|| task.loss(batch))?;
-                    match saving.spills_state() {
-                        true => in_backward::step(optimizer, saving.engine(), clip_norm, &loss),
-                        false => Ok(purpose::backward(&loss)?),
-                    }
-                })
-            });
-            self.optimizer.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
-            rehearsed
-        };
-        // The first pass compiles kernels and touches memory, and says little of how long a step takes.
-        let rehearsed = pass().and_then(|_| pass());
+        let (task, optimizer, clip_norm) = (&self.task, &mut self.optimizer, self.plan.clip_norm);
+        let rehearsed = saving.step(&mut batch, pass, |batch| {
+            rehearse(|| {
+                let loss = purpose::forward(|| task.loss(batch))?;
+                if saving.spills_state() {
+                    return in_backward::step(optimizer, saving.engine(), clip_norm, &loss);
+                }
+                purpose::backward(&loss)?;
+                // In a rehearsal it takes memory and changes no parameter.
+                update(optimizer, clip_norm)
+            })
+        });
+        self.optimizer.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
         // The batch is the next all the same. Until here those behind it were made ready, as in a step.
         self.batches = None;
         Ok(rehearsed?.1)
@@ -570,20 +605,12 @@ where
         } else {
             purpose::backward(&loss)?;
             meter.look();
-            self.update()?;
+            update(&mut self.optimizer, self.plan.clip_norm)?;
         }
         let loss = loss.detach();
         meter.look();
         self.optimizer.zero_grad();
         Ok((loss, known))
-    }
-
-    /// Steps the parameters by their gradients.
-    fn update(&mut self) -> Result<()> {
-        if let Some(norm) = self.plan.clip_norm {
-            clip_grad_norm(self.optimizer.parameters().collect::<Vec<_>>(), norm)?;
-        }
-        self.optimizer.step()
     }
 
     /// A loss as a number, which must be finite.
@@ -609,6 +636,14 @@ where
         }
         Ok(Some(score))
     }
+}
+
+/// Steps the parameters by their gradients.
+fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
+    if let Some(norm) = clip_norm {
+        clip_grad_norm(optimizer.parameters().collect::<Vec<_>>(), norm)?;
+    }
+    optimizer.step()
 }
 
 /// Says in what two runs differ.

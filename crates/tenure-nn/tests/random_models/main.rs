@@ -192,7 +192,7 @@ impl Done {
 /// Models of 2 KiB tensors, for which planners have little room.
 fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), TestCaseError> {
     let (plain, _) = computed(trainer(case, device, 4), None);
-    let within = trainer(case, device, 4).within(engine(case, device, disk, Some(case.part))).unwrap();
+    let within = trainer(case, device, 4).with_engine(engine(case, device, disk, Some(case.part))).unwrap();
     let (within, reports) = computed(within, Some(device).filter(|device| !device.is_cpu() && case.is_short));
     prop_assert_eq!(&within.error, &plain.error);
     prop_assert!(within == plain, "other bits");
@@ -259,7 +259,7 @@ fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() 
     let check = |case: Case| {
         let case = Case { changes_at: usize::MAX, ..case };
         let (plain, _) = computed(trainer(&case, Device::CPU, ROWS), None);
-        let mut run = trainer(&case, Device::CPU, ROWS).within(engine(&case, Device::CPU, &disk, None)).unwrap();
+        let mut run = trainer(&case, Device::CPU, ROWS).with_engine(engine(&case, Device::CPU, &disk, None)).unwrap();
         let peak = match run.rehearse(Pass::Plain) {
             Ok(report) => report.peak_bytes.unwrap(),
             Err(error) => {

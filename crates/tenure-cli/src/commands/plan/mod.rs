@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tenure::plan::{Problem, Trace};
+use tenure::units::Amount;
 
 use crate::{files, output};
 use placement::ObjectiveName;
-pub(crate) use placement::{FastBytes, PlannerName, milp};
+pub(crate) use placement::{PlannerName, milp};
 
 /// Plan what lives where, or place buffers in one range of memory
 #[derive(clap::Args)]
@@ -62,7 +63,7 @@ pub(crate) struct PlanArgs {
     file: Option<PathBuf>,
     /// Of a problem: bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
     #[arg(long, value_name = "N|P%", conflicts_with = "capacity")]
-    fast_bytes: Option<FastBytes>,
+    fast_bytes: Option<Amount>,
     /// Of a problem: who plans [default: scheduled]
     #[arg(long, value_name = "NAME", conflicts_with = "capacity")]
     planner: Option<PlannerName>,

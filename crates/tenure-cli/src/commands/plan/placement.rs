@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -18,36 +17,6 @@ use tenure::units::{Bytes, Count, Micros, Percent};
 use super::{PlanArgs, going_on};
 use crate::table::table;
 use crate::{files, output, progress};
-
-/// Bytes of the first tier.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FastBytes {
-    Bytes(u64),
-    /// Of the problem's peak.
-    Percent(f64),
-}
-
-impl FromStr for FastBytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = match text.strip_suffix('%') {
-            Some(percent) => percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent)).map(Self::Percent),
-            None => text.parse().ok().map(Self::Bytes),
-        };
-        parsed.ok_or_else(|| "expected bytes, or a share of the peak from 0% to 100%".into())
-    }
-}
-
-impl FastBytes {
-    /// For a problem.
-    pub(crate) fn of(self, problem: &Problem) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Percent(percent) => (problem.peak_bytes() as f64 * percent / 100.0) as u64,
-        }
-    }
-}
 
 /// What is to be good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -173,7 +142,7 @@ fn prepare(
     }
     let problem = match args.fast_bytes {
         Some(fast_bytes) => {
-            let capacity_bytes = fast_bytes.of(&problem);
+            let capacity_bytes = fast_bytes.of(problem.peak_bytes());
             problem.with_fast_bytes(capacity_bytes)
         }
         None if problem.tiers().is_empty() => {

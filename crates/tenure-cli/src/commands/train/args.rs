@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use tenure::tensor::Device;
 use tenure::tier::codec::Choice;
+use tenure::units::{Amount, parse_bytes};
 use tenure_device::memory;
 
 use super::budget::PlannerName;
@@ -13,7 +14,6 @@ use super::data::DataSpec;
 use super::models::ModelKind;
 use super::placement::TierSpec;
 use crate::args::DriverKind;
-use crate::commands::plan::FastBytes;
 use crate::{output, platform};
 
 /// Train a model
@@ -114,20 +114,20 @@ pub(crate) struct TrainArgs {
     /// and what was kept, recomputed and spilled
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
-    /// Keep to so many bytes of the device's memory, everything included, or to a share of what a step takes without
+    /// Keep to so many bytes of the device's memory, everything included, such as 12GiB, or to a share of what a step takes without
     /// (P%), which is measured first. What is saved for backward is spilled; the losses are the same
-    #[arg(long, conflicts_with_all = ["mapping", "problem"], value_name = "BYTES|P%")]
-    pub(super) budget: Option<FastBytes>,
+    #[arg(long, conflicts_with_all = ["mapping", "problem"], value_name = "SIZE|P%")]
+    pub(super) budget: Option<Amount>,
     /// A folder to spill to, on a disk; several share the load [default: that for temporary files, or /var/tmp if that is
     /// in memory]
     #[arg(long, requires = "budget", value_name = "DIR")]
     pub(super) spill: Vec<PathBuf>,
     /// Bytes to take of those disks together, set aside at once [default: half of what is free, at most 64 GiB]
-    #[arg(long, requires = "budget", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "BYTES")]
+    #[arg(long, requires = "budget", value_parser = size, allow_negative_numbers = true, value_name = "SIZE")]
     pub(super) spill_bytes: Option<NonZeroU64>,
     /// How many bytes this run may write to them in 24 hours, as disks wear out: before they are encoded, and with those by
     /// which disks are measured first; what would write more ends the run [default: any number]
-    #[arg(long, requires = "budget", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "BYTES")]
+    #[arg(long, requires = "budget", value_parser = size, allow_negative_numbers = true, value_name = "SIZE")]
     pub(super) spill_daily_bytes: Option<NonZeroU64>,
     /// Who plans what is spilled, and when
     #[arg(long, requires = "budget", value_enum, default_value_t = PlannerName::Scheduled, value_name = "NAME")]
@@ -209,6 +209,12 @@ impl TrainArgs {
 
 fn above_zero<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "expected a whole number above 0".to_owned())
+}
+
+/// A size above zero, in bytes.
+fn size(text: &str) -> Result<NonZeroU64, String> {
+    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
+    NonZeroU64::new(bytes).ok_or_else(|| "expected a size above 0".to_owned())
 }
 
 fn seed(text: &str) -> Result<u64, String> {

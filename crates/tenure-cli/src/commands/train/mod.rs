@@ -23,7 +23,7 @@ use tenure::tensor::{Device, TensorError, threads};
 pub(crate) use args::TrainArgs;
 
 use crate::{files, output};
-use budget::Budget;
+use budget::RunBudget;
 use data::{Data, Parts};
 use models::{AnyTask, Batch};
 use outcome::Outcome;
@@ -80,7 +80,7 @@ fn train_on<D: Examples>(
     parts: Parts<D>,
 ) -> anyhow::Result<ExitCode> {
     let mut memory = Memory::enter(args)?;
-    let mut budget = Budget::open(args)?;
+    let mut budget = RunBudget::open(args)?;
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
     let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
@@ -153,7 +153,7 @@ fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
     mut watch: Watch,
-    (mut memory, budget): (Memory, Option<Budget>),
+    (mut memory, budget): (Memory, Option<RunBudget>),
     held_out: &DataLoader<D>,
     stopped: Option<nn::Error>,
     batch_size: usize,
@@ -176,7 +176,7 @@ fn finish<D: Examples>(
     }
 
     watch.clear();
-    let offloaded = budget.map(|budget| budget.offloaded(run.history()));
+    let offloaded = budget.zip(run.engine()).map(|(budget, engine)| budget.offloaded(engine, run.history()));
     let outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());

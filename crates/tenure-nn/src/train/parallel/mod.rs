@@ -20,7 +20,7 @@ use self::crew::{Crew, Order};
 use self::lockstep::Lockstep;
 use self::reducer::Reducer;
 use super::memory::Meter;
-use super::{Step, StepMemory, Task, TrainError, Trainer};
+use super::{Step, StepMemory, Task, TrainError, Trainer, update};
 use crate::data::{Collate, Dataset, Part};
 use crate::optim::Optimizer;
 use crate::{Module, Result, purpose};
@@ -191,7 +191,7 @@ where
         };
         let loss = rank.finish(loss)?;
         meter.look();
-        self.update()?;
+        update(&mut self.optimizer, self.plan.clip_norm)?;
         meter.look();
         self.optimizer.zero_grad();
         Ok((self.value(&loss)?, meter.finish()))

@@ -21,13 +21,12 @@ use serde_json::{Value, json};
 use tenure::report::ServingReport;
 use tenure::tensor::Device;
 use tenure::tier;
-use tenure::units::Bytes;
+use tenure::units::{Bytes, parse_bytes};
 use tenure_device::memory;
 use tokio::runtime::{Builder, Runtime};
 
 use super::workload::Workload;
 use crate::args::DriverKind;
-use crate::commands::memory::parse_bytes;
 use crate::{files, output, platform, progress};
 use arrivals::{Arrival, Pattern, arrivals};
 use client::Client;
