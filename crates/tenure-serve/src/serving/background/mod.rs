@@ -2,7 +2,7 @@
 //!
 //! They connect to a socket. When nothing was asked for a while they have the device; when a request comes, each of them is
 //! sent the line `yield`, and the request waits until all have answered `yielded`, or for at most 50 ms. The other line that
-//! they are sent is `run`. A program that has just connected runs until it is told otherwise.
+//! they are sent is `run`. A program that has just connected is sent one of them at once, and runs until then.
 
 mod metrics;
 mod programs;

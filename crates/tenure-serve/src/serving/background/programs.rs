@@ -110,7 +110,8 @@ impl Programs {
         let number = connected.next;
         connected.next += 1;
         let mut program = Program { number, stream: Arc::clone(&stream), unanswered: 0 };
-        if connected.may_run || program.yield_now() {
+        let is_told = if connected.may_run { program.say("run\n") } else { program.yield_now() };
+        if is_told {
             connected.programs.push(program);
         }
         drop(connected);
