@@ -347,10 +347,10 @@ impl Budget {
     /// What autograd saves for backward: in the engine's hands, if there is something to gain.
     fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Packed> {
         let py = tensor.py();
-        if self.inner.is(Phase::Between) {
-            if let Some(owner) = owner_of(&self.owner, py)? {
-                owner.call_method1(intern!(py, "_begin_by_saving"), (tensor,))?;
-            }
+        if self.inner.is(Phase::Between)
+            && let Some(owner) = owner_of(&self.owner, py)?
+        {
+            owner.call_method1(intern!(py, "_begin_by_saving"), (tensor,))?;
         }
         // Subclasses may be more than their bytes.
         let is_plain = tensor.get_type().is(type_of_tensors(py)?);

@@ -72,11 +72,10 @@ fn programs_yield_to_requests_and_run_when_nothing_is_asked() {
     let server = Server::new();
     let mut programs = [0, 1].map(|_| server.connect());
     // The second may come when the first runs already.
-    for program in &mut programs {
-        while program.line() == "yield" {
-            program.answer();
-        }
-    }
+    let must_wait = programs.each_mut().map(|program| program.line() == "yield");
+    let waiting = || must_wait.into_iter().enumerate().filter_map(|(number, waits)| waits.then_some(number));
+    waiting().for_each(|number| programs[number].answer());
+    waiting().for_each(|number| assert_eq!(programs[number].line(), "run"));
     for asked in 1..=3 {
         server.control.hold();
         thread::scope(|scope| {
@@ -87,7 +86,9 @@ fn programs_yield_to_requests_and_run_when_nothing_is_asked() {
             answered.join().unwrap();
         });
         programs.iter_mut().for_each(|program| assert_eq!(program.line(), "run"));
-        assert_eq!(server.metric("tenure_background_yield_seconds_count"), asked);
+        // On a busy machine they may yield too late.
+        let yields = ["tenure_background_yield_seconds_count", "tenure_background_late_yields_total"];
+        assert_eq!(yields.map(|name| server.metric(name)).iter().sum::<u64>(), asked);
         assert_eq!(server.metric("tenure_background_running"), 1);
     }
 }
