@@ -17,7 +17,7 @@ import tenure
 import tenure.torch
 
 #: TENURE_BUDGET_PROGRAMS=500 tests more.
-SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "8")))
+SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "4")))
 
 
 def trained(seed: int, memory: int | str, folder: Path) -> list[bytes]:
