@@ -271,7 +271,7 @@ impl Budget {
         Ok(is_unwatched)
     }
 
-    /// What it took to make the last plan, in a line for logs, if that is not told yet.
+    /// The effort of the last plan, as a line for logs, if that was not told yet.
     fn take_planning(&self) -> Option<String> {
         self.inner.engine.take_planning().map(|planning| planning.to_string())
     }

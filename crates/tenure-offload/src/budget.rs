@@ -42,7 +42,7 @@ pub trait ProcessMemory: Send + Sync {
     fn peak_bytes(&self) -> u64;
 }
 
-/// What a trainer finds out before the first step within a budget.
+/// Progress of a trainer that settles a budget before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BudgetProgress {

@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) mover: Mover,
     pub(crate) options: Options,
     host_time: Mutex<HostTime>,
-    wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    pub(crate) wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     pub(crate) is_strict: AtomicBool,
     /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
     limit: Mutex<Option<u64>>,
@@ -70,11 +70,11 @@ pub(crate) struct State {
     /// What is on its way out, by the numbers of what it is of.
     pub(crate) leaving: VecDeque<(u64, Stored)>,
     pub(crate) course: Course,
-    signature: Signature,
-    /// What steps took, beyond what was held when they began.
-    peaks: Peaks,
+    pub(crate) signature: Signature,
+    /// Peaks of steps, beyond the bytes that were held when they began.
+    pub(crate) peaks: Peaks,
     /// Signatures of steps that were not watched and found no room.
-    woken: HashSet<u64>,
+    pub(crate) woken: HashSet<u64>,
     budget_bytes: Option<u64>,
     /// Of the budget, what is taken by what is not of its memory.
     aside_bytes: u64,
@@ -83,9 +83,9 @@ pub(crate) struct State {
     /// By what bytes are encoded on their way to a disk.
     codec: Choice,
     /// What steps of a signature do.
-    profiles: HashMap<u64, Arc<Profiled>>,
+    pub(crate) profiles: HashMap<u64, Arc<Profiled>>,
     plans: HashMap<u64, Arc<Planned>>,
-    /// What the last plan took.
+    /// The effort of the last plan.
     planning: Option<Planning>,
     pub(crate) report: StepReport,
     /// What becomes of what is saved, if somebody records it.
@@ -245,7 +245,7 @@ impl Engine {
         self.shared.course(signature.id).map(drop)
     }
 
-    /// What it took to make the last plan; none if none was made since this was asked the last time.
+    /// The effort of the last plan; none if no plan was made since this was asked the last time.
     pub fn take_planning(&self) -> Option<Planning> {
         self.shared.state.lock().planning.take()
     }
@@ -561,50 +561,8 @@ impl Shared {
     }
 
     /// Bytes that are allocated now.
-    fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         self.memory.statistics().all.allocated_bytes.current
-    }
-
-    /// The course of a step that fits into the budget as it is, by what is known of its signature, or of other sizes.
-    fn unwatched(&self, signature: Signature) -> Option<Course> {
-        self.wake.lock().as_ref()?;
-        let (room_bytes, held_bytes) = (self.unwatched_bytes()?, self.held_bytes());
-        let state = self.state.lock();
-        let is_too_much = state.woken.contains(&signature.id) || state.peaks.is_too_much(signature);
-        if is_too_much || !state.residents.is_empty() {
-            return None;
-        }
-        let taken_bytes = match state.profiles.get(&signature.id) {
-            Some(profiled) => profiled.profile.plain_bytes(),
-            None => held_bytes + state.peaks.predict(signature)?,
-        };
-        let fits = taken_bytes + self.memory.slack_bytes() <= room_bytes;
-        fits.then_some(Course::Unwatched { held_bytes })
-    }
-
-    /// What a step may take that is not watched.
-    fn unwatched_bytes(&self) -> Option<u64> {
-        self.state.lock().limit_bytes().map(|bytes| bytes / 4 * 3)
-    }
-
-    /// Wakes the front end in a step that is not watched, which gets all of the budget. Whether it is such a step.
-    pub(crate) fn wake(&self) -> Result<bool, OffloadError> {
-        let mut state = self.state.lock();
-        if !matches!(state.course, Course::Unwatched { .. }) {
-            return Ok(false);
-        }
-        state.course = Course::Free;
-        let (signature, limit_bytes) = (state.signature, state.limit_bytes());
-        state.woken.insert(signature.id);
-        // The next of its kind and size is watched.
-        state.peaks.note_too_much(signature);
-        drop(state);
-        self.set_limit(limit_bytes)?;
-        let wake = self.wake.lock().clone();
-        if let Some(wake) = wake {
-            wake();
-        }
-        Ok(true)
     }
 
     /// What a step of a signature goes by, within the budget.

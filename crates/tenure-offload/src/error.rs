@@ -25,7 +25,7 @@ pub enum OffloadError {
          `least_bytes` says what would do"
     )]
     TooSmallSoFar {
-        /// What was asked for.
+        /// The budget that was asked for, in bytes.
         budget_bytes: u64,
         /// Bytes that are held, when all that may leave has left.
         held_bytes: u64,
@@ -38,7 +38,7 @@ pub enum OffloadError {
          little can be computed again; give it more room, or take a larger budget or a smaller batch"
     )]
     NoPlan {
-        /// What was asked for.
+        /// The budget that was asked for, in bytes.
         budget_bytes: u64,
         /// The interval that found none, in words.
         when: String,

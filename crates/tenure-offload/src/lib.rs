@@ -25,6 +25,7 @@ mod resident;
 mod schedule;
 mod setup;
 mod step;
+mod unwatched;
 
 pub use budget::{Budget, BudgetProgress, OpenBudget, ProcessMemory};
 pub use engine::{Engine, Options};

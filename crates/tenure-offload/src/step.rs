@@ -23,7 +23,7 @@ pub enum Pass {
     Budgeted,
 }
 
-/// What tells steps apart: those of one signature do the same, and have a plan together.
+/// Identifies steps that do the same, and have a plan together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signature {
     /// A number for what the step does, such as a hash of the sizes of its batch.
@@ -268,7 +268,7 @@ pub(crate) struct Planned {
     pub(crate) repeated: HashSet<usize>,
 }
 
-/// What it took to make a plan. Shown as one line for logs.
+/// The effort of making a plan. Displayed as one line for logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planning {
     /// Operations of the step: the intervals of its profile.

@@ -441,8 +441,8 @@ def budget(
     Notes
     -----
     A step is what lies between two changes of the model's parameters, or what a backward pass ends, whatever calls the
-    model. A step that fits into three quarters of the budget, by what is known of its sizes, is left alone: it costs
-    nothing, and no byte moves.
+    model. A step that fits into three quarters of the budget, by what is known of its sizes, is left alone: no
+    hook is called for it, and no byte moves.
 
     A budget in bytes holds from the first allocation in the block on, also in the steps that are measured: what they
     save leaves where there is no room, or is computed again. What cannot be kept to is an error at once. A share has no

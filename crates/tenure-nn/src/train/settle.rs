@@ -12,7 +12,8 @@ use crate::{Error, Result};
 /// Added to a budget that is too small before the next is tried: 1/32 of it, then 2/32, and so on, and so many bytes.
 const MARGIN: u64 = 32;
 const MARGIN_BYTES: u64 = 1 << 20;
-/// What a process takes beside tensors differs between two runs by up to 2.7 MB. A least budget is tried with so much less.
+/// Bytes that a least budget leaves unused when it is tried: a process's memory beside tensors differs between two runs by up
+/// to 2.7 MB.
 const VARIES_BYTES: u64 = 4 << 20;
 /// Budgets that are tried before a search is given up. The last is more than 1000 times the first.
 const MOST_TRIED: u64 = 24;

@@ -57,7 +57,7 @@ pub(super) struct RunBudget {
     began: (Instant, DiskStatistics),
 }
 
-/// What this process has in memory beyond what it had before there was a model.
+/// Counts the memory that this process has taken since before there was a model.
 struct Growth {
     before_bytes: u64,
 }
