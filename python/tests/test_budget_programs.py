@@ -75,6 +75,9 @@ def test_a_random_program_is_as_without(seed: int, tmp_path: Path) -> None:
         except tenure.Error as error:
             # As little as will do.
             memory = larger(error)
+        # What a try had counts in the next one.
+        del program, budget, after
+        gc.collect()
     what = f"{what}, {memory}, {reports[-1]}"
     assert program.bits() == expected, what
     assert reports[-1] is not None, f"no step was seen: {what}"
