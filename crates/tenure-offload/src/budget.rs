@@ -7,7 +7,10 @@ use tenure_core::{Amount, AmountError};
 use tenure_plan::Planner;
 use tenure_tier::codec::Choice;
 
-use crate::{Engine, Memory, OffloadError, Setup};
+use crate::engine::Engine;
+use crate::error::OffloadError;
+use crate::memory::Memory;
+use crate::setup::Setup;
 
 /// Saved tensors smaller than this stay in the host's memory, where bytes are worth more than on a device.
 const LEAST_BYTES_ON_HOST: u64 = 128 << 10;

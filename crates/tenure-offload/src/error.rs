@@ -1,9 +1,10 @@
-use tenure_core::StorageError;
+//! Errors: why a step does not keep to its budget, or cannot be planned.
+
+use tenure_core::{StorageError, Tag};
 use tenure_device::DriverError;
 use tenure_plan::planner::PlannerError;
+use tenure_plan::problem::ProblemError;
 use tenure_tier::{MoverError, TierError};
-
-use crate::ProfileError;
 
 /// Why a step does not keep to its budget. Always one line.
 #[derive(Debug, thiserror::Error)]
@@ -77,5 +78,63 @@ pub enum OffloadError {
 impl From<MoverError> for OffloadError {
     fn from(error: MoverError) -> Self {
         Self::Mover(error.into())
+    }
+}
+
+/// Why a step cannot be planned. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Whatever is spilled.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when} ({}); take a smaller \
+         batch, or a budget of at least {least_bytes}",
+        needed.in_words()
+    )]
+    TooSmall {
+        /// What was asked for.
+        budget_bytes: u64,
+        /// What would do.
+        least_bytes: u64,
+        /// The interval that needs most, in words.
+        when: String,
+        /// What it needs them for.
+        needed: Needed,
+    },
+    /// Times, bytes or bandwidths that no problem can have.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+/// What an interval's memory is needed for, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needed {
+    /// What nobody spills, by what it is for, as far as somebody said.
+    pub known: Vec<(Tag, u64)>,
+    /// What is there in all of the step, `known` included.
+    pub always_bytes: u64,
+    /// All beside what is saved, `known` and `always_bytes` included.
+    pub other_bytes: u64,
+    /// What was saved, or stays from step to step, and cannot be elsewhere then.
+    pub used_bytes: u64,
+    /// What is kept free, or for bytes on their way.
+    pub aside_bytes: u64,
+}
+
+impl Needed {
+    /// The most first.
+    fn in_words(&self) -> String {
+        let known = self.known.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let unknown = self.always_bytes.saturating_sub(known);
+        let mut parts: Vec<(u64, &str)> = self.known.iter().map(|(tag, bytes)| (*bytes, tag.name())).collect();
+        parts.extend([
+            (unknown, "what else is there all the time"),
+            (self.other_bytes.saturating_sub(known.max(self.always_bytes)), "what is being computed"),
+            (self.used_bytes, "what can be spilled but is used"),
+            (self.aside_bytes, "what is set aside"),
+        ]);
+        parts.sort_unstable_by(|a, b| b.cmp(a));
+        let words = parts.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, name)| format!("{name} {bytes}"));
+        words.collect::<Vec<_>>().join(", ")
     }
 }

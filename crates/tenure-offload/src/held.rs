@@ -6,14 +6,19 @@ use tenure_core::{Allocator, DType, Storage, Tag, WeakStorage};
 use tenure_device::Stream;
 use tenure_tier::{Arrival, Stored};
 
-use crate::Recompute;
-use crate::engine::Shared;
-use crate::recompute::HeldInputs;
+use crate::identity::HeldId;
+use crate::recompute::Recompute;
 
 /// Something that was saved, for as long as anybody may need it.
 pub struct Saved {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) id: u64,
+    pub(crate) keeper: Arc<dyn Keeper>,
+    pub(crate) id: HeldId,
+}
+
+/// Keeps saved tensors until their last handles are dropped. The engine implements it; handles need no more of the engine.
+pub(crate) trait Keeper: Send + Sync {
+    /// Removes a tensor whose last handle is dropped. None if it is not kept.
+    fn remove(&self, id: HeldId) -> Option<Held>;
 }
 
 impl Drop for Saved {
@@ -27,14 +32,9 @@ impl Drop for Saved {
 }
 
 impl Saved {
-    /// Nobody needs it any more. Of what it was to be made.
+    /// Removes the tensor. Returns what it was to be recomputed from.
     fn remove(&self) -> Vec<Arc<Self>> {
-        let mut state = self.shared.state.lock();
-        state.residents.retain(|id| *id != self.id);
-        let held = state.held.remove(&self.id);
-        // What it was is freed when nothing is locked.
-        drop(state);
-        let Some(mut held) = held else { return Vec::new() };
+        let Some(mut held) = self.keeper.remove(self.id) else { return Vec::new() };
         held.leave_behind();
         std::mem::take(&mut held.inputs.saved)
     }
@@ -100,4 +100,11 @@ impl Held {
             None => self.of_others().is_some(),
         }
     }
+}
+
+/// What something that was given up is made of, held until it is: another step than was measured might let go of it.
+#[derive(Default)]
+pub(crate) struct HeldInputs {
+    pub(crate) saved: Vec<Arc<Saved>>,
+    pub(crate) staying: Vec<Storage>,
 }

@@ -7,7 +7,7 @@ use tenure_core::Device;
 use tenure_device::host::HostMemory;
 use tenure_device::memory::{self, DeviceMemory};
 
-use crate::OffloadError;
+use crate::error::OffloadError;
 
 /// The memory that a budget is of.
 #[derive(Clone)]

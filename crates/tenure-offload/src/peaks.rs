@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::Signature;
+use crate::signature::Signature;
 
 /// More than any memory has: what steps of a size take that found no room.
 const TOO_MUCH: u64 = 1 << 50;

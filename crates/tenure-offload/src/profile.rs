@@ -2,9 +2,11 @@
 
 use tenure_core::Tag;
 use tenure_plan::Problem;
-use tenure_plan::problem::{Access, Kernel, Parts, ProblemError, Recompute, Tensor};
+use tenure_plan::problem::{Access, Kernel, Parts, Recompute, Tensor};
 
-use crate::Machine;
+use crate::error::{Needed, ProfileError};
+use crate::identity::{ResidentIndex, SavedIndex};
+use crate::machine::Machine;
 
 /// What a training step did with memory. Its *points* are the moments at which something was saved, or needed again; from
 /// each to the next is an interval, in which the device computes.
@@ -46,10 +48,17 @@ struct Resident {
 /// What it takes to compute bytes again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
-    /// The numbers of what is computed with, all saved before.
-    pub inputs: Vec<usize>,
+    /// What is computed with, all saved before.
+    pub inputs: Vec<SavedIndex>,
     /// How long it takes, in nanoseconds.
     pub time_ns: u64,
+}
+
+impl Recipe {
+    /// The same for the profile's problem, whose first tensors are what was saved.
+    fn recompute(&self) -> Recompute {
+        Recompute { time_ns: self.time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
+    }
 }
 
 /// From a point to the next.
@@ -60,108 +69,50 @@ struct Interval {
     other_bytes: u64,
 }
 
-/// Why a step cannot be planned. Always one line.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProfileError {
-    /// Whatever is spilled.
-    #[error(
-        "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when} ({}); take a smaller \
-         batch, or a budget of at least {least_bytes}",
-        needed.in_words()
-    )]
-    TooSmall {
-        /// What was asked for.
-        budget_bytes: u64,
-        /// What would do.
-        least_bytes: u64,
-        /// The interval that needs most, in words.
-        when: String,
-        /// What it needs them for.
-        needed: Needed,
-    },
-    /// Times, bytes or bandwidths that no problem can have.
-    #[error(transparent)]
-    Problem(#[from] ProblemError),
-}
-
-/// What an interval's memory is needed for, in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needed {
-    /// What nobody spills, by what it is for, as far as somebody said.
-    pub known: Vec<(Tag, u64)>,
-    /// What is there in all of the step, `known` included.
-    pub always_bytes: u64,
-    /// All beside what is saved, `known` and `always_bytes` included.
-    pub other_bytes: u64,
-    /// What was saved, or stays from step to step, and cannot be elsewhere then.
-    pub used_bytes: u64,
-    /// What is kept free, or for bytes on their way.
-    pub aside_bytes: u64,
-}
-
-impl Needed {
-    /// The most first.
-    fn in_words(&self) -> String {
-        let known = self.known.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        let unknown = self.always_bytes.saturating_sub(known);
-        let mut parts: Vec<(u64, &str)> = self.known.iter().map(|(tag, bytes)| (*bytes, tag.name())).collect();
-        parts.extend([
-            (unknown, "what else is there all the time"),
-            (self.other_bytes.saturating_sub(known.max(self.always_bytes)), "what is being computed"),
-            (self.used_bytes, "what can be spilled but is used"),
-            (self.aside_bytes, "what is set aside"),
-        ]);
-        parts.sort_unstable_by(|a, b| b.cmp(a));
-        let words = parts.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, name)| format!("{name} {bytes}"));
-        words.collect::<Vec<_>>().join(", ")
-    }
-}
-
 impl Profile {
     /// An empty step.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Something is saved, after an interval that needed so many bytes beside what is saved. Its number.
-    pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> usize {
+    /// Something is saved, after an interval that needed so many bytes beside what is saved.
+    pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> SavedIndex {
         let (at, key) = (self.end(other_bytes), key.into());
         self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), held: Vec::new() });
-        self.saved.len() - 1
+        SavedIndex(self.saved.len() - 1)
     }
 
     /// Something that was saved is needed, after such an interval.
     ///
     /// # Panics
-    /// There is no such number.
-    pub fn need(&mut self, other_bytes: u64, saved: usize) {
+    /// There is no such index.
+    pub fn need(&mut self, other_bytes: u64, saved: SavedIndex) {
         let point = self.end(other_bytes);
-        self.saved[saved].needs.push(point);
+        self.saved[saved.0].needs.push(point);
     }
 
-    /// There is something that stays from step to step. Its number.
-    pub fn add_resident(&mut self, key: impl Into<String>, bytes: u64) -> usize {
+    /// There is something that stays from step to step.
+    pub fn add_resident(&mut self, key: impl Into<String>, bytes: u64) -> ResidentIndex {
         self.residents.push(Resident { key: key.into(), bytes, used: Vec::new() });
-        self.residents.len() - 1
+        ResidentIndex(self.residents.len() - 1)
     }
 
     /// A resident is used in the interval that begins, after one that needed so many bytes beside what is saved and stays.
     ///
     /// # Panics
-    /// There is no such number.
-    pub fn lend(&mut self, other_bytes: u64, resident: usize) {
+    /// There is no such index.
+    pub fn lend(&mut self, other_bytes: u64, resident: ResidentIndex) {
         let point = self.end(other_bytes);
-        self.residents[resident].used.push(point + 1);
+        self.residents[resident.0].used.push(point + 1);
     }
 
     /// A resident has been used until the interval that ends.
     ///
     /// # Panics
-    /// There is no such number, or it was not lent.
-    pub fn give_back(&mut self, other_bytes: u64, resident: usize) {
+    /// There is no such resident, or it was not lent.
+    pub fn give_back(&mut self, other_bytes: u64, resident: ResidentIndex) {
         let point = self.end(other_bytes);
-        let used = &mut self.residents[resident].used;
+        let used = &mut self.residents[resident.0].used;
         let since = used[used.len() - 1] + 1;
         used.extend(since..=point);
     }
@@ -169,10 +120,10 @@ impl Profile {
     /// Others have something in the interval that begins: it cannot go, or there is nothing gained by it.
     ///
     /// # Panics
-    /// There is no such number.
-    pub fn hold(&mut self, saved: usize) {
+    /// There is no such index.
+    pub fn hold(&mut self, saved: SavedIndex) {
         let interval = self.intervals.len();
-        let held = &mut self.saved[saved].held;
+        let held = &mut self.saved[saved.0].held;
         if held.last() != Some(&interval) {
             held.push(interval);
         }
@@ -200,14 +151,14 @@ impl Profile {
     }
 
     /// The first interval from one on in which a resident is not in use.
-    pub(crate) fn unused_from(&self, resident: usize, interval: usize) -> usize {
-        let used = &self.residents[resident].used;
+    pub(crate) fn unused_from(&self, resident: ResidentIndex, interval: usize) -> usize {
+        let used = &self.residents[resident.0].used;
         (interval..).find(|interval| used.binary_search(interval).is_err()).unwrap_or(interval)
     }
 
     /// How many points after one a resident is used next, in this step or the next.
-    pub(crate) fn resident_needed_in(&self, resident: usize, point: usize) -> usize {
-        let used = &self.residents[resident].used;
+    pub(crate) fn resident_needed_in(&self, resident: ResidentIndex, point: usize) -> usize {
+        let used = &self.residents[resident.0].used;
         let next = used.iter().find(|interval| **interval > point);
         let in_next_step = || used.first().map(|first| first + self.intervals.len());
         next.copied().or_else(in_next_step).map_or(usize::MAX, |interval| interval - 1 - point)
@@ -242,7 +193,7 @@ impl Profile {
         self.intervals.len()
     }
 
-    /// What was saved, by number.
+    /// What was saved, by index.
     pub fn saved(&self) -> &[Saved] {
         &self.saved
     }
@@ -250,9 +201,9 @@ impl Profile {
     /// The same, to say how it is made smaller or computed again.
     ///
     /// # Panics
-    /// There is no such number.
-    pub fn saved_mut(&mut self, number: usize) -> &mut Saved {
-        &mut self.saved[number]
+    /// There is no such index.
+    pub fn saved_mut(&mut self, index: SavedIndex) -> &mut Saved {
+        &mut self.saved[index.0]
     }
 
     /// Bytes of all that is saved or stays.
@@ -301,7 +252,7 @@ impl Profile {
         taken.max().unwrap_or(0) + residents
     }
 
-    /// The problem of what to do with what is saved and what stays: its tensors are what was saved, by number, after them
+    /// The problem of what to do with what is saved and what stays: its tensors are what was saved, by index, after them
     /// residents, and then what intervals need besides; its kernels are the intervals.
     ///
     /// # Errors
@@ -330,7 +281,7 @@ impl Profile {
                 bytes: saved.bytes,
                 tag: Tag::Activation,
                 compression: saved.compression,
-                recompute: saved.recipe.clone().map(|Recipe { inputs, time_ns }| Recompute { time_ns, inputs }),
+                recompute: saved.recipe.as_ref().map(Recipe::recompute),
             });
         }
         for Resident { key, bytes, used } in &self.residents {

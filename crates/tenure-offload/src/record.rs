@@ -1,17 +1,15 @@
 //! What became of what a step saved, and where bytes were meanwhile, for who looks at it later.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tenure_tier::codec::Encoded;
-use tenure_tier::{Destination, Disk};
+use tenure_tier::Disk;
 
-use crate::Engine;
-use crate::engine::State;
+use crate::engine::Engine;
+use crate::notes::{SavedRecord, since};
 
 /// What was seen of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,53 +22,6 @@ pub struct StepRecord {
     pub budget_bytes: Option<u64>,
     /// How long it was looked at.
     pub elapsed_us: u64,
-}
-
-/// What became of something that was saved. Times are since the record began, in microseconds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SavedRecord {
-    /// What it is called.
-    pub name: String,
-    /// Its bytes.
-    pub bytes: u64,
-    /// When it was saved.
-    pub saved_us: u64,
-    /// When it went, and where.
-    pub spilled: Option<(u64, Destination)>,
-    /// When it was asked for, to come back.
-    pub fetched_us: Option<u64>,
-    /// What it was on a disk when it was asked for, if all of it was there.
-    pub encoded: Option<Encoded>,
-    /// When it was given up.
-    pub dropped_us: Option<u64>,
-    /// When it had been computed again.
-    pub recomputed_us: Option<u64>,
-    /// When it was needed first.
-    pub needed_us: Option<u64>,
-    /// How long the host waited for it.
-    pub stalled_us: u64,
-}
-
-/// What something that was saved came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It stayed in memory.
-    Kept,
-    /// It went out, and came back if it was needed.
-    Spilled(Destination),
-    /// It was given up, and computed again if it was needed.
-    Recomputed,
-}
-
-impl SavedRecord {
-    /// What it came to.
-    pub fn fate(&self) -> Fate {
-        match (self.spilled, self.dropped_us) {
-            (Some((_, destination)), _) => Fate::Spilled(destination),
-            (None, Some(_)) => Fate::Recomputed,
-            (None, None) => Fate::Kept,
-        }
-    }
 }
 
 /// Where bytes were at a moment, and what had passed until then.
@@ -169,48 +120,4 @@ impl Drop for StepRecorder {
         self.is_over.store(true, Ordering::Relaxed);
         drop(self.engine.take_notes());
     }
-}
-
-/// What is noted while somebody records.
-pub(crate) struct Notes {
-    began: Instant,
-    /// By the number under which it is held.
-    saved: BTreeMap<u64, SavedRecord>,
-}
-
-impl Notes {
-    pub(crate) fn new(began: Instant) -> Self {
-        Self { began, saved: BTreeMap::new() }
-    }
-
-    pub(crate) fn finish(self) -> Vec<SavedRecord> {
-        self.saved.into_values().collect()
-    }
-}
-
-impl State {
-    /// Something is held from now on.
-    pub(crate) fn note_saved(&mut self, id: u64) {
-        let (Some(notes), Some(held)) = (&mut self.notes, self.held.get(&id)) else { return };
-        let record = SavedRecord {
-            name: held.name.clone(),
-            bytes: held.bytes,
-            saved_us: since(notes.began),
-            ..SavedRecord::default()
-        };
-        notes.saved.insert(id, record);
-    }
-
-    /// Something becomes of what is held, now.
-    pub(crate) fn note(&mut self, id: u64, note: impl FnOnce(&mut SavedRecord, u64)) {
-        let Some(notes) = &mut self.notes else { return };
-        let now_us = since(notes.began);
-        if let Some(record) = notes.saved.get_mut(&id) {
-            note(record, now_us);
-        }
-    }
-}
-
-fn since(began: Instant) -> u64 {
-    began.elapsed().as_micros() as u64
 }

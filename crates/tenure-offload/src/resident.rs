@@ -3,10 +3,11 @@
 use tenure_core::{DType, Storage, Tag};
 use tenure_device::Stream;
 
-use crate::held::{Held, Saved};
-use crate::recompute::HeldInputs;
-use crate::step::Event;
-use crate::{Engine, OffloadError, reclaim};
+use crate::engine::Engine;
+use crate::error::OffloadError;
+use crate::held::{Held, HeldInputs, Saved};
+use crate::profiled::Event;
+use crate::reclaim;
 
 /// Bytes that stay as long as this lives, and leave memory between their uses where a plan says so.
 pub struct Resident {
@@ -49,16 +50,16 @@ impl Engine {
             inputs: HeldInputs::default(),
         };
         self.forget();
-        let mut state = self.shared.state.lock();
-        let id = state.add(held);
-        state.residents.push(id);
-        drop(state);
-        let resident = Resident { saved: Saved { shared: self.shared.clone(), id } };
-        let allocated = self.shared.memory.statistics().all.allocated_bytes.current;
-        let limit = self.shared.state.lock().limit_bytes();
+        let mut ledger = self.inner.ledger.lock();
+        let id = ledger.add(held);
+        ledger.residents.push(id);
+        drop(ledger);
+        let resident = Resident { saved: Saved { keeper: self.inner.clone(), id } };
+        let allocated = self.inner.memory.statistics().all.allocated_bytes.current;
+        let limit = self.inner.ledger.lock().limit_bytes();
         if limit.is_some_and(|limit| allocated > limit) {
-            self.shared.spill(&mut self.shared.state.lock(), id, 0)?;
-            reclaim::wait_for_all(&self.shared)?;
+            self.inner.spill(&mut self.inner.ledger.lock(), id, 0)?;
+            reclaim::wait_for_all(&self.inner)?;
         }
         Ok(resident)
     }
@@ -69,15 +70,15 @@ impl Engine {
     /// # Errors
     /// They cannot come back.
     pub fn lend(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
-        let (shared, id) = (&self.shared, resident.saved.id);
-        shared.pass(Event::Lend { id }, stream)?;
-        let storage = shared.here(id, stream)?;
-        if let Some(held) = shared.state.lock().held.get_mut(&id) {
+        let (inner, id) = (&self.inner, resident.saved.id);
+        inner.pass(Event::Lend { id }, stream)?;
+        let storage = inner.here(id, stream)?;
+        if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             // What was stored is about to be of the past.
             held.leave_behind();
             (held.storage, held.stored, held.is_lent) = (None, None, true);
         }
-        shared.begin_interval(stream)?;
+        inner.begin_interval(stream)?;
         Ok(storage)
     }
 
@@ -91,12 +92,12 @@ impl Engine {
         storage: Storage,
         stream: Option<&Stream>,
     ) -> Result<(), OffloadError> {
-        let (shared, id) = (&self.shared, resident.saved.id);
-        if let Some(held) = shared.state.lock().held.get_mut(&id) {
+        let (inner, id) = (&self.inner, resident.saved.id);
+        if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             (held.storage, held.is_lent) = (Some(storage), false);
         }
-        shared.pass(Event::GiveBack { id }, stream)?;
-        shared.begin_interval(stream)
+        inner.pass(Event::GiveBack { id }, stream)?;
+        inner.begin_interval(stream)
     }
 
     /// A resident's bytes, in memory, to be read until the last handle is dropped. No step knows of it.
@@ -104,6 +105,6 @@ impl Engine {
     /// # Errors
     /// They cannot come back.
     pub fn look_at(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
-        self.shared.here(resident.saved.id, stream)
+        self.inner.here(resident.saved.id, stream)
     }
 }

@@ -2,7 +2,8 @@
 
 use tenure_plan::plan::{self, Plan};
 
-use crate::Profile;
+use crate::identity::{ResidentIndex, SavedIndex};
+use crate::profile::Profile;
 
 /// What is done with something that was saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl Action {
 pub struct Schedule {
     /// Where residents are at first.
     begin: Vec<(usize, Action)>,
-    /// By point: numbers of what was saved, and of residents behind them.
+    /// By point: tensors of the problem, which are what was saved, by index, and then residents.
     points: Vec<Vec<(usize, Action)>>,
 }
 
@@ -47,7 +48,7 @@ impl Schedule {
             let begins = match saved.get(step.tensor) {
                 Some(saved) => Some(step.kernel.saturating_sub(1).max(saved.at())),
                 None if residents.contains(&step.tensor) => {
-                    profile.unused_from(step.tensor - saved.len(), step.kernel).checked_sub(1)
+                    profile.unused_from(ResidentIndex(step.tensor - saved.len()), step.kernel).checked_sub(1)
                 }
                 None => continue,
             };
@@ -66,9 +67,9 @@ impl Schedule {
         &self.begin
     }
 
-    /// What is given up, by number.
-    pub(crate) fn dropped(&self) -> impl Iterator<Item = usize> {
-        let is_dropped = |(number, action): &(usize, Action)| (*action == Action::Drop).then_some(*number);
+    /// What is given up.
+    pub(crate) fn dropped(&self) -> impl Iterator<Item = SavedIndex> {
+        let is_dropped = |(tensor, action): &(usize, Action)| (*action == Action::Drop).then_some(SavedIndex(*tensor));
         self.points.iter().flatten().filter_map(is_dropped)
     }
 

@@ -7,7 +7,11 @@ use tenure_plan::Planner;
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::{self as tier, Disk, DiskOptions, Mover, MoverOptions, TierError};
 
-use crate::{Engine, Link, Memory, OffloadError, Options};
+use crate::engine::Engine;
+use crate::error::OffloadError;
+use crate::inner::Options;
+use crate::machine::Link;
+use crate::memory::Memory;
 
 /// What bytes of the host pass through on their way to a disk: a part of a budget.
 const STAGING_BYTES: usize = 4 << 20;

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tenure_offload::{Action, Link, Machine, Profile, ProfileError, Recipe, Schedule};
+use tenure_offload::{Action, Link, Machine, Profile, ProfileError, Recipe, SavedIndex, Schedule};
 use tenure_plan::planner::{Condensed, Objective, Planned, PlannerError, PlannerOptions, Scheduled, Watch};
 use tenure_plan::{Plan, Planner, Problem, simulate};
 
@@ -36,7 +36,7 @@ fn layers(layers: usize) -> Profile {
         profile.saved_mut(y).recipe = Some(Recipe { inputs: vec![x], time_ns: 50_000 });
     }
     for saved in (0..2 * layers).rev() {
-        profile.need(120 * MIB, saved);
+        profile.need(120 * MIB, SavedIndex(saved));
     }
     profile.end(110 * MIB);
     profile
@@ -167,15 +167,16 @@ fn steps() -> impl Strategy<Value = Profile> {
                 times.push(time_ns);
                 let saved = profile.save(other, format!("tensor {number}"), bytes);
                 if is_cheap && number > 0 {
-                    profile.saved_mut(saved).recipe = Some(Recipe { inputs: vec![number - 1], time_ns: 1000 });
+                    profile.saved_mut(saved).recipe =
+                        Some(Recipe { inputs: vec![SavedIndex(number - 1)], time_ns: 1000 });
                 }
             }
             let saved = profile.saved().len();
             for (which, time_ns, other, is_held) in needs {
                 times.push(time_ns);
-                profile.need(other, which.index(saved));
+                profile.need(other, SavedIndex(which.index(saved)));
                 if is_held {
-                    profile.hold(which.index(saved));
+                    profile.hold(SavedIndex(which.index(saved)));
                 }
             }
             profile.end(0);

@@ -1,7 +1,7 @@
 //! A made-up training step of a transformer, as a device's profile has it: thousands of operations, some hundreds of which save
 //! something large.
 
-use tenure_offload::{Link, Machine, Profile, Recipe};
+use tenure_offload::{Link, Machine, Profile, Recipe, SavedIndex};
 
 const MIB: u64 = 1 << 20;
 
@@ -46,7 +46,7 @@ pub(crate) fn step(size: Size) -> Profile {
             let bytes = MIB + numbers.below(99) * MIB;
             let saved = profile.save(4096 * MIB, format!("layers.{layer}/{place}"), bytes);
             if place % 4 != 0 {
-                profile.saved_mut(saved).recipe = Some(Recipe { inputs: vec![saved - 1], time_ns });
+                profile.saved_mut(saved).recipe = Some(Recipe { inputs: vec![SavedIndex(saved.0 - 1)], time_ns });
             }
             // The next operation, and perhaps others after it, have it too.
             for _ in 0..=numbers.below(3) {
@@ -57,7 +57,7 @@ pub(crate) fn step(size: Size) -> Profile {
     }
     for saved in (0..layers * saves).rev() {
         times_ns.push(2_000);
-        profile.need(4096 * MIB, saved);
+        profile.need(4096 * MIB, SavedIndex(saved));
         for _ in 0..2 * operations / saves {
             operation(&mut profile, &mut times_ns, &mut numbers);
         }

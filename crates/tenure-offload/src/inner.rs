@@ -1,0 +1,87 @@
+//! The engine behind its handles: its memory, its mover, its options and its ledger.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tenure_plan::Planner;
+use tenure_plan::planner::PlannerOptions;
+use tenure_tier::{Destination, Mover};
+
+use crate::clock::HostTime;
+use crate::error::OffloadError;
+use crate::held::{Held, Keeper};
+use crate::identity::HeldId;
+use crate::ledger::Ledger;
+use crate::machine::Link;
+use crate::memory::Memory;
+
+/// What an engine works with.
+pub struct Options {
+    /// What has fewer bytes is kept.
+    pub least_bytes: u64,
+    /// Where bytes go, the fastest first.
+    pub links: Vec<(Link, Destination)>,
+    /// Who makes plans.
+    pub planner: Box<dyn Planner + Send + Sync>,
+    /// How far it may go.
+    pub planning: PlannerOptions,
+}
+
+/// The state that all handles of an engine share.
+pub(crate) struct EngineInner {
+    pub(crate) memory: Memory,
+    pub(crate) mover: Mover,
+    pub(crate) options: Options,
+    pub(crate) host_time: Mutex<HostTime>,
+    pub(crate) wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    pub(crate) is_strict: AtomicBool,
+    /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
+    pub(crate) limit: Mutex<Option<u64>>,
+    pub(crate) ledger: Mutex<Ledger>,
+}
+
+impl Drop for EngineInner {
+    fn drop(&mut self) {
+        // The allocator says so if it fails. Another engine's limit stays.
+        let _ = self.set_limit(None);
+    }
+}
+
+impl Keeper for EngineInner {
+    fn remove(&self, id: HeldId) -> Option<Held> {
+        // The caller drops it after the lock is released.
+        self.ledger.lock().remove(id)
+    }
+}
+
+impl EngineInner {
+    /// Sets the memory's limit, if it is another.
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
+        let mut limit = self.limit.lock();
+        if *limit != bytes {
+            self.memory.set_limit(bytes)?;
+            *limit = bytes;
+        }
+        Ok(())
+    }
+
+    /// Whether steps that are measured keep to the budget as all others do.
+    pub(crate) fn is_strict(&self) -> bool {
+        self.is_strict.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are allocated now.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.memory.statistics().all.allocated_bytes.current
+    }
+
+    /// Does something that the host may have to wait in.
+    pub(crate) fn stalled<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let since = Instant::now();
+        let waited = wait();
+        self.ledger.lock().report.stalled += since.elapsed();
+        waited
+    }
+}

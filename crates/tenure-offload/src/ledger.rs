@@ -1,0 +1,289 @@
+//! The ledger of an engine: where each held tensor is, what the current step does, and what was measured of steps.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use tenure_core::Tag;
+use tenure_device::Stream;
+use tenure_tier::Stored;
+use tenure_tier::codec::Choice;
+
+use crate::course::{Course, Planned};
+use crate::error::OffloadError;
+use crate::held::{Held, Saved};
+use crate::identity::{HeldId, SavedIndex};
+use crate::memory::Memory;
+use crate::notes::{Notes, SavedRecord};
+use crate::peaks::Peaks;
+use crate::profiled::{Event, Profiled};
+use crate::recompute::Id;
+use crate::report::{Planning, StepReport};
+use crate::schedule::Action;
+use crate::signature::Signature;
+
+/// The mutable state of an engine, behind one lock.
+
+#[derive(Default)]
+pub(crate) struct Ledger {
+    /// All saved tensors and residents, in the order in which they were added.
+    pub(crate) held: BTreeMap<HeldId, Held>,
+    /// The saved tensors by the storage and version that they are of.
+    known: HashMap<Id, Weak<Saved>>,
+    /// The identity of the next tensor.
+    next: HeldId,
+    /// The tensors that stay from step to step.
+    pub(crate) residents: Vec<HeldId>,
+    /// The identity of this step's first saved tensor.
+    first: HeldId,
+    /// The tensors that are being spilled, in the order in which they began.
+    pub(crate) leaving: VecDeque<(HeldId, Stored)>,
+    pub(crate) course: Course,
+    pub(crate) signature: Signature,
+    /// Peaks of steps, beyond the bytes that were held when they began.
+    pub(crate) peaks: Peaks,
+    /// Signatures of steps that were not watched and found no room.
+    pub(crate) woken: HashSet<u64>,
+    pub(crate) budget_bytes: Option<u64>,
+    /// Of the budget, what is taken by what is not of its memory.
+    pub(crate) aside_bytes: u64,
+    /// What plans leave of it, since steps found no room where a plan had some: in pages of which only parts are in use.
+    pub(crate) spare_bytes: u64,
+    /// By what bytes are encoded on their way to a disk.
+    pub(crate) codec: Choice,
+    /// What steps of a signature do.
+    pub(crate) profiles: HashMap<u64, Arc<Profiled>>,
+    pub(crate) plans: HashMap<u64, Arc<Planned>>,
+    /// The effort of the last plan.
+    pub(crate) planning: Option<Planning>,
+    pub(crate) report: StepReport,
+    /// What becomes of what is saved, if somebody records it.
+    notes: Option<Notes>,
+    /// What went wrong where nobody could be told.
+    pub(crate) failure: Option<OffloadError>,
+    /// Why what was to leave last stayed.
+    pub(crate) no_room: Option<OffloadError>,
+}
+
+impl Ledger {
+    /// Sets the budget, and forgets what was planned and learned within another.
+    pub(crate) fn set_budget(&mut self, bytes: u64) {
+        (self.budget_bytes, self.spare_bytes) = (Some(bytes), 0);
+        self.plans.clear();
+        self.woken.clear();
+    }
+
+    /// Reserves bytes of the budget for what is not allocated of the memory, and forgets plans made without them.
+    pub(crate) fn set_aside(&mut self, bytes: u64) {
+        self.aside_bytes = bytes;
+        self.plans.clear();
+    }
+
+    /// Sets the codec, and forgets what was measured with another.
+    pub(crate) fn set_codec(&mut self, codec: Choice) {
+        self.codec = codec;
+        self.forget();
+    }
+
+    /// Forgets all measurements, and the plans made of them.
+    pub(crate) fn forget(&mut self) {
+        (self.profiles, self.plans) = Default::default();
+    }
+
+    /// What may be allocated of its memory.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.budget_bytes.map(|bytes| bytes.saturating_sub(self.aside_bytes))
+    }
+
+    /// The most bytes that any step that was measured uses at once.
+    pub(crate) fn needed_bytes(&self) -> Option<u64> {
+        self.profiles.values().map(|profiled| profiled.profile.least_bytes().0).max()
+    }
+
+    /// In a step that is measured, counts what is in memory from now on of what was saved.
+    fn count_here(&mut self, memory: &Memory) {
+        let Self { held, course, .. } = self;
+        if let Course::Measured(measured) = course {
+            measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
+            measured.peak = measured.peak.and(memory.take_peak());
+        }
+    }
+
+    /// In a step that is measured, what comes until [`resume`](Self::resume) is none of its interval: room is made. Whether
+    /// it is such a step.
+    pub(crate) fn pause(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<bool, OffloadError> {
+        let Course::Measured(measured) = &mut self.course else { return Ok(false) };
+        measured.other_bytes(memory.take_peak());
+        measured.clock.pause(stream)?;
+        Ok(true)
+    }
+
+    /// See [`pause`](Self::pause).
+    pub(crate) fn resume(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        self.count_here(memory);
+        let Course::Measured(measured) = &mut self.course else { return Ok(()) };
+        Ok(measured.clock.resume(stream)?)
+    }
+
+    /// Lets go of what is where it was to go, and takes no memory any more. Whether there was any.
+    pub(crate) fn forget_gone(&mut self) -> bool {
+        let before = self.leaving.len();
+        self.leaving.retain(|(_, stored)| stored.keeps_source() || !stored.is_settled());
+        self.leaving.len() < before
+    }
+
+    /// Has the next plan leave more where there was less room than this one had.
+    pub(crate) fn learn(&mut self, report: &StepReport) {
+        let budget = self.budget_bytes.unwrap_or(0);
+        if report.unplanned > 0 && self.spare_bytes < budget / 8 {
+            self.spare_bytes += budget / 32;
+            self.plans.clear();
+        }
+    }
+
+    /// Begins a step that goes by `course`. Returns the course before, to be dropped after the lock is released.
+    pub(crate) fn begin_step(&mut self, signature: Signature, course: Course) -> Course {
+        let before = std::mem::replace(&mut self.course, course);
+        let report = StepReport { codec: self.codec, ..StepReport::default() };
+        (self.signature, self.first, self.report) = (signature, self.next, report);
+        (self.failure, self.no_room) = (None, None);
+        self.known.retain(|_, saved| saved.strong_count() > 0);
+        before
+    }
+
+    /// Returns what was measured of steps with the last step's signature.
+    pub(crate) fn profiled(&self) -> Option<Arc<Profiled>> {
+        self.profiles.get(&self.signature.id).cloned()
+    }
+
+    /// Finds the saved tensor of a storage at a version, if it may still be needed.
+    pub(crate) fn find(&self, id: Id) -> Option<Arc<Saved>> {
+        self.known.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Lets [`find`](Self::find) find a saved tensor.
+    pub(crate) fn know(&mut self, id: Id, saved: &Arc<Saved>) {
+        self.known.insert(id, Arc::downgrade(saved));
+    }
+
+    /// Keeps an error for the next call that can return one. The first error stays.
+    pub(crate) fn fail(&mut self, error: OffloadError) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Adds a saved tensor or a resident.
+    pub(crate) fn add(&mut self, held: Held) -> HeldId {
+        let id = self.next;
+        self.next = id.next();
+        if let Some(notes) = &mut self.notes {
+            notes.add(id, &held);
+        }
+        self.held.insert(id, held);
+        id
+    }
+
+    /// Removes a saved tensor or a resident that is not needed any more.
+    pub(crate) fn remove(&mut self, id: HeldId) -> Option<Held> {
+        self.residents.retain(|resident| *resident != id);
+        self.held.remove(&id)
+    }
+
+    /// Returns the tensors in memory that are not in use, the one that is needed last first.
+    pub(crate) fn idle(&self) -> Vec<HeldId> {
+        let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
+            // Who needs it has a handle.
+            (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
+            (Some(storage), None) => storage.handles() == 1,
+            (None, _) => false,
+        };
+        let mut idle: Vec<HeldId> = self.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
+        idle.sort_by_cached_key(|id| Reverse(self.course.needed_in(*id, self.first)));
+        idle
+    }
+
+    /// Returns the index of a tensor that this step saved. None for an earlier one.
+    pub(crate) fn index(&self, id: HeldId) -> Option<SavedIndex> {
+        id.index_in_step(self.first)
+    }
+
+    /// Returns the actions of a plan before the first event.
+    pub(crate) fn first_actions(&self) -> Vec<(HeldId, Action)> {
+        let Course::Planned { profiled, planned, .. } = &self.course else { return Vec::new() };
+        profiled.ids(planned.schedule.at_begin(), self.first)
+    }
+
+    /// Returns the actions of a plan after an event.
+    pub(crate) fn next_actions(&mut self, event: Event) -> Vec<(HeldId, Action)> {
+        self.course.next(event, self.first)
+    }
+
+    /// By what something is encoded: by what was found best when it was measured. Only what is saved for backward may lose
+    /// something.
+    pub(crate) fn choice(&self, id: HeldId) -> Choice {
+        let index = self.index(id);
+        let choice = index.and_then(|index| self.course.codec(index)).unwrap_or(self.codec);
+        let may_lose = index.is_some() && self.held.get(&id).is_some_and(|held| held.tag == Tag::Activation);
+        if choice.is_lossy() && !may_lose { Choice::default() } else { choice }
+    }
+
+    /// Begins an interval, in which the device or the host computes.
+    pub(crate) fn begin_interval(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        self.count_here(memory);
+        let Self { held, first, course, .. } = self;
+        if let Course::Measured(measured) = course {
+            // Room that was made before it began is none of it.
+            measured.other_bytes = 0;
+            let elsewhere = held.range(*first..).filter(|(_, held)| held.is_elsewhere());
+            elsewhere.filter_map(|(id, _)| id.index_in_step(*first)).for_each(|index| measured.profile.hold(index));
+        }
+        Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
+    }
+
+    /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
+    pub(crate) fn end_interval(
+        &mut self,
+        memory: &Memory,
+        stream: Option<&Stream>,
+        event: Option<Event>,
+        name: &str,
+    ) -> Result<(), OffloadError> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        if let Some(clock) = self.course.clock() {
+            clock.end(stream)?;
+        }
+        let Course::Measured(measured) = &mut self.course else { return Ok(()) };
+        let other = measured.other_bytes(memory.take_peak());
+        match event {
+            // It was made in this interval, or counted in it.
+            Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
+            Some(Event::Need { index }) => measured.profile.need(other, index),
+            Some(Event::Lend { id }) => measured.lend(other, id),
+            Some(Event::GiveBack { id }) => measured.give_back(other, id),
+            Some(Event::Operation) | None => drop(measured.profile.end(other)),
+        }
+        measured.events.extend(event);
+        Ok(())
+    }
+
+    /// Begins to note what becomes of each tensor, held now or saved later.
+    pub(crate) fn begin_notes(&mut self, began: Instant) {
+        let mut notes = Notes::new(began);
+        self.held.iter().for_each(|(id, held)| notes.add(*id, held));
+        self.notes = Some(notes);
+    }
+
+    /// Ends the notes, and returns them.
+    pub(crate) fn take_notes(&mut self) -> Vec<SavedRecord> {
+        self.notes.take().map(Notes::finish).unwrap_or_default()
+    }
+
+    /// Notes what becomes of a tensor now, if notes are made.
+    pub(crate) fn note(&mut self, id: HeldId, note: impl FnOnce(&mut SavedRecord, u64)) {
+        if let Some(notes) = &mut self.notes {
+            notes.note(id, note);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Making saved tensors: the operations and inputs from which they can be recomputed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::held::{HeldInputs, Saved};
+use crate::identity::SavedIndex;
+use crate::profile::Recipe;
+use crate::recompute::{Id, Input, Recompute};
+
+/// What was measured of operations.
+#[derive(Default)]
+pub(crate) struct Operations {
+    /// The interval of each: by what it made.
+    intervals: HashMap<Id, usize>,
+}
+
+impl Operations {
+    pub(crate) fn add(&mut self, id: Id, interval: usize) {
+        self.intervals.insert(id, interval);
+    }
+
+    /// What it takes to compute something again that was saved: through inputs that were not saved
+    /// themselves. None if something of it is nowhere.
+    pub(crate) fn making(
+        &self,
+        recompute: &dyn Recompute,
+        index: SavedIndex,
+        saved: &HashMap<Id, SavedIndex>,
+    ) -> Option<Making> {
+        /// Operations that are looked at: what takes more is not worth it.
+        const MOST: usize = 64;
+        let made_in =
+            |recompute: &dyn Recompute| recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied());
+        let (inputs, intervals, sources) = (Vec::new(), vec![made_in(recompute)?], Vec::new());
+        let mut making = Making { inputs, intervals, sources };
+        let (mut rest, mut known) = (recompute.inputs(), Vec::new());
+        while let Some(Input { id, here, recompute }) = rest.pop() {
+            if known.contains(&id) {
+                continue;
+            }
+            known.push(id);
+            let source = match saved.get(&id) {
+                Some(input) if *input != index => {
+                    making.inputs.push(*input);
+                    Source::Saved
+                }
+                Some(_) => return None,
+                None if here.is_some() => Source::Stays,
+                None => {
+                    let recompute = recompute?;
+                    making.intervals.push(made_in(&*recompute)?);
+                    rest.extend(recompute.inputs());
+                    Source::Made
+                }
+            };
+            making.sources.push(source);
+            if known.len() > MOST {
+                return None;
+            }
+        }
+        making.inputs.sort_unstable();
+        making.inputs.dedup();
+        Some(making)
+    }
+}
+
+/// How something that was saved is made.
+#[derive(Default)]
+pub(crate) struct Making {
+    /// Of what, all saved before.
+    pub(crate) inputs: Vec<SavedIndex>,
+    /// The intervals that it took.
+    pub(crate) intervals: Vec<usize>,
+    /// Where each input is from, in the order in which they are looked at.
+    pub(crate) sources: Vec<Source>,
+}
+
+/// Where an input is from.
+pub(crate) enum Source {
+    Saved,
+    Stays,
+    Made,
+}
+
+impl Making {
+    /// What it is made of now. None if something is not where it was when that was measured. What is saved later is not
+    /// looked for.
+    pub(crate) fn hold(
+        &self,
+        recompute: &dyn Recompute,
+        saved: impl Fn(Id) -> Option<Arc<Saved>>,
+    ) -> Option<HeldInputs> {
+        let (mut held, mut sources) = (HeldInputs::default(), self.sources.iter());
+        let (mut rest, mut known) = (recompute.inputs(), Vec::new());
+        while let Some(Input { id, here, recompute }) = rest.pop() {
+            if known.contains(&id) {
+                continue;
+            }
+            known.push(id);
+            match sources.next()? {
+                Source::Saved => held.saved.extend(saved(id)),
+                Source::Stays => held.staying.push(here?),
+                Source::Made => rest.extend(recompute?.inputs()),
+            }
+        }
+        sources.next().is_none().then_some(held)
+    }
+
+    /// The same, where intervals take these times.
+    pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
+        let time_ns = self.intervals.iter().map(|interval| times_ns[*interval]).sum();
+        Recipe { inputs: self.inputs.clone(), time_ns }
+    }
+}

@@ -1,0 +1,227 @@
+//! The measurement of a step, while the step runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tenure_tier::codec::Choice;
+
+use crate::clock::Clock;
+use crate::error::OffloadError;
+use crate::held::Held;
+use crate::identity::{HeldId, ResidentIndex, SavedIndex};
+use crate::making::{Making, Operations};
+use crate::memory::Peak;
+use crate::profile::Profile;
+use crate::profiled::{Event, Profiled};
+use crate::recompute::{Id, Recompute};
+use crate::signature::Pass;
+
+/// What is learned of a step.
+pub(crate) struct Measured {
+    pub(crate) pass: Pass,
+    pub(crate) profile: Profile,
+    pub(crate) clock: Clock,
+    pub(crate) events: Vec<Event>,
+    pub(crate) operations: Operations,
+    /// The indices of what was saved.
+    pub(crate) saved: HashMap<Id, SavedIndex>,
+    /// By their index.
+    pub(crate) residents: Vec<HeldId>,
+    /// How what was saved is computed again, by index.
+    pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
+    /// By what it is encoded, by index.
+    pub(crate) codecs: Vec<Choice>,
+    /// Bytes that were held when it began.
+    pub(crate) held_bytes: u64,
+    /// Bytes in memory of what was saved, when the interval began.
+    pub(crate) here_bytes: u64,
+    /// The most bytes beside these, in the part of the interval before room was made in it.
+    pub(crate) other_bytes: u64,
+    pub(crate) peak: Peak,
+}
+
+impl Measured {
+    pub(crate) fn new<'a>(
+        pass: Pass,
+        of: impl Iterator<Item = (HeldId, &'a Held)>,
+        clock: Clock,
+        held_bytes: u64,
+    ) -> Self {
+        let (mut profile, mut residents) = (Profile::new(), Vec::new());
+        for (id, held) in of {
+            profile.add_resident(&held.name, held.bytes);
+            residents.push(id);
+        }
+        let (events, operations) = (Vec::new(), Operations::default());
+        let (saved, recomputes, codecs) = (HashMap::new(), Vec::new(), Vec::new());
+        Self {
+            pass,
+            profile,
+            clock,
+            events,
+            operations,
+            saved,
+            residents,
+            recomputes,
+            codecs,
+            held_bytes,
+            here_bytes: 0,
+            other_bytes: 0,
+            peak: Peak::default(),
+        }
+    }
+
+    /// Adds what the profile's last point saved.
+    pub(crate) fn add(
+        &mut self,
+        id: Id,
+        recompute: Option<Arc<dyn Recompute>>,
+        codec: Choice,
+        compression: Option<f64>,
+    ) {
+        let index = SavedIndex(self.recomputes.len());
+        self.profile.saved_mut(index).compression = compression;
+        self.saved.insert(id, index);
+        self.recomputes.push(recompute);
+        self.codecs.push(codec);
+    }
+
+    /// A resident is about to be used, after an interval that needed so many bytes beside what is saved.
+    pub(crate) fn lend(&mut self, other_bytes: u64, id: HeldId) {
+        match self.residents.iter().position(|resident| *resident == id) {
+            Some(resident) => self.profile.lend(other_bytes, ResidentIndex(resident)),
+            None => drop(self.profile.end(other_bytes)),
+        }
+    }
+
+    /// It has been.
+    pub(crate) fn give_back(&mut self, other_bytes: u64, id: HeldId) {
+        match self.residents.iter().position(|resident| *resident == id) {
+            Some(resident) => self.profile.give_back(other_bytes, ResidentIndex(resident)),
+            None => drop(self.profile.end(other_bytes)),
+        }
+    }
+
+    /// How something that was saved is made, if somebody knows.
+    pub(crate) fn making(&self, index: SavedIndex) -> Option<Making> {
+        self.operations.making(&**self.recomputes.get(index.0)?.as_ref()?, index, &self.saved)
+    }
+
+    /// Whether something was needed again.
+    pub(crate) fn is_backward(&self) -> bool {
+        self.events.iter().any(|event| matches!(event, Event::Need { .. }))
+    }
+
+    /// The most bytes beside what was saved, in an interval whose last part had this peak.
+    pub(crate) fn other_bytes(&mut self, peak: Peak) -> u64 {
+        self.peak = self.peak.and(peak);
+        self.other_bytes = self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.here_bytes));
+        self.other_bytes
+    }
+
+    /// What steps of the signature do. Operations only said how long it takes to make what was saved: plans know of the
+    /// intervals between what is saved, needed and used, so that no operation need be told of where they are followed.
+    pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
+        let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
+        let Self { mut profile, clock, events, residents, codecs, .. } = self;
+        let times_ns = clock.finish()?;
+        profile.set_times(times_ns.iter().copied());
+        for (index, making) in makings.iter().enumerate() {
+            profile.saved_mut(SavedIndex(index)).recipe = making.as_ref().map(|making| making.recipe(&times_ns));
+        }
+        let ends = events.iter().map(|event| usize::from(*event != Event::Operation));
+        let count = |group: &mut usize, end| {
+            *group += end;
+            Some(*group)
+        };
+        let groups: Vec<usize> = std::iter::once(0).chain(ends).scan(0, count).collect();
+        let profile = profile.merged(&groups);
+        let operated = events.iter().zip(&groups).filter(|(event, _)| **event == Event::Operation);
+        let operated = operated.map(|(_, group)| *group).collect();
+        for making in makings.iter_mut().flatten() {
+            making.intervals.iter_mut().for_each(|interval| *interval = groups[*interval]);
+        }
+        let events = events.into_iter().filter(|event| *event != Event::Operation).collect();
+        let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
+        Ok(Profiled { events, profile, operated, makings, residents, codecs, is_timed: false })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use std::collections::HashSet;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::schedule::Schedule;
+
+    /// A step that saves two tensors, the second of which two operations make, in an interval that has three.
+    fn measured() -> Measured {
+        let now = std::sync::Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
+        let time = Arc::clone(&now);
+        let clock = Clock::with_host_time(Arc::new(move || *time.lock()));
+        let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0);
+        let save = Event::Save { bytes: 1 };
+        let events = [(save, 50), (Event::Operation, 5), (Event::Operation, 6), (Event::Operation, 7), (save, 2)];
+        for (event, ms) in events.into_iter().chain([(Event::Need { index: SavedIndex(1) }, 9)]) {
+            measured.clock.begin(None).unwrap();
+            *now.lock() += Duration::from_millis(ms);
+            measured.clock.end(None).unwrap();
+            match event {
+                Event::Save { bytes } => drop(measured.profile.save(ms, "saved", bytes)),
+                Event::Need { index } => measured.profile.need(ms, index),
+                _ => drop(measured.profile.end(ms)),
+            }
+            measured.events.push(event);
+        }
+        measured.clock.begin(None).unwrap();
+        measured.clock.end(None).unwrap();
+        measured.profile.end(0);
+        measured.recomputes = vec![None, None];
+        measured
+    }
+
+    #[test]
+    fn plans_know_of_the_intervals_between_what_is_saved_and_needed() {
+        let profiled = measured().finish().unwrap();
+        assert_eq!(profiled.events.len(), 3);
+        let of_ms = |ms: [u64; 4]| ms.map(|ms| ms * 1_000_000).to_vec();
+        assert_eq!(profiled.profile.times().collect::<Vec<_>>(), of_ms([50, 20, 9, 0]));
+        let mut expected = Profile::new();
+        expected.save(50, "saved", 1);
+        expected.save(7, "saved", 1);
+        expected.need(9, SavedIndex(1));
+        expected.end(0);
+        expected.set_times(of_ms([50, 20, 9, 0]));
+        assert_eq!(profiled.profile, expected);
+    }
+
+    #[test]
+    fn what_makes_something_is_asked_for_since_the_operation_before() {
+        let mut profiled = measured().finish().unwrap();
+        let making = |interval| Some(Arc::new(Making { intervals: vec![interval], ..Making::default() }));
+        profiled.makings = vec![making(4), making(5)];
+        profiled.operated = vec![0, 2, 4, 5];
+        let drops = |number| {
+            let step = tenure_plan::plan::Step { tensor: number, kernel: 2, action: tenure_plan::plan::Action::Drop };
+            Schedule::of(&profiled.profile, &tenure_plan::Plan { places: vec![0, 0], steps: vec![step] })
+        };
+        assert_eq!(profiled.repeated(&drops(0)), HashSet::from([2, 3, 4]));
+        assert_eq!(profiled.repeated(&drops(1)), HashSet::from([4, 5]));
+    }
+
+    #[test]
+    fn the_lesser_of_two_times_counts_also_for_what_is_made_then() {
+        let mut profiled = measured().finish().unwrap();
+        profiled.makings = vec![None, Some(Arc::new(Making { intervals: vec![1, 1], ..Making::default() }))];
+        profiled.profile.saved_mut(SavedIndex(1)).recipe =
+            Some(crate::Recipe { inputs: Vec::new(), time_ns: 11_000_000 });
+        // Of a step's last interval nothing is known.
+        let timed = profiled.timed(&[60_000_000, 10_000_000]);
+        let recipe = |profiled: &Profiled| profiled.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns);
+        assert_eq!(timed.profile.times().take(2).collect::<Vec<_>>(), [50_000_000, 10_000_000]);
+        assert_eq!(recipe(&timed), Some(5_500_000));
+        assert_eq!(recipe(&timed.timed(&[1, 30_000_000])), Some(5_500_000));
+    }
+}

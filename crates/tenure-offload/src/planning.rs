@@ -1,0 +1,101 @@
+//! Planning: the problem that a measured step makes, its plan, or why there is none.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use tenure_core::Tag;
+use tenure_plan::planner::{Condensed, PlannerError};
+use tenure_plan::{PlanError, Planner, Problem, simulator};
+use tenure_tier::Destination;
+
+use crate::course::Planned;
+use crate::error::{OffloadError, ProfileError};
+use crate::inner::{EngineInner, Options};
+use crate::machine::{Link, Machine};
+use crate::profile::Profile;
+use crate::profiled::Profiled;
+use crate::report::Planning;
+use crate::schedule::Schedule;
+
+impl EngineInner {
+    /// What is done when, in a step that does what was measured.
+    pub(crate) fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
+        let Options { planner, planning, .. } = &self.options;
+        let profile = &profiled.profile;
+        let plan = |spare_bytes| {
+            let began = Instant::now();
+            let problem = self.problem(profile, budget_bytes, spare_bytes)?;
+            let planned = Condensed::new(&**planner).plan(&problem, planning, &mut |_| ControlFlow::Continue(()));
+            let planned = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?;
+            let (evaluations, plan) = (planned.evaluations, planned.plan);
+            // A plan that cannot be played is followed as far as it goes.
+            let outcome = simulator::simulate(&problem, &plan).ok();
+            let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
+            let schedule = Schedule::of(profile, &plan);
+            let planning = Planning { operations: profile.intervals(), evaluations, elapsed: began.elapsed() };
+            tracing::info!("{planning}");
+            self.ledger.lock().planning = Some(planning);
+            Ok(Planned { repeated: profiled.repeated(&schedule), schedule, predicted })
+        };
+        let spare_bytes = self.ledger.lock().spare_bytes;
+        // Where nothing can be spared, room is made as it is found missing.
+        plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
+    }
+
+    /// Why there is no plan, for who has a budget.
+    fn no_plan(&self, error: PlannerError, problem: &Problem, profile: &Profile, budget_bytes: u64) -> OffloadError {
+        let PlannerError::Plan(PlanError::NoRoom { kernel, .. }) = error else { return error.into() };
+        let folders = |destination| match (destination, self.mover.disk()) {
+            (Destination::Disk, Some(disk)) => format!(" in {}", disk.folders()),
+            _ => String::new(),
+        };
+        let room = |(link, destination): &(Link, Destination)| {
+            Some(format!("{}{} takes {}", link.name, folders(*destination), link.capacity?))
+        };
+        let rooms: Vec<String> = self.options.links.iter().filter_map(room).collect();
+        let (when, saved_bytes) = (problem.kernels()[kernel].name.clone(), profile.bytes());
+        OffloadError::NoPlan { budget_bytes, when, saved_bytes, rooms: rooms.join(", ") }
+    }
+
+    /// What planners are asked, for a budget of which some is spared.
+    pub(crate) fn problem(
+        &self,
+        profile: &Profile,
+        budget_bytes: u64,
+        spare_bytes: u64,
+    ) -> Result<Problem, OffloadError> {
+        let Options { links, .. } = &self.options;
+        // A slower link is of use where those before it lead to too little room.
+        let (all_bytes, mut room) = (profile.bytes(), 0_u64);
+        let is_of_use = |link: &Link| {
+            let before = room;
+            room = room.saturating_add(link.capacity.unwrap_or(u64::MAX));
+            before < all_bytes
+        };
+        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).take_while(is_of_use).collect();
+        // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
+        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
+        let mut profile = profile.clone();
+        if is_scarce {
+            profile.forget_compression();
+        }
+        let slack_bytes = self.memory.slack_bytes() + spare_bytes + self.ledger.lock().aside_bytes;
+        let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links };
+        let mut problem = profile.problem("a training step", &machine);
+        if let Err(ProfileError::TooSmall { needed, .. }) = &mut problem {
+            needed.known = self.staying();
+        }
+        Ok(problem?)
+    }
+
+    /// What is allocated between steps, by what it is for, and is in nobody's hands here.
+    fn staying(&self) -> Vec<(Tag, u64)> {
+        let (tags, ledger) = (self.memory.statistics().tags, self.ledger.lock());
+        let held = |tag| ledger.held.values().filter(move |held| held.tag == tag && held.storage.is_some());
+        let of = |tag: Tag| {
+            let allocated = tags[tag as usize].allocated_bytes.current;
+            (tag, allocated.saturating_sub(held(tag).map(|held| held.bytes).sum()))
+        };
+        [Tag::Weight, Tag::Gradient, Tag::OptimizerState, Tag::Input].map(of).to_vec()
+    }
+}
