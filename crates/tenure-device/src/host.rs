@@ -28,10 +28,14 @@ const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];
 /// From here on a block is made of pages; below it comes from the language's allocator, which leaves holes that are no use to
 /// others.
 const LARGE_BYTES: usize = 64 << 10;
+/// Large blocks are multiples of this.
+const PAGE_BYTES: u64 = 4 << 10;
+/// Within a limit, the room of small blocks grows and shrinks by this much, so that most of them move no limit.
+const ROOM_STEP_BYTES: u64 = 1 << 20;
 /// Of every pointer: a cache line, and the widest vector register.
 const ALIGNMENT: usize = 64;
 
-static HOST: LazyLock<Option<Arc<HostMemory>>> = LazyLock::new(|| HostMemory::new().map(Arc::new).ok());
+static HOST: LazyLock<Option<Arc<HostMemory>>> = LazyLock::new(|| HostMemory::new().ok());
 
 /// The one pointer to `free` that is handed out: another mention of it may have another address.
 static FREE: Deleter = free;
@@ -39,11 +43,19 @@ static FREE: Deleter = free;
 /// Memory of the host for tensors on the CPU. There is one in a process.
 pub struct HostMemory {
     heap: PageHeap<Mapping>,
-    small: Mutex<Statistics>,
+    small: Mutex<Small>,
     /// The most bytes of live blocks at once.
     peak: AtomicU64,
     /// Bytes that may be held.
     limit: AtomicU64,
+}
+
+/// Small blocks: what was counted of them.
+#[derive(Default)]
+struct Small {
+    statistics: Statistics,
+    /// Bytes of the limit that the heap leaves to them, which may be more than they have. Without a limit it means nothing.
+    room_bytes: u64,
 }
 
 /// Stands before the bytes of a small block.
@@ -86,16 +98,21 @@ impl HostMemory {
         HOST.clone()
     }
 
-    fn new() -> Result<Self, BackingError> {
+    fn new() -> Result<Arc<Self>, BackingError> {
         let heap = PageHeap::new(Mapping::new()?, pages::Config::default());
-        Ok(Self { heap, small: Mutex::default(), peak: AtomicU64::new(0), limit: AtomicU64::new(u64::MAX) })
+        let (small, peak, limit) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        let memory = Arc::new(Self { heap, small, peak, limit });
+        let weak = Arc::downgrade(&memory);
+        // A callback that frees small blocks makes room for a large one by this.
+        memory.add_free_memory_callback(Box::new(move || weak.upgrade().is_some_and(|memory| memory.trim_room())));
+        Ok(memory)
     }
 
     /// The counters. Peaks other than that of all allocated bytes may be too high by the peak of blocks below 64 KiB, since
     /// both were counted apart.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = self.heap.statistics();
-        statistics.merge(&self.small.lock());
+        statistics.merge(&self.small.lock().statistics);
         let allocated = &mut statistics.all.allocated_bytes;
         allocated.peak = self.peak.load(Ordering::Relaxed).max(allocated.current);
         statistics
@@ -105,8 +122,8 @@ impl HostMemory {
     pub fn reset_peak_statistics(&self) {
         self.heap.reset_peak_statistics();
         let mut small = self.small.lock();
-        small.reset_peak();
-        self.peak.store(self.heap.live_bytes() + small.all.allocated_bytes.current, Ordering::Relaxed);
+        small.statistics.reset_peak();
+        self.peak.store(self.heap.live_bytes() + small.allocated_bytes(), Ordering::Relaxed);
     }
 
     /// Limits what is held at a time, pages that no tensor uses included; none takes the limit away. What is beyond it is
@@ -119,7 +136,7 @@ impl HostMemory {
     pub fn set_limit(&self, bytes: Option<u64>) -> Result<(), AllocError> {
         self.limit.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
         self.heap.pages().prefer_huge(bytes.is_none());
-        self.limit_heap();
+        self.limit_heap(&mut self.small.lock(), 1);
         if bytes.is_some() { self.release_cached() } else { Ok(()) }
     }
 
@@ -133,15 +150,27 @@ impl HostMemory {
         self.heap.add_free_memory_callback(callback);
     }
 
-    /// What the limit leaves for large blocks, with so many bytes of small ones.
-    fn room(&self, small: &Statistics) -> u64 {
-        self.limit().map_or(u64::MAX, |limit| limit.saturating_sub(small.all.allocated_bytes.current))
+    /// Leaves small blocks as much room as they have, in whole multiples of so many bytes, and the heap the rest.
+    fn limit_heap(&self, small: &mut Small, multiple_bytes: u64) {
+        small.room_bytes = small.allocated_bytes().next_multiple_of(multiple_bytes);
+        self.heap.set_limit(self.limit().map_or(u64::MAX, |limit| limit.saturating_sub(small.room_bytes)));
     }
 
-    /// Tells the heap what is left for it. Of several threads, the last to do so knows what the others did.
-    fn limit_heap(&self) {
-        let small = self.small.lock();
-        self.heap.set_limit(self.room(&small));
+    /// Leaves small blocks no more room than they have. Whether they had more.
+    fn trim_room(&self) -> bool {
+        let mut small = self.small.lock();
+        let has_more = self.limit().is_some() && small.room_bytes > small.allocated_bytes();
+        if has_more {
+            self.limit_heap(&mut small, 1);
+        }
+        has_more
+    }
+
+    /// Whether the heap has no room for a large block beside the room of small ones.
+    fn is_short_of(&self, bytes: u64) -> bool {
+        let Some(limit) = self.limit() else { return false };
+        let taken = [self.heap.live_bytes(), self.small.lock().room_bytes, bytes, PAGE_BYTES];
+        taken.into_iter().fold(0, u64::saturating_add) > limit
     }
 
     /// Gives back the pages that no tensor uses, and those that nobody uses of the language's allocator.
@@ -156,16 +185,24 @@ impl HostMemory {
     }
 
     fn allocate_small(&self, bytes: usize) -> Option<*mut u8> {
-        // Whoever makes room may change the limit.
-        while self.limit().is_some() && !self.shrink_for(bytes)? {
+        let layout = small_layout(bytes)?;
+        let (tag, _) = Purpose::current();
+        let small_bytes = loop {
+            let mut small = self.small.lock();
+            if self.has_room(&mut small, bytes as u64)? {
+                small.count_allocated(tag, bytes as u64);
+                break small.allocated_bytes();
+            }
+            drop(small);
+            // Whoever makes room may change the limit.
             if !self.heap.free_memory() {
                 return None;
             }
-        }
-        let (tag, _) = Purpose::current();
+        };
         // SAFETY: the layout has bytes: the header's.
-        let start = unsafe { alloc::alloc(small_layout(bytes)?) };
+        let start = unsafe { alloc::alloc(layout) };
         if start.is_null() {
+            self.small.lock().count_freed(tag, bytes as u64);
             return None;
         }
         // SAFETY: fresh memory, aligned to and large enough for a header and the bytes behind it.
@@ -173,32 +210,61 @@ impl HostMemory {
             start.cast::<Header>().write(Header { bytes, tag });
             start.add(size_of::<Header>())
         };
-        let small = {
-            let mut small = self.small.lock();
-            small.block_allocated(PoolKind::Small, tag, bytes as u64, bytes as u64);
-            count_held(&mut small, |reserved| reserved.increase(bytes as u64));
-            small.all.allocated_bytes.current
-        };
-        self.peak.fetch_max(self.heap.live_bytes() + small, Ordering::Relaxed);
+        self.peak.fetch_max(self.heap.live_bytes() + small_bytes, Ordering::Relaxed);
         Some(data)
     }
 
-    /// Whether the heap leaves room for so many bytes of a small block.
-    fn shrink_for(&self, bytes: usize) -> Option<bool> {
-        let room = self.room(&self.small.lock());
-        self.heap.shrink(room.saturating_sub(bytes as u64)).ok()
+    /// Whether the limit has room for a small block, once the heap has given back what it does not use. None if it cannot.
+    fn has_room(&self, small: &mut Small, bytes: u64) -> Option<bool> {
+        let needed = small.allocated_bytes() + bytes;
+        let Some(limit) = self.limit().filter(|_| needed > small.room_bytes) else { return Some(true) };
+        for room_bytes in [needed.next_multiple_of(ROOM_STEP_BYTES), needed] {
+            let Some(rest) = limit.checked_sub(room_bytes) else { continue };
+            if self.heap.shrink(rest).ok()? {
+                small.room_bytes = room_bytes;
+                self.heap.set_limit(rest);
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+
+    fn free_small(&self, tag: Tag, bytes: u64) {
+        let mut small = self.small.lock();
+        small.count_freed(tag, bytes);
+        let is_much = || small.room_bytes.saturating_sub(small.allocated_bytes()) >= 2 * ROOM_STEP_BYTES;
+        if self.limit().is_some() && is_much() {
+            self.limit_heap(&mut small, ROOM_STEP_BYTES);
+        }
     }
 
     fn allocate_large(&self, bytes: usize) -> Result<*mut u8, AllocError> {
         let (tag, key) = Purpose::current();
-        if self.limit().is_some() {
-            self.limit_heap();
+        if self.is_short_of(bytes as u64) {
+            self.trim_room();
         }
         let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
-        let small = self.small.lock().all.allocated_bytes.current;
+        let small = self.small.lock().allocated_bytes();
         self.peak.fetch_max(self.heap.live_bytes() + small, Ordering::Relaxed);
         // The mapping's address was exposed when it was made.
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))
+    }
+}
+
+impl Small {
+    fn allocated_bytes(&self) -> u64 {
+        self.statistics.all.allocated_bytes.current
+    }
+
+    fn count_allocated(&mut self, tag: Tag, bytes: u64) {
+        self.statistics.block_allocated(PoolKind::Small, tag, bytes, bytes);
+        count_held(&mut self.statistics, |reserved| reserved.increase(bytes));
+    }
+
+    fn count_freed(&mut self, tag: Tag, bytes: u64) {
+        self.statistics.block_freed(PoolKind::Small, tag, bytes);
+        self.statistics.block_completed(PoolKind::Small, tag, bytes, bytes);
+        count_held(&mut self.statistics, |reserved| reserved.decrease(bytes));
     }
 }
 
@@ -229,7 +295,7 @@ unsafe impl Allocator for HostMemory {
         let data = if bytes < LARGE_BYTES {
             self.allocate_small(bytes).ok_or_else(|| {
                 // The heap counts those of large blocks.
-                self.small.lock().num_ooms += 1;
+                self.small.lock().statistics.num_ooms += 1;
                 out_of_memory()
             })?
         } else {
@@ -268,16 +334,7 @@ unsafe fn free(context: *mut c_void) {
     unsafe {
         let start = context.cast::<u8>().sub(size_of::<Header>());
         let Header { bytes, tag } = start.cast::<Header>().read();
-        {
-            let mut small = memory.small.lock();
-            small.block_freed(PoolKind::Small, tag, bytes as u64);
-            small.block_completed(PoolKind::Small, tag, bytes as u64, bytes as u64);
-            count_held(&mut small, |reserved| reserved.decrease(bytes as u64));
-        }
-        // A large block may wait for what this leaves.
-        if memory.limit().is_some() {
-            memory.limit_heap();
-        }
+        memory.free_small(tag, bytes as u64);
         if let Some(layout) = small_layout(bytes) {
             alloc::dealloc(start, layout);
         }

@@ -161,3 +161,31 @@ fn a_large_block_finds_the_room_that_small_ones_leave_while_it_waits() {
     large.unwrap();
     assert!(small.lock().unwrap().len() >= 16, "no more goes than must");
 }
+
+#[test]
+fn small_and_large_blocks_share_a_limit_to_the_byte() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    memory.release_cached().unwrap();
+    let others = memory.statistics().all.allocated_bytes.current;
+    let limit = others + 4 * MIB as u64;
+    memory.set_limit(Some(limit)).unwrap();
+    let mut blocks = Vec::new();
+    let mut number = 1_usize;
+    for step in 0..4000 {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (drawn, frees) = (number >> 33, step % 100 < 50);
+        if frees && !blocks.is_empty() {
+            blocks.swap_remove(drawn % blocks.len());
+            continue;
+        }
+        let bytes = if step % 7 == 0 { 64 * 1024 + 4096 * (drawn % 256) } else { 1 + drawn % (64 * 1024 - 1) };
+        let allocated = memory.statistics().all.allocated_bytes.current;
+        match memory.allocate(bytes) {
+            Ok(block) => blocks.push(block),
+            Err(_) => assert!(allocated + bytes as u64 > limit, "{bytes} were refused with {allocated} of {limit}"),
+        }
+        assert!(held() <= limit);
+    }
+    memory.set_limit(None).unwrap();
+}
