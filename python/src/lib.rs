@@ -3,6 +3,7 @@
 //!
 //! Whatever waits or computes lets other Python threads run meanwhile.
 
+mod amount;
 mod budget;
 mod devices;
 mod dlpack;
@@ -29,6 +30,8 @@ mod _native {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+    #[pymodule_export]
+    use crate::amount::parse_amount;
     #[pymodule_export]
     use crate::budget::{Budget, Packed};
     #[pymodule_export]

@@ -103,6 +103,8 @@ class Recorder:
 @final
 class Packed: ...
 
+def parse_amount(name: str, text: str) -> tuple[int | None, float | None]: ...
+
 @final
 class Budget:
     def __new__(

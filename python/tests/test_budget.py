@@ -799,13 +799,17 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
     [
         (0, {}, "expected a number of bytes above 0"),
         (True, {}, "expected a number of bytes"),
-        ("half", {}, "such as '50%'"),
-        ("0%", {}, "such as '50%'"),
-        ("101%", {}, "such as '50%'"),
+        ("half", {}, 'memory="half": expected a whole number of bytes, .* such as 12GiB or 60%'),
+        ("12 gigs", {}, "such as 12GiB or 60%"),
+        ("0%", {}, "memory='0%': expected more than none"),
+        ("0MiB", {}, "expected more than none"),
+        ("101%", {}, "such as 12GiB or 60%"),
+        ("99999999TiB", {}, "more than 2.64 bytes"),
         (MIB, {"spill": "/does/not/exist"}, "/does/not/exist"),
         (MIB, {"spill_bytes": 1 << 60}, "free"),
         (MIB, {"spill_bytes": -1}, "spill_bytes=-1: expected a number of bytes above 0"),
         (MIB, {"host_bytes": 0.5}, "host_bytes=0.5: expected a number of bytes above 0"),
+        (MIB, {"host_bytes": "50%"}, "host_bytes='50%': a share has no meaning here"),
         (MIB, {"planner": "best"}, "expected 'scheduled'"),
         (MIB, {"codec": "zip"}, 'no codec "zip": none, zeros and planes lose nothing'),
     ],
@@ -814,6 +818,11 @@ def test_mistakes_are_told(memory: Any, options: dict[str, Any], words: str) -> 
     with pytest.raises(tenure.Error, match=words) as told:
         tenure.torch.budget(linear(), memory, **options)
     assert len(str(told.value).splitlines()) == 1
+
+
+def test_amounts_may_be_text_with_units(tmp_path: Path) -> None:
+    with tenure.torch.budget(linear(), "3 GiB", spill=tmp_path, spill_bytes="64MiB", host_bytes="1GB") as budget:
+        assert budget.bytes == 3 << 30
 
 
 def test_mistakes_with_models_and_blocks_are_told(tmp_path: Path) -> None:

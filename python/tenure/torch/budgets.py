@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import threading
 import warnings
@@ -388,9 +387,9 @@ def budget(
     memory: int | str,
     *,
     spill: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
-    spill_bytes: int | None = None,
-    spill_daily_bytes: int | None = None,
-    host_bytes: int | None = None,
+    spill_bytes: int | str | None = None,
+    spill_daily_bytes: int | str | None = None,
+    host_bytes: int | str | None = None,
     planner: Planner = "scheduled",
     codec: Codec = "auto",
 ) -> Budget:
@@ -406,14 +405,14 @@ def budget(
     module
         The model, all of it on one device: a GPU with Tenure's allocator (`install`), or the CPU.
     memory
-        Bytes of the device's memory that this process may hold, weights and all. Or a share of what a step takes
-        without a budget, such as ``"50%"``, for which the first two steps have none.
+        The device's memory that this process may hold, weights and all: bytes, or text such as ``"12GiB"``. Or a share
+        of what a step takes without a budget, such as ``"50%"``, for which the first two steps have none.
     spill
         A folder to spill to, or several that share the load. On the CPU the folder for temporary files, or /var/tmp if
         that is in memory itself, if none is given; on a GPU none.
     spill_bytes
-        Bytes to take of these disks together, set aside at once: half of what is free and at most 64 GiB, if it is not
-        given.
+        Bytes to take of these disks together, as a number or as ``"64GiB"``, set aside at once: half of what is free
+        and at most 64 GiB, if it is not given.
     spill_daily_bytes
         How many bytes this budget may write to them in 24 hours, as disks wear out, before they are encoded and with
         those by which disks are measured: any number, if it is not given. What would write more, and has no room
@@ -472,11 +471,15 @@ def budget(
     ...         optimizer.zero_grad()
     ...         print(budget.report())
     """
-    wanted = _wanted(memory)
-    limits = {"spill_bytes": spill_bytes, "spill_daily_bytes": spill_daily_bytes, "host_bytes": host_bytes}
-    for name, limit in limits.items():
-        if limit is not None and not _is_bytes(limit):
-            raise Error(f"{name}={limit!r}: expected a number of bytes above 0, or None")
+    wanted = _amount("memory", memory)
+    disk_bytes, daily_bytes, pinned_bytes = (
+        limit if limit is None else _bytes(name, limit)
+        for name, limit in (
+            ("spill_bytes", spill_bytes),
+            ("spill_daily_bytes", spill_daily_bytes),
+            ("host_bytes", host_bytes),
+        )
+    )
     device = _device_of(module)
     folders = [spill] if isinstance(spill, str | PathLike) else list(spill or ())
     if device.type == "cpu":
@@ -493,8 +496,8 @@ def budget(
         if device.index in _open:
             raise Error(f"{device} has a budget already: leave its `with` block, or close() it")
         paths = [os.fspath(folder) for folder in folders]
-        disks = (paths, spill_bytes, spill_daily_bytes)
-        native = _native.Budget(device.index, disks, host_bytes, planner, operations())
+        disks = (paths, disk_bytes, daily_bytes)
+        native = _native.Budget(device.index, disks, pinned_bytes, planner, operations())
         native.set_codec(codec)
         if isinstance(wanted, int):
             native.set_bytes(wanted)
@@ -506,17 +509,25 @@ def budget(
         return made
 
 
-def _wanted(memory: int | str) -> int | float:
-    """Bytes, or a percentage."""
-    if isinstance(memory, int) and _is_bytes(memory):
-        return memory
-    if isinstance(memory, str) and re.fullmatch(r"\d+(\.\d+)?%", memory) and 0 < (share := float(memory[:-1])) <= 100:
+def _amount(name: str, value: object) -> int | float:
+    """Bytes; or a share in percent, as a float."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63:
+        return value
+    if not isinstance(value, str):
+        raise Error(f"{name}={value!r}: expected a number of bytes above 0, or text such as '12GiB'")
+    size, share = _native.parse_amount(name, value)
+    if size and size < 1 << 63:
+        return size
+    if share:
         return share
-    raise Error(f"memory={memory!r}: expected a number of bytes above 0, or a share of a plain step's such as '50%'")
+    raise Error(f"{name}={value!r}: expected more than none, and less than 2^63 bytes")
 
 
-def _is_bytes(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63
+def _bytes(name: str, value: object) -> int:
+    amount = _amount(name, value)
+    if isinstance(amount, float):
+        raise Error(f"{name}={value!r}: a share has no meaning here: expected bytes, as a number or as '12GiB'")
+    return amount
 
 
 def _device_of(module: nn.Module) -> torch.device:
