@@ -177,10 +177,7 @@ impl DeviceSide {
 
     /// Keeps what leaves until it is [released](Stored::lead_to); or, where who stored it drops it, until an event has passed.
     fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Arc<Source> {
-        let source = Arc::new(Source::new(source));
-        let kept = Arc::clone(&source);
-        self.departures.when_passed(Arc::clone(event), move |_| drop(kept));
-        source
+        Arc::new(Source::new(source, Arc::clone(event), Arc::downgrade(&self.departures)))
     }
 }
 

@@ -130,7 +130,7 @@ struct Shared {
 
 /// What there is for a device. Watchers first: they end before the streams.
 struct DeviceSide {
-    departures: Watcher,
+    departures: Arc<Watcher>,
     arrivals: Watcher,
     memory: &'static DeviceMemory,
     /// For what stays.
@@ -356,7 +356,7 @@ impl DeviceSide {
         };
         let watcher = |name| Watcher::start(name).map_err(|error| MoverError::Threads(Arc::new(error)));
         Ok(Self {
-            departures: watcher("tenure-out")?,
+            departures: Arc::new(watcher("tenure-out")?),
             arrivals: watcher("tenure-in")?,
             memory,
             pool,

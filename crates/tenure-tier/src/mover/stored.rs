@@ -1,8 +1,8 @@
 //! What was stored, and where it is.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_core::StreamId;
@@ -11,6 +11,7 @@ use tenure_device::{Event, Stream};
 
 use super::MoverError;
 use super::bytes::{Bytes, Part, Raw};
+use super::watcher::Watcher;
 use crate::Spilled;
 use crate::codec::Encoded;
 
@@ -103,11 +104,13 @@ pub(super) struct Source {
     bytes: Mutex<Option<Arc<Bytes>>>,
     /// Until they have been freed, if nobody else has them.
     is_kept: AtomicBool,
+    /// The event behind which they are out, and the thread that waits for it where they are dropped before.
+    out: Option<(Arc<Event>, Weak<Watcher>)>,
 }
 
 impl Source {
-    pub(super) fn new(bytes: Arc<Bytes>) -> Self {
-        Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true) }
+    pub(super) fn new(bytes: Arc<Bytes>, event: Arc<Event>, watcher: Weak<Watcher>) -> Self {
+        Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), out: Some((event, watcher)) }
     }
 
     /// They are behind that for whoever frees them.
@@ -116,6 +119,20 @@ impl Source {
         // When nothing is locked.
         drop(bytes);
         self.is_kept.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let (Some(bytes), Some((event, watcher))) = (self.bytes.get_mut().take(), self.out.take()) else { return };
+        if matches!(event.query(), Ok(true)) {
+            return;
+        }
+        match watcher.upgrade() {
+            Some(watcher) => watcher.when_passed(event, move |_| drop(bytes)),
+            // The mover is gone. An event that fails never passes.
+            None => drop(event.synchronize()),
+        }
     }
 }
 
