@@ -58,22 +58,27 @@ std::optional<Kept> Known::kept(const at::Tensor &tensor) const {
   return Kept{copy, copy._version()};
 }
 
-Call::Call(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given, const Known &known,
-           std::vector<std::pair<size_t, Layout>> results)
-    : kind_(kind), stream_(stream), results_(std::move(results)) {
-  if (!kind.again || results_.empty())
-    throw Unrepeatable{};
+std::unique_ptr<Call> Call::of(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
+                               const Known &known, std::vector<std::pair<size_t, Layout>> results) {
+  if (!kind.again || results.empty())
+    return nullptr;
   if (kind.is_in_place && (!is_whole(given[0].toTensor()) || known.kept(given[0].toTensor())))
-    throw Unrepeatable{};
+    return nullptr;
   if (kind.drops && given[*kind.drops].toDouble() > 0)
-    throw Unrepeatable{};
+    return nullptr;
   // The fastest is not always the same.
   if (kind.is_convolution && at::globalContext().benchmarkCuDNN())
-    throw Unrepeatable{};
+    return nullptr;
   const bool is_counting = kind.is_counting && given[5].toBool();
-  givens_.reserve(given.size());
-  for (size_t at = 0; at < given.size(); ++at)
-    givens_.push_back(take(is_counting && (at == 3 || at == 4) ? c10::IValue() : given[at], known));
+  std::unique_ptr<Call> call(new Call(kind, stream, std::move(results)));
+  call->givens_.reserve(given.size());
+  for (size_t at = 0; at < given.size(); ++at) {
+    auto taken = call->take(is_counting && (at == 3 || at == 4) ? c10::IValue() : given[at], known);
+    if (!taken)
+      return nullptr;
+    call->givens_.push_back(std::move(*taken));
+  }
+  return call;
 }
 
 bool Call::takes_any(const std::vector<tenure_bytes> &bytes) const {
@@ -83,29 +88,33 @@ bool Call::takes_any(const std::vector<tenure_bytes> &bytes) const {
   });
 }
 
-Call::Given Call::take(const c10::IValue &value, const Known &known) {
+std::optional<Call::Given> Call::take(const c10::IValue &value, const Known &known) {
   if (value.isTensor())
     return take(value.toTensor(), known);
   if (value.isTensorList() || value.isOptionalTensorList()) {
     List list{value.isOptionalTensorList(), {}};
-    for (const c10::IValue &each : value.toListRef())
-      list.givens.push_back(take(each, known));
-    return {std::move(list)};
+    for (const c10::IValue &each : value.toListRef()) {
+      auto taken = take(each, known);
+      if (!taken)
+        return std::nullopt;
+      list.givens.push_back(std::move(*taken));
+    }
+    return Given{std::move(list)};
   }
-  return {value};
+  return Given{value};
 }
 
-Call::Given Call::take(const at::Tensor &tensor, const Known &known) {
+std::optional<Call::Given> Call::take(const at::Tensor &tensor, const Known &known) {
   if (!tensor.defined())
-    return {c10::IValue(tensor)};
+    return Given{c10::IValue(tensor)};
   if (!is_plain(tensor))
-    throw Unrepeatable{};
+    return std::nullopt;
   if (auto kept = known.kept(tensor))
-    return {std::move(*kept)};
+    return Given{std::move(*kept)};
   if (tensor.device() != known.device)
-    throw Unrepeatable{};
+    return std::nullopt;
   inputs_.push_back(bytes_of(tensor));
-  return {Layout::by(tensor)};
+  return Given{Layout::by(tensor)};
 }
 
 c10::IValue Call::value_of(const Given &given, void *const *&storages) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/stack.h>
 
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -50,9 +51,9 @@ private:
 
 class Call {
 public:
-  /// What was given, some of which stays. Throws `Unrepeatable`.
-  Call(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given, const Known &known,
-       std::vector<std::pair<size_t, Layout>> results);
+  /// What was given, some of which stays. Null if nobody knows how to repeat it: that is common, so nothing is thrown.
+  static std::unique_ptr<Call> of(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
+                                  const Known &known, std::vector<std::pair<size_t, Layout>> results);
 
   /// What it was given that does not stay.
   const std::vector<tenure_bytes> &inputs() const { return inputs_; }
@@ -75,8 +76,11 @@ private:
     std::variant<c10::IValue, Layout, Kept, List> what;
   };
 
-  Given take(const c10::IValue &value, const Known &known);
-  Given take(const at::Tensor &tensor, const Known &known);
+  Call(const Kind &kind, c10::Stream stream, std::vector<std::pair<size_t, Layout>> results)
+      : kind_(kind), stream_(stream), results_(std::move(results)) {}
+
+  std::optional<Given> take(const c10::IValue &value, const Known &known);
+  std::optional<Given> take(const at::Tensor &tensor, const Known &known);
   static c10::IValue value_of(const Given &given, void *const *&storages);
 
   /// What it was given, on these storages.
@@ -89,9 +93,6 @@ private:
   /// With the number that each has among all.
   std::vector<std::pair<size_t, Layout>> results_;
 };
-
-/// Nobody knows how to make something again.
-struct Unrepeatable {};
 
 /// Tensors among what an operation has returned.
 std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> results);

@@ -84,7 +84,9 @@ std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, cons
       made.back().version += kind.is_in_place;
       results.emplace_back(number, Layout::by(tensors[number]));
     }
-    auto call = std::make_unique<Call>(kind, stream, given, known_, std::move(results));
+    auto call = Call::of(kind, stream, given, known_, std::move(results));
+    if (call == nullptr)
+      return nullptr;
     if (!kind.is_in_place && call->takes_any(made)) {
       // It only looks at what it was given.
       made.clear();
@@ -92,8 +94,6 @@ std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, cons
     }
     known_.add(made);
     return call;
-  } catch (const Unrepeatable &) {
-    return nullptr;
   } catch (const std::exception &) {
     // The operation itself is over, and was none of these.
     return nullptr;
