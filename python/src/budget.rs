@@ -29,6 +29,9 @@ use crate::recipe::{Ingredient, Recipe};
 /// Steps that are measured at first: one compiles kernels and makes the optimizer's state.
 const PASSES: u64 = 2;
 
+/// Signatures that are remembered. If there are more, all is measured again.
+const MOST_KINDS: usize = 1 << 16;
+
 thread_local! {
     /// The budget that notes what this thread computes, by where it is, and whether that is noted now.
     static LISTENING: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
@@ -478,6 +481,10 @@ impl Inner {
         let mut state = self.state();
         state.given.retain(|_, given| given.strong_count() > 0);
         let State { percent, plain_bytes, kinds, passes, .. } = &mut *state;
+        if kinds.len() == MOST_KINDS {
+            kinds.clear();
+            self.engine.forget();
+        }
         let kind = kinds.entry(signature.id).or_default();
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);

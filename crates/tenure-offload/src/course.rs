@@ -44,6 +44,8 @@ pub(crate) struct Planned {
     pub(crate) predicted: Option<Duration>,
     /// The intervals in which is asked for what makes what is computed again, and what that is made of.
     pub(crate) repeated: HashSet<usize>,
+    /// Bytes that each interval needs at once.
+    pub(crate) needed_bytes: Vec<u64>,
 }
 
 impl Course {
@@ -64,6 +66,12 @@ impl Course {
             Self::Measured(measured) => measured.making(index).map(Arc::new),
             Self::None | Self::Unwatched { .. } | Self::Free => None,
         }
+    }
+
+    /// Bytes that the interval needs at once which begins now; none if there is no plan.
+    pub(crate) fn needed_bytes(&self) -> Option<u64> {
+        let Self::Planned { planned, events, .. } = self else { return None };
+        planned.needed_bytes.get(*events).copied()
     }
 
     /// How long it took to compute something that was saved, where that is known.

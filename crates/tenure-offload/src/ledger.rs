@@ -10,7 +10,8 @@ use tenure_device::Stream;
 use tenure_tier::Stored;
 use tenure_tier::codec::Choice;
 
-use crate::course::{Course, Planned};
+use crate::cache::StepCache;
+use crate::course::Course;
 use crate::error::OffloadError;
 use crate::held::{Held, Saved};
 use crate::identity::{HeldId, SavedIndex};
@@ -53,8 +54,7 @@ pub(crate) struct Ledger {
     /// By what bytes are encoded on their way to a disk.
     pub(crate) codec: Choice,
     /// What steps of a signature do.
-    pub(crate) profiles: HashMap<u64, Arc<Profiled>>,
-    pub(crate) plans: HashMap<u64, Arc<Planned>>,
+    pub(crate) steps: StepCache,
     /// The effort of the last plan.
     pub(crate) planning: Option<Planning>,
     pub(crate) report: StepReport,
@@ -70,14 +70,14 @@ impl Ledger {
     /// Sets the budget, and forgets what was planned and learned within another.
     pub(crate) fn set_budget(&mut self, bytes: u64) {
         (self.budget_bytes, self.spare_bytes) = (Some(bytes), 0);
-        self.plans.clear();
+        self.steps.clear_plans();
         self.woken.clear();
     }
 
     /// Reserves bytes of the budget for what is not allocated of the memory, and forgets plans made without them.
     pub(crate) fn set_aside(&mut self, bytes: u64) {
         self.aside_bytes = bytes;
-        self.plans.clear();
+        self.steps.clear_plans();
     }
 
     /// Sets the codec, and forgets what was measured with another.
@@ -88,7 +88,7 @@ impl Ledger {
 
     /// Forgets all measurements, and the plans made of them.
     pub(crate) fn forget(&mut self) {
-        (self.profiles, self.plans) = Default::default();
+        self.steps = StepCache::default();
     }
 
     /// What may be allocated of its memory.
@@ -98,7 +98,7 @@ impl Ledger {
 
     /// The most bytes that any step that was measured uses at once.
     pub(crate) fn needed_bytes(&self) -> Option<u64> {
-        self.profiles.values().map(|profiled| profiled.profile.least_bytes().0).max()
+        self.steps.all_profiled().map(|profiled| profiled.profile.least_bytes().0).max()
     }
 
     /// In a step that is measured, counts what is in memory from now on of what was saved.
@@ -138,7 +138,7 @@ impl Ledger {
         let budget = self.budget_bytes.unwrap_or(0);
         if report.unplanned > 0 && self.spare_bytes < budget / 8 {
             self.spare_bytes += budget / 32;
-            self.plans.clear();
+            self.steps.clear_plans();
         }
     }
 
@@ -154,7 +154,7 @@ impl Ledger {
 
     /// Returns what was measured of steps with the last step's signature.
     pub(crate) fn profiled(&self) -> Option<Arc<Profiled>> {
-        self.profiles.get(&self.signature.id).cloned()
+        self.steps.profiled(self.signature.id).cloned()
     }
 
     /// Finds the saved tensor of a storage at a version, if it may still be needed.

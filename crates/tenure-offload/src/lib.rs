@@ -8,6 +8,7 @@
 //! Bytes, streams and names are all that is known here: whose tensors they are, a front end knows.
 
 mod budget;
+mod cache;
 mod clock;
 mod course;
 mod engine;

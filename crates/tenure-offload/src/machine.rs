@@ -27,6 +27,9 @@ pub struct Machine {
     pub slack_bytes: u64,
     /// Bytes a second that it reads and writes there.
     pub bandwidth: u64,
+    /// What the host takes for an operation that is computed again, in nanoseconds, beside the time of the operation: a
+    /// device may have nothing else to do meanwhile.
+    pub launch_ns: u64,
     /// What it can spill to, the fastest first.
     pub links: Vec<Link>,
 }
@@ -103,7 +106,7 @@ mod tests {
             [None, Some(2_800), Some(1_000)].map(|together| link(together).shared_bandwidth),
             [None, None, Some(1_000)]
         );
-        let machine = |link| Machine { budget_bytes: 1, slack_bytes: 0, bandwidth: 1, links: vec![link] };
+        let machine = |link| Machine { budget_bytes: 1, slack_bytes: 0, bandwidth: 1, launch_ns: 0, links: vec![link] };
         let ways =
             |link| machine(link).tiers(1).1.into_iter().map(|way| (way.bandwidth, way.shared_with)).collect::<Vec<_>>();
         assert_eq!(ways(link(None)), [(2_000, None), (900, None)]);

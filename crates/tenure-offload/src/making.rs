@@ -110,6 +110,6 @@ impl Making {
     /// The same, where intervals take these times.
     pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
         let time_ns = self.intervals.iter().map(|interval| times_ns[*interval]).sum();
-        Recipe { inputs: self.inputs.clone(), time_ns }
+        Recipe { inputs: self.inputs.clone(), operations: self.intervals.len() as u64, time_ns }
     }
 }

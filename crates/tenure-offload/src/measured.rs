@@ -216,7 +216,7 @@ mod tests {
         let mut profiled = measured().finish().unwrap();
         profiled.makings = vec![None, Some(Arc::new(Making { intervals: vec![1, 1], ..Making::default() }))];
         profiled.profile.saved_mut(SavedIndex(1)).recipe =
-            Some(crate::Recipe { inputs: Vec::new(), time_ns: 11_000_000 });
+            Some(crate::Recipe { inputs: Vec::new(), operations: 1, time_ns: 11_000_000 });
         // Of a step's last interval nothing is known.
         let timed = profiled.timed(&[60_000_000, 10_000_000]);
         let recipe = |profiled: &Profiled| profiled.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns);

@@ -35,7 +35,8 @@ impl EngineInner {
             let planning = Planning { operations: profile.intervals(), evaluations, elapsed: began.elapsed() };
             tracing::info!("{planning}");
             self.ledger.lock().planning = Some(planning);
-            Ok(Planned { repeated: profiled.repeated(&schedule), schedule, predicted })
+            let (repeated, needed_bytes) = (profiled.repeated(&schedule), schedule.needed_bytes(profile));
+            Ok(Planned { schedule, predicted, repeated, needed_bytes })
         };
         let spare_bytes = self.ledger.lock().spare_bytes;
         // Where nothing can be spared, room is made as it is found missing.
@@ -80,7 +81,8 @@ impl EngineInner {
             profile.forget_compression();
         }
         let slack_bytes = self.memory.slack_bytes() + spare_bytes + self.ledger.lock().aside_bytes;
-        let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links };
+        let launch_ns = self.memory.launch_ns();
+        let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, launch_ns, links };
         let mut problem = profile.problem("a training step", &machine);
         if let Err(ProfileError::TooSmall { needed, .. }) = &mut problem {
             needed.known = self.staying();

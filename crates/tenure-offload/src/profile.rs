@@ -50,14 +50,17 @@ struct Resident {
 pub struct Recipe {
     /// What is computed with, all saved before.
     pub inputs: Vec<SavedIndex>,
-    /// How long it takes, in nanoseconds.
+    /// How many operations it is.
+    pub operations: u64,
+    /// How long they take, in nanoseconds.
     pub time_ns: u64,
 }
 
 impl Recipe {
-    /// The same for the profile's problem, whose first tensors are what was saved.
-    fn recompute(&self) -> Recompute {
-        Recompute { time_ns: self.time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
+    /// The same for the profile's problem, whose first tensors are what was saved, where a launch takes the host some time.
+    fn recompute(&self, launch_ns: u64) -> Recompute {
+        let time_ns = self.time_ns + self.operations * launch_ns;
+        Recompute { time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
     }
 }
 
@@ -143,6 +146,19 @@ impl Profile {
     /// How long the intervals are, in nanoseconds.
     pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
         self.intervals.iter().map(|interval| interval.time_ns)
+    }
+
+    /// The most bytes at once in each interval, beside what is saved and stays.
+    pub(crate) fn other_bytes(&self) -> impl Iterator<Item = u64> {
+        self.intervals.iter().map(|interval| interval.other_bytes)
+    }
+
+    /// The bytes of a tensor of the problem, which was saved or is a resident, and the intervals that use it.
+    pub(crate) fn use_of(&self, tensor: usize) -> (u64, Vec<usize>) {
+        match tensor.checked_sub(self.saved.len()) {
+            None => (self.saved[tensor].bytes, self.saved[tensor].used_in().collect()),
+            Some(resident) => (self.residents[resident].bytes, self.residents[resident].used.clone()),
+        }
     }
 
     /// How many residents there are.
@@ -281,7 +297,7 @@ impl Profile {
                 bytes: saved.bytes,
                 tag: Tag::Activation,
                 compression: saved.compression,
-                recompute: saved.recipe.as_ref().map(Recipe::recompute),
+                recompute: saved.recipe.as_ref().map(|recipe| recipe.recompute(machine.launch_ns)),
             });
         }
         for Resident { key, bytes, used } in &self.residents {

@@ -32,7 +32,7 @@ pub(crate) enum Event {
 }
 
 /// What steps of a signature do.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
     pub(crate) profile: Profile,

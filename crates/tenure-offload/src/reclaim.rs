@@ -12,6 +12,9 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::signature::Pass;
 
+/// Of the limit, the part that is left free ahead of an interval: an allocator rounds up.
+const SPARE_PART: u64 = 64;
+
 /// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what is
 /// needed last before others: as far as nothing is known of that, what was saved first. Called with no lock held.
 pub(crate) fn make_room(inner: &EngineInner) -> bool {
@@ -135,6 +138,33 @@ fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
         inner.ledger.lock().leaving.retain(|(other, _)| *other != id);
     }
     waited
+}
+
+/// In a planned step on a device, lets go of as much of what is on its way out as the interval that begins needs, what left
+/// first. So the same is let go of at the same point of each such step, wherever blocks lie: an allocator that was asked for
+/// room instead would let go of more or less as its memory is in more or fewer pieces, and piece it together anew each time.
+pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
+    let Some(device) = inner.memory.device() else { return Ok(()) };
+    let (mut excess, leaving) = {
+        let ledger = inner.ledger.lock();
+        if ledger.leaving.is_empty() {
+            return Ok(());
+        }
+        let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
+        let kept = ledger.leaving.iter().filter(|(_, stored)| stored.keeps_source());
+        let leaving: Vec<Stored> = kept.map(|(_, stored)| stored.clone()).collect();
+        let kept_bytes: u64 = leaving.iter().map(Stored::bytes).sum();
+        ((needed + kept_bytes).saturating_sub(limit - limit / SPARE_PART), leaving)
+    };
+    let stream = device.streams().current();
+    for stored in leaving {
+        if excess == 0 {
+            break;
+        }
+        stored.lead_to(&stream)?;
+        excess = excess.saturating_sub(stored.bytes());
+    }
+    Ok(())
 }
 
 fn wait_for(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, OffloadError> {

@@ -1,5 +1,7 @@
 //! What a plan does at each point of a step.
 
+use std::ops::Range;
+
 use tenure_plan::plan::{self, Plan};
 
 use crate::identity::{ResidentIndex, SavedIndex};
@@ -67,6 +69,42 @@ impl Schedule {
         &self.begin
     }
 
+    /// Bytes that each interval of the profile needs at once: of what was saved or stays, all that has not been let go of, or
+    /// is used.
+    pub(crate) fn needed_bytes(&self, profile: &Profile) -> Vec<u64> {
+        let saved = profile.saved().iter().map(|saved| Some(saved.at()));
+        // From which interval on a tensor is there.
+        let mut since: Vec<Option<usize>> = saved.chain((0..profile.residents()).map(|_| Some(0))).collect();
+        let mut here: Vec<Vec<Range<usize>>> = vec![Vec::new(); since.len()];
+        let begin = self.begin.iter().map(|action| (0, action));
+        let points = self.points.iter().enumerate();
+        let later = points.flat_map(|(point, actions)| actions.iter().map(move |action| (point + 1, action)));
+        for (interval, (tensor, action)) in begin.chain(later) {
+            match action {
+                Action::Fetch => drop(since[*tensor].get_or_insert(interval)),
+                Action::Spill { .. } | Action::Drop => {
+                    here[*tensor].extend(since[*tensor].take().map(|since| since..interval));
+                }
+            }
+        }
+        let mut needed: Vec<u64> = profile.other_bytes().collect();
+        for (tensor, (since, mut ranges)) in since.into_iter().zip(here).enumerate() {
+            let (bytes, used) = profile.use_of(tensor);
+            let end = if tensor < profile.saved().len() {
+                used.iter().max().map_or(0, |last| last + 1)
+            } else {
+                needed.len()
+            };
+            ranges.extend(since.map(|since| since..end));
+            let is_here = |interval: &usize| ranges.iter().any(|range| range.contains(interval));
+            let used = used.iter().copied().filter(|interval| !is_here(interval)).collect::<Vec<_>>();
+            for interval in ranges.into_iter().flatten().chain(used) {
+                needed.get_mut(interval).into_iter().for_each(|needed| *needed += bytes);
+            }
+        }
+        needed
+    }
+
     /// What is given up.
     pub(crate) fn dropped(&self) -> impl Iterator<Item = SavedIndex> {
         let is_dropped = |(tensor, action): &(usize, Action)| (*action == Action::Drop).then_some(SavedIndex(*tensor));
@@ -76,5 +114,30 @@ impl Schedule {
     /// What is done at a point.
     pub fn at(&self, point: usize) -> &[(usize, Action)] {
         self.points.get(point).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_need_what_was_saved_until_it_leaves_and_from_when_it_comes_back() {
+        let mut profile = Profile::new();
+        let first = profile.save(50, "first", 10);
+        let second = profile.save(7, "second", 4);
+        profile.need(9, second);
+        profile.need(5, first);
+        profile.end(0);
+        let schedule = |actions: &[(usize, Action)]| {
+            let mut points = vec![Vec::new(); 5];
+            actions.iter().for_each(|(point, action)| points[*point].push((first.0, *action)));
+            Schedule { begin: Vec::new(), points }
+        };
+        let spill = Action::Spill { link: 0 };
+        assert_eq!(schedule(&[]).needed_bytes(&profile), [60, 21, 23, 19, 10]);
+        assert_eq!(schedule(&[(1, spill), (2, Action::Fetch)]).needed_bytes(&profile), [60, 21, 13, 19, 10]);
+        // What is given up is computed again where it is needed.
+        assert_eq!(schedule(&[(1, Action::Drop)]).needed_bytes(&profile), [60, 21, 13, 9, 10]);
     }
 }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use tenure_device::memory::DeviceMemory;
-use tenure_device::{Executor, Stream};
+use tenure_device::Stream;
 use tenure_tier::Urgency;
 
 use crate::clock::{Clock, LEAD};
@@ -87,24 +86,23 @@ impl EngineInner {
 
     /// What a step of a signature goes by, within the budget.
     pub(crate) fn course(&self, signature: u64) -> Result<Course, OffloadError> {
-        let (profiled, planned, budget_bytes) = {
-            let ledger = self.ledger.lock();
-            (ledger.profiles.get(&signature).cloned(), ledger.plans.get(&signature).cloned(), ledger.budget_bytes)
+        let (known, budget_bytes) = {
+            let mut ledger = self.ledger.lock();
+            (ledger.steps.take_up(signature), ledger.budget_bytes)
         };
-        let Some(profiled) = profiled else { return Ok(self.measured(Pass::Budgeted)) };
+        let Some((profiled, planned)) = known else { return Ok(self.measured(Pass::Budgeted)) };
         let planned = match planned {
             Some(planned) => planned,
             None => {
                 let planned = Arc::new(self.plan(&profiled, budget_bytes.unwrap_or(u64::MAX))?);
                 self.memory.release_cached()?;
-                self.ledger.lock().plans.insert(signature, Arc::clone(&planned));
+                self.ledger.lock().steps.insert_plan(signature, Arc::clone(&planned));
                 planned
             }
         };
-        let device = self.memory.device().filter(|_| !profiled.is_timed);
-        // A simulated one has no time of its own.
-        let is_simulated = |device: &DeviceMemory| matches!(device.driver().executor(), Executor::Sim(_));
-        let clock = device.map(|device| Clock::with_lead(if is_simulated(device) { Duration::ZERO } else { LEAD }));
+        let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
+        let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
+        let clock = is_timed_now.then(|| Clock::with_lead(lead));
         Ok(Course::Planned { profiled, planned, events: 0, clock })
     }
 
@@ -172,25 +170,25 @@ impl EngineInner {
             drop(ledger);
             return reclaim::wait_for_all(self);
         }
-        for (id, action) in actions {
+        let (fetched, gone): (Vec<_>, Vec<_>) = actions.into_iter().partition(|(_, action)| *action == Action::Fetch);
+        for (id, action) in gone {
             match action {
                 Action::Spill { link } => self.spill(&mut ledger, id, link)?,
-                Action::Fetch => {
-                    drop(ledger);
-                    // There may be no room yet: then it comes when it is needed.
-                    let fetched = self.fetch(id, Urgency::Ahead);
-                    if let Err(error) = fetched
-                        && !matches!(error, OffloadError::Back { .. })
-                    {
-                        return Err(error);
-                    }
-                    ledger = self.ledger.lock();
-                }
                 Action::Drop => {
                     drop(ledger);
                     self.give_up(id);
                     ledger = self.ledger.lock();
                 }
+                Action::Fetch => {}
+            }
+        }
+        drop(ledger);
+        reclaim::part_ahead(self)?;
+        for (id, _) in fetched {
+            // There may be no room yet: then it comes when it is needed.
+            match self.fetch(id, Urgency::Ahead) {
+                Ok(()) | Err(OffloadError::Back { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -217,15 +215,13 @@ impl EngineInner {
                 let mut ledger = self.ledger.lock();
                 let plain_bytes = profiled.profile.plain_bytes();
                 ledger.peaks.note(signature, plain_bytes.saturating_sub(held_bytes));
-                ledger.profiles.insert(signature.id, profiled);
-                ledger.plans.remove(&signature.id);
+                ledger.steps.insert(signature.id, profiled);
             }
             Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 ledger.learn(&report);
                 if let Some(clock) = clock {
-                    ledger.profiles.insert(signature.id, Arc::new(profiled.timed(&clock.finish()?)));
-                    ledger.plans.remove(&signature.id);
+                    ledger.steps.insert(signature.id, Arc::new(profiled.timed(&clock.finish()?)));
                 }
             }
             Course::Unwatched { held_bytes } => {
@@ -234,7 +230,7 @@ impl EngineInner {
                 ledger.peaks.note(signature, peak_bytes.saturating_sub(held_bytes));
             }
             // What was measured is not what is done.
-            Course::Planned { .. } | Course::Free => drop(ledger.profiles.remove(&signature.id)),
+            Course::Planned { .. } | Course::Free => ledger.steps.remove(signature.id),
             Course::None => {}
         }
         Ok(report)

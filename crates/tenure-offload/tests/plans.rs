@@ -24,7 +24,7 @@ fn machine(budget_bytes: u64) -> Machine {
         back_bandwidth: 10 << 30,
         shared_bandwidth: None,
     };
-    Machine { budget_bytes, slack_bytes: 0, bandwidth: 1 << 40, links: vec![host] }
+    Machine { budget_bytes, slack_bytes: 0, bandwidth: 1 << 40, launch_ns: 0, links: vec![host] }
 }
 
 /// So many layers, each of which saves two tensors, the second of which is computed again from the first for little.
@@ -33,7 +33,7 @@ fn layers(layers: usize) -> Profile {
     for layer in 0..layers {
         let x = profile.save(100 * MIB, format!("layer {layer}/linear"), 8 * MIB);
         let y = profile.save(100 * MIB, format!("layer {layer}/gelu"), 16 * MIB);
-        profile.saved_mut(y).recipe = Some(Recipe { inputs: vec![x], time_ns: 50_000 });
+        profile.saved_mut(y).recipe = Some(Recipe { inputs: vec![x], operations: 1, time_ns: 50_000 });
     }
     for saved in (0..2 * layers).rev() {
         profile.need(120 * MIB, SavedIndex(saved));
@@ -168,7 +168,7 @@ fn steps() -> impl Strategy<Value = Profile> {
                 let saved = profile.save(other, format!("tensor {number}"), bytes);
                 if is_cheap && number > 0 {
                     profile.saved_mut(saved).recipe =
-                        Some(Recipe { inputs: vec![SavedIndex(number - 1)], time_ns: 1000 });
+                        Some(Recipe { inputs: vec![SavedIndex(number - 1)], operations: 1, time_ns: 1000 });
                 }
             }
             let saved = profile.saved().len();

@@ -46,7 +46,8 @@ pub(crate) fn step(size: Size) -> Profile {
             let bytes = MIB + numbers.below(99) * MIB;
             let saved = profile.save(4096 * MIB, format!("layers.{layer}/{place}"), bytes);
             if place % 4 != 0 {
-                profile.saved_mut(saved).recipe = Some(Recipe { inputs: vec![SavedIndex(saved.0 - 1)], time_ns });
+                profile.saved_mut(saved).recipe =
+                    Some(Recipe { inputs: vec![SavedIndex(saved.0 - 1)], operations: 1, time_ns });
             }
             // The next operation, and perhaps others after it, have it too.
             for _ in 0..=numbers.below(3) {
@@ -78,7 +79,7 @@ pub(crate) fn machine(profile: &Profile, percent: u64) -> Machine {
         shared_bandwidth: None,
     };
     let links = vec![link("host", Some(8 << 30), 20_000_000_000), link("disk", Some(64 << 30), 3_000_000_000)];
-    let roomy = Machine { budget_bytes: 1 << 50, slack_bytes: 0, bandwidth: 1 << 40, links };
+    let roomy = Machine { budget_bytes: 1 << 50, slack_bytes: 0, bandwidth: 1 << 40, launch_ns: 0, links };
     let saved: u64 = profile.saved().iter().map(|saved| saved.bytes).sum();
     // What is always there is no part of what can be planned.
     Machine { budget_bytes: 4096 * MIB + 200 * MIB + saved * percent / 100, ..roomy }
