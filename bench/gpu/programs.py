@@ -1,0 +1,546 @@
+"""Training programs of stock PyTorch that others' libraries make: their models, and the loops that train them.
+
+Each is made by a function that takes `Sizes` and returns a `Program`. Their data is random: only memory
+and time count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: Is called behind each step.
+OnStep = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large programs are, and where they run."""
+
+    device: torch.device
+    #: Small enough for a processor, to see that they run.
+    is_small: bool
+
+    def pick(self, full: int, small: int) -> int:
+        return small if self.is_small else full
+
+
+@dataclass
+class Program:
+    """A model, and the loop that trains it for some steps."""
+
+    model: nn.Module
+    train: Callable[[int, OnStep], None]
+    #: The parts that are checkpointed where `checkpoint` is asked for.
+    blocks: list[nn.Module] = field(default_factory=list)
+    #: Has a model of transformers checkpoint its blocks, by these options.
+    checkpoint: Callable[[dict[str, Any]], None] | None = None
+
+
+def steps_of(step: Callable[[int], object], on_step: OnStep, count: int) -> None:
+    for number in range(count):
+        step(number)
+        on_step()
+
+
+def ids(sizes: Sizes, seed: int, *shape: int, vocabulary: int) -> Tensor:
+    return torch.randint(vocabulary, shape, generator=drawing(sizes, seed), device=sizes.device)
+
+
+def normal(sizes: Sizes, seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=drawing(sizes, seed), device=sizes.device)
+
+
+def drawing(sizes: Sizes, seed: int) -> torch.Generator:
+    return torch.Generator(sizes.device).manual_seed(seed)
+
+
+def optimized(model: nn.Module, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=1e-4, **options)
+
+
+# Language models of transformers.
+
+
+def qwen3_model(sizes: Sizes) -> Any:
+    import transformers
+
+    config = transformers.Qwen3Config(
+        vocab_size=sizes.pick(32768, 256),
+        hidden_size=sizes.pick(1024, 64),
+        intermediate_size=sizes.pick(3072, 128),
+        num_hidden_layers=sizes.pick(20, 2),
+        num_attention_heads=sizes.pick(16, 4),
+        num_key_value_heads=sizes.pick(8, 2),
+        head_dim=sizes.pick(128, 16),
+        max_position_embeddings=2048,
+    )
+    config.use_cache = False
+    return transformers.Qwen3ForCausalLM(config).to(sizes.device, torch.bfloat16)
+
+
+def trainer(
+    sizes: Sizes,
+    model: Any,
+    rows: Callable[[int], dict[str, Tensor]],
+    batch: int,
+    collator: Callable[[list[dict[str, Tensor]]], dict[str, Tensor]] | None = None,
+    **options: Any,
+) -> Program:
+    """A model that transformers' `Trainer` trains."""
+    import transformers
+
+    def train(count: int, on_step: OnStep) -> None:
+        class Callback(transformers.TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+                on_step()
+
+        accumulated = options.get("gradient_accumulation_steps", 1)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = transformers.TrainingArguments(
+                output_dir=folder,
+                max_steps=count,
+                per_device_train_batch_size=batch,
+                logging_strategy="no",
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                optim="adamw_torch_fused",
+                use_cpu=sizes.device.type == "cpu",
+                **options,
+            )
+            dataset = [rows(number) for number in range(count * batch * accumulated)]
+            given = {"train_dataset": dataset, "data_collator": collator, "callbacks": [Callback()]}
+            transformers.Trainer(model=model, args=arguments, **given).train()
+
+    def checkpoint(options: dict[str, Any]) -> None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+    return Program(model, train, checkpoint=checkpoint)
+
+
+def text_rows(length: int, vocabulary: int) -> Callable[[int], dict[str, Tensor]]:
+    def row(number: int) -> dict[str, Tensor]:
+        text = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(number))
+        return {"input_ids": text, "labels": text}
+
+    return row
+
+
+def qwen3(sizes: Sizes) -> Program:
+    """The shape of Qwen3, of 20 layers, by `Trainer`."""
+    length, vocabulary = sizes.pick(1024, 64), sizes.pick(32768, 256)
+    return trainer(sizes, qwen3_model(sizes), text_rows(length, vocabulary), sizes.pick(16, 4))
+
+
+def lora(sizes: Sizes) -> Program:
+    """The same, of which PEFT's LoRA trains little."""
+    import peft
+
+    model = qwen3_model(sizes)
+    model.enable_input_require_grads()
+    config = peft.LoraConfig(r=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
+    length, vocabulary = sizes.pick(1024, 64), sizes.pick(32768, 256)
+    model = peft.get_peft_model(model, config)
+    return trainer(sizes, model, text_rows(length, vocabulary), sizes.pick(16, 4))
+
+
+def bert_accumulated(sizes: Sizes) -> Program:
+    """BERT by `Trainer` in mixed precision, whose steps accumulate four batches of texts of other lengths."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=sizes.pick(30522, 256),
+        hidden_size=sizes.pick(768, 64),
+        intermediate_size=sizes.pick(3072, 128),
+        num_hidden_layers=sizes.pick(12, 2),
+        num_attention_heads=sizes.pick(12, 4),
+    )
+    model = transformers.BertForMaskedLM(config).to(sizes.device)
+    length = sizes.pick(512, 64)
+    rows = text_rows(length, config.vocab_size)
+    collated = itertools.count()
+
+    def collator(of: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        shorter = length - length // 8 * (next(collated) * 3 % 4)
+        return {name: torch.stack([row[name][:shorter] for row in of]) for name in of[0]}
+
+    options = {"gradient_accumulation_steps": 4, "bf16": not sizes.is_small}
+    return trainer(sizes, model, rows, sizes.pick(32, 4), collator, **options)
+
+
+def t5(sizes: Sizes) -> Program:
+    """T5, encoder and decoder, trained by Accelerate, with gradients that are clipped."""
+    import accelerate
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=sizes.pick(32128, 256),
+        d_model=sizes.pick(768, 64),
+        d_kv=sizes.pick(64, 16),
+        d_ff=sizes.pick(2048, 128),
+        num_layers=sizes.pick(12, 2),
+        num_heads=sizes.pick(12, 4),
+        decoder_start_token_id=0,
+    )
+    model = transformers.T5ForConditionalGeneration(config).to(sizes.device)
+    batch, length = sizes.pick(16, 4), sizes.pick(512, 64)
+
+    def train(count: int, on_step: OnStep) -> None:
+        accelerator = accelerate.Accelerator(
+            mixed_precision="no" if sizes.is_small else "bf16", cpu=sizes.device.type == "cpu"
+        )
+        wrapped, optimizer = accelerator.prepare(model, adamw(model))
+
+        def step(number: int) -> None:
+            text = ids(sizes, number, batch, length, vocabulary=config.vocab_size)
+            accelerator.backward(wrapped(input_ids=text, labels=text[:, : length // 2].contiguous()).loss)
+            accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        steps_of(step, on_step, count)
+
+    return Program(model, train, [*model.encoder.block, *model.decoder.block])
+
+
+def mamba(sizes: Sizes) -> Program:
+    """Mamba without its kernels: many small operations."""
+    import transformers
+
+    config = transformers.MambaConfig(
+        vocab_size=sizes.pick(32768, 256), hidden_size=sizes.pick(768, 64), num_hidden_layers=sizes.pick(6, 2)
+    )
+    config.use_cache = False
+    model = transformers.MambaForCausalLM(config).to(sizes.device)
+    optimizer = adamw(model)
+    batch, length = sizes.pick(8, 2), sizes.pick(256, 16)
+
+    def step(number: int) -> None:
+        text = ids(sizes, number, batch, length, vocabulary=config.vocab_size)
+        optimized(model, model(input_ids=text, labels=text).loss, optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.backbone.layers))
+
+
+# Images.
+
+
+def convnext(sizes: Sizes) -> Program:
+    """ConvNeXt by Lightning's `Trainer.fit`, which calls `training_step`."""
+    import torchvision
+
+    net = torchvision.models.convnext_base() if not sizes.is_small else torchvision.models.convnext_tiny()
+    batch, side = sizes.pick(64, 2), sizes.pick(224, 32)
+    blocks = [block for stage in net.features for block in stage if type(block).__name__ == "CNBlock"]
+
+    def loss_of(module: nn.Module, number: int) -> Tensor:
+        images = normal(sizes, number, batch, 3, side, side)
+        return F.cross_entropy(module(images), torch.arange(batch, device=sizes.device) % 1000)
+
+    return lightning(sizes, net, blocks, loss_of, "bf16-mixed")
+
+
+def lightning(
+    sizes: Sizes, net: nn.Module, blocks: list[nn.Module], loss_of: Callable[[nn.Module, int], Tensor], precision: str
+) -> Program:
+    import lightning.pytorch as pl
+
+    class Task(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, number: int) -> Tensor:
+            return loss_of(self.net, number)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return adamw(self)
+
+    task = Task().to(sizes.device)
+
+    def train(count: int, on_step: OnStep) -> None:
+        class Callback(pl.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, *unused: Any) -> None:
+                on_step()
+
+        pl.Trainer(
+            max_steps=count,
+            precision="32-true" if sizes.is_small else precision,
+            accelerator="cpu" if sizes.device.type == "cpu" else "gpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[Callback()],
+        ).fit(task, torch.utils.data.DataLoader(range(count)))
+
+    return Program(task, train, blocks)
+
+
+def lightning_gan(sizes: Sizes) -> Program:
+    """A generator and a critic, by Lightning's manual optimization, each with an optimizer of its own."""
+    import lightning.pytorch as pl
+
+    width, batch = sizes.pick(64, 8), sizes.pick(256, 4)
+
+    def up(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    def down(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 4, 2, 1), nn.LeakyReLU(0.2)]
+
+    class Gan(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator = nn.Sequential(
+                *up(64, 8 * width), *up(8 * width, 4 * width), *up(4 * width, 2 * width), *up(2 * width, width),
+                nn.Conv2d(width, 3, 3, padding=1), nn.Tanh(),
+            )  # fmt: skip
+            self.critic = nn.Sequential(
+                *down(3, width), *down(width, 2 * width), *down(2 * width, 4 * width), *down(4 * width, 8 * width),
+                nn.Flatten(), nn.LazyLinear(1),
+            )  # fmt: skip
+
+        def training_step(self, batch_of: Any, number: int) -> None:
+            first, second = self.optimizers()
+            real = normal(sizes, number, batch, 3, 64, 64)
+            fake = self.generator(normal(sizes, number + 1, batch, 64, 4, 4))
+            self.manual_backward(F.softplus(-self.critic(real)).mean() + F.softplus(self.critic(fake.detach())).mean())
+            second.step()
+            second.zero_grad()
+            self.manual_backward(F.softplus(-self.critic(fake)).mean())
+            first.step()
+            first.zero_grad()
+            second.zero_grad()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [adamw(self.generator), adamw(self.critic)]
+
+    gan = Gan()
+    gan.critic(torch.zeros(1, 3, 64, 64))
+    gan = gan.to(sizes.device)
+
+    def train(count: int, on_step: OnStep) -> None:
+        class Callback(pl.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, *unused: Any) -> None:
+                on_step()
+
+        pl.Trainer(
+            max_epochs=1,
+            accelerator="cpu" if sizes.device.type == "cpu" else "gpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[Callback()],
+        ).fit(gan, torch.utils.data.DataLoader(range(count)))
+
+    return Program(gan, train)
+
+
+def vit(sizes: Sizes) -> Program:
+    """ViT-L of timm, autocast to fp16 with a `GradScaler`, two backward passes a step."""
+    import timm
+
+    model = timm.create_model("vit_tiny_patch16_224" if sizes.is_small else "vit_large_patch16_224").to(sizes.device)
+    optimizer = adamw(model)
+    scaler = torch.amp.GradScaler(sizes.device.type, enabled=not sizes.is_small)
+    batch = sizes.pick(32, 2)
+
+    def step(number: int) -> None:
+        for half in range(2):
+            images = normal(sizes, 2 * number + half, batch, 3, 224, 224)
+            with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.float16):
+                loss = F.cross_entropy(model(images), torch.arange(batch, device=sizes.device)) / 2
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.blocks))
+
+
+def efficientnet(sizes: Sizes) -> Program:
+    """EfficientNet of timm, channels last, with a mean of its weights, evaluated between steps."""
+    import timm
+
+    model = timm.create_model("efficientnet_b0" if sizes.is_small else "efficientnet_b4", drop_path_rate=0.2)
+    model = model.to(sizes.device, memory_format=torch.channels_last)
+    mean = timm.utils.ModelEmaV3(model, decay=0.99)
+    optimizer = adamw(model)
+    batch, side = sizes.pick(64, 2), sizes.pick(320, 32)
+    labels = torch.arange(batch, device=sizes.device) % 1000
+
+    def step(number: int) -> None:
+        images = normal(sizes, number, batch, 3, side, side).contiguous(memory_format=torch.channels_last)
+        with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(images), labels)
+        optimized(model, loss, optimizer)
+        mean.update(model)
+        if number % 8 == 7:
+            model.eval()
+            with torch.no_grad():
+                model(images)
+            model.train()
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count))
+
+
+def swin(sizes: Sizes) -> Program:
+    """Swin of torchvision, of windows that are shifted, in bf16."""
+    import torchvision
+
+    model = torchvision.models.swin_v2_t() if sizes.is_small else torchvision.models.swin_v2_b()
+    return images_of(sizes, model, sizes.pick(32, 1), sizes.pick(256, 64))
+
+
+def images_of(sizes: Sizes, model: nn.Module, batch: int, side: int) -> Program:
+    model = model.to(sizes.device)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        images = normal(sizes, number, batch, 3, side, side)
+        with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
+            loss = F.cross_entropy(model(images), torch.arange(batch, device=sizes.device) % 1000)
+        optimized(model, loss, optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count))
+
+
+def segmentation(sizes: Sizes) -> Program:
+    """DeepLabV3 of torchvision, which has two losses."""
+    import torchvision
+
+    model = torchvision.models.segmentation.deeplabv3_resnet50(weights_backbone=None, aux_loss=True).to(sizes.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    batch, side = sizes.pick(16, 2), sizes.pick(480, 64)
+
+    def step(number: int) -> None:
+        labels = ids(sizes, number, batch, side, side, vocabulary=21)
+        output = model(normal(sizes, number, batch, 3, side, side))
+        loss = F.cross_entropy(output["out"], labels) + 0.4 * F.cross_entropy(output["aux"], labels)
+        optimized(model, loss, optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count))
+
+
+def detection(sizes: Sizes) -> Program:
+    """Faster R-CNN of torchvision: other sizes in each step, and as many boxes as it finds."""
+    import torchvision
+
+    model = torchvision.models.detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=21)
+    model = model.to(sizes.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch, side = sizes.pick(4, 1), sizes.pick(640, 64)
+
+    def step(number: int) -> None:
+        images = [normal(sizes, number + i, 3, side, side + 32 * (number % 5)) for i in range(batch)]
+        boxes = torch.tensor([[8.0, 8.0, 40.0, 50.0], [16.0, 4.0, 60.0, 60.0]], device=sizes.device)
+        labels = torch.tensor([1, 2], device=sizes.device)
+        losses = model(images, [{"boxes": boxes, "labels": labels}] * batch)
+        optimized(model, sum(losses.values()), optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count))
+
+
+# Graphs and sequences.
+
+
+def gcn(sizes: Sizes) -> Program:
+    """A GCN of PyTorch Geometric, of another number of nodes in each step."""
+    from torch_geometric.nn import GCN
+
+    return graphs(sizes, GCN(sizes.pick(256, 16), sizes.pick(512, 16), sizes.pick(6, 2), 64), sizes.pick(80_000, 300))
+
+
+def gat(sizes: Sizes) -> Program:
+    """Attention over a graph, by PyTorch Geometric."""
+    from torch_geometric.nn import GAT
+
+    model = GAT(sizes.pick(256, 16), sizes.pick(256, 16), sizes.pick(4, 2), 64, heads=4)
+    return graphs(sizes, model, sizes.pick(60_000, 300))
+
+
+def graphs(sizes: Sizes, model: nn.Module, most: int) -> Program:
+    model = model.to(sizes.device)
+    optimizer = adamw(model)
+
+    def step(number: int) -> None:
+        nodes = most - most // 10 * (number * 7 % 5) + number
+        features = normal(sizes, number, nodes, model.in_channels)
+        edges = ids(sizes, number, 2, nodes * 6, vocabulary=nodes)
+        labels = torch.arange(nodes, device=sizes.device) % 64
+        optimized(model, F.cross_entropy(model(features, edges), labels), optimizer)
+
+    return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.convs))
+
+
+def lstm(sizes: Sizes) -> Program:
+    """A language model of two LSTM layers whose state goes from step to step, detached."""
+    vocabulary, width = sizes.pick(16384, 64), sizes.pick(1024, 32)
+    model = nn.ModuleDict(
+        {
+            "embedding": nn.Embedding(vocabulary, width),
+            "lstm": nn.LSTM(width, width, 2, batch_first=True),
+            "head": nn.Linear(width, vocabulary),
+        }
+    ).to(sizes.device)
+    optimizer = adamw(model)
+    batch, length = sizes.pick(64, 4), sizes.pick(256, 16)
+
+    def train(count: int, on_step: OnStep) -> None:
+        state = None
+        for number in range(count):
+            text = ids(sizes, number, batch, length, vocabulary=vocabulary)
+            hidden, state = model["lstm"](model["embedding"](text), state)
+            state = tuple(each.detach() for each in state)
+            optimized(model, F.cross_entropy(model["head"](hidden).flatten(0, 1), text.flatten()), optimizer)
+            on_step()
+
+    return Program(model, train)
+
+
+#: Those of the table in docs/benchmarks.md.
+TIMED = {"qwen3": qwen3, "lora": lora, "convnext": convnext, "vit": vit, "gcn": gcn}
+#: More, of which is only asked that budgets hold and change no bit.
+OTHERS = {
+    "bert_accumulated": bert_accumulated,
+    "t5": t5,
+    "mamba": mamba,
+    "lightning_gan": lightning_gan,
+    "efficientnet": efficientnet,
+    "swin": swin,
+    "segmentation": segmentation,
+    "detection": detection,
+    "gat": gat,
+    "lstm": lstm,
+}
+
+
+def make(name: str, sizes: Sizes) -> Program:
+    torch.manual_seed(0)
+    with sizes.device:
+        return (TIMED | OTHERS)[name](sizes)
+
+
+def parameters(program: Program) -> Iterator[Tensor]:
+    yield from program.model.parameters()
+    yield from program.model.buffers()
