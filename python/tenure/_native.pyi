@@ -43,6 +43,7 @@ __all__ = [
     "module_stream",
     "own_bytes",
     "owns_shared_cache",
+    "parse_amount",
     "placed_in",
     "publish_shared_parameters",
     "recv_shared_cache",

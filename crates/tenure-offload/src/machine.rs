@@ -27,7 +27,7 @@ pub struct Machine {
     pub slack_bytes: u64,
     /// Bytes a second that it reads and writes there.
     pub bandwidth: u64,
-    /// What the host takes for an operation that is computed again, in nanoseconds, beside the time of the operation: a
+    /// The host's time for each operation that is computed again, in nanoseconds, beside the time of the operation: a
     /// device may have nothing else to do meanwhile.
     pub launch_ns: u64,
     /// What it can spill to, the fastest first.

@@ -112,8 +112,8 @@ impl Memory {
         self.device().is_some_and(|device| matches!(device.driver().executor(), Executor::Sim(_)))
     }
 
-    /// What the host takes for an operation that is computed again, in nanoseconds: it notes it where it is asked for
-    /// first, and asks for it again. Where the host itself computes, that counts as time of the operation.
+    /// The host's time for each operation that is computed again, in nanoseconds: the host notes the operation where it is
+    /// asked for first, and asks for it again. Where the host itself computes, that is time of the operation.
     pub(crate) fn launch_ns(&self) -> u64 {
         if self.device().is_none() || self.is_simulated() { 0 } else { LAUNCH_NS }
     }
