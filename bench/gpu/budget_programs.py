@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     apply(args.way, program)
     figures: dict[str, Any] = {}
     ends: list[float] = []
-    highest = 0
+    peaks = [0]
 
     def wait() -> None:
         if device.type == "cuda":
@@ -98,6 +98,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if len(ends) + 1 in (FIRST, args.steps):
             wait()
         ends.append(time.perf_counter())
+        if device.type == "cuda":
+            # A budget resets the peak where its step begins.
+            peaks.append(torch.cuda.max_memory_reserved())
 
     around: Any = save_on_cpu(pin_memory=True) if args.way == "save_on_cpu" else nullcontext()
     if args.budget:
@@ -121,8 +124,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         figures["ms"] = (ends[-1] - ends[FIRST - 1]) * 1e3 / (args.steps - FIRST)
     figures["steps"] = len(ends)
     if device.type == "cuda":
-        highest = torch.cuda.max_memory_reserved()
-        figures |= {"allocated_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": highest}
+        figures["reserved_bytes"] = max(*peaks, torch.cuda.max_memory_reserved())
     if args.bits:
         figures["bits"] = bits_of(program)
     return figures

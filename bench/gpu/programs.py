@@ -63,14 +63,14 @@ def drawing(sizes: Sizes, seed: int) -> torch.Generator:
     return torch.Generator(sizes.device).manual_seed(seed)
 
 
-def optimized(model: nn.Module, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def optimized(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=1e-4, **options)
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=1e-4)
 
 
 # Language models of transformers.
@@ -232,7 +232,7 @@ def mamba(sizes: Sizes) -> Program:
 
     def step(number: int) -> None:
         text = ids(sizes, number, batch, length, vocabulary=config.vocab_size)
-        optimized(model, model(input_ids=text, labels=text).loss, optimizer)
+        optimized(model(input_ids=text, labels=text).loss, optimizer)
 
     return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.backbone.layers))
 
@@ -273,24 +273,29 @@ def lightning(
 
     task = Task().to(sizes.device)
 
-    def train(count: int, on_step: OnStep) -> None:
-        class Callback(pl.Callback):  # type: ignore[misc]
-            def on_train_batch_end(self, *unused: Any) -> None:
-                on_step()
+    options = {"precision": "32-true" if sizes.is_small else precision}
+    return Program(task, lambda count, on_step: fit(sizes, task, count, on_step, **options), blocks)
 
-        pl.Trainer(
-            max_steps=count,
-            precision="32-true" if sizes.is_small else precision,
-            accelerator="cpu" if sizes.device.type == "cpu" else "gpu",
-            devices=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[Callback()],
-        ).fit(task, torch.utils.data.DataLoader(range(count)))
 
-    return Program(task, train, blocks)
+def fit(sizes: Sizes, task: Any, count: int, on_step: OnStep, **options: Any) -> None:
+    """Has Lightning's `Trainer` train for one pass over as many numbers."""
+    import lightning.pytorch as pl
+
+    class Callback(pl.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, *unused: Any) -> None:
+            on_step()
+
+    pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu" if sizes.device.type == "cpu" else "gpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Callback()],
+        **options,
+    ).fit(task, torch.utils.data.DataLoader(range(count)))
 
 
 def lightning_gan(sizes: Sizes) -> Program:
@@ -337,23 +342,7 @@ def lightning_gan(sizes: Sizes) -> Program:
     gan.critic(torch.zeros(1, 3, 64, 64))
     gan = gan.to(sizes.device)
 
-    def train(count: int, on_step: OnStep) -> None:
-        class Callback(pl.Callback):  # type: ignore[misc]
-            def on_train_batch_end(self, *unused: Any) -> None:
-                on_step()
-
-        pl.Trainer(
-            max_epochs=1,
-            accelerator="cpu" if sizes.device.type == "cpu" else "gpu",
-            devices=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[Callback()],
-        ).fit(gan, torch.utils.data.DataLoader(range(count)))
-
-    return Program(gan, train)
+    return Program(gan, lambda count, on_step: fit(sizes, gan, count, on_step))
 
 
 def vit(sizes: Sizes) -> Program:
@@ -393,7 +382,7 @@ def efficientnet(sizes: Sizes) -> Program:
         images = normal(sizes, number, batch, 3, side, side).contiguous(memory_format=torch.channels_last)
         with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
             loss = F.cross_entropy(model(images), labels)
-        optimized(model, loss, optimizer)
+        optimized(loss, optimizer)
         mean.update(model)
         if number % 8 == 7:
             model.eval()
@@ -420,7 +409,7 @@ def images_of(sizes: Sizes, model: nn.Module, batch: int, side: int) -> Program:
         images = normal(sizes, number, batch, 3, side, side)
         with nullcontext() if sizes.is_small else torch.autocast(sizes.device.type, torch.bfloat16):
             loss = F.cross_entropy(model(images), torch.arange(batch, device=sizes.device) % 1000)
-        optimized(model, loss, optimizer)
+        optimized(loss, optimizer)
 
     return Program(model, lambda count, on_step: steps_of(step, on_step, count))
 
@@ -437,7 +426,7 @@ def segmentation(sizes: Sizes) -> Program:
         labels = ids(sizes, number, batch, side, side, vocabulary=21)
         output = model(normal(sizes, number, batch, 3, side, side))
         loss = F.cross_entropy(output["out"], labels) + 0.4 * F.cross_entropy(output["aux"], labels)
-        optimized(model, loss, optimizer)
+        optimized(loss, optimizer)
 
     return Program(model, lambda count, on_step: steps_of(step, on_step, count))
 
@@ -456,7 +445,7 @@ def detection(sizes: Sizes) -> Program:
         boxes = torch.tensor([[8.0, 8.0, 40.0, 50.0], [16.0, 4.0, 60.0, 60.0]], device=sizes.device)
         labels = torch.tensor([1, 2], device=sizes.device)
         losses = model(images, [{"boxes": boxes, "labels": labels}] * batch)
-        optimized(model, sum(losses.values()), optimizer)
+        optimized(sum(losses.values()), optimizer)
 
     return Program(model, lambda count, on_step: steps_of(step, on_step, count))
 
@@ -488,7 +477,7 @@ def graphs(sizes: Sizes, model: nn.Module, most: int) -> Program:
         features = normal(sizes, number, nodes, model.in_channels)
         edges = ids(sizes, number, 2, nodes * 6, vocabulary=nodes)
         labels = torch.arange(nodes, device=sizes.device) % 64
-        optimized(model, F.cross_entropy(model(features, edges), labels), optimizer)
+        optimized(F.cross_entropy(model(features, edges), labels), optimizer)
 
     return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.convs))
 
@@ -512,7 +501,7 @@ def lstm(sizes: Sizes) -> Program:
             text = ids(sizes, number, batch, length, vocabulary=vocabulary)
             hidden, state = model["lstm"](model["embedding"](text), state)
             state = tuple(each.detach() for each in state)
-            optimized(model, F.cross_entropy(model["head"](hidden).flatten(0, 1), text.flatten()), optimizer)
+            optimized(F.cross_entropy(model["head"](hidden).flatten(0, 1), text.flatten()), optimizer)
             on_step()
 
     return Program(model, train)

@@ -36,3 +36,22 @@ def nobody_is_asked_to_yield() -> Iterator[None]:
     sys.setswitchinterval(1000)
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Two runs of PyTorch on the CPU add the same numbers in the same order."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def deterministic(one_thread: None) -> Iterator[None]:
+    """Two runs of PyTorch compute the same bits."""
+    torch = pytest.importorskip("torch")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,8 +23,6 @@ numpy = pytest.importorskip("numpy")
 
 import tenure  # noqa: E402
 import tenure.torch  # noqa: E402
-from tenure import _native  # noqa: E402
-from tenure.torch.recipes import operations  # noqa: E402
 
 from torch import Tensor, nn  # noqa: E402  isort: skip
 from torch.autograd import Function  # noqa: E402  isort: skip
@@ -34,13 +32,7 @@ MIB = 1 << 20
 STEPS = 5
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two runs add the same numbers in the same order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Block(nn.Module):
@@ -792,55 +784,3 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
         many_saved(model).backward()
         report = budget.report()
         assert report is not None and report.peak_bytes is not None and report.peak_bytes < 40 * MIB
-
-
-@pytest.mark.parametrize(
-    ("memory", "options", "words"),
-    [
-        (0, {}, "expected a number of bytes above 0"),
-        (True, {}, "expected a number of bytes"),
-        ("half", {}, 'memory="half": expected a whole number of bytes, .* such as 12GiB or 60%'),
-        ("12 gigs", {}, "such as 12GiB or 60%"),
-        ("0%", {}, "memory='0%': expected more than none"),
-        ("0MiB", {}, "expected more than none"),
-        ("101%", {}, "such as 12GiB or 60%"),
-        ("99999999TiB", {}, "more than 2.64 bytes"),
-        (MIB, {"spill": "/does/not/exist"}, "/does/not/exist"),
-        (MIB, {"spill_bytes": 1 << 60}, "free"),
-        (MIB, {"spill_bytes": -1}, "spill_bytes=-1: expected a number of bytes above 0"),
-        (MIB, {"host_bytes": 0.5}, "host_bytes=0.5: expected a number of bytes above 0"),
-        (MIB, {"host_bytes": "50%"}, "host_bytes='50%': a share has no meaning here"),
-        (MIB, {"planner": "best"}, "expected 'scheduled'"),
-        (MIB, {"codec": "zip"}, 'no codec "zip": none, zeros and planes lose nothing'),
-    ],
-)
-def test_mistakes_are_told(memory: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(tenure.Error, match=words) as told:
-        tenure.torch.budget(linear(), memory, **options)
-    assert len(str(told.value).splitlines()) == 1
-
-
-def test_amounts_may_be_text_with_units(tmp_path: Path) -> None:
-    with tenure.torch.budget(linear(), "3 GiB", spill=tmp_path, spill_bytes="64MiB", host_bytes="1GB") as budget:
-        assert budget.bytes == 3 << 30
-
-
-def test_mistakes_with_models_and_blocks_are_told(tmp_path: Path) -> None:
-    with pytest.raises(tenure.Error, match="a budget is of a torch.nn.Module, not of list"):
-        tenure.torch.budget([linear()], MIB)
-    with pytest.raises(tenure.Error, match="nowhere, as it has no parameters"):
-        tenure.torch.budget(nn.ReLU(), MIB)
-    with pytest.raises(tenure.Error, match="the model is on meta"):
-        tenure.torch.budget(nn.Linear(1, 1, device="meta"), MIB)
-    with pytest.raises(tenure.Error, match="the model is on cpu, meta"):
-        tenure.torch.budget(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), MIB)
-    model = linear()
-    with budgeted(model, tmp_path) as budget, pytest.raises(tenure.Error, match="cpu has a budget already"):
-        budgeted(model, tmp_path)
-    with pytest.raises(tenure.Error, match="this budget is over"), budget:
-        pass
-
-
-def test_a_native_budget_refuses_what_it_cannot_manage() -> None:
-    with pytest.raises(tenure.Error, match="does not manage the memory of cuda:63"):
-        _native.Budget(63, ([], None, None), None, "scheduled", operations())

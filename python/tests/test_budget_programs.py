@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,7 @@ import tenure.torch  # noqa: E402
 SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "8")))
 
 
-@pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    """Two runs add the same numbers in the same order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("deterministic")
 
 
 def held(folder: Path) -> int:

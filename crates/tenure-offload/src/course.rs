@@ -1,4 +1,4 @@
-//! What a step goes by: a measurement, a plan, or nothing.
+//! The course of a step: a measurement, a plan, or nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::measured::Measured;
 use crate::profiled::{Event, Profiled};
 use crate::schedule::{Action, Schedule};
 
-/// What a step goes by.
+/// The course of a step: it says what is done at each point.
 #[derive(Default)]
 pub(crate) enum Course {
     /// There is no step.
@@ -114,7 +114,7 @@ impl Course {
         })
     }
 
-    /// What is done where an event has happened.
+    /// The actions that follow an event.
     pub(crate) fn next(&mut self, event: Event, first: HeldId) -> Vec<(HeldId, Action)> {
         let Self::Planned { profiled, planned, events, .. } = self else { return Vec::new() };
         let point = *events;

@@ -85,20 +85,20 @@ impl From<MoverError> for OffloadError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// Whatever is spilled.
+    /// The budget is too small, whatever is spilled.
     #[error(
         "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when} ({}); take a smaller \
          batch, or a budget of at least {least_bytes}",
         needed.in_words()
     )]
     TooSmall {
-        /// What was asked for.
+        /// The budget that was asked for.
         budget_bytes: u64,
-        /// What would do.
+        /// The least budget that works.
         least_bytes: u64,
         /// The interval that needs most, in words.
         when: String,
-        /// What it needs them for.
+        /// The bytes of that interval, by what it needs them for.
         needed: Needed,
     },
     /// Times, bytes or bandwidths that no problem can have.
@@ -106,18 +106,18 @@ pub enum ProfileError {
     Problem(#[from] ProblemError),
 }
 
-/// What an interval's memory is needed for, in bytes.
+/// An interval's memory, by what it is needed for, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needed {
-    /// What nobody spills, by what it is for, as far as somebody said.
+    /// Memory that is never spilled, by what it is for, as far as front ends said.
     pub known: Vec<(Tag, u64)>,
-    /// What is there in all of the step, `known` included.
+    /// Memory that is allocated in all of the step, `known` included.
     pub always_bytes: u64,
     /// All beside what is saved, `known` and `always_bytes` included.
     pub other_bytes: u64,
-    /// What was saved, or stays from step to step, and cannot be elsewhere then.
+    /// Saved tensors and residents that cannot be elsewhere then.
     pub used_bytes: u64,
-    /// What is kept free, or for bytes on their way.
+    /// Memory that is kept free, or for bytes on their way.
     pub aside_bytes: u64,
 }
 
