@@ -157,7 +157,7 @@ def moved(report: tenure.torch.StepReport) -> bool:
 
 @pytest.mark.parametrize(("make", "share"), [(transformer, 60), (convolutions, 75)])
 def test_steps_within_a_budget_learn_the_same(make: Callable[[], Any], share: int, tmp_path: Path) -> None:
-    run = train(make(), f"{share}%", spill=tmp_path)
+    run = train(make(), f"{share}%", spill=tmp_path, spill_bytes=512 * MIB)
     assert run == train(make())
     plain, planned = run.reports[:2], run.reports[2:]
     assert all(report.peak_bytes and not moved(report) and report.budget_bytes is None for report in plain)
@@ -190,7 +190,7 @@ def test_a_budget_in_bytes_holds_from_the_first_step(tmp_path: Path) -> None:
     plain = train(transformer(), "100%").reports[1].peak_bytes
     assert plain is not None
     budget = plain * 7 // 10
-    run = train(transformer(), budget, spill=[tmp_path])
+    run = train(transformer(), budget, spill=[tmp_path], spill_bytes=512 * MIB)
     assert run == train(transformer())
     first, second, *planned = run.reports
     for report in (first, second):
@@ -222,7 +222,8 @@ def test_the_least_budget_that_is_named_works() -> None:
             optimizer.zero_grad()
             budget.report()
         least = budget.least_bytes
-    del model, loss_of, optimizer
+    # A budget has its model, also when it is over.
+    del model, loss_of, optimizer, budget
     gc.collect()
     assert least is not None
     run = train(transformer(), least)
@@ -263,7 +264,7 @@ def test_checkpoints_and_mixed_precision_are_as_without(checkpoints: str, tmp_pa
 
         return model, loss
 
-    run = train(make(), "90%", spill=tmp_path)
+    run = train(make(), "90%", spill=tmp_path, spill_bytes=512 * MIB)
     assert run == train(make())
     assert all(report.is_planned and moved(report) for report in run.reports[2:])
 
@@ -281,8 +282,14 @@ def test_compiled_models_have_budgets(what: str, tmp_path: Path) -> None:
         else:
             compiled = torch.compile(model, backend="aot_eager")
             images = torch.linspace(-1, 1, 32 * 3 * 64 * 64).view(32, 3, 64, 64)
-            return train((model, lambda number: compiled(images + number).square().mean()), memory, 4, spill=tmp_path)
-        return train((model, loss_of), memory, 4, spill=tmp_path)
+            return train(
+                (model, lambda number: compiled(images + number).square().mean()),
+                memory,
+                4,
+                spill=tmp_path,
+                spill_bytes=512 * MIB,
+            )
+        return train((model, loss_of), memory, 4, spill=tmp_path, spill_bytes=512 * MIB)
 
     # Of one graph all comes back at once.
     within = run(64 * MIB if what == "model" else 48 * MIB)
@@ -375,7 +382,7 @@ def linear() -> Any:
 
 
 def budgeted(model: Any, folder: Path, memory: int = 48 * MIB) -> Any:
-    return tenure.torch.budget(model, memory, spill=folder)
+    return tenure.torch.budget(model, memory, spill=folder, spill_bytes=512 * MIB)
 
 
 def test_aliases_and_views_are_saved_once_and_weights_never(tmp_path: Path) -> None:
@@ -488,7 +495,7 @@ def test_any_model_has_the_same_gradients_and_errors(tmp_path: Path) -> None:
 def test_what_the_planner_was_asked_can_be_written(tmp_path: Path) -> None:
     model, loss_of = transformer()
     path = tmp_path / "problem.json"
-    with tenure.torch.budget(model, "70%", spill=tmp_path) as budget:
+    with tenure.torch.budget(model, "70%", spill=tmp_path, spill_bytes=512 * MIB) as budget:
         with pytest.raises(tenure.Error, match="there is no plan yet"):
             budget.write_problem(path)
         for number in range(STEPS):
@@ -621,7 +628,7 @@ def test_threads_and_small_tensors_get_along(tmp_path: Path) -> None:
                 (model(x) * torch.from_numpy(numpy.ones((4, 1), dtype="f4"))).sum().backward()
                 assert budget.bytes is None or budget.bytes > 0
 
-    with tenure.torch.budget(model, 64 * MIB, spill=tmp_path) as budget:
+    with tenure.torch.budget(model, 64 * MIB, spill=tmp_path, spill_bytes=512 * MIB) as budget:
         threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -646,7 +653,7 @@ def test_threads_compute_and_go_back_at_once(tmp_path: Path) -> None:
         except BaseException as error:
             failed.append(error)
 
-    with tenure.torch.budget(everything, 256 * MIB, spill=tmp_path) as budget:
+    with tenure.torch.budget(everything, 256 * MIB, spill=tmp_path, spill_bytes=512 * MIB) as budget:
         with budget.step():
             threads = [threading.Thread(target=work, args=(model,)) for model in models]
             for thread in threads:
@@ -705,7 +712,7 @@ def test_borders_can_be_told(tmp_path: Path) -> None:
 
 def test_a_share_is_kept_to_where_every_step_has_other_sizes(tmp_path: Path) -> None:
     model, plain = linear(), linear()
-    with tenure.torch.budget(model, "90%", spill=tmp_path) as budget:
+    with tenure.torch.budget(model, "90%", spill=tmp_path, spill_bytes=512 * MIB) as budget:
         for rows in range(4096, 4096 - 5 * 64, -64):
             x = torch.linspace(-1, 1, rows * 512).view(rows, 512)
             for each in (model, plain):
@@ -738,11 +745,11 @@ def test_what_finds_no_room_stays_in_steps_that_are_measured_and_then_is_compute
 
     model, plain = made(), made()
     work(plain)
-    with tenure.torch.budget(model, "90%", spill=tmp_path) as measured:
+    with tenure.torch.budget(model, "90%", spill=tmp_path, spill_bytes=512 * MIB) as measured:
         work(model)
     assert measured.plain_bytes is not None
     reports = []
-    with tenure.torch.budget(model, measured.plain_bytes * 7 // 10, spill=tmp_path, spill_bytes=12 * MIB) as budget:
+    with tenure.torch.budget(model, measured.plain_bytes * 3 // 4, spill=tmp_path, spill_bytes=12 * MIB) as budget:
         for _ in range(4):
             work(model)
             reports.append(budget.report())
@@ -760,7 +767,7 @@ def test_what_is_encoded_comes_back(codec: Any, tmp_path: Path) -> None:
 
     model, plain = linear(), linear()
     work(plain)
-    with tenure.torch.budget(model, 48 * MIB, spill=tmp_path, codec=codec) as budget:
+    with tenure.torch.budget(model, 48 * MIB, spill=tmp_path, spill_bytes=512 * MIB, codec=codec) as budget:
         work(model)
         report = budget.report()
         assert report is not None and report.codec == codec and moved(report)

@@ -24,7 +24,7 @@ def linear() -> Any:
 
 
 def budgeted(model: Any, folder: Path) -> Any:
-    return tenure.torch.budget(model, 48 * MIB, spill=folder)
+    return tenure.torch.budget(model, 48 * MIB, spill=folder, spill_bytes=512 * MIB)
 
 
 @pytest.mark.parametrize(

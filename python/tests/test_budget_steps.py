@@ -159,7 +159,7 @@ def test_a_budget_holds_whatever_calls_the_model(make: Callable[[], Any], loop: 
     reports: list[tenure.torch.StepReport] = []
     plain = train(None, make())
     model = make()
-    with tenure.torch.budget(model, "80%", spill=tmp_path) as budget:
+    with tenure.torch.budget(model, "80%", spill=tmp_path, spill_bytes=512 * MIB) as budget:
         assert train(budget, model) == plain
         memory = budget.bytes
     assert memory is not None and len(reports) >= 8
@@ -187,7 +187,7 @@ def test_critics_and_generators_take_turns(tmp_path: Path) -> None:
 
     plain = train(nn.ModuleList([Net(), Net()]), False)
     models = nn.ModuleList([Net(), Net()])
-    with tenure.torch.budget(models, "80%", spill=tmp_path) as budget:
+    with tenure.torch.budget(models, "80%", spill=tmp_path, spill_bytes=512 * MIB) as budget:
         assert train(models, True) == plain
         report = budget.report()
     assert report is not None and report.is_planned, report
@@ -195,7 +195,10 @@ def test_critics_and_generators_take_turns(tmp_path: Path) -> None:
 
 def test_a_budget_in_bytes_is_enforced_from_the_first_allocation(tmp_path: Path) -> None:
     model = Net()
-    with tenure.torch.budget(model, 16 * MIB, spill=tmp_path), pytest.raises(torch.OutOfMemoryError):
+    with (
+        tenure.torch.budget(model, 16 * MIB, spill=tmp_path, spill_bytes=512 * MIB),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
         torch.empty(32 * MIB)
 
 
@@ -213,7 +216,7 @@ def looked_at(model: Any) -> list[bool]:
 def test_a_step_that_fits_is_left_alone(tmp_path: Path) -> None:
     model = Net()
     found = looked_at(model)
-    with tenure.torch.budget(model, 256 * MIB, spill=tmp_path) as budget:
+    with tenure.torch.budget(model, 256 * MIB, spill=tmp_path, spill_bytes=512 * MIB) as budget:
         for number in range(4):
             whole(model, number)
             report = budget.report()
@@ -239,7 +242,7 @@ def test_a_step_that_fits_is_left_alone(tmp_path: Path) -> None:
 def test_sizes_that_change_each_step_cost_nothing_where_they_fit(tmp_path: Path) -> None:
     model = Net()
     found = looked_at(model)
-    with tenure.torch.budget(model, 256 * MIB, spill=tmp_path) as budget:
+    with tenure.torch.budget(model, 256 * MIB, spill=tmp_path, spill_bytes=512 * MIB) as budget:
         for number in range(12):
             rows = 3 * ROWS_OF_A_MIB + 7 * (number * 5 % 12)
             model(torch.ones(rows, WIDTH)).sum().backward()
@@ -252,7 +255,7 @@ def test_a_step_that_takes_more_than_it_did_is_watched_again(tmp_path: Path) -> 
     model, plain = Net(), Net()
     found = looked_at(model)
     memory = 128 * MIB
-    with tenure.torch.budget(model, memory, spill=tmp_path) as budget:
+    with tenure.torch.budget(model, memory, spill=tmp_path, spill_bytes=512 * MIB) as budget:
         for number in range(7):
             model.zero_grad()
             model.times = 6 if number > 2 else 1
