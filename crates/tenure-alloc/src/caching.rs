@@ -68,6 +68,13 @@ pub trait CachingAllocator: Resource {
     /// Gives every physical byte that no block lives on back to the backing (`empty_cache`).
     fn release_cached(&self) -> Result<(), AllocError>;
 
+    /// Says that the program begins to repeat itself, as where a training step begins. An allocator may let go of
+    /// what the last cycles had no use for, where that costs no memory.
+    ///
+    /// # Errors
+    /// The backing fails.
+    fn begin_cycle(&self) -> Result<(), AllocError>;
+
     /// Counters, under PyTorch's names and per tag.
     fn statistics(&self) -> Statistics;
 

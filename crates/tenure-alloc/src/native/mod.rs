@@ -121,6 +121,11 @@ impl CachingAllocator for NativeAllocator {
         self.release(Engine::release_cached)
     }
 
+    /// Does nothing: segments stay where they are.
+    fn begin_cycle(&self) -> Result<(), AllocError> {
+        Ok(())
+    }
+
     fn statistics(&self) -> Statistics {
         self.engine.lock().statistics.clone()
     }

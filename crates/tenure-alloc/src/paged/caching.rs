@@ -48,6 +48,13 @@ impl CachingAllocator for PagedAllocator {
         Ok(self.state.lock().release_whole()?)
     }
 
+    /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
+    fn begin_cycle(&self) -> Result<(), AllocError> {
+        self.unpark();
+        let mut state = self.state.lock();
+        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle()?) }
+    }
+
     fn statistics(&self) -> Statistics {
         // All locks at once, heaps first: the figures are of one moment.
         let mut heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();

@@ -31,10 +31,22 @@ pub struct Config {
     pub chunk_share: f64,
     /// A new block is made of about so many new chunks at most.
     pub block_chunks: u64,
+    /// New chunks are so many times as large while the memory has a limit: there free memory is pieced together whatever it
+    /// is made of, and each piece costs time.
+    pub limited_coarseness: u64,
     /// Windows that hold no block are unmapped when there are more mappings than this for each chunk.
     pub mappings_per_chunk: usize,
     /// Address space to reserve, in bytes; `None` for 64 times the device's memory, but 1 to 64 TiB.
     pub address_space_bytes: Option<u64>,
+}
+
+/// What new chunks are for.
+#[derive(Clone, Copy)]
+pub(super) struct ChunksFor {
+    /// For one of many blocks that are placed before one is freed.
+    pub(super) in_streak: bool,
+    /// For memory that has a limit.
+    pub(super) is_limited: bool,
 }
 
 impl Default for Config {
@@ -47,6 +59,7 @@ impl Default for Config {
             max_chunk_bytes: 64 << 20,
             chunk_share: 1.0 / 400.0,
             block_chunks: 48,
+            limited_coarseness: 1,
             mappings_per_chunk: 16,
             address_space_bytes: None,
         }
@@ -64,6 +77,7 @@ impl Config {
             min_chunk_bytes: 2 << 20,
             chunk_share: 1.0 / 2560.0,
             block_chunks: 192,
+            limited_coarseness: 4,
             ..Self::default()
         }
     }
@@ -93,6 +107,9 @@ impl Config {
         if self.block_chunks == 0 {
             return invalid("block_chunks", "0".to_owned(), "a block needs at least one chunk");
         }
+        if self.limited_coarseness == 0 {
+            return invalid("limited_coarseness", "0".to_owned(), "it must be at least 1");
+        }
         if self.mappings_per_chunk == 0 {
             return invalid("mappings_per_chunk", "0".to_owned(), "a chunk needs at least one mapping");
         }
@@ -106,10 +123,12 @@ impl Config {
 
     /// Bytes of new chunks for a block of `bytes` bytes when so many are reserved. Blocks of a streak live long: fewer
     /// and larger chunks do for them. So they do for a huge block, whose many chunks would cost much.
-    pub(super) fn chunk_bytes(&self, bytes: u64, reserved: u64, in_streak: bool, granularity: u64) -> u64 {
-        let share = ((reserved as f64 * self.chunk_share) as u64).max(self.min_chunk_bytes);
-        let share = if in_streak { 2 * share } else { share };
-        let least = share.max(bytes / self.block_chunks);
+    pub(super) fn chunk_bytes(&self, bytes: u64, reserved: u64, chunks_for: ChunksFor, granularity: u64) -> u64 {
+        let coarseness = if chunks_for.is_limited { self.limited_coarseness } else { 1 };
+        let share = (reserved as f64 * self.chunk_share) as u64 * coarseness;
+        let share = share.max(self.min_chunk_bytes);
+        let share = if chunks_for.in_streak { 2 * share } else { share };
+        let least = share.max(bytes / self.block_chunks * coarseness);
         least.clamp(self.min_chunk_bytes, self.max_chunk_bytes).next_multiple_of(granularity)
     }
 }

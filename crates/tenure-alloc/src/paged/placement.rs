@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
-use super::config::SLAB_BYTES;
+use super::config::{ChunksFor, SLAB_BYTES};
 use super::state::{Effort, Refusal, State};
 use crate::{Address, BackingError};
 
@@ -93,7 +93,7 @@ impl State {
     /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
     /// requested at once.
     fn make(&mut self, bytes: u64, stream: StreamId, peak: u64, creatable: u64) -> Result<Address, Refusal> {
-        let in_streak = self.in_streak();
+        let chunks_for = ChunksFor { in_streak: self.in_streak(), is_limited: self.limit().fraction() < 1.0 };
         let held = self.reserved() + self.limit().overhead(&*self.backing);
         // The slack is that of the common space.
         let reserved = self.space.reserved;
@@ -106,7 +106,7 @@ impl State {
             all_ready &= ready[index];
         }
         let granularity = self.granularity;
-        let chunk_bytes = self.config.chunk_bytes(bytes, reserved, in_streak, granularity);
+        let chunk_bytes = self.config.chunk_bytes(bytes, reserved, chunks_for, granularity);
         let is_ready = |index: usize| ready[index];
         let need = Need { bytes, ready: &is_ready, allowance, chunk_bytes, granularity };
         if let Some(plan) = space.plan_growth(&need) {
@@ -228,6 +228,14 @@ impl State {
     fn retire_window(&mut self) -> Result<bool, BackingError> {
         let Self { space, progress, addresses, backing, .. } = self;
         space.retire_window(progress, addresses, &**backing)
+    }
+
+    /// See [`CachingAllocator::begin_cycle`](crate::CachingAllocator::begin_cycle).
+    pub(super) fn begin_cycle(&mut self) -> Result<(), BackingError> {
+        let Self { space, progress, addresses, backing, .. } = self;
+        let begun = space.begin_cycle(progress, addresses, &**backing);
+        self.count_windows();
+        begun
     }
 
     /// Undoes the creation of a chunk that is mapped nowhere. If the backing refuses, the chunk stays, free.

@@ -15,6 +15,8 @@
 //! what is freed makes chunks *stale*, and a search that comes to such a window first raises the bounds where stale
 //! chunks are mapped. Where the bound then allows a fit, the window is summed up anew.
 
+use std::collections::VecDeque;
+
 use slab::Slab;
 use tenure_core::StreamId;
 
@@ -24,6 +26,9 @@ use super::progress::{Progress, Use};
 use super::shown::Shown;
 use super::windows::{Changes, Place, Window, Windows};
 use crate::{Address, Backing, BackingError};
+
+/// A window that no cycle used is kept for so many. Where blocks lie differs a little from cycle to cycle.
+const CYCLES: usize = 4;
 
 /// Memory that blocks of one pool share.
 pub(super) struct Space {
@@ -41,6 +46,8 @@ pub(super) struct Space {
     pub(super) end_of_last: Address,
     /// Counts window uses, to find the one not used for longest.
     clock: u64,
+    /// The clock when each of the last [`CYCLES`] began.
+    cycles: VecDeque<u64>,
     shown: Shown,
 }
 
@@ -64,6 +71,7 @@ impl Space {
             stuck: Vec::new(),
             end_of_last: 0,
             clock: 0,
+            cycles: VecDeque::new(),
             shown,
         }
     }
@@ -253,8 +261,43 @@ impl Space {
         let Some((index, _)) = idle.min_by_key(|(_, window)| window.used_at) else { return Ok(false) };
         // Stamped anew, so that a window the device is not done with does not hide the others.
         self.clock += 1;
+        self.windows.get_mut(index).used_at = self.clock;
+        self.unmap(index, progress, addresses, backing)
+    }
+
+    /// Begins a cycle. Unmaps the windows that none of the last [`CYCLES`] used, if all their chunks are mapped elsewhere,
+    /// too.
+    pub(super) fn begin_cycle(
+        &mut self,
+        progress: &mut Progress,
+        addresses: &mut AddressSpace,
+        backing: &dyn Backing,
+    ) -> Result<(), BackingError> {
+        self.cycles.push_back(self.clock);
+        if self.cycles.len() <= CYCLES {
+            return Ok(());
+        }
+        let before = self.cycles.pop_front().unwrap_or(0);
+        let is_unused = |window: &Window| window.blocks == 0 && !window.is_home && window.used_at <= before;
+        let unused = self.windows.iter().filter(|(_, window)| is_unused(window)).map(|(index, _)| index);
+        for index in unused.collect::<Vec<_>>() {
+            let is_spare = |(_, chunk): &(Address, usize)| self.chunks[*chunk].mapped_at.len() > 1;
+            if self.windows.get(index).chunks.iter().all(is_spare) {
+                self.unmap(index, progress, addresses, backing)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps a window that holds no block, if the device has finished with it. Whether it has.
+    fn unmap(
+        &mut self,
+        index: usize,
+        progress: &mut Progress,
+        addresses: &mut AddressSpace,
+        backing: &dyn Backing,
+    ) -> Result<bool, BackingError> {
         let window = self.windows.get_mut(index);
-        window.used_at = self.clock;
         if !progress.is_finished(&mut window.uses)? {
             return Ok(false);
         }

@@ -234,6 +234,27 @@ fn windows_that_hold_no_block_are_unmapped_when_there_are_too_many() {
 }
 
 #[test]
+fn windows_that_cycles_did_not_use_are_unmapped_unless_chunks_are_only_there() {
+    let f = Fixture::new(tight());
+    let blocks: Vec<u64> = (0..4).map(|_| f.alloc(16 * MIB)).collect();
+    [0, 2].into_iter().for_each(|index: usize| f.free(blocks[index]));
+    let cycles = |count| (0..count).for_each(|_| f.allocator.begin_cycle().unwrap());
+    let pair = f.alloc(32 * MIB);
+    cycles(8);
+    assert_eq!(f.calls("unmap"), 0, "a window with a block stays");
+    f.free(pair);
+    f.free(f.alloc(32 * MIB));
+    cycles(4);
+    assert_eq!(f.calls("unmap"), 0, "the pair may come again");
+    cycles(1);
+    assert_eq!(f.calls("unmap"), 0, "the device may not be done with the window");
+    f.backing.pass(A);
+    cycles(1);
+    assert_eq!(f.calls("unmap"), 1, "the pair's window goes, and those of the blocks stay");
+    assert_eq!((f.reserved(), f.alloc(16 * MIB)), (64 * MIB, blocks[0]));
+}
+
+#[test]
 fn without_address_space_the_request_fails_and_says_so() {
     let f = Fixture::new(Config { address_space_bytes: Some(64 * MIB), ..tight() });
     let block = f.alloc(40 * MIB);

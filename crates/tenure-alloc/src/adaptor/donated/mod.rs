@@ -264,6 +264,10 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.release_cached()
     }
 
+    fn begin_cycle(&self) -> Result<(), AllocError> {
+        self.inner.begin_cycle()
+    }
+
     fn statistics(&self) -> Statistics {
         let mut statistics = self.inner.statistics();
         statistics.merge(self.donated.ranges.lock().statistics());
