@@ -123,8 +123,10 @@ struct OpenStep {
 /// Steps of one signature.
 #[derive(Default)]
 struct Kind {
-    /// How often they were measured: what came of each time is known by another name.
+    /// How often they were measured.
     passes: u64,
+    /// How often what was known of them was of no use any more: since then they have another signature.
+    renewals: u64,
     /// What was allocated when the step began that was measured.
     held_bytes: u64,
 }
@@ -224,6 +226,11 @@ impl Budget {
         let codec: Choice = codec.parse().map_err(|error: UnknownCodec| complaint(error.to_string()))?;
         self.inner.engine.set_codec(codec);
         Ok(())
+    }
+
+    /// Has steps that are measured move all that they save: for tests.
+    fn move_all(&self) {
+        self.inner.engine.move_all();
     }
 
     /// Sets the budget, when it is known what a step takes without.
@@ -360,8 +367,11 @@ impl Budget {
         let tensor = Tensor::of(tensor)?;
         let look = if self.inner.is(Phase::Watched) { self.recorder.look(tensor) } else { Look::default() };
         let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
-            let module = module_of_key(Purpose::current().1.to_raw());
-            let name = format!("{module} {}", tensor.name(self.shim)).trim_start().to_owned();
+            let name = || {
+                let module = module_of_key(Purpose::current().1.to_raw());
+                format!("{module} {}", tensor.name(self.shim)).trim_start().to_owned()
+            };
+            let name = if self.inner.engine.has_name() { String::new() } else { name() };
             let stream = self.shim.stream(self.inner.device);
             let held = py.detach(|| self.inner.save(look, stream, name)).map_err(told)?;
             self.listen_again();
@@ -473,8 +483,8 @@ impl Inner {
         Ok(storage)
     }
 
-    /// A step begins: one that is measured, if none of its kind was, or more is held now than there was then, such as an
-    /// optimizer's state. Whether it is not watched.
+    /// A step begins: one that is measured, if nothing is known of its kind, or more is held now than there was then, such as
+    /// an optimizer's state. Whether it is not watched.
     fn begin_step(&self, signature: Signature) -> Result<bool, OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
         self.interrupt();
@@ -489,24 +499,26 @@ impl Inner {
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
         let is_plain_known = *passes >= PASSES;
-        let is_measured = !is_plain_known || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance;
-        if is_measured {
-            kind.passes += 1;
-            *passes += 1;
-            kind.held_bytes = kind.held_bytes.max(held_bytes);
-        }
+        let is_renewed = !is_plain_known || (kind.passes > 0 && held_bytes > kind.held_bytes + tolerance);
+        kind.renewals += u64::from(is_renewed);
         // Whatever the step is: another may never come twice.
         if is_plain_known && let Some(percent) = percent.take() {
             self.engine.set_budget((*plain_bytes as f64 * percent / 100.0) as u64);
         }
         let mut hasher = DefaultHasher::new();
-        (signature.id, kind.passes).hash(&mut hasher);
+        (signature.id, kind.renewals).hash(&mut hasher);
         let pass = if percent.is_some() { Pass::Plain } else { Pass::Budgeted };
         drop(state);
         let step = self.engine.begin(Signature { id: hasher.finish(), ..signature }, pass)?;
         let is_unwatched = step.is_unwatched();
-        let measures = is_measured.then_some(signature.id);
-        self.state().step = Some(OpenStep { step, pass, measures });
+        let measures = (is_renewed || step.is_measured()).then_some(signature.id);
+        let mut state = self.state();
+        if let Some(kind) = measures.and_then(|id| state.kinds.get_mut(&id)) {
+            kind.passes += 1;
+            kind.held_bytes = kind.held_bytes.max(held_bytes);
+            state.passes += 1;
+        }
+        state.step = Some(OpenStep { step, pass, measures });
         Ok(is_unwatched)
     }
 

@@ -122,7 +122,11 @@ class Run:
 
 
 def train(
-    made: tuple[Any, Callable[[int], Any]], memory: int | str | None = None, steps: int = STEPS, **options: Any
+    made: tuple[Any, Callable[[int], Any]],
+    memory: int | str | None = None,
+    steps: int = STEPS,
+    moves_all: bool = False,
+    **options: Any,
 ) -> Run:
     model, loss_of = made
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -142,6 +146,8 @@ def train(
             step(number)
     else:
         with tenure.torch.budget(model, memory, **options) as budget:
+            if moves_all:
+                budget._native.move_all()
             for number in range(steps):
                 step(number)
                 report = budget.report()
@@ -196,7 +202,9 @@ def test_a_budget_in_bytes_holds_from_the_first_step(tmp_path: Path) -> None:
     for report in (first, second):
         assert report.peak_bytes is not None and report.peak_bytes <= budget and moved(report), report
     assert all(report.is_planned and moved(report) for report in planned)
-    assert all(report.spilled_bytes < second.spilled_bytes for report in planned), "what there is room for stays"
+    # What there is room for stays, also in steps that are measured.
+    most = (plain - budget) * 3 // 2
+    assert all(report.spilled_bytes < most for report in run.reports), run.reports
 
 
 def test_a_budget_that_is_too_small_is_refused_in_the_first_step() -> None:
@@ -286,10 +294,11 @@ def test_compiled_models_have_budgets(what: str, tmp_path: Path) -> None:
                 (model, lambda number: compiled(images + number).square().mean()),
                 memory,
                 4,
+                moves_all=True,
                 spill=tmp_path,
                 spill_bytes=512 * MIB,
             )
-        return train((model, loss_of), memory, 4, spill=tmp_path, spill_bytes=512 * MIB)
+        return train((model, loss_of), memory, 4, moves_all=True, spill=tmp_path, spill_bytes=512 * MIB)
 
     # Of one graph all comes back at once.
     within = run(64 * MIB if what == "model" else 48 * MIB)
@@ -334,6 +343,8 @@ def gradients(is_budgeted):
     layers = [layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.GELU())]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     budget = tenure.torch.budget(model, 40 << 20, spill=sys.argv[1]) if is_budgeted else None
+    if budget is not None:
+        budget._native.move_all()
     def steps():
         for step in range(5):
             model.zero_grad()
@@ -381,8 +392,11 @@ def linear() -> Any:
     return nn.Linear(512, 512)
 
 
-def budgeted(model: Any, folder: Path, memory: int = 48 * MIB) -> Any:
-    return tenure.torch.budget(model, memory, spill=folder, spill_bytes=512 * MIB)
+def budgeted(model: Any, folder: Path, memory: int = 48 * MIB, **options: Any) -> Any:
+    """A budget whose measured steps move all that they save, also where there is room."""
+    budget = tenure.torch.budget(model, memory, spill=folder, spill_bytes=512 * MIB, **options)
+    budget._native.move_all()
+    return budget
 
 
 def test_aliases_and_views_are_saved_once_and_weights_never(tmp_path: Path) -> None:
@@ -628,7 +642,7 @@ def test_threads_and_small_tensors_get_along(tmp_path: Path) -> None:
                 (model(x) * torch.from_numpy(numpy.ones((4, 1), dtype="f4"))).sum().backward()
                 assert budget.bytes is None or budget.bytes > 0
 
-    with tenure.torch.budget(model, 64 * MIB, spill=tmp_path, spill_bytes=512 * MIB) as budget:
+    with budgeted(model, tmp_path, 64 * MIB) as budget:
         threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -653,7 +667,7 @@ def test_threads_compute_and_go_back_at_once(tmp_path: Path) -> None:
         except BaseException as error:
             failed.append(error)
 
-    with tenure.torch.budget(everything, 256 * MIB, spill=tmp_path, spill_bytes=512 * MIB) as budget:
+    with budgeted(everything, tmp_path, 256 * MIB) as budget:
         with budget.step():
             threads = [threading.Thread(target=work, args=(model,)) for model in models]
             for thread in threads:
@@ -767,7 +781,7 @@ def test_what_is_encoded_comes_back(codec: Any, tmp_path: Path) -> None:
 
     model, plain = linear(), linear()
     work(plain)
-    with tenure.torch.budget(model, 48 * MIB, spill=tmp_path, spill_bytes=512 * MIB, codec=codec) as budget:
+    with budgeted(model, tmp_path, codec=codec) as budget:
         work(model)
         report = budget.report()
         assert report is not None and report.codec == codec and moved(report)

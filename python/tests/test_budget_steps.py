@@ -251,6 +251,21 @@ def test_sizes_that_change_each_step_cost_nothing_where_they_fit(tmp_path: Path)
     assert found == [True] + [False] * 11
 
 
+def test_sizes_that_were_never_measured_go_by_plans_of_those_that_were(tmp_path: Path) -> None:
+    model, plain = Net(), Net()
+    rows = [ROWS_OF_A_MIB * eighths // 8 for eighths in (24, 32, 25, 31, 27, 29, 30, 26, 28, 33)]
+    reports = []
+    with tenure.torch.budget(model, "75%", spill=tmp_path, spill_bytes=512 * MIB) as budget:
+        for number in rows:
+            model(torch.ones(number, WIDTH)).sum().backward()
+            reports.append(budget.report())
+    for number in rows:
+        plain(torch.ones(number, WIDTH)).sum().backward()
+    assert gradients(model) == gradients(plain)
+    assert [report is not None and report.is_planned for report in reports] == [False] * 2 + [True] * 8
+    assert any(report is not None and report.spilled_bytes > 0 for report in reports[2:])
+
+
 def test_a_step_that_takes_more_than_it_did_is_watched_again(tmp_path: Path) -> None:
     model, plain = Net(), Net()
     found = looked_at(model)

@@ -207,6 +207,8 @@ fn expect_refusal(layer: usize, trouble: impl Fn(&Spill) -> (Trouble, Trouble), 
         let mut run = spill.within(trainer());
         if is_measured {
             run.engine().unwrap().forget();
+            // All is written before the trouble begins.
+            run.engine().unwrap().move_all();
         }
         let (make, repair) = trouble(&spill);
         *run.task().trouble.lock() = Some((layer, make));

@@ -1,81 +1,181 @@
-//! The profiles and plans of steps, by signature.
+//! The profiles and plans of steps, by signature and, of sizes that were not measured, by kind and size.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::course::Planned;
+use crate::estimate::estimated;
+use crate::peaks::{least_of_part, part_of};
 use crate::profiled::Profiled;
+use crate::signature::Signature;
 
 /// Events of all profiles together. One takes about a hundred bytes, with its share of the plan.
 const MOST_EVENTS: usize = 1 << 20;
 
-/// Remembers profiles and plans of the signatures that were used last. A program whose every step has another signature
-/// fills no memory.
+/// Signatures that are remembered because no estimate is of use for them.
+const MOST_UNLIKE: usize = 1 << 16;
+
+/// Remembers profiles and plans of the steps that came last. A program whose every step has another size fills no memory.
 #[derive(Default)]
 pub(crate) struct StepCache {
-    steps: HashMap<u64, CachedStep>,
+    steps: HashMap<StepKey, CachedStep>,
     events: usize,
     uses: u64,
+    /// Signatures of steps that did not do what was estimated.
+    unlike: HashSet<u64>,
+}
+
+/// Identifies steps that go by one plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StepKey {
+    /// Measured, by signature.
+    Measured(u64),
+    /// Estimated, by kind and by a [part](part_of) of all sizes.
+    Estimated(u64, u32),
 }
 
 struct CachedStep {
+    signature: Signature,
     profiled: Arc<Profiled>,
     planned: Option<Arc<Planned>>,
+    /// Whether more is known since the plan was made.
+    is_outdated: bool,
     used: u64,
 }
 
+/// What is known of a step.
+#[derive(Clone)]
+pub(crate) struct KnownStep {
+    /// By what it is cached.
+    pub(crate) key: StepKey,
+    pub(crate) profiled: Arc<Profiled>,
+    /// Its plan, if one was made.
+    pub(crate) planned: Option<Arc<Planned>>,
+    /// Whether more is known since the plan was made.
+    pub(crate) is_outdated: bool,
+}
+
 impl StepCache {
-    /// Returns what was measured of steps of a signature, and the plan of that, to be used now.
-    pub(crate) fn take_up(&mut self, signature: u64) -> Option<(Arc<Profiled>, Option<Arc<Planned>>)> {
+    /// Returns what is known of steps of a signature, to be used now: what was measured, or else what can be estimated by
+    /// steps of its kind in which no less was held when they began than `held_bytes`.
+    pub(crate) fn take_up(&mut self, signature: Signature, held_bytes: u64) -> Option<KnownStep> {
         self.uses += 1;
-        let step = self.steps.get_mut(&signature)?;
+        let key = self.key_of(signature).or_else(|| self.estimate(signature, held_bytes))?;
+        let step = self.steps.get_mut(&key)?;
         step.used = self.uses;
-        Some((Arc::clone(&step.profiled), step.planned.clone()))
+        let (profiled, planned, is_outdated) = (Arc::clone(&step.profiled), step.planned.clone(), step.is_outdated);
+        Some(KnownStep { key, profiled, planned, is_outdated })
+    }
+
+    /// Returns what was measured, or else estimated, of steps of a signature.
+    pub(crate) fn profiled(&self, signature: Signature) -> Option<&Arc<Profiled>> {
+        Some(&self.steps.get(&self.key_of(signature)?)?.profiled)
     }
 
     /// Returns what was measured of steps of a signature.
-    pub(crate) fn profiled(&self, signature: u64) -> Option<&Arc<Profiled>> {
-        self.steps.get(&signature).map(|step| &step.profiled)
+    pub(crate) fn measured(&self, signature: Signature) -> Option<&Profiled> {
+        self.steps.get(&StepKey::Measured(signature.id)).map(|step| &*step.profiled)
     }
 
     /// Returns all that was measured.
-    pub(crate) fn all_profiled(&self) -> impl Iterator<Item = &Profiled> {
-        self.steps.values().map(|step| &*step.profiled)
+    pub(crate) fn all_measured(&self) -> impl Iterator<Item = &Profiled> {
+        let measured = self.steps.iter().filter(|(key, _)| matches!(key, StepKey::Measured(_)));
+        measured.map(|(_, step)| &*step.profiled)
     }
 
-    /// Remembers what was measured of steps of a signature, and forgets what was known of them before.
-    pub(crate) fn insert(&mut self, signature: u64, profiled: Arc<Profiled>) {
-        self.remove(signature);
+    /// Remembers what was measured of steps of a signature, and forgets what was known of them before, and estimated of
+    /// others of their kind.
+    pub(crate) fn insert(&mut self, signature: Signature, profiled: Arc<Profiled>) {
+        let kind = signature.kind;
+        let estimates = self.steps.keys().filter(|key| matches!(key, StepKey::Estimated(of, _) if *of == kind));
+        estimates.copied().collect::<Vec<_>>().into_iter().for_each(|key| self.remove(key));
+        self.add(StepKey::Measured(signature.id), signature, profiled);
+    }
+
+    /// Remembers more of steps of a signature that were measured. Their plan is outdated.
+    pub(crate) fn update(&mut self, signature: Signature, profiled: Arc<Profiled>) {
+        if let Some(step) = self.steps.get_mut(&StepKey::Measured(signature.id)) {
+            (step.profiled, step.is_outdated) = (profiled, true);
+        }
+    }
+
+    /// Remembers the plan of a step that is known by this profile.
+    pub(crate) fn insert_plan(&mut self, key: StepKey, profiled: &Arc<Profiled>, planned: Arc<Planned>) {
+        if let Some(step) = self.steps.get_mut(&key).filter(|step| Arc::ptr_eq(&step.profiled, profiled)) {
+            (step.planned, step.is_outdated) = (Some(planned), false);
+        }
+    }
+
+    /// All plans are outdated.
+    pub(crate) fn outdate_plans(&mut self) {
+        self.steps.values_mut().for_each(|step| step.is_outdated = true);
+    }
+
+    /// Forgets what is known of steps of a signature, which did something else.
+    pub(crate) fn remove_unlike(&mut self, signature: Signature) {
+        let measured = StepKey::Measured(signature.id);
+        if self.steps.contains_key(&measured) {
+            return self.remove(measured);
+        }
+        if self.unlike.len() == MOST_UNLIKE {
+            self.unlike.clear();
+        }
+        self.unlike.insert(signature.id);
+    }
+
+    /// Forgets the plans of all steps.
+    pub(crate) fn clear_plans(&mut self) {
+        self.steps.values_mut().for_each(|step| step.planned = None);
+    }
+
+    /// By what steps of a signature are cached.
+    fn key_of(&self, signature: Signature) -> Option<StepKey> {
+        let estimated = || StepKey::Estimated(signature.kind, part_of(signature.input_bytes));
+        let is_estimated = || signature.input_bytes > 0 && !self.unlike.contains(&signature.id);
+        let keys = [Some(StepKey::Measured(signature.id)), is_estimated().then(estimated)];
+        keys.into_iter().flatten().find(|key| self.steps.contains_key(key))
+    }
+
+    /// Estimates a step, of the largest size of those that go by one plan.
+    fn estimate(&mut self, signature: Signature, held_bytes: u64) -> Option<StepKey> {
+        let Signature { id, kind, input_bytes } = signature;
+        if input_bytes == 0 || self.unlike.contains(&id) {
+            return None;
+        }
+        let part = part_of(input_bytes);
+        let largest_bytes = least_of_part(part + 1) - 1;
+        let is_of_use = |step: &CachedStep| {
+            let (of, profiled) = (step.signature, &step.profiled);
+            of.kind == kind && of.input_bytes > 0 && !profiled.is_estimate && profiled.held_bytes >= held_bytes
+        };
+        let measured = self.steps.values().filter(|step| is_of_use(step));
+        let measured: Vec<_> = measured.map(|step| (step.signature.input_bytes, &*step.profiled)).collect();
+        let profiled = estimated(&measured, largest_bytes)?;
+        let key = StepKey::Estimated(kind, part);
+        self.add(key, signature, Arc::new(profiled));
+        Some(key)
+    }
+
+    fn add(&mut self, key: StepKey, signature: Signature, profiled: Arc<Profiled>) {
+        self.remove(key);
         self.uses += 1;
         self.events += profiled.events.len();
-        self.steps.insert(signature, CachedStep { profiled, planned: None, used: self.uses });
+        self.steps.insert(key, CachedStep { signature, profiled, planned: None, is_outdated: false, used: self.uses });
         while self.events > MOST_EVENTS && self.steps.len() > 1 {
-            let oldest = self.steps.iter().min_by_key(|(_, step)| step.used).map(|(signature, _)| *signature);
+            let oldest = self.steps.iter().min_by_key(|(_, step)| step.used).map(|(key, _)| *key);
             oldest.into_iter().for_each(|oldest| self.remove(oldest));
         }
     }
 
-    /// Remembers the plan of what was measured of a signature.
-    pub(crate) fn insert_plan(&mut self, signature: u64, planned: Arc<Planned>) {
-        if let Some(step) = self.steps.get_mut(&signature) {
-            step.planned = Some(planned);
-        }
-    }
-
-    /// Forgets a signature.
-    pub(crate) fn remove(&mut self, signature: u64) {
-        if let Some(step) = self.steps.remove(&signature) {
+    fn remove(&mut self, key: StepKey) {
+        if let Some(step) = self.steps.remove(&key) {
             self.events -= step.profiled.events.len();
         }
-    }
-
-    /// Forgets the plans of all signatures.
-    pub(crate) fn clear_plans(&mut self) {
-        self.steps.values_mut().for_each(|step| step.planned = None);
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
     use crate::profiled::Event;
@@ -87,20 +187,64 @@ mod tests {
     #[test]
     fn the_signature_that_was_used_longest_ago_is_forgotten_first() {
         let mut cache = StepCache::default();
-        (0..4).for_each(|signature| cache.insert(signature, step_of(MOST_EVENTS / 4)));
-        cache.take_up(0);
-        cache.insert(4, step_of(1));
-        let known: Vec<u64> = (0..5).filter(|signature| cache.profiled(*signature).is_some()).collect();
+        (0..4).for_each(|signature: u64| cache.insert(signature.into(), step_of(MOST_EVENTS / 4)));
+        cache.take_up(0.into(), 0);
+        cache.insert(4.into(), step_of(1));
+        let known: Vec<u64> = (0..5).filter(|signature| cache.measured((*signature).into()).is_some()).collect();
         assert_eq!(known, [0, 2, 3, 4]);
         // What is larger than all of it is remembered alone.
-        cache.insert(5, step_of(2 * MOST_EVENTS));
-        assert_eq!((cache.all_profiled().count(), cache.events), (1, 2 * MOST_EVENTS));
+        cache.insert(5.into(), step_of(2 * MOST_EVENTS));
+        assert_eq!((cache.all_measured().count(), cache.events), (1, 2 * MOST_EVENTS));
+    }
+
+    #[test]
+    fn a_plan_goes_on_until_there_is_one_of_what_is_known_since() {
+        let mut cache = StepCache::default();
+        let (first, timed) = (step_of(1), step_of(1));
+        let known = |cache: &mut StepCache| {
+            let known = cache.take_up(1.into(), 0).unwrap();
+            (known.planned.map(|planned| planned.needed_bytes.len()), known.is_outdated)
+        };
+        let plan = |needed| Arc::new(Planned { needed_bytes: vec![0; needed], ..Planned::default() });
+        cache.insert(1.into(), Arc::clone(&first));
+        assert_eq!(known(&mut cache), (None, false));
+        cache.insert_plan(StepKey::Measured(1), &first, plan(1));
+        cache.update(1.into(), Arc::clone(&timed));
+        assert_eq!(known(&mut cache), (Some(1), true));
+        // It was begun before the step was timed.
+        cache.insert_plan(StepKey::Measured(1), &first, plan(2));
+        assert_eq!(known(&mut cache), (Some(1), true));
+        cache.insert_plan(StepKey::Measured(1), &timed, plan(3));
+        assert_eq!(known(&mut cache), (Some(3), false));
+        cache.outdate_plans();
+        assert_eq!(known(&mut cache), (Some(3), true));
     }
 
     #[test]
     fn any_number_of_signatures_takes_bounded_memory() {
         let mut cache = StepCache::default();
-        (0..10_000).for_each(|signature| cache.insert(signature % 7000, step_of(500)));
+        (0..10_000).for_each(|signature: u64| cache.insert((signature % 7000).into(), step_of(500)));
         assert!(cache.events <= MOST_EVENTS && cache.steps.len() == MOST_EVENTS / 500);
+    }
+
+    #[test]
+    fn sizes_near_each_other_have_one_estimate_until_another_is_measured() {
+        let mut cache = StepCache::default();
+        let step = |id, input_bytes| Signature { id, kind: 1, input_bytes };
+        [(1, 1000), (2, 2000)].into_iter().for_each(|(id, bytes)| cache.insert(step(id, bytes), step_of(3)));
+        let KnownStep { key, profiled, .. } = cache.take_up(step(3, 1500), 0).unwrap();
+        assert!(profiled.is_estimate && matches!(key, StepKey::Estimated(1, _)));
+        assert_eq!(cache.take_up(step(4, 1501), 0).unwrap().key, key);
+        assert_ne!(cache.take_up(step(5, 1900), 0).unwrap().key, key);
+        // Of another kind, of no known size, with more held, or much larger: nothing is known.
+        assert!(cache.take_up(Signature { kind: 2, ..step(6, 1500) }, 0).is_none());
+        assert!(cache.take_up(step(6, 0), 0).is_none() && cache.take_up(step(6, 4000), 0).is_none());
+        assert!(cache.take_up(step(6, 1200), 1).is_none());
+        // One that turned out to do something else is measured.
+        cache.remove_unlike(step(3, 1500));
+        assert!(cache.take_up(step(3, 1500), 0).is_none() && cache.take_up(step(4, 1501), 0).is_some());
+        cache.insert(step(3, 1500), step_of(3));
+        assert_eq!(cache.steps.len(), 3);
+        assert_eq!(cache.take_up(step(3, 1500), 0).unwrap().key, StepKey::Measured(3));
     }
 }

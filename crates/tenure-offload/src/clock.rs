@@ -16,6 +16,10 @@ pub(crate) type HostTime = Arc<dyn Fn() -> Instant + Send + Sync>;
 pub(crate) struct Clock {
     /// Spans of time, each with the interval that it is a part of.
     spans: Vec<(usize, Mark, Mark)>,
+    /// How long the host took to ask for the work of each interval, if there is a lead.
+    asked_ns: Vec<u64>,
+    /// When the host began to ask for the current interval's.
+    asking: Option<Instant>,
     /// How many intervals have ended.
     ended: usize,
     began: Option<Mark>,
@@ -29,19 +33,29 @@ impl Default for Clock {
     }
 }
 
+#[derive(Clone)]
 enum Mark {
     Host(Instant),
-    Device(Event),
+    Device(Arc<Event>),
 }
 
 impl Clock {
     /// A clock whose intervals of the host are measured by `host_time`.
     pub(crate) fn with_host_time(host_time: HostTime) -> Self {
-        Self { spans: Vec::new(), ended: 0, began: None, lead: Duration::ZERO, host_time }
+        Self {
+            spans: Vec::new(),
+            asked_ns: Vec::new(),
+            asking: None,
+            ended: 0,
+            began: None,
+            lead: Duration::ZERO,
+            host_time,
+        }
     }
 
-    /// One whose intervals are the device's own time: a device that waits for its host to ask for more would count that. So
-    /// where it has nothing left to do, it waits for so long, before an interval, as the host goes on.
+    /// A clock whose intervals take the device's time, or the host's where the host asks for work more slowly than the device
+    /// does it. A device that waits for its host would count that as its own time. So where it has nothing left to do, it
+    /// waits for `lead` before an interval, while the host goes on.
     pub(crate) fn with_lead(lead: Duration) -> Self {
         Self { lead, ..Self::default() }
     }
@@ -56,11 +70,16 @@ impl Clock {
             stream.host_function(move || thread::sleep(lead))?;
         }
         self.began = Some(self.now(stream)?);
+        self.asking = (!self.lead.is_zero()).then(|| (self.host_time)());
         Ok(())
     }
 
     /// It ends.
     pub(crate) fn end(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        if !self.lead.is_zero() {
+            let asked = self.asking.take().map_or(Duration::ZERO, |since| (self.host_time)() - since);
+            self.asked_ns.push(asked.as_nanos() as u64);
+        }
         let end = self.now(stream)?;
         let began = match self.began.take() {
             Some(began) => began,
@@ -68,6 +87,13 @@ impl Clock {
         };
         self.spans.push((self.ended, began, end));
         self.ended += 1;
+        Ok(())
+    }
+
+    /// It ends, and the next begins at once.
+    pub(crate) fn split(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        self.end(stream)?;
+        self.began = self.spans.last().map(|(.., end)| end.clone());
         Ok(())
     }
 
@@ -89,11 +115,16 @@ impl Clock {
         let Some(stream) = stream else { return Ok(Mark::Host((self.host_time)())) };
         let mut event = Event::new(Arc::clone(stream.driver()), EventKind::Timing);
         event.record(stream)?;
-        Ok(Mark::Device(event))
+        Ok(Mark::Device(Arc::new(event)))
     }
 
     /// How long each was, in nanoseconds. Waits until all are over.
-    pub(crate) fn finish(self) -> Result<Vec<u64>, DriverError> {
+    pub(crate) fn finish(mut self) -> Result<Vec<u64>, DriverError> {
+        let asked_ns = std::mem::take(&mut self.asked_ns);
+        Ok(paced(&self.measured()?, &asked_ns))
+    }
+
+    fn measured(self) -> Result<Vec<u64>, DriverError> {
         let mut times_ns = vec![0; self.ended];
         for (interval, began, end) in &self.spans {
             if let Some(time_ns) = times_ns.get_mut(*interval) {
@@ -102,6 +133,19 @@ impl Clock {
         }
         Ok(times_ns)
     }
+}
+
+/// Returns how long intervals take that a host asks for one after the other: none is over before it was asked for.
+fn paced(times_ns: &[u64], asked_ns: &[u64]) -> Vec<u64> {
+    let (mut asked, mut done) = (0, 0);
+    let asked_ns = asked_ns.iter().copied().chain(std::iter::repeat(0));
+    let pace = times_ns.iter().zip(asked_ns).map(|(time_ns, asked_ns)| {
+        asked += asked_ns;
+        let before = done;
+        done = asked.max(before + time_ns);
+        done - before
+    });
+    pace.collect()
 }
 
 impl Mark {
@@ -131,6 +175,13 @@ mod tests {
     use tenure_device::sim::{SimConfig, SimDriver};
 
     use super::*;
+
+    #[test]
+    fn an_interval_is_not_over_before_the_host_has_asked_for_it() {
+        assert_eq!(paced(&[3, 5, 1], &[]), [3, 5, 1]);
+        // The second is the host's, who is 4 ahead in the last.
+        assert_eq!(paced(&[3, 5, 1, 9], &[1, 11, 2, 1]), [3, 9, 2, 9]);
+    }
 
     #[test]
     fn a_device_waits_ahead_of_intervals_where_it_has_nothing_to_do() {

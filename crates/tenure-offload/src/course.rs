@@ -38,6 +38,7 @@ pub(crate) enum Course {
 }
 
 /// The plan of steps of a signature.
+#[derive(Default)]
 pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
     /// How long that takes, if it can be played.
@@ -123,7 +124,7 @@ impl Course {
             // All that was measured is done: what follows, such as an update, is no part of it.
             return Vec::new();
         }
-        if profiled.events.get(point) == Some(&event) {
+        if profiled.expects(point, event) {
             return profiled.ids(planned.schedule.at(point), first);
         }
         *self = Self::Free;

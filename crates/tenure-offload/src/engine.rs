@@ -37,8 +37,9 @@ impl Engine {
     /// An engine for a memory whose bytes the mover moves. It has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
-        let (wake, is_strict, limit, ledger) = Default::default();
-        let inner = Arc::new(EngineInner { memory, mover, options, host_time, wake, is_strict, limit, ledger });
+        let (wake, is_strict, moves_all, limit, ledger) = Default::default();
+        let inner = EngineInner { memory, mover, options, host_time, wake, is_strict, moves_all, limit, ledger };
+        let inner = Arc::new(inner);
         let weak = Arc::downgrade(&inner);
         inner.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|inner| reclaim::make_room(&inner))));
         Self { inner }
@@ -49,6 +50,13 @@ impl Engine {
     #[doc(hidden)]
     pub fn set_host_time(&self, now: impl Fn() -> Instant + Send + Sync + 'static) {
         *self.inner.host_time.lock() = Arc::new(now);
+    }
+
+    /// Has steps that are measured within the budget move all that they save, wherever there is room. For tests, which then
+    /// see all of it go and come back.
+    #[doc(hidden)]
+    pub fn move_all(&self) {
+        self.inner.moves_all.store(true, Ordering::Relaxed);
     }
 
     /// Lets steps go unwatched that fit into the budget as they are: of these the front end need tell nothing. If one finds
@@ -172,7 +180,7 @@ impl Engine {
     /// No plan keeps to the budget.
     pub fn prepare(&self) -> Result<(), OffloadError> {
         let signature = self.inner.ledger.lock().signature;
-        self.inner.course(signature.id).map(drop)
+        self.inner.course(signature).map(drop)
     }
 
     /// The effort of the last plan; none if no plan was made since this was asked the last time.
@@ -244,7 +252,7 @@ impl Engine {
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
             return Ok(None);
         }
-        let (name, event) = (name(), Event::Save { bytes });
+        let (name, event) = (ledger.planned_name().unwrap_or_else(name), Event::Save { bytes });
         let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         ledger.end_interval(&inner.memory, stream, Some(event), &name)?;
         let choice = ledger.codec;
@@ -270,9 +278,15 @@ impl Engine {
         let saved = Arc::new(Saved { keeper: Arc::clone(inner) as Arc<dyn Keeper>, id: held });
         ledger.know(id, &saved);
         let actions = ledger.next_actions(event);
-        inner.act(ledger, actions, Some(held))?;
+        inner.act(ledger, actions)?;
+        inner.move_fresh(held)?;
         inner.begin_interval(stream)?;
         Ok(Some(saved))
+    }
+
+    /// Whether a plan has a name for what is saved next: then [`save`](Self::save) asks for none.
+    pub fn has_name(&self) -> bool {
+        self.inner.ledger.lock().planned_name().is_some()
     }
 
     /// An operation has been asked for that makes these bytes, and can be computed again. What goes wrong is told by the next

@@ -37,6 +37,8 @@ pub(crate) struct EngineInner {
     pub(crate) host_time: Mutex<HostTime>,
     pub(crate) wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     pub(crate) is_strict: AtomicBool,
+    /// See [`Engine::move_all`](crate::Engine::move_all).
+    pub(crate) moves_all: AtomicBool,
     /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
     pub(crate) limit: Mutex<Option<u64>>,
     pub(crate) ledger: Mutex<Ledger>,

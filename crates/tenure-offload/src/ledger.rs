@@ -57,6 +57,8 @@ pub(crate) struct Ledger {
     pub(crate) steps: StepCache,
     /// The effort of the last plan.
     pub(crate) planning: Option<Planning>,
+    /// Whether a plan is being made in the background.
+    pub(crate) is_planning: bool,
     pub(crate) report: StepReport,
     /// What becomes of what is saved, if somebody records it.
     notes: Option<Notes>,
@@ -98,7 +100,7 @@ impl Ledger {
 
     /// The most bytes that any step that was measured uses at once.
     pub(crate) fn needed_bytes(&self) -> Option<u64> {
-        self.steps.all_profiled().map(|profiled| profiled.profile.least_bytes().0).max()
+        self.steps.all_measured().map(|profiled| profiled.profile.least_bytes().0).max()
     }
 
     /// In a step that is measured, counts what is in memory from now on of what was saved.
@@ -138,7 +140,7 @@ impl Ledger {
         let budget = self.budget_bytes.unwrap_or(0);
         if report.unplanned > 0 && self.spare_bytes < budget / 8 {
             self.spare_bytes += budget / 32;
-            self.steps.clear_plans();
+            self.steps.outdate_plans();
         }
     }
 
@@ -152,9 +154,9 @@ impl Ledger {
         before
     }
 
-    /// Returns what was measured of steps with the last step's signature.
+    /// Returns what is known of steps with the last step's signature.
     pub(crate) fn profiled(&self) -> Option<Arc<Profiled>> {
-        self.steps.profiled(self.signature.id).cloned()
+        self.steps.profiled(self.signature).cloned()
     }
 
     /// Finds the saved tensor of a storage at a version, if it may still be needed.
@@ -207,6 +209,12 @@ impl Ledger {
         id.index_in_step(self.first)
     }
 
+    /// Returns the name that a plan has for what is saved next.
+    pub(crate) fn planned_name(&self) -> Option<String> {
+        let Course::Planned { profiled, .. } = &self.course else { return None };
+        Some(profiled.profile.saved().get(self.index(self.next)?.0)?.key.clone())
+    }
+
     /// Returns the actions of a plan before the first event.
     pub(crate) fn first_actions(&self) -> Vec<(HeldId, Action)> {
         let Course::Planned { profiled, planned, .. } = &self.course else { return Vec::new() };
@@ -233,11 +241,39 @@ impl Ledger {
         let Self { held, first, course, .. } = self;
         if let Course::Measured(measured) = course {
             // Room that was made before it began is none of it.
-            measured.other_bytes = 0;
+            (measured.other_bytes, measured.left_bytes) = (0, 0);
             let elsewhere = held.range(*first..).filter(|(_, held)| held.is_elsewhere());
-            elsewhere.filter_map(|(id, _)| id.index_in_step(*first)).for_each(|index| measured.profile.hold(index));
+            measured.elsewhere = elsewhere.map(|(id, _)| *id).collect();
+            let indices = measured.elsewhere.iter().filter_map(|id| id.index_in_step(*first));
+            indices.for_each(|index| measured.profile.hold(index));
         }
         Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
+    }
+
+    /// An operation has been asked for, in a step that is measured.
+    pub(crate) fn operation(
+        &mut self,
+        memory: &Memory,
+        made: Option<Id>,
+        stream: Option<&Stream>,
+    ) -> Result<(), OffloadError> {
+        let Self { held, course, .. } = self;
+        let Course::Measured(measured) = course else { return Ok(()) };
+        let mut left_bytes = 0;
+        measured.elsewhere.retain(|id| match held.get(id) {
+            Some(held) if !held.is_elsewhere() => {
+                left_bytes += held.bytes;
+                false
+            }
+            Some(_) => true,
+            None => false,
+        });
+        if left_bytes > 0 {
+            // What others had when the interval began counts in all of it. What takes its place now counts once.
+            measured.other_bytes(memory.take_peak());
+            measured.left_bytes += left_bytes;
+        }
+        Ok(measured.operation(made, stream)?)
     }
 
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.

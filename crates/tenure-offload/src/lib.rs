@@ -13,6 +13,7 @@ mod clock;
 mod course;
 mod engine;
 mod error;
+mod estimate;
 mod flashneuron;
 mod held;
 mod identity;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tenure_device::{DriverError, Stream};
 use tenure_tier::codec::Choice;
 
 use crate::clock::Clock;
@@ -35,6 +36,10 @@ pub(crate) struct Measured {
     pub(crate) held_bytes: u64,
     /// Bytes in memory of what was saved, when the interval began.
     pub(crate) here_bytes: u64,
+    /// The tensors that others had when the interval began, and still have.
+    pub(crate) elsewhere: Vec<HeldId>,
+    /// Bytes of the tensors that others have let go of since the interval began.
+    pub(crate) left_bytes: u64,
     /// The most bytes beside these, in the part of the interval before room was made in it.
     pub(crate) other_bytes: u64,
     pub(crate) peak: Peak,
@@ -66,6 +71,8 @@ impl Measured {
             codecs,
             held_bytes,
             here_bytes: 0,
+            elsewhere: Vec::new(),
+            left_bytes: 0,
             other_bytes: 0,
             peak: Peak::default(),
         }
@@ -84,6 +91,18 @@ impl Measured {
         self.saved.insert(id, index);
         self.recomputes.push(recompute);
         self.codecs.push(codec);
+    }
+
+    /// An operation has been asked for, which made these bytes if it says so.
+    pub(crate) fn operation(&mut self, made: Option<Id>, stream: Option<&Stream>) -> Result<(), DriverError> {
+        self.clock.split(stream)?;
+        if let Some(made) = made {
+            self.operations.add(made, self.events.len());
+        }
+        // What an interval needs is known when something is saved or needed, for all operations since the last time.
+        self.profile.end(0);
+        self.events.push(Event::Operation);
+        Ok(())
     }
 
     /// A resident is about to be used, after an interval that needed so many bytes beside what is saved.
@@ -115,7 +134,7 @@ impl Measured {
     /// The most bytes beside what was saved, in an interval whose last part had this peak.
     pub(crate) fn other_bytes(&mut self, peak: Peak) -> u64 {
         self.peak = self.peak.and(peak);
-        self.other_bytes = self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.here_bytes));
+        self.other_bytes = self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.here_bytes + self.left_bytes));
         self.other_bytes
     }
 
@@ -123,7 +142,7 @@ impl Measured {
     /// intervals between what is saved, needed and used, so that no operation need be told of where they are followed.
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
-        let Self { mut profile, clock, events, residents, codecs, .. } = self;
+        let Self { mut profile, clock, events, residents, codecs, held_bytes, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
         for (index, making) in makings.iter().enumerate() {
@@ -143,7 +162,7 @@ impl Measured {
         }
         let events = events.into_iter().filter(|event| *event != Event::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
-        Ok(Profiled { events, profile, operated, makings, residents, codecs, is_timed: false })
+        Ok(Profiled { events, profile, operated, makings, residents, codecs, held_bytes, ..Profiled::default() })
     }
 }
 

@@ -99,6 +99,13 @@ impl Memory {
         memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
+    /// A step begins: what the last ones had no use for need not be kept, such as the ranges of addresses that steps before
+    /// their first plan were pieced together in.
+    pub(crate) fn begin_step(&self) -> Result<(), OffloadError> {
+        let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle());
+        begun.map_err(|error| OffloadError::Memory(error.to_string()))
+    }
+
     /// Bytes of a limit that no plan counts on: parts of chunks, and what other threads have for a moment.
     pub(crate) fn slack_bytes(&self) -> u64 {
         match self {

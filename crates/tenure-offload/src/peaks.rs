@@ -81,11 +81,18 @@ impl PeaksOfKind {
     }
 }
 
-/// The part of an octave that a number of bytes above 0 is in.
-fn part_of(bytes: u64) -> u32 {
+/// The part of an octave that a number of bytes above 0 is in, of all parts of all octaves.
+pub(crate) fn part_of(bytes: u64) -> u32 {
     let octave = bytes.ilog2();
     let within = (u128::from(bytes - (1 << octave)) * u128::from(PARTS)) >> octave;
     octave * PARTS + within as u32
+}
+
+/// The least number of bytes that is in a part or a later one; the most there is behind the last part.
+pub(crate) fn least_of_part(part: u32) -> u64 {
+    let (octave, within) = (part / PARTS, part % PARTS);
+    let least = (1_u128 << octave) + (u128::from(within) << octave).div_ceil(u128::from(PARTS));
+    u64::try_from(least).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -120,6 +127,15 @@ mod tests {
             peaks.note(step(kind, 1), 1);
         }
         assert!(peaks.kinds.len() <= MOST_KINDS);
+    }
+
+    #[test]
+    fn each_size_is_in_the_part_that_begins_at_or_before_it() {
+        let sizes = (1..5000).chain((0..64).flat_map(|octave| [1 << octave, u64::MAX >> octave]));
+        for size in sizes {
+            let part = part_of(size);
+            assert!(least_of_part(part) <= size && (size < least_of_part(part + 1) || size == u64::MAX), "{size}");
+        }
     }
 
     #[test]

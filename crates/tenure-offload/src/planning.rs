@@ -1,6 +1,8 @@
 //! Planning: the problem that a measured step makes, its plan, or why there is none.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure_core::Tag;
@@ -8,6 +10,7 @@ use tenure_plan::planner::{Condensed, PlannerError};
 use tenure_plan::{PlanError, Planner, Problem, simulator};
 use tenure_tier::Destination;
 
+use crate::cache::{KnownStep, StepKey};
 use crate::course::Planned;
 use crate::error::{OffloadError, ProfileError};
 use crate::inner::{EngineInner, Options};
@@ -17,9 +20,56 @@ use crate::profiled::Profiled;
 use crate::report::Planning;
 use crate::schedule::Schedule;
 
+/// A step of so many intervals is planned anew in the background. Planning fewer takes some milliseconds.
+const MANY_INTERVALS: usize = 256;
+
 impl EngineInner {
+    /// Returns the plan of a step. The first is made now; where more is known since, another is made, in the background
+    /// where that takes long: until then steps go by the one before.
+    pub(crate) fn planned(
+        self: &Arc<Self>,
+        known: &KnownStep,
+        budget_bytes: u64,
+    ) -> Result<Arc<Planned>, OffloadError> {
+        let KnownStep { key, profiled, planned, is_outdated } = known;
+        match planned {
+            Some(planned) if !is_outdated => Ok(Arc::clone(planned)),
+            Some(planned) if profiled.profile.intervals() >= MANY_INTERVALS => {
+                if !std::mem::replace(&mut self.ledger.lock().is_planning, true) {
+                    let (inner, key, profiled) = (Arc::clone(self), *key, Arc::clone(profiled));
+                    let make = move || {
+                        // Where there is none, steps go on as they did.
+                        let _ = inner.make_plan(key, &profiled, budget_bytes);
+                        inner.ledger.lock().is_planning = false;
+                    };
+                    if thread::Builder::new().name("tenure-plan".into()).spawn(make).is_err() {
+                        self.ledger.lock().is_planning = false;
+                    }
+                }
+                Ok(Arc::clone(planned))
+            }
+            _ => self.make_plan(*key, profiled, budget_bytes),
+        }
+    }
+
+    /// Makes a plan, and remembers it if the budget is still the same.
+    fn make_plan(
+        &self,
+        key: StepKey,
+        profiled: &Arc<Profiled>,
+        budget_bytes: u64,
+    ) -> Result<Arc<Planned>, OffloadError> {
+        let planned = Arc::new(self.plan(profiled, budget_bytes)?);
+        self.memory.release_cached()?;
+        let mut ledger = self.ledger.lock();
+        if ledger.budget_bytes.unwrap_or(u64::MAX) == budget_bytes {
+            ledger.steps.insert_plan(key, profiled, Arc::clone(&planned));
+        }
+        Ok(planned)
+    }
+
     /// What is done when, in a step that does what was measured.
-    pub(crate) fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
+    fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
         let Options { planner, planning, .. } = &self.options;
         let profile = &profiled.profile;
         let plan = |spare_bytes| {

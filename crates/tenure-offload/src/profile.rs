@@ -204,6 +204,30 @@ impl Profile {
         Self { intervals, ..self }
     }
 
+    /// Returns the same step with other sizes and times: each is what `of` makes of this one's and the other's. None if the
+    /// other did not do the same.
+    pub(crate) fn between(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Option<Self> {
+        let uses = |saved: &Saved| (saved.at, saved.needs.clone());
+        let are_alike = self.saved.iter().map(uses).eq(other.saved.iter().map(uses))
+            && self.residents == other.residents
+            && self.intervals.len() == other.intervals.len();
+        if !are_alike {
+            return None;
+        }
+        let mut between = self.clone();
+        for (saved, other) in between.saved.iter_mut().zip(&other.saved) {
+            saved.bytes = of(saved.bytes, other.bytes);
+            if let (Some(recipe), Some(other)) = (&mut saved.recipe, &other.recipe) {
+                recipe.time_ns = of(recipe.time_ns, other.time_ns);
+            }
+        }
+        for (interval, other) in between.intervals.iter_mut().zip(&other.intervals) {
+            interval.time_ns = of(interval.time_ns, other.time_ns);
+            interval.other_bytes = of(interval.other_bytes, other.other_bytes);
+        }
+        Some(between)
+    }
+
     /// How many intervals there are so far.
     pub fn intervals(&self) -> usize {
         self.intervals.len()
@@ -235,19 +259,29 @@ impl Profile {
 
     /// The least budget that any plan keeps to, and the interval that needs it.
     pub fn least_bytes(&self) -> (u64, usize) {
-        let mut least: Vec<u64> = self.intervals.iter().map(|interval| interval.other_bytes).collect();
-        for saved in &self.saved {
-            for used in saved.used_in() {
-                least.get_mut(used).into_iter().for_each(|least| *least += saved.bytes);
-            }
+        let least = self.used_bytes().into_iter().zip(self.other_bytes()).map(|(used, other)| used + other);
+        let most = least.enumerate().max_by_key(|(_, bytes)| *bytes);
+        most.map_or((0, 0), |(interval, bytes)| (bytes, interval))
+    }
+
+    /// Lowers what intervals need to `bytes`, which were enough for the step: others may have let go of something in the middle
+    /// of an interval, which then seems to need more.
+    pub(crate) fn limit(&mut self, bytes: u64) {
+        let used: Vec<u64> = self.used_bytes();
+        for (interval, used) in self.intervals.iter_mut().zip(used) {
+            interval.other_bytes = interval.other_bytes.min(bytes.saturating_sub(used));
         }
-        for resident in &self.residents {
-            for used in &resident.used {
-                least.get_mut(*used).into_iter().for_each(|least| *least += resident.bytes);
-            }
+    }
+
+    /// Returns the bytes of saved tensors and residents that each interval uses.
+    fn used_bytes(&self) -> Vec<u64> {
+        let mut used_bytes = vec![0; self.intervals.len()];
+        let saved = self.saved.iter().flat_map(|saved| saved.used_in().map(|used| (used, saved.bytes)));
+        let residents = self.residents.iter().flat_map(|it| it.used.iter().map(|used| (*used, it.bytes)));
+        for (interval, bytes) in saved.chain(residents) {
+            used_bytes.get_mut(interval).into_iter().for_each(|used| *used += bytes);
         }
-        let most = least.iter().enumerate().max_by_key(|(_, bytes)| **bytes);
-        most.map_or((0, 0), |(interval, bytes)| (*bytes, interval))
+        used_bytes
     }
 
     /// The most bytes that the step takes at once if everything stays.

@@ -43,12 +43,26 @@ pub(crate) struct Profiled {
     /// By their index.
     pub(crate) residents: Vec<HeldId>,
     pub(crate) codecs: Vec<Choice>,
+    /// Bytes that were held when it began.
+    pub(crate) held_bytes: u64,
     /// Whether intervals were timed where nothing waits: a device has times between operations too, as long as the host
     /// has asked for nothing.
     pub(crate) is_timed: bool,
+    /// Whether it was estimated. Its sizes are about right then.
+    pub(crate) is_estimate: bool,
 }
 
 impl Profiled {
+    /// Whether an event is the one that was measured at a point, or is like the one that was estimated.
+    pub(crate) fn expects(&self, point: usize, event: Event) -> bool {
+        match (self.events.get(point), event) {
+            (Some(Event::Save { bytes: expected }), Event::Save { bytes }) if self.is_estimate => {
+                (expected / 2..=2 * expected).contains(&bytes)
+            }
+            (expected, event) => expected == Some(&event),
+        }
+    }
+
     /// The same, with times of a step that was made by a plan, where they are less. What is computed again takes as much less
     /// as the intervals in which it was made.
     pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {

@@ -145,26 +145,26 @@ fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
 /// room instead would let go of more or less as its memory is in more or fewer pieces, and piece it together anew each time.
 pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
-    let (mut excess, leaving) = {
-        let ledger = inner.ledger.lock();
+    let parted: Vec<Stored> = {
+        let mut ledger = inner.ledger.lock();
+        // What a device has let go of is free in the order of its streams.
+        ledger.leaving.retain(|(_, stored)| stored.keeps_source());
         if ledger.leaving.is_empty() {
             return Ok(());
         }
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
-        let kept = ledger.leaving.iter().filter(|(_, stored)| stored.keeps_source());
-        let leaving: Vec<Stored> = kept.map(|(_, stored)| stored.clone()).collect();
-        let kept_bytes: u64 = leaving.iter().map(Stored::bytes).sum();
-        ((needed + kept_bytes).saturating_sub(limit - limit / SPARE_PART), leaving)
+        let kept = || ledger.leaving.iter().map(|(_, stored)| stored);
+        let kept_bytes: u64 = kept().map(Stored::bytes).sum();
+        let mut excess = (needed + kept_bytes).saturating_sub(limit - limit / SPARE_PART);
+        let is_excess = |stored: &&Stored| {
+            let is_excess = excess > 0;
+            excess = excess.saturating_sub(stored.bytes());
+            is_excess
+        };
+        kept().take_while(is_excess).cloned().collect()
     };
     let stream = device.streams().current();
-    for stored in leaving {
-        if excess == 0 {
-            break;
-        }
-        stored.lead_to(&stream)?;
-        excess = excess.saturating_sub(stored.bytes());
-    }
-    Ok(())
+    Ok(parted.iter().try_for_each(|stored| stored.lead_to(&stream))?)
 }
 
 fn wait_for(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, OffloadError> {

@@ -1,6 +1,7 @@
 //! A step, from its beginning to its end.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
@@ -34,13 +35,14 @@ impl Step {
         let course = match pass {
             Pass::Plain => inner.measured(pass),
             Pass::Budgeted if let Some(course) = inner.unwatched(signature) => course,
-            Pass::Budgeted => inner.course(signature.id)?,
+            Pass::Budgeted => inner.course(signature)?,
         };
         inner.set_limit(match (pass, &course) {
             (Pass::Plain, _) => None,
             (Pass::Budgeted, Course::Unwatched { .. }) => inner.unwatched_bytes(),
             (Pass::Budgeted, _) => inner.ledger.lock().limit_bytes(),
         })?;
+        inner.memory.begin_step()?;
         let before = inner.ledger.lock().begin_step(signature, course);
         drop(before);
         let step = Self { inner: Arc::clone(inner) };
@@ -64,6 +66,11 @@ impl Step {
     pub fn is_unwatched(&self) -> bool {
         matches!(self.inner.ledger.lock().course, Course::Unwatched { .. })
     }
+
+    /// Whether the step is measured: nothing like it is known.
+    pub fn is_measured(&self) -> bool {
+        matches!(self.inner.ledger.lock().course, Course::Measured(_))
+    }
 }
 
 impl Drop for Step {
@@ -85,21 +92,22 @@ impl EngineInner {
     }
 
     /// What a step of a signature goes by, within the budget.
-    pub(crate) fn course(&self, signature: u64) -> Result<Course, OffloadError> {
+    pub(crate) fn course(self: &Arc<Self>, signature: Signature) -> Result<Course, OffloadError> {
+        let held_bytes = self.held_bytes();
+        // What is held changes a little from step to step, and with the batch.
+        let least_held_bytes = (held_bytes - held_bytes / 16).saturating_sub(signature.input_bytes);
         let (known, budget_bytes) = {
             let mut ledger = self.ledger.lock();
-            (ledger.steps.take_up(signature), ledger.budget_bytes)
+            (ledger.steps.take_up(signature, least_held_bytes), ledger.budget_bytes)
         };
-        let Some((profiled, planned)) = known else { return Ok(self.measured(Pass::Budgeted)) };
-        let planned = match planned {
-            Some(planned) => planned,
-            None => {
-                let planned = Arc::new(self.plan(&profiled, budget_bytes.unwrap_or(u64::MAX))?);
-                self.memory.release_cached()?;
-                self.ledger.lock().steps.insert_plan(signature, Arc::clone(&planned));
-                planned
-            }
+        let Some(known) = known else { return Ok(self.measured(Pass::Budgeted)) };
+        let planned = match self.planned(&known, budget_bytes.unwrap_or(u64::MAX)) {
+            Ok(planned) => planned,
+            // It may take less than was estimated.
+            Err(_) if known.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
+            Err(error) => return Err(error),
         };
+        let profiled = known.profiled;
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
         let clock = is_timed_now.then(|| Clock::with_lead(lead));
@@ -111,44 +119,19 @@ impl EngineInner {
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, stream, Some(event), "")?;
         let actions = ledger.next_actions(event);
-        let fresh = match event {
-            Event::GiveBack { id } => Some(id),
-            _ => None,
-        };
-        self.act(ledger, actions, fresh)
+        self.act(ledger, actions)
     }
 
     /// Residents are where a step begins with them.
     fn open(&self) -> Result<(), OffloadError> {
-        let mut ledger = self.ledger.lock();
-        match &ledger.course {
-            Course::Measured(measured) if measured.pass == Pass::Budgeted => {
-                for id in ledger.residents.clone() {
-                    self.spill(&mut ledger, id, 0)?;
-                }
-                drop(ledger);
-                reclaim::wait_for_all(self)
-            }
-            Course::Planned { .. } => {
-                let actions = ledger.first_actions();
-                self.act(ledger, actions, None)
-            }
-            _ => Ok(()),
-        }
+        let ledger = self.ledger.lock();
+        let actions = ledger.first_actions();
+        self.act(ledger, actions)
     }
 
     /// See [`Engine::operation`] and [`Engine::point`].
     pub(crate) fn operation(&self, id: Option<Id>, stream: Option<&Stream>) -> Result<(), OffloadError> {
-        let mut ledger = self.ledger.lock();
-        if !matches!(ledger.course, Course::Measured(_)) {
-            return Ok(());
-        }
-        ledger.end_interval(&self.memory, stream, Some(Event::Operation), "")?;
-        if let (Course::Measured(measured), Some(id)) = (&mut ledger.course, id) {
-            measured.operations.add(id, measured.events.len() - 1);
-        }
-        drop(ledger);
-        self.begin_interval(stream)
+        self.ledger.lock().operation(&self.memory, id, stream)
     }
 
     /// Somebody computes from now on.
@@ -156,20 +139,12 @@ impl EngineInner {
         self.ledger.lock().begin_interval(&self.memory, stream)
     }
 
-    /// Does what is to be done at a point. In a pass that is measured within the budget, what is `fresh` goes at once, and
-    /// nothing goes on meanwhile: so that what a step takes is known, and how long it takes.
+    /// Does what is to be done at a point.
     pub(crate) fn act<'a>(
         &'a self,
         mut ledger: MutexGuard<'a, Ledger>,
         actions: Vec<(HeldId, Action)>,
-        fresh: Option<HeldId>,
     ) -> Result<(), OffloadError> {
-        let is_measured = matches!(&ledger.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
-        if let Some(fresh) = fresh.filter(|_| is_measured) {
-            self.spill(&mut ledger, fresh, 0)?;
-            drop(ledger);
-            return reclaim::wait_for_all(self);
-        }
         let (fetched, gone): (Vec<_>, Vec<_>) = actions.into_iter().partition(|(_, action)| *action == Action::Fetch);
         for (id, action) in gone {
             match action {
@@ -194,6 +169,18 @@ impl EngineInner {
         Ok(())
     }
 
+    /// See [`Engine::move_all`](crate::Engine::move_all).
+    pub(crate) fn move_fresh(&self, id: HeldId) -> Result<(), OffloadError> {
+        let mut ledger = self.ledger.lock();
+        let is_measured = matches!(&ledger.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
+        if !is_measured || !self.moves_all.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.spill(&mut ledger, id, 0)?;
+        drop(ledger);
+        reclaim::wait_for_all(self)
+    }
+
     /// See [`Step::finish`].
     fn finish(&self) -> Result<StepReport, OffloadError> {
         let mut ledger = self.ledger.lock();
@@ -210,18 +197,27 @@ impl EngineInner {
                 drop(ledger);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
-                let held_bytes = measured.held_bytes;
-                let profiled = Arc::new(measured.finish()?);
+                let (held_bytes, pass) = (measured.held_bytes, measured.pass);
+                let mut profiled = measured.finish()?;
                 let mut ledger = self.ledger.lock();
+                if pass == Pass::Budgeted && self.is_strict() {
+                    let taken_bytes = self.memory.slack_bytes() + ledger.aside_bytes;
+                    let budget_bytes = ledger.budget_bytes.unwrap_or(u64::MAX);
+                    profiled.profile.limit(budget_bytes.saturating_sub(taken_bytes));
+                }
                 let plain_bytes = profiled.profile.plain_bytes();
                 ledger.peaks.note(signature, plain_bytes.saturating_sub(held_bytes));
-                ledger.steps.insert(signature.id, profiled);
+                ledger.steps.insert(signature, Arc::new(profiled));
             }
             Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
-                ledger.learn(&report);
+                if !profiled.is_estimate {
+                    ledger.learn(&report);
+                } else if report.unplanned > 0 {
+                    ledger.steps.remove_unlike(signature);
+                }
                 if let Some(clock) = clock {
-                    ledger.steps.insert(signature.id, Arc::new(profiled.timed(&clock.finish()?)));
+                    ledger.steps.update(signature, Arc::new(profiled.timed(&clock.finish()?)));
                 }
             }
             Course::Unwatched { held_bytes } => {
@@ -230,7 +226,7 @@ impl EngineInner {
                 ledger.peaks.note(signature, peak_bytes.saturating_sub(held_bytes));
             }
             // What was measured is not what is done.
-            Course::Planned { .. } | Course::Free => ledger.steps.remove(signature.id),
+            Course::Planned { .. } | Course::Free => ledger.steps.remove_unlike(signature),
             Course::None => {}
         }
         Ok(report)

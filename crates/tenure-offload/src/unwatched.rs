@@ -15,7 +15,7 @@ impl EngineInner {
         if is_too_much || !ledger.residents.is_empty() {
             return None;
         }
-        let taken_bytes = match ledger.steps.profiled(signature.id) {
+        let taken_bytes = match ledger.steps.measured(signature) {
             Some(profiled) => profiled.profile.plain_bytes(),
             None => held_bytes + ledger.peaks.predict(signature)?,
         };

@@ -92,6 +92,8 @@ fn step_back_to(
             &saved[layer as usize],
             &engine.save(&out, 0, DType::U8, None, None, String::new)?.unwrap()
         ));
+        drop(out);
+        engine.point(None);
     }
     look();
     for layer in (last..layers).rev() {

@@ -396,9 +396,10 @@ def budget(
     """Keeps training steps of a model within a budget of memory, with the same losses and gradients, bit for bit.
 
     What the forward pass saves for the backward pass is kept, leaves the device's memory and comes back in time, or is
-    given up and computed again, by a plan made of steps that were measured: the first two, and the first of each other
-    kind, by the sizes of what the model is called with. Neither the model nor the loop that trains it changes. The
-    budget holds inside of a ``with`` block, for the threads that enter it.
+    given up and computed again, by a plan made of steps that were measured: the first two, and those of other kinds, by
+    what the model is called with. Steps that differ in sizes alone are estimated by two that were measured. Neither the
+    model nor the loop that trains it changes. The budget holds inside of a ``with`` block, for the threads that enter
+    it.
 
     Parameters
     ----------
