@@ -164,8 +164,10 @@ def test_a_budget_holds_whatever_calls_the_model(make: Callable[[], Any], loop: 
         memory = budget.bytes
     assert memory is not None and len(reports) >= 8
     assert all(report.peak_bytes is None or report.peak_bytes <= memory for report in reports[3:]), reports
-    last = reports[-1]
-    assert last.is_planned and last.budget_bytes == memory and last.spilled_bytes > 0, reports
+    # A step that begins while bytes of the one before are being written has more held than others: it is measured.
+    planned = [report for report in reports if report.is_planned]
+    assert len(planned) >= 3, reports
+    assert all(report.budget_bytes == memory and report.spilled_bytes > 0 for report in planned), reports
 
 
 def test_critics_and_generators_take_turns(tmp_path: Path) -> None:

@@ -397,8 +397,11 @@ def _fail(_: Tensor) -> None:
     raise Fault
 
 
-def larger(error: tenure.Error) -> int:
-    """A budget that may do, where one was too small: the least that is named, or more."""
+def larger(error: tenure.Error | torch.OutOfMemoryError, memory: int | str | None) -> int:
+    """A budget that may do, where `memory` was too small: the least that is named, or more."""
+    if isinstance(error, torch.OutOfMemoryError) and isinstance(memory, int):
+        # Outside of a step, as where a model is evaluated, the error is PyTorch's own.
+        return memory * 9 // 8
     named = re.search(r"a budget of at least (\d+)", str(error))
     if named:
         return int(named[1])

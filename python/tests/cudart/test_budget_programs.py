@@ -73,8 +73,8 @@ def test_a_random_program_is_as_without(seed: int, tmp_path: Path) -> None:
         while computed is None:
             try:
                 computed = trained(seed, memory, tmp_path)
-            except tenure.Error as error:
+            except (tenure.Error, torch.OutOfMemoryError) as error:
                 # As little as will do.
-                memory = larger(error)
+                memory = larger(error, memory)
             assert held() <= before, f"something is left: {memory}: {what}"
     assert computed == expected, f"{memory}: {what}"
