@@ -202,7 +202,7 @@ def test_a_budget_in_bytes_holds_from_the_first_step(tmp_path: Path) -> None:
     for report in (first, second):
         assert report.peak_bytes is not None and report.peak_bytes <= budget and moved(report), report
     assert all(report.is_planned and moved(report) for report in planned)
-    # What there is room for stays, also in steps that are measured.
+    # Tensors that there is room for stay, also in steps that are measured.
     most = (plain - budget) * 3 // 2
     assert all(report.spilled_bytes < most for report in run.reports), run.reports
 

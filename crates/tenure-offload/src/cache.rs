@@ -43,7 +43,7 @@ struct CachedStep {
     used: u64,
 }
 
-/// What is known of a step.
+/// A step's profile, and its plan if one was made.
 #[derive(Clone)]
 pub(crate) struct KnownStep {
     /// By what it is cached.

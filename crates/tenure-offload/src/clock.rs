@@ -124,6 +124,7 @@ impl Clock {
         Ok(paced(&self.measured()?, &asked_ns))
     }
 
+    /// Returns how long each interval was, by its marks.
     fn measured(self) -> Result<Vec<u64>, DriverError> {
         let mut times_ns = vec![0; self.ended];
         for (interval, began, end) in &self.spans {

@@ -252,7 +252,7 @@ impl Engine {
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
             return Ok(None);
         }
-        let (name, event) = (ledger.planned_name().unwrap_or_else(name), Event::Save { bytes });
+        let (name, event) = (ledger.planned_name().map_or_else(name, str::to_owned), Event::Save { bytes });
         let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         ledger.end_interval(&inner.memory, stream, Some(event), &name)?;
         let choice = ledger.codec;

@@ -210,9 +210,9 @@ impl Ledger {
     }
 
     /// Returns the name that a plan has for what is saved next.
-    pub(crate) fn planned_name(&self) -> Option<String> {
+    pub(crate) fn planned_name(&self) -> Option<&str> {
         let Course::Planned { profiled, .. } = &self.course else { return None };
-        Some(profiled.profile.saved().get(self.index(self.next)?.0)?.key.clone())
+        Some(&profiled.profile.saved().get(self.index(self.next)?.0)?.key)
     }
 
     /// Returns the actions of a plan before the first event.

@@ -153,15 +153,15 @@ pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
             return Ok(());
         }
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
-        let kept = || ledger.leaving.iter().map(|(_, stored)| stored);
-        let kept_bytes: u64 = kept().map(Stored::bytes).sum();
-        let mut excess = (needed + kept_bytes).saturating_sub(limit - limit / SPARE_PART);
+        let leaving = || ledger.leaving.iter().map(|(_, stored)| stored);
+        let leaving_bytes: u64 = leaving().map(Stored::bytes).sum();
+        let mut excess = (needed + leaving_bytes).saturating_sub(limit - limit / SPARE_PART);
         let is_excess = |stored: &&Stored| {
             let is_excess = excess > 0;
             excess = excess.saturating_sub(stored.bytes());
             is_excess
         };
-        kept().take_while(is_excess).cloned().collect()
+        leaving().take_while(is_excess).cloned().collect()
     };
     let stream = device.streams().current();
     Ok(parted.iter().try_for_each(|stored| stored.lead_to(&stream))?)

@@ -40,7 +40,7 @@ pub struct Config {
     pub address_space_bytes: Option<u64>,
 }
 
-/// What new chunks are for.
+/// The purpose of new chunks.
 #[derive(Clone, Copy)]
 pub(super) struct ChunksFor {
     /// For one of many blocks that are placed before one is freed.
@@ -125,10 +125,10 @@ impl Config {
     /// and larger chunks do for them. So they do for a huge block, whose many chunks would cost much.
     pub(super) fn chunk_bytes(&self, bytes: u64, reserved: u64, chunks_for: ChunksFor, granularity: u64) -> u64 {
         let coarseness = if chunks_for.is_limited { self.limited_coarseness } else { 1 };
-        let share = (reserved as f64 * self.chunk_share) as u64 * coarseness;
+        let share = ((reserved as f64 * self.chunk_share) as u64).saturating_mul(coarseness);
         let share = share.max(self.min_chunk_bytes);
         let share = if chunks_for.in_streak { 2 * share } else { share };
-        let least = share.max(bytes / self.block_chunks * coarseness);
+        let least = share.max((bytes / self.block_chunks).saturating_mul(coarseness));
         least.clamp(self.min_chunk_bytes, self.max_chunk_bytes).next_multiple_of(granularity)
     }
 }

@@ -255,6 +255,18 @@ fn windows_that_cycles_did_not_use_are_unmapped_unless_chunks_are_only_there() {
 }
 
 #[test]
+fn chunks_are_larger_while_there_is_a_limit() {
+    let created = |coarseness, fraction| {
+        let config = Config { min_chunk_bytes: 2 * MIB, block_chunks: 16, limited_coarseness: coarseness, ..tight() };
+        let f = Fixture::new(config);
+        f.allocator.set_memory_fraction(fraction).unwrap();
+        f.alloc(64 * MIB);
+        f.calls("create")
+    };
+    assert_eq!([created(1, 1.0), created(1, 0.5), created(4, 1.0), created(4, 0.5)], [16, 16, 16, 4]);
+}
+
+#[test]
 fn without_address_space_the_request_fails_and_says_so() {
     let f = Fixture::new(Config { address_space_bytes: Some(64 * MIB), ..tight() });
     let block = f.alloc(40 * MIB);
@@ -393,6 +405,7 @@ fn settings_that_make_no_sense_are_refused() {
         (Config { min_chunk_bytes: 99 * MIB, ..tight() }, "min_chunk_bytes"),
         (Config { max_chunk_bytes: u64::MAX, ..tight() }, "max_chunk_bytes"),
         (Config { mappings_per_chunk: 0, ..tight() }, "mappings_per_chunk"),
+        (Config { limited_coarseness: 0, ..tight() }, "limited_coarseness"),
         (Config { address_space_bytes: Some(0), ..tight() }, "address_space_bytes"),
         (Config { address_space_bytes: Some(u64::MAX), ..tight() }, "address_space_bytes"),
         (Config { device: 128, ..tight() }, "device"),
