@@ -349,7 +349,7 @@ impl Budget {
 
     /// This thread's operations are noted from now on, where they may be computed again, or not any more.
     fn listen(&self, on: bool) {
-        let is_noted = on && self.inner.engine.is_repeated();
+        let is_noted = on && self.inner.engine.listens();
         self.recorder.listen(is_noted);
         LISTENING.set(on.then_some((Arc::as_ptr(&self.inner).addr(), is_noted)));
     }
@@ -398,7 +398,7 @@ impl Budget {
     /// Where this thread listens, what follows may be computed again, or not any more.
     fn listen_again(&self) {
         let Some((inner, is_noted)) = LISTENING.get() else { return };
-        if inner == Arc::as_ptr(&self.inner).addr() && is_noted != self.inner.engine.is_repeated() {
+        if inner == Arc::as_ptr(&self.inner).addr() && is_noted != self.inner.engine.listens() {
             self.listen(true);
         }
     }
@@ -556,7 +556,7 @@ impl Inner {
 impl Listen for Inner {
     /// Of what is captured nothing, which is no part of the step.
     fn wishes(&self, stream: usize) -> bool {
-        self.engine.is_repeated() && !self.stream(stream).as_ref().is_some_and(is_captured)
+        self.engine.repeats_next() && !self.stream(stream).as_ref().is_some_and(is_captured)
     }
 
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>) {

@@ -8,7 +8,7 @@ use tenure_tier::codec::Choice;
 
 use crate::clock::Clock;
 use crate::identity::{HeldId, ResidentIndex, SavedIndex};
-use crate::making::Making;
+use crate::making::{Making, OperationAt};
 use crate::measured::Measured;
 use crate::profiled::{Event, Profiled};
 use crate::schedule::{Action, Schedule};
@@ -25,6 +25,8 @@ pub(crate) enum Course {
         planned: Arc<Planned>,
         /// So many have happened.
         events: usize,
+        /// So many were asked for since the last of these.
+        operations: usize,
         /// If intervals are to be timed.
         clock: Option<Clock>,
     },
@@ -43,8 +45,10 @@ pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
     /// How long that takes, if it can be played.
     pub(crate) predicted: Option<Duration>,
-    /// The intervals in which is asked for what makes what is computed again, and what that is made of.
-    pub(crate) repeated: HashSet<usize>,
+    /// The operations that make what is computed again, and what that is made of.
+    pub(crate) repeated: HashSet<OperationAt>,
+    /// The intervals in which these are asked for.
+    pub(crate) listened: HashSet<usize>,
     /// Bytes that each interval needs at once.
     pub(crate) needed_bytes: Vec<u64>,
 }
@@ -81,13 +85,26 @@ impl Course {
         Some(profiled.profile.saved().get(index.0)?.recipe.as_ref()?.time_ns)
     }
 
-    /// Whether operations that are asked for until something is saved or needed may be repeated.
-    pub(crate) fn is_repeated(&self) -> bool {
+    /// Whether operations may be repeated that are asked for until something is saved or needed.
+    pub(crate) fn listens(&self) -> bool {
         match self {
             Self::Measured(_) => true,
             // Autograd saves what an operation is given when that is under way.
             Self::Planned { planned, events, .. } => {
-                [*events, events + 1].iter().any(|at| planned.repeated.contains(at))
+                [*events, events + 1].iter().any(|at| planned.listened.contains(at))
+            }
+            Self::None | Self::Unwatched { .. } | Self::Free => false,
+        }
+    }
+
+    /// Counts an operation that is asked for now. Returns whether it may be repeated.
+    pub(crate) fn repeats_next(&mut self) -> bool {
+        match self {
+            Self::Measured(_) => true,
+            Self::Planned { planned, events, operations, .. } => {
+                let next = OperationAt { interval: *events, number: *operations };
+                *operations += 1;
+                planned.repeated.contains(&next)
             }
             Self::None | Self::Unwatched { .. } | Self::Free => false,
         }
@@ -117,9 +134,9 @@ impl Course {
 
     /// The actions that follow an event.
     pub(crate) fn next(&mut self, event: Event, first: HeldId) -> Vec<(HeldId, Action)> {
-        let Self::Planned { profiled, planned, events, .. } = self else { return Vec::new() };
+        let Self::Planned { profiled, planned, events, operations, .. } = self else { return Vec::new() };
         let point = *events;
-        *events += 1;
+        (*events, *operations) = (point + 1, 0);
         if point >= profiled.events.len() && !matches!(event, Event::Need { .. }) {
             // All that was measured is done: what follows, such as an update, is no part of it.
             return Vec::new();

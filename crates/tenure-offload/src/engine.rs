@@ -306,9 +306,16 @@ impl Engine {
     }
 
     /// Whether operations that are asked for from now on, until something is saved or needed, may be computed again: if not,
-    /// nothing need be told of them.
-    pub fn is_repeated(&self) -> bool {
-        self.inner.ledger.lock().course.is_repeated()
+    /// the engine need not be asked about each.
+    pub fn listens(&self) -> bool {
+        self.inner.ledger.lock().course.listens()
+    }
+
+    /// Counts an operation that is about to be asked for. Returns whether it may be computed again: if so, the front end
+    /// tells of it by [`operation`](Self::operation) or [`point`](Self::point). A front end that asks does so for each
+    /// operation while the engine [listens](Self::listens).
+    pub fn repeats_next(&self) -> bool {
+        self.inner.ledger.lock().course.repeats_next()
     }
 
     /// The number of the interval that is now, in a step that is measured.

@@ -32,8 +32,9 @@ impl Operations {
         const MOST: usize = 64;
         let made_in =
             |recompute: &dyn Recompute| recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied());
-        let (inputs, intervals, sources) = (Vec::new(), vec![made_in(recompute)?], Vec::new());
-        let mut making = Making { inputs, intervals, sources };
+        let at = |recompute: &dyn Recompute| made_in(recompute).map(|interval| OperationAt { interval, number: 0 });
+        let (inputs, operations, sources) = (Vec::new(), vec![at(recompute)?], Vec::new());
+        let mut making = Making { inputs, operations, sources };
         let (mut rest, mut known) = (recompute.inputs(), Vec::new());
         while let Some(Input { id, here, recompute }) = rest.pop() {
             if known.contains(&id) {
@@ -49,7 +50,7 @@ impl Operations {
                 None if here.is_some() => Source::Stays,
                 None => {
                     let recompute = recompute?;
-                    making.intervals.push(made_in(&*recompute)?);
+                    making.operations.push(at(&*recompute)?);
                     rest.extend(recompute.inputs());
                     Source::Made
                 }
@@ -65,13 +66,21 @@ impl Operations {
     }
 }
 
+/// Where a step asks for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OperationAt {
+    pub(crate) interval: usize,
+    /// How many operations of the interval come before it.
+    pub(crate) number: usize,
+}
+
 /// How something that was saved is made.
 #[derive(Default)]
 pub(crate) struct Making {
     /// Of what, all saved before.
     pub(crate) inputs: Vec<SavedIndex>,
-    /// The intervals that it took.
-    pub(crate) intervals: Vec<usize>,
+    /// By which operations.
+    pub(crate) operations: Vec<OperationAt>,
     /// Where each input is from, in the order in which they are looked at.
     pub(crate) sources: Vec<Source>,
 }
@@ -109,7 +118,15 @@ impl Making {
 
     /// The same, where intervals take these times.
     pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
-        let time_ns = self.intervals.iter().map(|interval| times_ns[*interval]).sum();
-        Recipe { inputs: self.inputs.clone(), operations: self.intervals.len() as u64, time_ns }
+        Recipe {
+            inputs: self.inputs.clone(),
+            operations: self.operations.len() as u64,
+            time_ns: self.time_ns(times_ns),
+        }
+    }
+
+    /// The sum of the times of the intervals that have its operations.
+    pub(crate) fn time_ns(&self, times_ns: &[u64]) -> u64 {
+        self.operations.iter().map(|operation| times_ns[operation.interval]).sum()
     }
 }

@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::error::OffloadError;
 use crate::held::Held;
 use crate::identity::{HeldId, ResidentIndex, SavedIndex};
-use crate::making::{Making, Operations};
+use crate::making::{Making, OperationAt, Operations};
 use crate::memory::Peak;
 use crate::profile::Profile;
 use crate::profiled::{Event, Profiled};
@@ -157,8 +157,12 @@ impl Measured {
         let profile = profile.merged(&groups);
         let operated = events.iter().zip(&groups).filter(|(event, _)| **event == Event::Operation);
         let operated = operated.map(|(_, group)| *group).collect();
+        let merged = |OperationAt { interval, .. }: OperationAt| {
+            let before = events[..interval].iter().rev().take_while(|event| **event == Event::Operation).count();
+            OperationAt { interval: groups[interval], number: before }
+        };
         for making in makings.iter_mut().flatten() {
-            making.intervals.iter_mut().for_each(|interval| *interval = groups[*interval]);
+            making.operations.iter_mut().for_each(|operation| *operation = merged(*operation));
         }
         let events = events.into_iter().filter(|event| *event != Event::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
@@ -219,21 +223,27 @@ mod tests {
     #[test]
     fn what_makes_something_is_asked_for_since_the_operation_before() {
         let mut profiled = measured().finish().unwrap();
-        let making = |interval| Some(Arc::new(Making { intervals: vec![interval], ..Making::default() }));
+        let at = |interval| OperationAt { interval, number: 0 };
+        let making = |interval| Some(Arc::new(Making { operations: vec![at(interval)], ..Making::default() }));
         profiled.makings = vec![making(4), making(5)];
         profiled.operated = vec![0, 2, 4, 5];
         let drops = |number| {
             let step = tenure_plan::plan::Step { tensor: number, kernel: 2, action: tenure_plan::plan::Action::Drop };
             Schedule::of(&profiled.profile, &tenure_plan::Plan { places: vec![0, 0], steps: vec![step] })
         };
-        assert_eq!(profiled.repeated(&drops(0)), HashSet::from([2, 3, 4]));
-        assert_eq!(profiled.repeated(&drops(1)), HashSet::from([4, 5]));
+        let repeated = [0, 1].map(|number| profiled.repeated(&drops(number)));
+        assert_eq!(repeated, [4, 5].map(|interval| HashSet::from([at(interval)])));
+        assert_eq!(
+            repeated.map(|repeated| profiled.asked_for(&repeated)),
+            [vec![2, 3, 4], vec![4, 5]].map(HashSet::from_iter)
+        );
     }
 
     #[test]
     fn the_lesser_of_two_times_counts_also_for_what_is_made_then() {
         let mut profiled = measured().finish().unwrap();
-        profiled.makings = vec![None, Some(Arc::new(Making { intervals: vec![1, 1], ..Making::default() }))];
+        let operations = [0, 1].map(|number| OperationAt { interval: 1, number }).to_vec();
+        profiled.makings = vec![None, Some(Arc::new(Making { operations, ..Making::default() }))];
         profiled.profile.saved_mut(SavedIndex(1)).recipe =
             Some(crate::Recipe { inputs: Vec::new(), operations: 1, time_ns: 11_000_000 });
         // Of a step's last interval nothing is known.

@@ -86,7 +86,8 @@ impl EngineInner {
             tracing::info!("{planning}");
             self.ledger.lock().planning = Some(planning);
             let (repeated, needed_bytes) = (profiled.repeated(&schedule), schedule.needed_bytes(profile));
-            Ok(Planned { schedule, predicted, repeated, needed_bytes })
+            let listened = profiled.asked_for(&repeated);
+            Ok(Planned { schedule, predicted, repeated, listened, needed_bytes })
         };
         let spare_bytes = self.ledger.lock().spare_bytes;
         // Where nothing can be spared, room is made as it is found missing.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenure_tier::codec::Choice;
 
 use crate::identity::{HeldId, SavedIndex};
-use crate::making::Making;
+use crate::making::{Making, OperationAt};
 use crate::profile::Profile;
 use crate::schedule::{Action, Schedule};
 
@@ -73,22 +73,27 @@ impl Profiled {
         timed.profile.set_times(least.iter().copied());
         for (index, making) in self.makings.iter().enumerate() {
             let Some(recipe) = &mut timed.profile.saved_mut(SavedIndex(index)).recipe else { continue };
-            let sum = |times: &[u64]| making.iter().flat_map(|making| &making.intervals).map(|at| times[*at]).sum();
-            let (before, after): (u64, u64) = (sum(&before), sum(&least));
+            let sum = |times: &[u64]| making.as_ref().map_or(0, |making| making.time_ns(times));
+            let (before, after) = (sum(&before), sum(&least));
             recipe.time_ns = (recipe.time_ns as f64 * after as f64 / before.max(1) as f64) as u64;
         }
         timed
     }
 
-    /// The intervals in which is asked for what makes what a schedule gives up, and what that is made of: since the last
-    /// operation before, as autograd saves what an operation is given when that is asked for already.
-    pub(crate) fn repeated(&self, schedule: &Schedule) -> HashSet<usize> {
+    /// The operations that make what a schedule gives up, and what that is made of.
+    pub(crate) fn repeated(&self, schedule: &Schedule) -> HashSet<OperationAt> {
         let makings = schedule.dropped().filter_map(|index| self.makings.get(index.0)?.as_ref());
-        let asked_for = |made: &usize| {
-            let before = self.operated.partition_point(|interval| interval < made).checked_sub(1);
-            before.map_or(0, |before| self.operated[before])..=*made
+        makings.flat_map(|making| making.operations.iter().copied()).collect()
+    }
+
+    /// The intervals in which operations are asked for: since the last operation before, as autograd saves what an operation
+    /// is given when that is asked for already.
+    pub(crate) fn asked_for(&self, operations: &HashSet<OperationAt>) -> HashSet<usize> {
+        let intervals = |OperationAt { interval, .. }: &OperationAt| {
+            let before = self.operated.partition_point(|operated| operated < interval).checked_sub(1);
+            before.map_or(0, |before| self.operated[before])..=*interval
         };
-        makings.flat_map(|making| making.intervals.iter().flat_map(asked_for)).collect()
+        operations.iter().flat_map(intervals).collect()
     }
 
     /// Whom actions of a schedule are about, in a step whose first saved is `first`.

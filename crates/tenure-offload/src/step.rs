@@ -111,7 +111,7 @@ impl EngineInner {
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
         let clock = is_timed_now.then(|| Clock::with_lead(lead));
-        Ok(Course::Planned { profiled, planned, events: 0, clock })
+        Ok(Course::Planned { profiled, planned, events: 0, operations: 0, clock })
     }
 
     /// Something happens: what is to be done then is done.
@@ -209,7 +209,7 @@ impl EngineInner {
                 ledger.peaks.note(signature, plain_bytes.saturating_sub(held_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
-            Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
+            Course::Planned { profiled, planned, events, clock, .. } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 if !profiled.is_estimate {
                     ledger.learn(&report);

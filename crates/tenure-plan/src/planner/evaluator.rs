@@ -17,6 +17,8 @@ pub struct Evaluator<'a, 'w> {
     watch: &'w mut Watch<'w>,
     begun: Instant,
     evaluations: u64,
+    /// Plans of those that it may try that are set aside for later.
+    reserved: u64,
     /// What the best costs, the bytes that it moves, and the plan.
     best: Option<(f64, u64, Plan)>,
     /// Why the last plan that could not be played could not.
@@ -36,6 +38,7 @@ impl<'a, 'w> Evaluator<'a, 'w> {
             watch,
             begun: Instant::now(),
             evaluations: 0,
+            reserved: 0,
             best: None,
             refused: PlanError::NoTiers,
             is_stopped: false,
@@ -57,16 +60,27 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         self.is_ideal
     }
 
-    /// Whether another plan may be tried, if only one that moves less.
+    /// Sets aside a part of the plans that may be tried, in place of what was set aside before.
+    pub(super) fn reserve(&mut self, plans: u64) {
+        self.reserved = plans;
+    }
+
+    /// The best plan so far, and its cost.
+    pub(super) fn best(&self) -> Option<(f64, &Plan)> {
+        self.best.as_ref().map(|(cost, _, plan)| (*cost, plan))
+    }
+
+    /// Whether another plan may be tried, if only one that does less.
     pub(super) fn may_try(&self) -> bool {
         self.best.is_none() && self.evaluations == 0
             || !self.is_stopped
                 && self.begun.elapsed() < self.options.time_limit
-                && self.options.evaluations.is_none_or(|most| self.evaluations < most)
+                && self.options.evaluations.is_none_or(|most| self.evaluations + self.reserved < most)
     }
 
     /// What a plan costs, the less the better: nanoseconds, or the share of accessed bytes that the first tier does not
-    /// serve. Infinite if it cannot be played. Of plans that cost the same, that which moves fewer bytes is kept.
+    /// serve. Infinite if it cannot be played. Of plans that cost the same, that which moves fewer bytes is kept, or takes fewer
+    /// steps.
     pub fn cost(&mut self, plan: &Plan) -> f64 {
         let played = simulate(self.problem, plan);
         let cost = played.as_ref().map_or(f64::INFINITY, |outcome| self.options.objective.cost(outcome));
@@ -75,7 +89,10 @@ impl<'a, 'w> Evaluator<'a, 'w> {
             Err(error) => self.refused = error,
             Ok(outcome) => {
                 let moved = outcome.moved_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-                if self.best.as_ref().is_none_or(|(best, least, _)| (cost, moved) < (*best, *least)) {
+                let is_better = |(best, least, kept): &(f64, u64, Plan)| {
+                    (cost, moved, plan.steps.len()) < (*best, *least, kept.steps.len())
+                };
+                if self.best.as_ref().is_none_or(is_better) {
                     self.best = Some((cost, moved, plan.clone()));
                 }
             }

@@ -4,8 +4,8 @@
 //! the way that costs least, its room and transfers at these prices counted (a Lagrangian relaxation). Where more is asked for
 //! than there is, prices rise, elsewhere they fall (subgradient steps of Polyak's length). In each round the decoder makes a
 //! plan of the decisions, those first that gain most for the price of their room. Beside these, more and more is computed
-//! again, what is cheapest first. Then the best of all and some random ones evolve. Of what is found, as much stays in the first
-//! tier as costs nothing.
+//! again, what is cheapest first. Then the best of all and some random ones evolve. Of what is found, as many tensors stay in
+//! the first tier as costs nothing.
 
 use std::ops::Range;
 
@@ -23,6 +23,8 @@ pub struct Scheduled;
 /// Rounds of prices. Where tensors stay, they settle at the best, and bound it.
 const ROUNDS: u64 = 100;
 const STATIC_ROUNDS: u64 = 300;
+/// Of the plans that may be tried, the part that is tried with fewer steps.
+const THINNING: u64 = 4;
 /// How many of these evolve. Prices see no order in time: random decisions bring in what they leave out.
 const SURVIVORS: usize = 30;
 
@@ -40,6 +42,7 @@ impl Planner for Scheduled {
         let evaluations = options.evaluations.or(Some(Evolutionary::default().evaluations));
         let options = &PlannerOptions { evaluations, ..*options };
         let mut evaluator = begin(problem, options, watch)?;
+        evaluator.reserve(options.evaluations.map_or(0, |most| most / THINNING));
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
         // What others would do is where we begin: their very plans first, whatever time there is, so that none of them is
@@ -81,8 +84,8 @@ impl Planner for Scheduled {
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
         evolve(&mut population, &mut genes, &decoder, &mut evaluator);
-        let best = population.iter().min_by(|left, right| left.0.total_cmp(&right.0));
-        best.into_iter().for_each(|(cost, best)| keep_more(best, *cost, &decoder, &mut evaluator));
+        evaluator.reserve(0);
+        thin(problem, &mut evaluator);
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
     }
@@ -129,21 +132,28 @@ fn repeat(
     }
 }
 
-/// Tries to keep some tensors that are moved away, the first by their priorities: as many as cost nothing, by bisection.
-fn keep_more(best: &Decisions, cost: f64, decoder: &Decoder<'_>, evaluator: &mut Evaluator<'_, '_>) {
-    let mut moved: Vec<usize> =
-        (0..best.treatments.len()).filter(|tensor| best.treatments[*tensor] == Treatment::Away).collect();
-    moved.sort_by(|left, right| best.priorities[*right].total_cmp(&best.priorities[*left]));
-    let (mut kept, mut too_many) = (0, moved.len() + 1);
-    while kept + 1 < too_many && evaluator.may_try() {
-        // All at first.
-        let tried = if too_many > moved.len() { moved.len() } else { (kept + too_many) / 2 };
-        let mut decisions = best.clone();
-        moved[..tried].iter().for_each(|tensor| decisions.treatments[*tensor] = Treatment::Keep);
-        if evaluator.cost(&decoder.decode(&decisions)) <= cost {
-            kept = tried;
-        } else {
-            too_many = tried;
+/// Takes tensors' steps out of the best plan, those of small tensors first, as long as it costs nothing: each step takes
+/// time of the host, which no problem knows of.
+fn thin(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
+    let Some((mut cost, plan)) = evaluator.best().map(|(cost, plan)| (cost, plan.clone())) else { return };
+    let (mut plan, mut has_gained) = (plan, true);
+    while std::mem::take(&mut has_gained) {
+        let mut tensors: Vec<usize> = plan.steps.iter().map(|step| step.tensor).collect();
+        tensors.sort_unstable_by_key(|tensor| (problem.tensors()[*tensor].bytes, *tensor));
+        tensors.dedup();
+        let (mut rest, mut count) = (tensors.as_slice(), 1);
+        while !rest.is_empty() && evaluator.may_try() {
+            let (tried, later) = rest.split_at(count.min(rest.len()));
+            let mut thinner = plan.clone();
+            thinner.steps.retain(|step| !tried.contains(&step.tensor));
+            let thinner_cost = evaluator.cost(&thinner);
+            if thinner_cost <= cost {
+                (cost, plan, rest, count, has_gained) = (thinner_cost, thinner, later, 2 * count, true);
+            } else if count > 1 {
+                count /= 2;
+            } else {
+                rest = later;
+            }
         }
     }
 }

@@ -280,6 +280,43 @@ fn chains_are_computed_again_as_a_whole() {
     assert!(outcome.makespan_ns <= 6000.0 + 200.0, "{}", outcome.makespan_ns);
 }
 
+/// Each step takes time of the host, which no problem knows of.
+#[test]
+fn a_plan_has_no_steps_that_it_can_do_without() {
+    const LAYERS: usize = 120;
+    let bytes = |number: usize| [100, 400, 1600][number % 3];
+    let tensor = |number: usize| {
+        let recompute = (number % 2 == 1).then(|| Recompute { time_ns: 30, inputs: vec![] });
+        Tensor { key: number.to_string(), bytes: bytes(number), tag: Tag::Activation, compression: None, recompute }
+    };
+    let access = |number| vec![Access { tensor: number, bytes: bytes(number) }];
+    let forward = (0..LAYERS).map(|number| (vec![], access(number)));
+    let backward = (0..LAYERS).rev().map(|number| (access(number), vec![]));
+    let kernel = |(reads, writes)| Kernel { name: "layer".into(), time_ns: 1000, reads, writes };
+    let link = |from, to| Link { from, to, bandwidth: 300_000_000, shared_with: None };
+    let parts = Parts {
+        tiers: vec![Tier { capacity: Some(40_000), ..tier("fast", true) }, tier("host", false)],
+        links: vec![link(0, 1), link(1, 0)],
+        tensors: (0..LAYERS).map(tensor).collect(),
+        kernels: forward.chain(backward).map(kernel).collect(),
+        backward: Some(LAYERS),
+        ..Parts::default()
+    };
+    let problem = Problem::new(parts).unwrap();
+    let options = PlannerOptions { evaluations: Some(2000), ..OPTIONS };
+    let planned = plan(&Scheduled, &problem, &options).unwrap().plan;
+    let makespan_ns = |plan: &Plan| simulate(&problem, plan).map_or(f64::INFINITY, |outcome| outcome.makespan_ns);
+    let (least, tensors) =
+        (makespan_ns(&planned), planned.steps.iter().map(|step| step.tensor).collect::<BTreeSet<_>>());
+    // 44,000 bytes have to go.
+    assert!((28..LAYERS).contains(&tensors.len()), "{tensors:?}");
+    for tensor in tensors {
+        let mut without = planned.clone();
+        without.steps.retain(|step| step.tensor != tensor);
+        assert!(makespan_ns(&without) > least, "{tensor}: {planned:?}");
+    }
+}
+
 #[test]
 fn too_little_memory_is_an_error_that_says_where() {
     for planner in [&Scheduled as &dyn Planner, &Evolutionary::default(), &FlashNeuron] {
