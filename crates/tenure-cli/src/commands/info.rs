@@ -24,8 +24,16 @@ fn describe(trace: &Trace) -> String {
         ("peak requested", peak(trace, &summary)),
         ("live at the end", Bytes(summary.live_at_end_bytes).to_string()),
         ("segments", Count(summary.segments as u64).to_string()),
+        ("most in segments", Bytes(summary.peak_segment_bytes).to_string()),
         ("out of memory", counted(summary.ooms, "time")),
     ];
+    if summary.earlier_blocks > 0 {
+        let blocks = counted(summary.earlier_blocks, "block");
+        facts.push((
+            "before",
+            format!("{} in {blocks} were live before the history begins", Bytes(summary.earlier_bytes)),
+        ));
+    }
     if !trace.settings().conf.is_empty() {
         facts.push(("settings", trace.settings().conf.clone()));
     }
@@ -51,7 +59,11 @@ fn peak(trace: &Trace, summary: &Summary) -> String {
     match (summary.peak_event, trace.events().first()) {
         (Some(event), Some(first)) => {
             let after = Micros((trace.events()[event].time_us - first.time_us) as f64);
-            format!("{} ({} bytes), at event {event}, after {after}", Bytes(bytes), Count(bytes))
+            let place = match event.checked_sub(trace.earlier_events()) {
+                Some(event) => format!("at event {event}, after {after}"),
+                None => "before the first event".into(),
+            };
+            format!("{} ({} bytes), {place}", Bytes(bytes), Count(bytes))
         }
         _ => Bytes(bytes).to_string(),
     }

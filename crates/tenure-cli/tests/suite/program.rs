@@ -92,7 +92,8 @@ fn replay_prints_one_json_object_for_each_allocator() {
     let calls = ["malloc", "free", "create", "map", "set_access", "unmap", "release"];
     #[rustfmt::skip]
     let expected = [
-        &["trace", "allocator", "events", "operations", "peak_requested_bytes", "peak_allocated_bytes",
+        &["trace", "allocator", "events", "earlier_bytes", "recorded_reserved_bytes", "operations",
+          "peak_requested_bytes", "peak_allocated_bytes",
           "peak_reserved_bytes", "peak_segments", "created_bytes", "driver_calls"][..], &calls,
         &["driver_calls_last_repeat"], &calls,
         &["modelled_driver_us", "modelled_driver_us_last_repeat", "trace_duration_us", "host_syncs",
@@ -378,4 +379,26 @@ fn an_interruption_leaves_no_part_of_a_file() {
         return;
     }
     panic!("it was never caught in the middle");
+}
+
+#[test]
+fn what_was_there_before_the_history_is_told_and_counted() {
+    let late = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/late_start.pickle");
+    let folder = here();
+    let converted = tenure(folder.path(), &["trace", "convert", late, "-o", "late.ttrace"]);
+    assert!(converted.status.success());
+    for file in [late, "late.ttrace"] {
+        let info = tenure(folder.path(), &["trace", "info", file]);
+        for fact in ["1,074,790,400 bytes", "1.07 GB in 1 block were live before the history begins"] {
+            assert!(stdout(&info).contains(fact), "{fact} is missing from\n{}", stdout(&info));
+        }
+        let replay = tenure(folder.path(), &["replay", file]);
+        for fact in ["1.07 GB requested at the peak", "1.07 GB were live before the history begins"] {
+            assert!(stdout(&replay).contains(fact), "{fact} is missing from\n{}", stdout(&replay));
+        }
+        let report = tenure(folder.path(), &["trace", "report", file, "-o", "late.html"]);
+        assert!(report.status.success());
+        let page = fs::read_to_string(folder.path().join("late.html")).unwrap();
+        assert!(page.contains("1.07 GB were live before the history begins"), "{page}");
+    }
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
+use super::history::Completed;
 use super::{Action, Event, Input, ReadOptions, Settings, Trace, TraceError};
 
 pub(super) const MAGIC: [u8; 8] = *b"\x89TTRACE\n";
@@ -14,6 +15,12 @@ const BLOCK_EVENTS: usize = 4096;
 /// An event never takes more: a head byte and four integers of up to ten bytes.
 const EVENT_BYTES: usize = 41;
 const HEADER_LIMIT: usize = 16 << 20;
+
+/// Flags of the header.
+const EXPANDABLE: u8 = 1;
+const SPLIT_LIMIT: u8 = 2;
+/// The history began late: the header says how many events make what was there before.
+const LATE: u8 = 4;
 
 const ACTION_MASK: u8 = 0x0f;
 /// The stream is the previous event's.
@@ -80,7 +87,11 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
         fields.finish()?;
     }
     input.finish()?;
-    Trace::new(header.source, header.device, header.settings, events)
+    let completed = Completed::of(events, header.earlier).ok_or_else(|| TraceError::Compact {
+        offset: 0,
+        reason: format!("of {} events it calls {} earlier ones", header.events, header.earlier),
+    })?;
+    Trace::completed(header.source, header.device, header.settings, completed)
 }
 
 impl Event {
@@ -115,6 +126,7 @@ struct Header {
     settings: Settings,
     streams: Vec<StreamId>,
     events: u64,
+    earlier: u64,
 }
 
 fn encode_header(trace: &Trace, streams: &[StreamId]) -> Vec<u8> {
@@ -129,7 +141,10 @@ fn encode_header(trace: &Trace, streams: &[StreamId]) -> Vec<u8> {
     put_varint(&mut out, trace.device.into());
     put_text(&mut out, &trace.source);
     put_text(&mut out, conf);
-    out.push(u8::from(*expandable_segments) | u8::from(max_split_size_bytes.is_some()) << 1);
+    let begins_late = trace.earlier_events > 0;
+    let flags =
+        [(*expandable_segments, EXPANDABLE), (max_split_size_bytes.is_some(), SPLIT_LIMIT), (begins_late, LATE)];
+    out.push(flags.iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum());
     put_varint(&mut out, max_split_size_bytes.unwrap_or(0));
     out.extend(garbage_collection_threshold.to_le_bytes());
     for &divisions in roundup_power2_divisions {
@@ -140,6 +155,9 @@ fn encode_header(trace: &Trace, streams: &[StreamId]) -> Vec<u8> {
         put_varint(&mut out, stream.0);
     }
     put_varint(&mut out, trace.events.len() as u64);
+    if begins_late {
+        put_varint(&mut out, trace.earlier_events as u64);
+    }
     out
 }
 
@@ -166,10 +184,10 @@ fn read_header(input: &mut Input<'_>) -> Result<Header, TraceError> {
     let source = fields.text()?;
     let conf = fields.text()?;
     let flags = fields.byte()?;
-    if flags & !3 != 0 {
+    if flags & !(EXPANDABLE | SPLIT_LIMIT | LATE) != 0 {
         return Err(fields.error("unknown flags"));
     }
-    let max_split_size_bytes = Some(fields.varint()?).filter(|_| flags & 2 != 0);
+    let max_split_size_bytes = Some(fields.varint()?).filter(|_| flags & SPLIT_LIMIT != 0);
     let garbage_collection_threshold = f64::from_le_bytes(fields.array()?);
     let mut roundup_power2_divisions = [0; Settings::ROUNDUP_INTERVALS];
     for divisions in &mut roundup_power2_divisions {
@@ -182,15 +200,16 @@ fn read_header(input: &mut Input<'_>) -> Result<Header, TraceError> {
         streams.push(StreamId(fields.varint()?));
     }
     let events = fields.varint()?;
+    let earlier = if flags & LATE != 0 { fields.varint()? } else { 0 };
     fields.finish()?;
     let settings = Settings {
         conf,
         max_split_size_bytes,
         garbage_collection_threshold,
-        expandable_segments: flags & 1 != 0,
+        expandable_segments: flags & EXPANDABLE != 0,
         roundup_power2_divisions,
     };
-    Ok(Header { device, source, settings, streams, events })
+    Ok(Header { device, source, settings, streams, events, earlier })
 }
 
 fn encode_event(out: &mut Vec<u8>, streams: &StreamTable, previous: &Event, event: &Event) {

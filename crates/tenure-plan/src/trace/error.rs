@@ -145,7 +145,7 @@ pub enum EventError {
     /// Two live blocks, or two live segments, share bytes.
     #[error(
         "{action} of {bytes} bytes at {address:#x} overlaps the {other_bytes} bytes at {other_address:#x}, live since \
-         event {other_index}"
+         {}", since(*other_index)
     )]
     Overlap {
         /// The event's action.
@@ -154,8 +154,8 @@ pub enum EventError {
         address: u64,
         /// The event's size.
         bytes: u64,
-        /// The event that made the other one.
-        other_index: usize,
+        /// The event that made the other one; `None` if it was there before the history.
+        other_index: Option<usize>,
         /// Address of the other one.
         other_address: u64,
         /// Size of the other one.
@@ -163,8 +163,8 @@ pub enum EventError {
     },
     /// Nothing is live at the address.
     #[error(
-        "{action} of {address:#x}, where nothing is live: the history must begin before the first allocation (record \
-         from the start, with max_entries large enough)"
+        "{action} of {address:#x}, where nothing is live: the history lacks the allocation (record again, without alloc \
+         in skip_actions)"
     )]
     UnknownAddress {
         /// The event's action.
@@ -173,7 +173,7 @@ pub enum EventError {
         address: u64,
     },
     /// The size is not the one that was allocated.
-    #[error("{action} of {bytes} bytes at {address:#x}, where event {since} made {live_bytes} bytes")]
+    #[error("{action} of {bytes} bytes at {address:#x}, where {live_bytes} bytes are live since {}", since(*made_index))]
     SizeMismatch {
         /// The event's action.
         action: Action,
@@ -183,8 +183,8 @@ pub enum EventError {
         bytes: u64,
         /// The size that is live there.
         live_bytes: u64,
-        /// The event that made it.
-        since: usize,
+        /// The event that made it; `None` if it was there before the history.
+        made_index: Option<usize>,
     },
     /// A free was requested twice, or completed without having been requested.
     #[error("{action} of {address:#x}, whose free was {state}")]
@@ -196,4 +196,9 @@ pub enum EventError {
         /// How far its free was.
         state: &'static str,
     },
+}
+
+/// Names the event that made a block or segment.
+fn since(index: Option<usize>) -> String {
+    index.map_or_else(|| "before the history".into(), |index| format!("event {index}"))
 }

@@ -4,6 +4,7 @@ mod compact;
 mod error;
 mod event;
 mod file;
+mod history;
 mod input;
 mod settings;
 mod snapshot;
@@ -16,11 +17,15 @@ use std::path::Path;
 pub use error::{EventError, TraceError};
 pub use event::{Action, Event};
 pub use file::Format;
+use history::Completed;
 pub(crate) use input::Input;
 pub use settings::Settings;
 pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
 
 /// Everything one device's allocator did, from an empty device on.
+///
+/// Where a recorder began late, the first events make the segments and blocks that were there before it:
+/// [`earlier_events`](Self::earlier_events) of them.
 ///
 /// Every trace has been validated: times never go back, no range passes the end of the address space, live blocks
 /// never overlap, every free names a live block and its size, and a free is requested once before it completes once.
@@ -30,6 +35,7 @@ pub struct Trace {
     device: u32,
     settings: Settings,
     events: Vec<Event>,
+    earlier_events: usize,
 }
 
 impl Trace {
@@ -46,16 +52,22 @@ impl Trace {
         source: impl Into<String>,
         device: u32,
         settings: Settings,
-        mut events: Vec<Event>,
+        events: Vec<Event>,
     ) -> Result<Self, TraceError> {
+        Self::completed(source.into(), device, settings, Completed { events, ..Completed::default() })
+    }
+
+    /// A trace of a history that may have begun late.
+    fn completed(source: String, device: u32, settings: Settings, completed: Completed) -> Result<Self, TraceError> {
+        let Completed { mut events, earlier: earlier_events, inserted } = completed;
         if device >= Self::DEVICES {
             let reason = format!("device {device} cannot be: devices are numbered from 0 to {}", Self::DEVICES - 1);
             return Err(TraceError::NoTrace { reason });
         }
         settings.validate()?;
         validate::order_times(&mut events);
-        validate::check(&events)?;
-        Ok(Self { source: source.into(), device, settings, events })
+        validate::check(&events, &inserted)?;
+        Ok(Self { source, device, settings, events, earlier_events })
     }
 
     /// Reads the file at `path`, whatever its format: a PyTorch snapshot or a compact trace, plain, xz or gzip, told
@@ -122,9 +134,15 @@ impl Trace {
         &self.events
     }
 
+    /// How many of the first events make the segments and blocks that were there before the recorded history began.
+    /// They have the time of its first event.
+    pub fn earlier_events(&self) -> usize {
+        self.earlier_events
+    }
+
     /// Counts, peaks and holders.
     pub fn summary(&self) -> Summary {
-        summary::summarize(&self.events)
+        summary::summarize(&self.events, self.earlier_events)
     }
 }
 

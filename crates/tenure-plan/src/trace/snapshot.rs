@@ -6,12 +6,44 @@ use std::io::{self, Write};
 use tenure_alloc::snapshot::pickle::Writer;
 use tenure_core::StreamId;
 
+use super::history::{self, Completed};
 use super::{Action, Event, EventError, Input, ReadOptions, Settings, Trace, TraceError};
 use crate::pickle::{Dict, Machine, Value, excerpt};
 
+/// A key of the snapshots that [`write`] makes, which lack nothing.
+const EARLIER_EVENTS: &str = "tenure_earlier_events";
+
+/// A dict of use in a snapshot.
+enum Record {
+    Event(Event),
+    Segment(Segment),
+    Block(Block),
+}
+
+/// Memory that the allocator held when the snapshot was taken.
+#[derive(Clone, Copy)]
+struct Segment {
+    device: u64,
+    address: u64,
+    bytes: u64,
+    stream: StreamId,
+    expandable: bool,
+    blocks: Value,
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy)]
+struct Block {
+    /// PyTorch before 2.1 does not say: the block follows the one before it.
+    address: Option<u64>,
+    bytes: u64,
+    requested_bytes: u64,
+    live: bool,
+}
+
 /// Reads the device that `options` asks for.
 pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
-    let (machine, root) = Machine::run(input, fold_event, options.memory_bytes)?;
+    let (machine, root) = Machine::run(input, fold, options.memory_bytes)?;
     let root = machine.dict(root).ok_or_else(|| not_a_snapshot("it is not a dict"))?;
     let traces = root.find("device_traces").ok_or_else(|| not_a_snapshot("it has no device_traces"))?;
     let (traces, left_out) = machine.list(traces).ok_or_else(|| not_a_snapshot("device_traces is not a list"))?;
@@ -23,11 +55,61 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         None => Settings::default(),
     };
     let device = choose(&machine, traces, options.device)?;
-    Trace::new(name, device as u32, settings, collect(&machine, traces[device])?)
+    let events = collect(&machine, traces[device])?;
+    let completed = match root.find(EARLIER_EVENTS) {
+        Some(earlier) => earlier.as_u64().and_then(|earlier| Completed::of(events, earlier)),
+        None => Some(history::complete(&events, &live_at_end(&machine, root.find("segments"), device as u64)?)),
+    };
+    let completed = completed.ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is no number of its events")))?;
+    Trace::completed(name.into(), device as u32, settings, completed)
+}
+
+/// Events that make the segments of `device` and their live blocks.
+fn live_at_end(machine: &Machine<Record>, segments: Option<Value>, device: u64) -> Result<Vec<Event>, TraceError> {
+    let Some(segments) = segments else { return Ok(Vec::new()) };
+    let (segments, left_out) = machine.list(segments).ok_or_else(|| not_a_snapshot("segments is not a list"))?;
+    let mut events = Vec::new();
+    for &segment in segments {
+        let Some(&Record::Segment(segment)) = machine.record(segment) else {
+            return Err(not_a_snapshot("segments holds something that is not a segment"));
+        };
+        if segment.device == device {
+            add_segment(machine, &segment, &mut events)?;
+        }
+    }
+    if left_out.is_some() {
+        return Err(not_a_snapshot("segments holds something that is not a segment"));
+    }
+    Ok(events)
+}
+
+fn add_segment(machine: &Machine<Record>, segment: &Segment, events: &mut Vec<Event>) -> Result<(), TraceError> {
+    let wrong = || not_a_snapshot(&format!("the segment at {:#x} has strange blocks", segment.address));
+    let (blocks, left_out) = machine.list(segment.blocks).ok_or_else(wrong)?;
+    if left_out.is_some() {
+        return Err(wrong());
+    }
+    let action = if segment.expandable { Action::SegmentMap } else { Action::SegmentAlloc };
+    let mut add = |action, address: u64, bytes: u64| {
+        let event = Event { time_us: 0, address, bytes, stream: segment.stream, action };
+        events.push(event);
+        event.end().ok_or_else(wrong)
+    };
+    add(action, segment.address, segment.bytes)?;
+    let mut next = segment.address;
+    for &block in blocks {
+        let Some(&Record::Block(block)) = machine.record(block) else { return Err(wrong()) };
+        let address = block.address.unwrap_or(next);
+        if block.live {
+            add(Action::Alloc, address, block.requested_bytes)?;
+        }
+        next = address.checked_add(block.bytes).ok_or_else(wrong)?;
+    }
+    Ok(())
 }
 
 /// The device asked for, or else the first one with events.
-fn choose(machine: &Machine<Event>, traces: &[Value], device: Option<u32>) -> Result<usize, TraceError> {
+fn choose(machine: &Machine<Record>, traces: &[Value], device: Option<u32>) -> Result<usize, TraceError> {
     let has_events = |&index: &usize| {
         machine.list(traces[index]).is_none_or(|(events, left_out)| !events.is_empty() || left_out.is_some())
     };
@@ -44,14 +126,50 @@ fn choose(machine: &Machine<Event>, traces: &[Value], device: Option<u32>) -> Re
     Err(TraceError::NoTrace { reason })
 }
 
-fn collect(machine: &Machine<Event>, trace: Value) -> Result<Vec<Event>, TraceError> {
+fn collect(machine: &Machine<Record>, trace: Value) -> Result<Vec<Event>, TraceError> {
     let (items, left_out) =
         machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
     let stray = |index| TraceError::Event { index, reason: EventError::NotAnEvent };
     if let Some(index) = left_out {
         return Err(stray(index));
     }
-    items.iter().enumerate().map(|(index, &item)| machine.record(item).copied().ok_or_else(|| stray(index))).collect()
+    let event = |(index, &item)| match machine.record(item) {
+        Some(&Record::Event(event)) => Ok(event),
+        _ => Err(stray(index)),
+    };
+    items.iter().enumerate().map(event).collect()
+}
+
+/// Makes a record of a dict. `index` is its place in its list.
+fn fold(dict: &Dict<'_>, index: usize) -> Result<Option<Record>, TraceError> {
+    let record = fold_event(dict, index)?.map(Record::Event);
+    let record = record.or_else(|| fold_segment(dict).map(Record::Segment));
+    Ok(record.or_else(|| fold_block(dict).map(Record::Block)))
+}
+
+fn fold_segment(dict: &Dict<'_>) -> Option<Segment> {
+    let field = |name| dict.find(name).and_then(Value::as_u64);
+    Some(Segment {
+        blocks: dict.find("blocks")?,
+        device: field("device")?,
+        address: field("address")?,
+        bytes: field("total_size")?,
+        stream: StreamId(field("stream").unwrap_or(0)),
+        expandable: dict.find("is_expandable") == Some(Value::Bool(true)),
+    })
+}
+
+fn fold_block(dict: &Dict<'_>) -> Option<Block> {
+    let Value::Str(state) = dict.find("state")? else { return None };
+    let field = |name| dict.find(name).and_then(Value::as_u64);
+    let bytes = field("size")?;
+    Some(Block {
+        address: field("address"),
+        bytes,
+        // PyTorch before 2.1 says only the rounded size.
+        requested_bytes: field("requested_size").unwrap_or(bytes),
+        live: matches!(dict.strings().resolve(state), "active_allocated" | "active_pending_free"),
+    })
 }
 
 /// Makes an event of a dict that has an action. `index` is its place in its list.
@@ -86,7 +204,7 @@ fn fold_event(dict: &Dict<'_>, index: usize) -> Result<Option<Event>, TraceError
     event().map(Some).map_err(|reason| TraceError::Event { index, reason })
 }
 
-fn read_settings(machine: &Machine<Event>, value: Value) -> Result<Settings, TraceError> {
+fn read_settings(machine: &Machine<Record>, value: Value) -> Result<Settings, TraceError> {
     let dict = machine.dict(value).ok_or_else(|| not_a_snapshot("allocator_settings is not a dict"))?;
     let mut settings = Settings::default();
     for (key, value) in dict.iter() {
@@ -126,8 +244,8 @@ fn not_a_snapshot(reason: &str) -> TraceError {
     TraceError::Snapshot { reason: reason.into() }
 }
 
-/// Writes a snapshot that holds `trace` as its device's history, and no segments: those are of the end, which a trace
-/// does not know.
+/// Writes a snapshot that holds `trace` as its device's history, which begins with what was there before, and no
+/// segments: those are of the end, which a trace does not know.
 pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let mut writer = Writer::new(out)?;
     writer.dict(|writer| {
@@ -141,7 +259,8 @@ pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
         writer.text("allocator_settings")?;
         writer.dict(|writer| write_settings(writer, &trace.settings))?;
         writer.text("external_annotations")?;
-        writer.list(|_| Ok(()))
+        writer.list(|_| Ok(()))?;
+        writer.entry(EARLIER_EVENTS, trace.earlier_events as u64)
     })?;
     writer.finish()?.flush()
 }

@@ -9,16 +9,23 @@ use super::{Action, Event};
 /// Counts, peaks and holders of a trace. Bytes are as requested, not rounded; a block is live until its free completes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Events of every kind.
+    /// Events of the history, of every kind.
     pub events: usize,
-    /// Blocks handed out.
+    /// Blocks that were there before the history began.
+    pub earlier_blocks: usize,
+    /// Bytes of those blocks.
+    pub earlier_bytes: u64,
+    /// Blocks handed out, before the history began or in it.
     pub allocations: usize,
     /// Streams that blocks belong to, ascending.
     pub streams: Vec<StreamId>,
     /// From the first event to the last, in microseconds.
     pub duration_us: u64,
-    /// Segments taken from the driver.
+    /// Segments taken from the driver, before the history began or in it.
     pub segments: usize,
+    /// Most bytes in segments at once, mapped ranges of expandable segments included: what the recorded allocator held
+    /// of the device. 0 if the trace says nothing of segments.
+    pub peak_segment_bytes: u64,
     /// Allocations that failed.
     pub ooms: usize,
     /// Most bytes that were live at once.
@@ -85,8 +92,12 @@ pub struct SizeClassSummary {
 }
 
 /// The summary of a valid trace's events.
-pub(super) fn summarize(events: &[Event]) -> Summary {
-    let mut summary = Summary { events: events.len(), ..Summary::default() };
+pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
+    let mut summary = Summary { events: events.len() - earlier, ..Summary::default() };
+    let earlier_blocks = live_after(&events[..earlier]);
+    summary.earlier_blocks = earlier_blocks.len();
+    summary.earlier_bytes = earlier_blocks.iter().map(|block| block.bytes).sum();
+    summary.peak_segment_bytes = peak_segment_bytes(events);
     let mut classes = BTreeMap::<SizeClass, SizeClassSummary>::new();
     let mut live = 0u64;
     for (index, event) in events.iter().enumerate() {
@@ -131,6 +142,25 @@ pub(super) fn summarize(events: &[Event]) -> Summary {
     }
     summary.size_classes = classes.into_values().collect();
     summary
+}
+
+fn peak_segment_bytes(events: &[Event]) -> u64 {
+    let mut live = FxHashMap::default();
+    let (mut bytes, mut peak) = (0_u64, 0);
+    for event in events {
+        match event.action {
+            Action::SegmentAlloc => {
+                live.insert(event.address, event.bytes);
+                bytes = bytes.saturating_add(event.bytes);
+            }
+            Action::SegmentFree => bytes -= live.remove(&event.address).unwrap_or(0),
+            Action::SegmentMap => bytes = bytes.saturating_add(event.bytes),
+            Action::SegmentUnmap => bytes = bytes.saturating_sub(event.bytes),
+            _ => {}
+        }
+        peak = peak.max(bytes);
+    }
+    peak
 }
 
 fn live_after(events: &[Event]) -> Vec<LiveBlock> {

@@ -12,16 +12,21 @@ pub(super) fn order_times(events: &mut [Event]) {
 }
 
 /// The first event that makes no sense after those before it, starting from an empty device.
-pub(super) fn check(events: &[Event]) -> Result<(), TraceError> {
+///
+/// Errors count recorded events only: those at the positions `inserted`, which ascend, have no number.
+pub(super) fn check(events: &[Event], inserted: &[usize]) -> Result<(), TraceError> {
     let mut blocks = Live::default();
     let mut segments = Live::default();
-    for (index, event) in events.iter().enumerate() {
-        step(&mut blocks, &mut segments, index, event).map_err(|reason| TraceError::Event { index, reason })?;
+    for (position, event) in events.iter().enumerate() {
+        let before = inserted.partition_point(|&other| other < position);
+        let index = position - before;
+        let number = (inserted.get(before) != Some(&position)).then_some(index);
+        step(&mut blocks, &mut segments, number, event).map_err(|reason| TraceError::Event { index, reason })?;
     }
     Ok(())
 }
 
-fn step(blocks: &mut Live, segments: &mut Live, index: usize, event: &Event) -> Result<(), EventError> {
+fn step(blocks: &mut Live, segments: &mut Live, index: Option<usize>, event: &Event) -> Result<(), EventError> {
     let &Event { action, address, bytes, .. } = event;
     if action.has_range() && event.end().is_none() {
         return Err(EventError::Overflow { action, address, bytes });
@@ -44,6 +49,8 @@ fn step(blocks: &mut Live, segments: &mut Live, index: usize, event: &Event) -> 
             Ok(())
         }
         Action::SegmentAlloc => segments.insert(index, event),
+        // Nothing depends on the segment, which a history that begins late may not have seen.
+        Action::SegmentFree if !segments.0.contains_key(&address) => Ok(()),
         Action::SegmentFree => {
             segments.find(event)?;
             segments.0.remove(&address);
@@ -61,12 +68,13 @@ struct Live(BTreeMap<u64, LiveRange>);
 
 struct LiveRange {
     bytes: u64,
-    since: usize,
+    /// The event that made it; `None` if it was there before the history.
+    since: Option<usize>,
     free_requested: bool,
 }
 
 impl Live {
-    fn insert(&mut self, index: usize, event: &Event) -> Result<(), EventError> {
+    fn insert(&mut self, index: Option<usize>, event: &Event) -> Result<(), EventError> {
         // An empty block still has an address of its own.
         let last = event.address.saturating_add(event.bytes.max(1) - 1);
         if let Some((&other_address, other)) = self.0.range(..=last).next_back()
@@ -89,8 +97,8 @@ impl Live {
         let &Event { action, address, bytes, .. } = event;
         let range = self.0.get_mut(&address).ok_or(EventError::UnknownAddress { action, address })?;
         if range.bytes != bytes {
-            let LiveRange { bytes: live_bytes, since, .. } = *range;
-            return Err(EventError::SizeMismatch { action, address, bytes, live_bytes, since });
+            let LiveRange { bytes: live_bytes, since: made_index, .. } = *range;
+            return Err(EventError::SizeMismatch { action, address, bytes, live_bytes, made_index });
         }
         Ok(range)
     }

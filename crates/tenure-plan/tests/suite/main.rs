@@ -9,6 +9,7 @@ mod files;
 mod generate;
 mod hostile;
 mod large;
+mod late_histories;
 mod mappings;
 #[cfg(feature = "milp")]
 mod milp;

@@ -11,8 +11,12 @@ pub struct Outcome {
     pub trace: String,
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// Events of the trace, of every kind.
+    /// Events of the trace's history, of every kind.
     pub events: usize,
+    /// Bytes that were live before the trace's history began. Every peak includes them.
+    pub earlier_bytes: u64,
+    /// Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
+    pub recorded_reserved_bytes: u64,
     /// Allocations and frees of one pass, those after its last event included.
     pub operations: usize,
     /// Most bytes asked for and live at once, over all passes.
@@ -43,8 +47,8 @@ pub struct Outcome {
     /// Times that one stream was made to wait for another.
     pub cross_stream_waits: u64,
     /// Allocations of the first pass that are not where PyTorch put them. `None` where they need not be: on any
-    /// allocator but the native one, for a recording with expandable segments, and on a real device, which chooses the
-    /// addresses itself.
+    /// allocator but the native one, for a recording that began late or has expandable segments, and on a real device,
+    /// which chooses the addresses itself.
     pub mismatched_addresses: Option<usize>,
     /// Median wall-clock time of an allocation, in ns, the driver's included and the clock's own left out.
     pub alloc_ns_median: u32,
@@ -77,7 +81,9 @@ impl Outcome {
 /// What the paged allocator would have saved over PyTorch's default, in one sentence; `None` without both.
 pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
     let reserved = |kind| outcomes.iter().find(|outcome| outcome.allocator == kind).map(|o| o.peak_reserved_bytes);
-    let (native, paged) = (reserved(AllocatorKind::Native)?, reserved(AllocatorKind::Paged)?);
+    let (replayed, paged) = (reserved(AllocatorKind::Native)?, reserved(AllocatorKind::Paged)?);
+    // A history that begins late does not say how segments came to be as they were: PyTorch may have held more.
+    let native = outcomes.iter().fold(replayed, |most, outcome| most.max(outcome.recorded_reserved_bytes));
     let difference = native.abs_diff(paged);
     let share = Percent(if native == 0 { 0.0 } else { difference as f64 / native as f64 });
     let word = if paged <= native { "saved" } else { "more" };
@@ -87,6 +93,12 @@ pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
         Bytes(native),
         Bytes(difference),
     ))
+}
+
+/// What was there before the trace's history began, in one sentence; `None` if nothing was.
+pub fn before_history(earlier_bytes: u64) -> Option<String> {
+    let bytes = Bytes(earlier_bytes);
+    (earlier_bytes > 0).then(|| format!("{bytes} were live before the history begins, and count"))
 }
 
 /// Driver calls that change what memory is where. A call over several chunks counts once for each.

@@ -172,6 +172,8 @@ impl<'a> Player<'a> {
             trace: self.trace.source().to_owned(),
             allocator: self.replay.allocator,
             events: self.summary.events,
+            earlier_bytes: self.summary.earlier_bytes,
+            recorded_reserved_bytes: self.summary.peak_segment_bytes,
             operations: self.operations,
             peak_requested_bytes: self.requested.peak,
             peak_allocated_bytes: self.allocated.peak,
@@ -203,7 +205,8 @@ impl Drop for Player<'_> {
     }
 }
 
-/// Whether `trace` says where the segments of PyTorch's native allocator were.
+/// Whether `trace` says where the segments of PyTorch's native allocator were, from an empty device on.
 pub(super) fn has_native_addresses(trace: &Trace) -> bool {
-    !trace.settings().expandable_segments && trace.events().iter().any(|event| event.action == Action::SegmentAlloc)
+    let complete = trace.earlier_events() == 0 && !trace.settings().expandable_segments;
+    complete && trace.events().iter().any(|event| event.action == Action::SegmentAlloc)
 }

@@ -3,7 +3,7 @@
 use super::Report;
 use super::history::Holders;
 use super::html::{self, document, figure, row, section, table};
-use crate::replay::{Outcome, verdict};
+use crate::replay::{Outcome, before_history, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
 
 /// Groups of equal blocks that the peak's table names one by one.
@@ -58,8 +58,9 @@ fn header(report: &Report<'_>) -> String {
     if !conf.is_empty() {
         facts.push(("PYTORCH_CUDA_ALLOC_CONF", conf.clone()));
     }
-    let verdict = verdict(outcomes).map_or(String::new(), |verdict| format!("<p class=\"verdict\">{verdict}.</p>\n"));
-    html::header("Memory report", trace.source(), &verdict, &facts)
+    let remarks = verdict(outcomes).into_iter().chain(before_history(summary.earlier_bytes));
+    let remarks: String = remarks.map(|remark| format!("<p class=\"verdict\">{remark}.</p>\n")).collect();
+    html::header("Memory report", trace.source(), &remarks, &facts)
 }
 
 fn outcomes(outcomes: &[Outcome]) -> String {
