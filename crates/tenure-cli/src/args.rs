@@ -206,7 +206,7 @@ pub(crate) struct EmbedArgs {
 /// Which trace of a file.
 #[derive(clap::Args)]
 pub(crate) struct Source {
-    /// The device to read, if the snapshot has several [default: the first with events]
+    /// The device to read, if the snapshot has several [default: the one with most bytes]
     #[arg(long, value_name = "N")]
     pub(crate) device: Option<u32>,
 }

@@ -58,7 +58,11 @@ pub(crate) fn read(path: &Path, source: &Source) -> Result<Trace, TraceError> {
         let bar = progress::bytes(file.metadata()?.len(), format!("reading {name}"));
         Trace::read_from(bar.wrap_read(file), &name, &options)
     };
-    read().map_err(|error| error.in_file(path))
+    let trace = read().map_err(|error| error.in_file(path))?;
+    for note in trace.notes() {
+        complain(&format!("{}: {note}", path.display()));
+    }
+    Ok(trace)
 }
 
 /// An error of a library call, with the file that it is about in front.

@@ -402,3 +402,22 @@ fn what_was_there_before_the_history_is_told_and_counted() {
         assert!(page.contains("1.07 GB were live before the history begins"), "{page}");
     }
 }
+
+#[test]
+fn a_snapshot_of_several_devices_names_them() {
+    let folder = here();
+    let event = |device: u32| {
+        let address = 512 * (1 + u64::from(device));
+        format!("(dVaction\nValloc\nsVaddr\nI{address}\nsVsize\nI{address}\nsVstream\nI0\nsa")
+    };
+    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}as.", event(0), event(1));
+    fs::write(folder.path().join("two.pickle"), snapshot).unwrap();
+    let note = "devices with allocations: 0 (512 bytes at the peak), 1 (1024 bytes at the peak)";
+    for (args, device) in [(&["--device", "0"][..], 0), (&[], 1)] {
+        let output = tenure(folder.path(), &[&["trace", "info", "two.pickle"], args].concat());
+        let told = format!("tenure: two.pickle: {note}; device {device} is read (--device N reads another)\n");
+        assert_eq!(stderr(&output), told);
+        let peak = format!("{} bytes), at event 0", ["512", "1,024"][device]);
+        assert!(stdout(&output).contains(&peak), "{}", stdout(&output));
+    }
+}

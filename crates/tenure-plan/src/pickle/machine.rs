@@ -157,6 +157,14 @@ impl<R> Machine<R> {
         }
     }
 
+    /// The string, if `value` is one.
+    pub(crate) fn text(&self, value: Value) -> Option<&str> {
+        match value {
+            Value::Str(id) => Some(self.strings.resolve(id)),
+            _ => None,
+        }
+    }
+
     /// The record behind `value`.
     pub(crate) fn record(&self, value: Value) -> Option<&R> {
         match *self.object(value)? {

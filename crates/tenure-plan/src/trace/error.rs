@@ -42,6 +42,14 @@ pub enum TraceError {
         /// The decoder's words.
         reason: String,
     },
+    /// A file of another kind.
+    #[error(
+        "it is {what}, not a PyTorch memory snapshot: save one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")"
+    )]
+    OtherFormat {
+        /// What the file is.
+        what: &'static str,
+    },
     /// Not a pickle, or a damaged one.
     #[error("not a PyTorch memory snapshot: {reason} at byte {offset}")]
     Pickle {
@@ -126,9 +134,6 @@ pub enum EventError {
     /// It is not a dict with an action.
     #[error("it is not a dict with an action")]
     NotAnEvent,
-    /// This version does not know the action.
-    #[error("unknown action \"{0}\": a newer PyTorch may have recorded it")]
-    UnknownAction(String),
     /// A field is missing, or holds no integer from 0 to 2^64 - 1.
     #[error("field \"{0}\" is missing or is not an unsigned 64-bit integer")]
     BadField(&'static str),

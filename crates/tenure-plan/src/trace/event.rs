@@ -48,11 +48,13 @@ pub enum Action {
     Oom = 8,
     /// A mark that the program made.
     UserDefined = 9,
+    /// The program gave a live block a name (PyTorch from 2.15 on).
+    Annotate = 10,
 }
 
 impl Action {
     /// Every action, in declaration order: `Action::ALL[action as usize] == action`.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Alloc,
         Self::FreeRequested,
         Self::FreeCompleted,
@@ -63,6 +65,7 @@ impl Action {
         Self::Snapshot,
         Self::Oom,
         Self::UserDefined,
+        Self::Annotate,
     ];
 
     /// PyTorch's name.
@@ -78,6 +81,7 @@ impl Action {
             Self::Snapshot => "snapshot",
             Self::Oom => "oom",
             Self::UserDefined => "user_defined",
+            Self::Annotate => "annotate",
         }
     }
 

@@ -49,11 +49,39 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceErr
 
 pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
     let mut input = Input::open(reader, options.decoded_bytes)?;
-    if input.head() == compact::MAGIC {
+    if input.head().starts_with(&compact::MAGIC) {
         compact::read(&mut input, options)
+    } else if let Some(what) = other_format(input.head()) {
+        Err(TraceError::OtherFormat { what })
     } else {
         snapshot::read(&mut input, name, options)
     }
+}
+
+/// Names the format of a file that begins with `head`, if it is a known one that holds no trace.
+fn other_format(head: &[u8]) -> Option<&'static str> {
+    const FORMATS: [(&[u8], &str); 15] = [
+        (b"PK\x03\x04", "a zip archive (unpack it first)"),
+        (b"PK\x05\x06", "an empty zip archive"),
+        // `torch.serialization.MAGIC_NUMBER`, pickled.
+        (b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", "a file of torch.save"),
+        (b"SQLite format 3\0", "an SQLite database"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (b"\x93NUMPY", "a NumPy array"),
+        (b"\x28\xb5\x2f\xfd", "a file compressed with zstd (decompress it first)"),
+        (b"BZh", "a file compressed with bzip2 (decompress it first)"),
+        (b"7z\xbc\xaf\x27\x1c", "a 7z archive (unpack it first)"),
+        (b"PAR1", "a Parquet file"),
+        (b"\x7fELF", "a program"),
+        (b"version https://git-lfs", "a git-lfs pointer (run git lfs pull first)"),
+        (b"{", "JSON"),
+        (b"[", "JSON"),
+        (b"<", "HTML or XML"),
+    ];
+    let (magic, what) = FORMATS.into_iter().find(|(magic, _)| head.starts_with(magic))?;
+    // The first file of an archive by torch.save.
+    let is_torch_save = magic == b"PK\x03\x04" && head.windows(9).any(|name| name == b"/data.pkl");
+    Some(if is_torch_save { "a file of torch.save" } else { what })
 }
 
 /// The file's name without what its format adds.

@@ -103,7 +103,7 @@ impl Completion {
             }
             Action::SegmentMap => drop(self.mapped_ranges.claim(event)),
             Action::SegmentUnmap => self.find(&Event { action: Action::SegmentMap, ..*event }),
-            Action::Snapshot | Action::Oom | Action::UserDefined => {}
+            Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => {}
         }
         self.events.push(*event);
         if action == Action::FreeRequested && self.free_completes_at_once {

@@ -13,8 +13,8 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// `xz -9` needs 65 MiB.
 const XZ_MEMORY_BYTES: u64 = 128 << 20;
 const BUFFER_BYTES: usize = 64 << 10;
-/// Long enough to tell every format apart.
-const HEAD_BYTES: usize = 8;
+/// Long enough to tell every format apart, and to see the name of a zip archive's first file.
+const HEAD_BYTES: usize = 128;
 
 /// The decompressed bytes of a trace, counted and limited.
 pub(crate) struct Input<'a> {
@@ -48,7 +48,7 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// The first bytes of the content, up to eight; they are still to be read.
+    /// The first bytes of the content, up to 128; they are still to be read.
     pub(crate) fn head(&self) -> &[u8] {
         &self.head
     }

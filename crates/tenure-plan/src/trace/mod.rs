@@ -36,6 +36,7 @@ pub struct Trace {
     settings: Settings,
     events: Vec<Event>,
     earlier_events: usize,
+    notes: Vec<String>,
 }
 
 impl Trace {
@@ -67,11 +68,11 @@ impl Trace {
         settings.validate()?;
         validate::order_times(&mut events);
         validate::check(&events, &inserted)?;
-        Ok(Self { source, device, settings, events, earlier_events })
+        Ok(Self { source, device, settings, events, earlier_events, notes: Vec::new() })
     }
 
     /// Reads the file at `path`, whatever its format: a PyTorch snapshot or a compact trace, plain, xz or gzip, told
-    /// apart by content. Takes the first device that has events.
+    /// apart by content. Takes the device with most live bytes at its peak.
     ///
     /// # Errors
     /// One line that names the file and the byte or event; nothing of the file is kept.
@@ -140,6 +141,12 @@ impl Trace {
         self.earlier_events
     }
 
+    /// What the reader of a snapshot skipped, and which devices it could choose from: one line each, for a person. They
+    /// are not written to files.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     /// Counts, peaks and holders.
     pub fn summary(&self) -> Summary {
         summary::summarize(&self.events, self.earlier_events)
@@ -151,7 +158,7 @@ impl Trace {
 /// The defaults read any snapshot that PyTorch writes in practice, and end a hostile file early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The device to read; `None` takes the first that has events.
+    /// The device to read; `None` takes the one with most live bytes at its peak.
     pub device: Option<u32>,
     /// Most bytes to hold while reading, events included; at most 64 GiB count. An event of a snapshot takes about
     /// 140 bytes if its list was written in batches, as Python's pickler does, and 400 if it was written in one. The

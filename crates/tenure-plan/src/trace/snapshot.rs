@@ -1,6 +1,7 @@
 //! PyTorch's memory snapshots (`torch/csrc/cuda/Module.cpp`, `THCPModule_memorySnapshot`): a dict whose
 //! `device_traces` holds a list of events for each device.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use tenure_alloc::snapshot::pickle::Writer;
@@ -16,6 +17,8 @@ const EARLIER_EVENTS: &str = "tenure_earlier_events";
 /// A dict of use in a snapshot.
 enum Record {
     Event(Event),
+    /// An event of an action that this version does not know, by its name.
+    Skipped(Value),
     Segment(Segment),
     Block(Block),
 }
@@ -54,14 +57,103 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         Some(settings) => read_settings(&machine, settings)?,
         None => Settings::default(),
     };
-    let device = choose(&machine, traces, options.device)?;
-    let events = collect(&machine, traces[device])?;
-    let completed = match root.find(EARLIER_EVENTS) {
-        Some(earlier) => earlier.as_u64().and_then(|earlier| Completed::of(events, earlier)),
-        None => Some(history::complete(&events, &live_at_end(&machine, root.find("segments"), device as u64)?)),
-    };
-    let completed = completed.ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is no number of its events")))?;
-    Trace::completed(name.into(), device as u32, settings, completed)
+    let snapshot = Snapshot { machine: &machine, root, traces };
+    let peaks = if traces.len() > 1 { snapshot.peaks()? } else { Vec::new() };
+    let device = snapshot.choose(options.device, &peaks)?;
+    let (completed, mut notes) = snapshot.history(device)?;
+    notes.extend(note_of_devices(device, &peaks));
+    let trace = Trace::completed(name.into(), device as u32, settings, completed)?;
+    Ok(Trace { notes, ..trace })
+}
+
+/// A snapshot's histories, one for each device.
+struct Snapshot<'a> {
+    machine: &'a Machine<Record>,
+    root: Dict<'a>,
+    traces: &'a [Value],
+}
+
+impl Snapshot<'_> {
+    /// Most bytes live at once on each device that has events, by its number.
+    fn peaks(&self) -> Result<Vec<(usize, u64)>, TraceError> {
+        let devices = (0..self.traces.len()).filter(|&device| self.has_events(device));
+        devices.map(|device| Ok((device, peak_bytes(&self.history(device)?.0.events)))).collect()
+    }
+
+    fn has_events(&self, device: usize) -> bool {
+        let list = self.machine.list(self.traces[device]);
+        list.is_none_or(|(events, left_out)| !events.is_empty() || left_out.is_some())
+    }
+
+    /// The device asked for, or else the one with most bytes at its peak, or else the first one with events.
+    fn choose(&self, device: Option<u32>, peaks: &[(usize, u64)]) -> Result<usize, TraceError> {
+        let count = self.traces.len();
+        let reason = match device {
+            Some(device) if (device as usize) < count => return Ok(device as usize),
+            Some(device) => format!("it has no device {device}: its devices are 0 to {}", count.saturating_sub(1)),
+            // Of equal ones the first.
+            None => match peaks.iter().rev().max_by_key(|(_, bytes)| bytes) {
+                Some(&(device, _)) => return Ok(device),
+                None if count == 1 && self.has_events(0) => return Ok(0),
+                None => {
+                    "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs".into()
+                }
+            },
+        };
+        Err(TraceError::NoTrace { reason })
+    }
+
+    /// The history of `device`, and a note of what was skipped in it.
+    fn history(&self, device: usize) -> Result<(Completed, Vec<String>), TraceError> {
+        let (events, notes) = collect(self.machine, self.traces[device])?;
+        let completed = match self.root.find(EARLIER_EVENTS) {
+            Some(earlier) => earlier
+                .as_u64()
+                .and_then(|earlier| Completed::of(events, earlier))
+                .ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is no number of its events")))?,
+            None => {
+                let segments = self.root.find("segments");
+                history::complete(&events, &live_at_end(self.machine, segments, device as u64)?)
+            }
+        };
+        Ok((completed, notes))
+    }
+}
+
+/// Most bytes live at once. The events may not have been validated.
+fn peak_bytes(events: &[Event]) -> u64 {
+    let (mut live, mut peak) = (0_u64, 0);
+    for event in events {
+        match event.action {
+            Action::Alloc => live = live.saturating_add(event.bytes),
+            Action::FreeCompleted => live = live.saturating_sub(event.bytes),
+            _ => {}
+        }
+        peak = peak.max(live);
+    }
+    peak
+}
+
+/// Names the devices with allocations, unless there is only the one that is read.
+fn note_of_devices(device: usize, peaks: &[(usize, u64)]) -> Option<String> {
+    let others = peaks.iter().any(|&(other, bytes)| other != device && bytes > 0);
+    let named = peaks.iter().filter(|(_, bytes)| *bytes > 0);
+    let named: Vec<_> = named.map(|(device, bytes)| format!("{device} ({bytes} bytes at the peak)")).collect();
+    others.then(|| {
+        format!("devices with allocations: {}; device {device} is read (--device N reads another)", named.join(", "))
+    })
+}
+
+/// Says how many events of unknown actions were skipped.
+fn note_of_skipped(skipped: &BTreeMap<&str, usize>) -> Option<String> {
+    const NAMED: usize = 5;
+    let count: usize = skipped.values().sum();
+    let mut names: Vec<_> = skipped.keys().take(NAMED).map(|name| format!("\"{}\"", excerpt(name))).collect();
+    if skipped.len() > NAMED {
+        names.push("others".into());
+    }
+    let names = names.join(", ");
+    (count > 0).then(|| format!("{count} events skipped, whose actions a later PyTorch recorded: {names}"))
 }
 
 /// Events that make the segments of `device` and their live blocks.
@@ -108,41 +200,29 @@ fn add_segment(machine: &Machine<Record>, segment: &Segment, events: &mut Vec<Ev
     Ok(())
 }
 
-/// The device asked for, or else the first one with events.
-fn choose(machine: &Machine<Record>, traces: &[Value], device: Option<u32>) -> Result<usize, TraceError> {
-    let has_events = |&index: &usize| {
-        machine.list(traces[index]).is_none_or(|(events, left_out)| !events.is_empty() || left_out.is_some())
-    };
-    let reason = match device {
-        Some(device) if (device as usize) < traces.len() => return Ok(device as usize),
-        Some(device) => format!("it has no device {device}: its devices are 0 to {}", traces.len().saturating_sub(1)),
-        None => match (0..traces.len()).find(has_events) {
-            Some(device) => return Ok(device),
-            None => {
-                "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs".into()
-            }
-        },
-    };
-    Err(TraceError::NoTrace { reason })
-}
-
-fn collect(machine: &Machine<Record>, trace: Value) -> Result<Vec<Event>, TraceError> {
+/// The events of a device, and a note of what was skipped.
+fn collect(machine: &Machine<Record>, trace: Value) -> Result<(Vec<Event>, Vec<String>), TraceError> {
     let (items, left_out) =
         machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
     let stray = |index| TraceError::Event { index, reason: EventError::NotAnEvent };
     if let Some(index) = left_out {
         return Err(stray(index));
     }
-    let event = |(index, &item)| match machine.record(item) {
-        Some(&Record::Event(event)) => Ok(event),
-        _ => Err(stray(index)),
-    };
-    items.iter().enumerate().map(event).collect()
+    let mut events = Vec::with_capacity(items.len());
+    let mut skipped = BTreeMap::new();
+    for (index, &item) in items.iter().enumerate() {
+        match machine.record(item) {
+            Some(&Record::Event(event)) => events.push(event),
+            Some(&Record::Skipped(name)) => *skipped.entry(machine.text(name).unwrap_or_default()).or_insert(0) += 1,
+            _ => return Err(stray(index)),
+        }
+    }
+    Ok((events, note_of_skipped(&skipped).into_iter().collect()))
 }
 
 /// Makes a record of a dict. `index` is its place in its list.
 fn fold(dict: &Dict<'_>, index: usize) -> Result<Option<Record>, TraceError> {
-    let record = fold_event(dict, index)?.map(Record::Event);
+    let record = fold_event(dict, index)?;
     let record = record.or_else(|| fold_segment(dict).map(Record::Segment));
     Ok(record.or_else(|| fold_block(dict).map(Record::Block)))
 }
@@ -173,7 +253,7 @@ fn fold_block(dict: &Dict<'_>) -> Option<Block> {
 }
 
 /// Makes an event of a dict that has an action. `index` is its place in its list.
-fn fold_event(dict: &Dict<'_>, index: usize) -> Result<Option<Event>, TraceError> {
+fn fold_event(dict: &Dict<'_>, index: usize) -> Result<Option<Record>, TraceError> {
     let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
     for (key, value) in dict.iter() {
         match key {
@@ -189,17 +269,18 @@ fn fold_event(dict: &Dict<'_>, index: usize) -> Result<Option<Event>, TraceError
     let Some(action) = action else { return Ok(None) };
     let event = || {
         let Value::Str(action) = action else { return Err(EventError::NotAnEvent) };
-        let action = dict.strings().resolve(action);
-        let action = Action::from_name(action).ok_or_else(|| EventError::UnknownAction(excerpt(action)))?;
+        let Some(action) = Action::from_name(dict.strings().resolve(action)) else {
+            return Ok(Record::Skipped(Value::Str(action)));
+        };
         let field = |name, value: Option<Value>| value.and_then(Value::as_u64).ok_or(EventError::BadField(name));
-        Ok(Event {
+        Ok(Record::Event(Event {
             action,
             address: field(if action == Action::Oom { "device_free" } else { "addr" }, address)?,
             bytes: field("size", bytes)?,
             stream: StreamId(field("stream", stream)?),
             // PyTorch before 2.2 had no clock.
             time_us: time_us.map_or(Ok(0), |time_us| field("time_us", Some(time_us)))?,
-        })
+        }))
     };
     event().map(Some).map_err(|reason| TraceError::Event { index, reason })
 }
@@ -213,10 +294,14 @@ fn read_settings(machine: &Machine<Record>, value: Value) -> Result<Settings, Tr
             ("PYTORCH_CUDA_ALLOC_CONF" | "PYTORCH_ALLOC_CONF", Value::Str(conf)) => {
                 settings.conf = dict.strings().resolve(conf).into();
             }
-            // PyTorch writes -1 for no limit.
+            // PyTorch writes -1 or the largest integer for no limit.
+            ("max_split_size", Value::Large(_)) => settings.max_split_size_bytes = None,
             ("max_split_size", Value::Int(bytes)) => settings.max_split_size_bytes = bytes.try_into().ok(),
             ("garbage_collection_threshold", Value::Float(threshold)) => {
                 settings.garbage_collection_threshold = threshold;
+            }
+            ("garbage_collection_threshold", Value::Int(threshold)) => {
+                settings.garbage_collection_threshold = threshold as f64;
             }
             ("expandable_segments", Value::Bool(on)) => settings.expandable_segments = on,
             ("roundup_power2_divisions", value) => {

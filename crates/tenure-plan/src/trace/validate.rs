@@ -58,7 +58,7 @@ fn step(blocks: &mut Live, segments: &mut Live, index: Option<usize>, event: &Ev
         }
         // Expandable segments map and unmap any part of themselves, in pieces that need not match.
         Action::SegmentMap | Action::SegmentUnmap => Ok(()),
-        Action::Snapshot | Action::Oom | Action::UserDefined => Ok(()),
+        Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => Ok(()),
     }
 }
 

@@ -52,7 +52,7 @@ fn an_error_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad.pickle");
     fs::write(&path, "{}").unwrap();
-    let expected = "not a PyTorch memory snapshot: 0x7b is no pickle operation at byte 0";
+    let expected = "it is JSON, not a PyTorch memory snapshot: save one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
     assert_eq!(Trace::read(&path).unwrap_err().to_string(), format!("{}: {expected}", path.display()));
     let missing = folder.path().join("missing");
     let message = Trace::read(&missing).unwrap_err().to_string();

@@ -39,9 +39,7 @@ fn every_other_way_out_is_refused() {
 
 #[test]
 fn what_is_no_pickle_says_so() {
-    let cases: [(&[u8], &str); 5] = [
-        (b"{\"json\": 1}", "0x7b is no pickle operation at byte 0"),
-        (b"\x7fELF", "0x7f is no pickle operation at byte 0"),
+    let cases: [(&[u8], &str); 3] = [
         (b"\x80\x06.", "pickle protocol 6 is not known at byte 0"),
         (b"\x80\x04.", "the stack is empty at byte 2"),
         (b"\xff", "0xff is no pickle operation at byte 0"),
@@ -50,6 +48,26 @@ fn what_is_no_pickle_says_so() {
         assert_eq!(refusal(bytes), format!("not a PyTorch memory snapshot: {reason}"));
     }
     assert_eq!(refusal(b""), "truncated: it ends at byte 0, in the middle");
+}
+
+#[test]
+fn a_file_of_another_kind_is_named() {
+    let cases: [(&[u8], &str); 7] = [
+        (
+            b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\x12\0archive/data.pklFB",
+            "a file of torch.save",
+        ),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0notes.txt", "a zip archive (unpack it first)"),
+        (b"SQLite format 3\0\x10\0", "an SQLite database"),
+        (b"{\"json\": 1}", "JSON"),
+        (b"\x7fELF", "a program"),
+        (b"\x28\xb5\x2f\xfd\0", "a file compressed with zstd (decompress it first)"),
+    ];
+    for (bytes, what) in cases {
+        let save = "save one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
+        assert_eq!(refusal(bytes), format!("it is {what}, not a PyTorch memory snapshot: {save}"));
+    }
 }
 
 #[test]

@@ -87,7 +87,6 @@ fn a_snapshot_without_settings_has_pytorchs_defaults() {
 fn an_event_that_makes_no_sense_is_named() {
     let good = event("snapshot", "");
     let cases = [
-        (event("split", ""), "event 1: unknown action \"split\": a newer PyTorch may have recorded it"),
         (event("alloc", "Vsize\nI-1\ns"), "event 1: field \"size\" is missing or is not an unsigned 64-bit integer"),
         (event("alloc", "Vaddr\nF1.5\ns"), "event 1: field \"addr\" is missing or is not an unsigned 64-bit integer"),
         (event("oom", "Vaddr\nNs"), "event 1: field \"device_free\" is missing or is not an unsigned 64-bit integer"),
@@ -124,6 +123,63 @@ fn a_setting_of_the_wrong_type_is_named() {
         let message = format!("not a PyTorch memory snapshot: allocator_settings has a strange {key}");
         assert_eq!(refusal(bytes.as_bytes()), message);
     }
+}
+
+#[test]
+fn an_annotation_is_read() {
+    let trace = read(include_bytes!("../data/annotate.pickle")).unwrap();
+    assert_eq!(trace.events().iter().filter(|event| event.action == Action::Annotate).count(), 1);
+    assert_eq!((trace.summary().peak_requested_bytes, trace.notes().len()), (5 * (1 << 20) + 3000, 0));
+}
+
+#[test]
+fn actions_of_a_later_pytorch_are_skipped_and_told() {
+    let events = [event("split", ""), event("alloc", ""), event("merge", ""), event("split", "")].concat();
+    let trace = read(&snapshot_of(&device(&events))).unwrap();
+    assert_eq!(trace.summary().peak_requested_bytes, 8);
+    let note = "3 events skipped, whose actions a later PyTorch recorded: \"merge\", \"split\"";
+    assert_eq!(trace.notes(), [note]);
+}
+
+#[test]
+fn many_skipped_actions_are_told_in_a_short_line() {
+    let events: String = (0..100).map(|action| event(&format!("new{action:03}{}", "x".repeat(100)), "")).collect();
+    let trace = read(&snapshot_of(&device(&events))).unwrap();
+    let [note] = trace.notes() else { panic!("one line") };
+    assert!(note.starts_with("100 events skipped") && note.ends_with("others") && note.len() < 500, "{note}");
+}
+
+#[test]
+fn a_history_without_requests_of_frees_is_read() {
+    let summary = read(include_bytes!("../data/skip_actions.pickle")).unwrap().summary();
+    assert_eq!((summary.peak_requested_bytes, summary.live_at_end_bytes, summary.earlier_bytes), (1000, 0, 0));
+}
+
+#[test]
+fn the_largest_integer_is_no_limit_on_splits() {
+    let trace = read(include_bytes!("../data/max_split_size_unlimited.pickle")).unwrap();
+    assert_eq!(trace.settings().max_split_size_bytes, None);
+}
+
+#[test]
+fn a_threshold_may_be_an_integer() {
+    let settings = "sVallocator_settings\n}Vgarbage_collection_threshold\nI1\ns";
+    let bytes = snapshot_of(&(device(&event("snapshot", "")) + settings));
+    assert_eq!(read(&bytes).unwrap().settings().garbage_collection_threshold, 1.0);
+}
+
+#[test]
+fn the_device_with_most_bytes_is_read() {
+    let trace = read(include_bytes!("../data/first_device_only_a_mark.pickle")).unwrap();
+    assert_eq!((trace.device(), trace.summary().peak_requested_bytes), (1, 1 << 20));
+    assert!(trace.notes().is_empty());
+
+    let both = format!("(l(l{}a(l{}{}a", event("alloc", ""), event("alloc", ""), event("alloc", "Vaddr\nI1024\ns"));
+    let trace = read(&snapshot_of(&both)).unwrap();
+    assert_eq!(trace.device(), 1);
+    let note = "devices with allocations: 0 (8 bytes at the peak), 1 (16 bytes at the peak); device 1 is read (--device N \
+                reads another)";
+    assert_eq!(trace.notes(), [note]);
 }
 
 /// A snapshot in protocol 0 whose `device_traces` is made by `traces`.
