@@ -67,6 +67,7 @@ ACTIONS = (
     "snapshot",
     "oom",
     "user_defined",
+    "annotate",
 )
 """PyTorch's names of what an allocator does: an event's ``action`` is an index into them."""
 
@@ -136,6 +137,21 @@ class Trace:
     def ooms(self) -> int:
         """How many allocations failed."""
         return int(self._facts["ooms"])
+
+    @property
+    def earlier_events(self) -> int:
+        """How many of the first events make what was there before the recorded history began."""
+        return int(self._facts["earlier_events"])
+
+    @property
+    def earlier_bytes(self) -> int:
+        """Bytes that were live before the recorded history began. Peaks include them."""
+        return int(self._facts["earlier_bytes"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of a snapshot skipped, and which devices it could choose from: one line each."""
+        return tuple(self._facts["notes"])
 
     @property
     def peak_requested_bytes(self) -> int:
@@ -289,7 +305,11 @@ class Outcome:
     allocator
         The allocator.
     events
-        Events of the trace, of every kind.
+        Events of the trace's history, of every kind.
+    earlier_bytes
+        Bytes that were live before the trace's history began. Every peak includes them.
+    recorded_reserved_bytes
+        Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
     operations
         Allocations and frees of one pass, those after its last event included.
     peak_requested_bytes
@@ -323,6 +343,8 @@ class Outcome:
     trace: str
     allocator: Allocator
     events: int
+    earlier_bytes: int
+    recorded_reserved_bytes: int
     operations: int
     peak_requested_bytes: int
     peak_allocated_bytes: int
@@ -353,7 +375,7 @@ def load(path: FilePath, device: int | None = None) -> Trace:
     path
         The file.
     device
-        Which device of the file, from 0; None takes the first that has events.
+        Which device of the file, from 0; None takes the one with most live bytes at its peak.
 
     Returns
     -------

@@ -161,7 +161,7 @@ pub struct ReadOptions {
     /// The device to read; `None` takes the one with most live bytes at its peak.
     pub device: Option<u32>,
     /// Most bytes to hold while reading, events included; at most 64 GiB count. An event of a snapshot takes about
-    /// 140 bytes if its list was written in batches, as Python's pickler does, and 400 if it was written in one. The
+    /// 160 bytes if its list was written in batches, as Python's pickler does, and 420 if it was written in one. The
     /// xz decoder may take 128 MiB more.
     pub memory_bytes: u64,
     /// Most bytes to accept after decompression.
