@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 use tenure::plan::Mapping;
-use tenure::plan::packing::PackingProblem;
+use tenure::plan::packing::{Buffer, PackingProblem};
 
 /// At no moment is more alive than 8 bytes, and 9 are needed.
 const ODD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/odd.csv");
@@ -61,6 +61,36 @@ fn json_says_whether_buffers_fit() {
 }
 
 #[test]
+fn a_byte_order_mark_before_buffers_or_a_problem_is_skipped() {
+    let folder = here();
+    let read = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("\u{feff}{content}")).unwrap();
+        answer(&[path.to_str().unwrap()])
+    };
+    assert_eq!(read("buffers.csv", "id,lower,upper,size\na,0,3,8\n")["height"], 8);
+    let problem = r#"{"format": "tenure-problem", "version": 1, "name": "mine",
+        "tiers": [{"name": "DRAM", "capacity": 100, "read_bandwidth": 100, "write_bandwidth": 80},
+            {"name": "PM", "read_bandwidth": 30, "write_bandwidth": 8}],
+        "tensors": [{"key": "w", "bytes": 8, "tag": "weight"}],
+        "kernels": [{"name": "k", "time_ns": 1000, "reads": [{"tensor": 0, "bytes": 8}], "writes": []}]}"#;
+    assert_eq!(read("problem.json", problem)["problem"], "mine");
+}
+
+#[test]
+fn a_buffer_with_an_offset_stays_there() {
+    let folder = here();
+    fs::write(folder.path().join("fixed.csv"), "id,lower,upper,size,offset\nio,0,10,4,64\na,0,5,4,\n").unwrap();
+    let packed = plan(folder.path(), &["fixed.csv", "-o", "packed.csv", "--json"]);
+    assert!(packed.status.success(), "{}", text(&packed.stderr));
+    assert!(text(&packed.stdout).contains("\"height\":68"), "{}", text(&packed.stdout));
+    let written = fs::read_to_string(folder.path().join("packed.csv")).unwrap();
+    assert_eq!(written, "id,lower,upper,size,offset\nio,0,10,4,64\na,0,5,4,0\n");
+    let too_low = plan(folder.path(), &["fixed.csv", "--capacity", "67", "--json"]);
+    assert!(text(&too_low.stdout).contains("\"feasible\":false"), "{}", text(&too_low.stdout));
+}
+
+#[test]
 fn without_a_capacity_the_lowest_packing_is_found() {
     let answer = answer(&[ODD, "--seconds", NO_LIMIT]);
     assert_eq!((&answer["feasible"], &answer["height"], &answer["lower_bound"]), (&true.into(), &9.into(), &9.into()));
@@ -100,7 +130,9 @@ fn offsets_are_written_beside_the_buffers() {
     let written = fs::read_to_string(folder.path().join("out.csv")).unwrap();
     assert!(written.starts_with("id,lower,upper,size,offset\n0,1,5,2,"), "{written}");
     let again = PackingProblem::from_csv(written.as_bytes()).unwrap();
-    assert_eq!(again.buffers(), PackingProblem::read(ODD).unwrap().buffers());
+    assert!(again.buffers().iter().all(|buffer| buffer.offset.is_some()));
+    let free = again.buffers().iter().map(|buffer| Buffer { offset: None, ..buffer.clone() });
+    assert_eq!(free.collect::<Vec<_>>(), PackingProblem::read(ODD).unwrap().buffers());
 }
 
 #[test]

@@ -43,10 +43,16 @@ struct Taken {
 
 /// Everything's offset. `go_on` is told at how many buffers it takes a look, and may end it with nothing.
 pub(super) fn place(buffers: &[Buffer], order: Order, mut go_on: impl FnMut(usize) -> bool) -> Option<Vec<u64>> {
-    let mut sequence: Vec<usize> = (0..buffers.len()).filter(|&index| buffers[index].size_bytes > 0).collect();
+    let is_free = |&index: &usize| buffers[index].size_bytes > 0 && buffers[index].offset.is_none();
+    let mut sequence: Vec<usize> = (0..buffers.len()).filter(is_free).collect();
     sequence.sort_by_key(|&index| order.key(&buffers[index]));
-    let mut offsets = vec![0; buffers.len()];
-    let mut taken: Vec<Taken> = Vec::with_capacity(sequence.len());
+    let mut offsets: Vec<u64> = buffers.iter().map(|buffer| buffer.offset.unwrap_or(0)).collect();
+    let fixed = |buffer: &Buffer| {
+        let bytes = buffer.fixed()?;
+        Some(Taken { bottom: bytes.start, top: bytes.end, start: buffer.start, end: buffer.end })
+    };
+    let mut taken: Vec<Taken> = buffers.iter().filter_map(fixed).collect();
+    taken.sort_by_key(|other| other.bottom);
     for index in sequence {
         let buffer = &buffers[index];
         if order == Order::Start {

@@ -11,7 +11,8 @@ const LIMIT_BYTES: u64 = 64 << 20;
 /// Of a field that is shown in a complaint.
 const SHOWN_CHARS: usize = 40;
 
-const NEEDED: &str = "the first line must name the columns id, lower, upper and size, and may name alignment";
+const NEEDED: &str =
+    "the first line must name the columns id, lower, upper and size, and may name alignment and offset";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
@@ -20,6 +21,7 @@ enum Column {
     End,
     Size,
     Alignment,
+    Offset,
     Gaps,
     Ignored,
 }
@@ -61,6 +63,11 @@ pub(super) fn parse(content: &[u8]) -> Result<PackingProblem, PackingError> {
                 BufferError::SameId { id, other } => {
                     format!("line {} has the same id, {}: each needs one of its own", numbers[other], shown(&id))
                 }
+                BufferError::Overlap { offset, other } => format!(
+                    "at its fixed offset, {offset}, it shares bytes with the buffer of line {}: change one of their \
+                     offsets, or leave it empty",
+                    numbers[other]
+                ),
                 other => other.to_string(),
             };
             Err(PackingError::Line { line: numbers[index], reason })
@@ -71,7 +78,7 @@ pub(super) fn parse(content: &[u8]) -> Result<PackingProblem, PackingError> {
 pub(super) fn write(buffers: &[Buffer], offsets: &[u64], mut out: impl Write) -> io::Result<()> {
     let has_alignment = buffers.iter().any(|buffer| buffer.alignment != 1);
     writeln!(out, "id,lower,upper,size{},offset", if has_alignment { ",alignment" } else { "" })?;
-    for (Buffer { id, start, end, size_bytes, alignment }, offset) in buffers.iter().zip(offsets) {
+    for (Buffer { id, start, end, size_bytes, alignment, .. }, offset) in buffers.iter().zip(offsets) {
         write!(out, "{id},{start},{end},{size_bytes}")?;
         if has_alignment {
             write!(out, ",{alignment}")?;
@@ -92,7 +99,8 @@ impl Header {
                 "size" => Column::Size,
                 "alignment" => Column::Alignment,
                 "gaps" => Column::Gaps,
-                "hint" | "offset" => Column::Ignored,
+                "offset" => Column::Offset,
+                "hint" => Column::Ignored,
                 _ => return Err(format!("unknown column {}: {NEEDED}", shown(name))),
             };
             if column != Column::Ignored && header.columns.contains(&column) {
@@ -119,7 +127,7 @@ impl Header {
                 self.columns.len()
             ));
         }
-        let mut buffer = Buffer { id: String::new(), start: 0, end: 0, size_bytes: 0, alignment: 1 };
+        let mut buffer = Buffer { id: String::new(), start: 0, end: 0, size_bytes: 0, alignment: 1, offset: None };
         for (column, field) in self.columns.iter().zip(line.split(',').map(str::trim)) {
             match column {
                 Column::Id => buffer.id = field.to_owned(),
@@ -131,12 +139,13 @@ impl Header {
                 Column::End => buffer.end = number("upper", field)?,
                 Column::Size => buffer.size_bytes = number("size", field)?,
                 Column::Alignment => buffer.alignment = number("alignment", field)?,
+                Column::Offset if !field.is_empty() => buffer.offset = Some(number("offset", field)?),
                 Column::Gaps if !field.is_empty() => {
                     return Err("gaps in a lifetime are not planned for: without the gaps, the packing is valid too, \
                                 but may be higher"
                         .into());
                 }
-                Column::Gaps | Column::Ignored => {}
+                Column::Offset | Column::Gaps | Column::Ignored => {}
             }
         }
         Ok(buffer)

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -83,6 +84,25 @@ pub enum BufferError {
         /// The name.
         id: String,
     },
+    /// Its fixed offset is not aligned.
+    #[error("its fixed offset, {offset}, is no multiple of its alignment, {alignment}: change one of them")]
+    Misaligned {
+        /// The offset.
+        offset: u64,
+        /// What it should be a multiple of.
+        alignment: u64,
+    },
+    /// Another buffer with a fixed offset is in the same place at the same time.
+    #[error(
+        "at its fixed offset, {offset}, it shares bytes with buffer {other}: change one of their offsets, or leave it to \
+         the packing"
+    )]
+    Overlap {
+        /// The offset.
+        offset: u64,
+        /// The other, from 0.
+        other: usize,
+    },
     /// The offsets might not be numbers of 64 bits.
     #[error("with it, sizes and alignments come to 2^63 bytes or more, which is too much for one range")]
     TooMuch,
@@ -91,9 +111,9 @@ pub enum BufferError {
 /// The first buffer that makes no sense.
 pub(super) fn check(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
     let mut ids = FxHashMap::default();
-    let mut sum = 0u64;
+    let (mut sum, mut fixed_top) = (0u64, 0u64);
     for (index, buffer) in buffers.iter().enumerate() {
-        let &Buffer { ref id, start, end, size_bytes, alignment } = buffer;
+        let &Buffer { ref id, start, end, size_bytes, alignment, offset } = buffer;
         if start >= end {
             return Err((index, BufferError::NeverAlive { start, end }));
         }
@@ -106,9 +126,50 @@ pub(super) fn check(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
         if let Some(other) = ids.insert(id.as_str(), index) {
             return Err((index, BufferError::SameId { id: id.clone(), other }));
         }
-        // With the bytes that alignment may leave out below each, no packing that is ever tried is higher.
-        let with_it = sum.checked_add(size_bytes).and_then(|sum| sum.checked_add(alignment - 1));
-        sum = with_it.filter(|&sum| sum < 1 << 63).ok_or((index, BufferError::TooMuch))?;
+        // With the bytes that alignment may leave out below each, above those with fixed offsets, no packing that is ever
+        // tried is higher.
+        let too_much = (index, BufferError::TooMuch);
+        match offset {
+            Some(offset) if !offset.is_multiple_of(alignment) => {
+                return Err((index, BufferError::Misaligned { offset, alignment }));
+            }
+            Some(offset) => fixed_top = fixed_top.max(offset.checked_add(size_bytes).ok_or(too_much.clone())?),
+            None => {
+                let with_it = sum.checked_add(size_bytes).and_then(|sum| sum.checked_add(alignment - 1));
+                sum = with_it.ok_or(too_much.clone())?;
+            }
+        }
+        sum.checked_add(fixed_top).filter(|&most| most < 1 << 63).ok_or(too_much)?;
+    }
+    check_fixed(buffers)
+}
+
+/// Whether buffers with fixed offsets leave each other alone.
+fn check_fixed(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
+    // What ends at a moment is gone for what begins then.
+    let mut events = Vec::new();
+    for (index, buffer) in buffers.iter().enumerate() {
+        if let Some(bytes) = buffer.fixed() {
+            events.push((buffer.end, false, index, bytes.clone()));
+            events.push((buffer.start, true, index, bytes));
+        }
+    }
+    events.sort_unstable_by_key(|&(time, is_start, index, _)| (time, is_start, index));
+    // By offset: the end and the buffer. They share no byte, so only the last that begins below an end may reach it.
+    let mut live = BTreeMap::<u64, (u64, usize)>::new();
+    for (_, is_start, index, bytes) in events {
+        if !is_start {
+            live.remove(&bytes.start);
+            continue;
+        }
+        if let Some((&offset, &(top, other))) = live.range(..bytes.end).next_back()
+            && top > bytes.start
+        {
+            let (first, later) = if index < other { (index, other) } else { (other, index) };
+            let offset = if later == index { bytes.start } else { offset };
+            return Err((later, BufferError::Overlap { offset, other: first }));
+        }
+        live.insert(bytes.start, (bytes.end, index));
     }
     Ok(())
 }

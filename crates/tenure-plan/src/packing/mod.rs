@@ -29,6 +29,7 @@ pub use error::{BufferError, PackingError};
 pub use pack::{PackingOptions, PackingOutcome};
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use sections::Sections;
@@ -46,12 +47,22 @@ pub struct Buffer {
     pub size_bytes: u64,
     /// What its offset is a multiple of, at least 1.
     pub alignment: u64,
+    /// The offset that it must have; `None` leaves it to the packing.
+    pub offset: Option<u64>,
+}
+
+impl Buffer {
+    /// The bytes that it must have, if its offset is fixed and it has any.
+    fn fixed(&self) -> Option<Range<u64>> {
+        let offset = self.offset.filter(|_| self.size_bytes > 0)?;
+        Some(offset..offset + self.size_bytes)
+    }
 }
 
 /// Buffers to be placed in one range.
 ///
 /// Every one has a name of its own, lives for some time and has an alignment; their sizes and alignments add up to less
-/// than 2^63.
+/// than 2^63, above the highest of those with a fixed offset. No two with fixed offsets share a byte at once.
 #[derive(Clone, Debug)]
 pub struct PackingProblem {
     buffers: Vec<Buffer>,
@@ -83,8 +94,9 @@ impl PackingProblem {
 
     /// Reads MiniMalloc's format: lines of fields with commas between, the first of which names the columns. There are
     /// `id`, `lower` (also `start`, `begin`), `upper` and `size`, and there may be `alignment`. `end` instead of
-    /// `upper` is the last moment at which a buffer is needed. Columns `hint` and `offset` are not read, so that the
-    /// answer to one problem is a problem again. A column `gaps` may be there if it is empty.
+    /// `upper` is the last moment at which a buffer is needed. A buffer with a number in a column `offset` stays there, so
+    /// the answer to one problem is a problem that has this answer only. A column `hint` is not read. A column `gaps` may
+    /// be there if it is empty.
     ///
     /// # Errors
     /// The first line that makes no sense.
@@ -97,9 +109,10 @@ impl PackingProblem {
         &self.buffers
     }
 
-    /// The most bytes that are alive at once: no packing is lower.
+    /// The most bytes that are alive at once, or the highest end of a buffer with a fixed offset: no packing is lower.
     pub fn lower_bound_bytes(&self) -> u64 {
-        self.sections.totals(&self.buffers).into_iter().max().unwrap_or(0)
+        let fixed = self.buffers.iter().filter_map(Buffer::fixed).map(|bytes| bytes.end);
+        self.sections.totals(&self.buffers).into_iter().chain(fixed).max().unwrap_or(0)
     }
 
     /// Places one buffer after the other, in `order`, each in the smallest hole that it fits in among those placed
@@ -120,7 +133,8 @@ pub struct Packing {
 
 impl Packing {
     fn new(offsets: Vec<u64>, buffers: &[Buffer]) -> Self {
-        let tops = offsets.iter().zip(buffers).map(|(offset, buffer)| offset + buffer.size_bytes);
+        let placed = offsets.iter().zip(buffers).filter(|(_, buffer)| buffer.size_bytes > 0);
+        let tops = placed.map(|(offset, buffer)| offset + buffer.size_bytes);
         let height_bytes = tops.max().unwrap_or(0);
         Self { offsets, height_bytes }
     }

@@ -158,12 +158,14 @@ impl<'a, 'b> Run<'a, 'b> {
     }
 }
 
-/// What divides every size and alignment, and so every offset and height of a packing in which nothing can be lower.
+/// What divides every size, alignment and fixed offset, and so every offset and height of a packing in which nothing can be lower.
 fn step(problem: &PackingProblem) -> u64 {
     let buffers = problem.buffers().iter().filter(|buffer| buffer.size_bytes > 0);
     // An alignment of 1 asks for nothing.
-    let numbers =
-        buffers.flat_map(|buffer| [buffer.size_bytes, if buffer.alignment == 1 { 0 } else { buffer.alignment }]);
+    let numbers = buffers.flat_map(|buffer| {
+        let alignment = if buffer.alignment == 1 { 0 } else { buffer.alignment };
+        [buffer.size_bytes, alignment, buffer.offset.unwrap_or(0)]
+    });
     numbers.fold(0, gcd).max(1)
 }
 

@@ -1,7 +1,7 @@
 //! The complete search: whether buffers fit into a capacity.
 //!
-//! Only packings in which no buffer can be lower are looked at, for any other can be turned into one of these. Buffers
-//! are placed in the order of their offsets, each as low as those placed before let it. Then
+//! Only packings in which no buffer can be lower, but for those with fixed offsets, are looked at, for any other can be
+//! turned into one of these. Buffers are placed in the order of their offsets, each as low as those placed before let it. Then
 //!
 //! - a buffer that would go above where another could still lie whole is not placed: the other could be lower;
 //! - a buffer that was passed over has to be raised by one that is still to be placed, or there is no such packing;

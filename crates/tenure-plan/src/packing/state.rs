@@ -11,6 +11,8 @@ struct Item {
     sections: Range<usize>,
     size: u64,
     alignment: u64,
+    /// Its offset is given.
+    is_fixed: bool,
     /// One that is just like it and comes before.
     twin: Option<usize>,
 }
@@ -61,18 +63,19 @@ impl State {
     pub(super) fn new(problem: &PackingProblem, capacity: u64, buffers: &[usize]) -> Self {
         let count = problem.sections.len();
         let mut items: Vec<Item> = Vec::with_capacity(buffers.len());
+        let mut lowest = Vec::with_capacity(buffers.len());
         let mut unplaced = vec![0; count];
         let mut twins = rustc_hash::FxHashMap::default();
         for (item, &index) in buffers.iter().enumerate() {
             let buffer = &problem.buffers()[index];
             let (sections, size, alignment) = (problem.sections.range(index), buffer.size_bytes, buffer.alignment);
-            let twin = twins.insert((sections.clone(), size, alignment), item);
+            let twin = twins.insert((sections.clone(), size, alignment, buffer.offset), item);
             for bytes in &mut unplaced[sections.clone()] {
                 *bytes += size;
             }
-            items.push(Item { buffer: index, sections, size, alignment, twin });
+            lowest.push(buffer.offset.unwrap_or(0));
+            items.push(Item { buffer: index, sections, size, alignment, is_fixed: buffer.offset.is_some(), twin });
         }
-        let lowest = vec![0; items.len()];
         let is_placed = vec![false; items.len()];
         let (ends, released) = (vec![0; count], Vec::with_capacity(items.len()));
         Self { capacity, items, lowest, is_placed, unplaced, changes: Vec::new(), ends, released }
@@ -142,11 +145,14 @@ impl State {
             return None;
         }
         for &other in part.items.iter() {
-            let Item { sections: others, alignment, .. } = &self.items[other];
+            let Item { sections: others, alignment, is_fixed, .. } = &self.items[other];
             if others.start >= sections.end {
                 break;
             }
             if others.end > sections.start && !self.is_placed[other] && self.lowest[other] < top {
+                if *is_fixed {
+                    return None;
+                }
                 self.changes.push(Change::Lowest { item: other, before: self.lowest[other] });
                 self.lowest[other] = align_up(top, *alignment);
             }
@@ -185,7 +191,10 @@ impl State {
             return Some(lowest);
         }
         // It was passed over, so something must come to lie in its way: below where it would end, or it could go there.
-        let Item { sections, size, alignment, .. } = &self.items[item];
+        let Item { sections, size, alignment, is_fixed, .. } = &self.items[item];
+        if *is_fixed {
+            return None;
+        }
         let in_its_way = part.items.iter().filter(|&&other| {
             let others = &self.items[other].sections;
             others.start < sections.end && others.end > sections.start && other != item && !self.is_placed[other]

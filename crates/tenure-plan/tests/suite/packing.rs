@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tenure_plan::packing::{Buffer, Order, Packing, PackingOptions, PackingOutcome, PackingProblem};
 
 fn buffer(index: usize, start: u64, end: u64, size_bytes: u64, alignment: u64) -> Buffer {
-    Buffer { id: index.to_string(), start, end, size_bytes, alignment }
+    Buffer { id: index.to_string(), start, end, size_bytes, alignment, offset: None }
 }
 
 fn problem(buffers: &[(u64, u64, u64)]) -> PackingProblem {
@@ -19,12 +19,19 @@ fn problem(buffers: &[(u64, u64, u64)]) -> PackingProblem {
 
 /// At most so many buffers.
 fn any_problem(count: usize, times: u64, sizes: u64) -> impl Strategy<Value = PackingProblem> {
-    let one = (0..times, 1..=times / 2, 0..=sizes, prop_oneof![3 => Just(1u64), 1 => 1..=4u64]);
+    let offset = prop_oneof![3 => Just(None), 1 => (0..=sizes).prop_map(Some)];
+    let one = (0..times, 1..=times / 2, 0..=sizes, prop_oneof![3 => Just(1u64), 1 => 1..=4u64], offset);
     prop::collection::vec(one, 0..=count).prop_map(|drawn| {
-        let buffers = drawn.into_iter().enumerate();
-        let buffers =
-            buffers.map(|(index, (start, length, size, align))| buffer(index, start, start + length, size, align));
-        PackingProblem::new(buffers.collect()).unwrap()
+        let mut buffers = Vec::new();
+        for (index, (start, length, size, align, offset)) in drawn.into_iter().enumerate() {
+            let free = buffer(index, start, start + length, size, align);
+            buffers.push(Buffer { offset: offset.map(|offset| offset * align), ..free.clone() });
+            // A fixed offset that another has taken is left out.
+            if PackingProblem::new(buffers.clone()).is_err() {
+                buffers[index] = free;
+            }
+        }
+        PackingProblem::new(buffers).unwrap()
     })
 }
 
@@ -52,6 +59,7 @@ fn check(problem: &PackingProblem, packing: &Packing) {
     let placed: Vec<_> = problem.buffers().iter().zip(packing.offsets().iter().copied()).collect();
     for (index, (buffer, offset)) in placed.iter().enumerate() {
         assert_eq!(offset % buffer.alignment, 0, "{buffer:?} at {offset}");
+        assert!(buffer.offset.is_none_or(|fixed| fixed == *offset), "{buffer:?} at {offset}");
         for (other, other_offset) in &placed[..index] {
             assert!(
                 !collide(buffer, *offset, other, *other_offset),
@@ -59,13 +67,14 @@ fn check(problem: &PackingProblem, packing: &Packing) {
             );
         }
     }
-    let top = placed.iter().map(|(buffer, offset)| offset + buffer.size_bytes).max().unwrap_or(0);
+    let placed = placed.iter().filter(|(buffer, _)| buffer.size_bytes > 0);
+    let top = placed.map(|(buffer, offset)| offset + buffer.size_bytes).max().unwrap_or(0);
     assert_eq!(packing.height_bytes(), top);
     assert!(problem.lower_bound_bytes() <= top);
 }
 
 fn collide(a: &Buffer, a_offset: u64, b: &Buffer, b_offset: u64) -> bool {
-    let meet = a.start < b.end && b.start < a.end;
+    let meet = a.start < b.end && b.start < a.end && a.size_bytes > 0 && b.size_bytes > 0;
     meet && a_offset < b_offset + b.size_bytes && b_offset < a_offset + a.size_bytes
 }
 
@@ -74,7 +83,8 @@ fn fits(buffers: &[Buffer], capacity: u64, placed: &mut Vec<u64>) -> bool {
     let Some(buffer) = buffers.get(placed.len()) else { return true };
     (0..=capacity.saturating_sub(buffer.size_bytes)).any(|offset| {
         let is_free = !buffers.iter().zip(&*placed).any(|(other, &at)| collide(buffer, offset, other, at));
-        if !is_free || offset % buffer.alignment != 0 || offset + buffer.size_bytes > capacity {
+        let is_elsewhere = buffer.size_bytes > 0 && buffer.offset.is_some_and(|fixed| fixed != offset);
+        if !is_free || is_elsewhere || offset % buffer.alignment != 0 || offset + buffer.size_bytes > capacity {
             return false;
         }
         placed.push(offset);
@@ -118,6 +128,17 @@ proptest! {
         prop_assert_eq!((first.lower_bound_bytes, first.nodes), (second.lower_bound_bytes, second.nodes));
         prop_assert!(first.nodes <= nodes);
     }
+}
+
+#[test]
+fn a_fixed_offset_is_kept_and_others_lie_around_it() {
+    let csv = |text: &str| PackingProblem::from_csv(text.as_bytes()).unwrap();
+    let fixed = csv("id,lower,upper,size,offset\nio,0,10,4,64\na,0,5,4,\nb,5,10,64,\nc,0,5,70,\n");
+    let outcome = lowest(&fixed);
+    assert_eq!((outcome.packing.offsets()[0], outcome.packing.height_bytes()), (64, 138));
+    assert_eq!((within(&fixed, 67), within(&fixed, 137), within(&fixed, 138)), (Some(false), Some(false), Some(true)));
+    // Alone it reserves no more than its own place.
+    assert_eq!(within(&csv("id,lower,upper,size,offset\nio,0,10,4,64\na,0,9,64,\n"), 68), Some(true));
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn refusal(bytes: &[u8]) -> String {
 }
 
 fn buffer(id: &str, start: u64, end: u64, size_bytes: u64, alignment: u64) -> Buffer {
-    Buffer { id: id.into(), start, end, size_bytes, alignment }
+    Buffer { id: id.into(), start, end, size_bytes, alignment, offset: None }
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn columns_have_any_order_and_their_older_names() {
         "id,lower,upper,size\na,0,3,4\nb 2,3,9,8\n",
         "\u{feff}size, upper ,id,lower\r\n4,3,a,0\r\n\r\n8, 9,b 2,3",
         "buffer_id,start,end,size\na,0,2,4\nb 2,3,8,8",
-        "id,lower,upper,size,alignment,hint,gaps,offset\na,0,3,4,1,-1,,7\nb 2,3,9,8,1,x,,\n",
+        "id,lower,upper,size,alignment,hint,gaps,offset\na,0,3,4,1,-1,,\nb 2,3,9,8,1,x,,\n",
     ] {
         assert_eq!(read(text).unwrap(), expected, "{text}");
     }
@@ -45,13 +45,17 @@ fn an_answer_is_a_problem_again() {
         let mut out = Vec::new();
         outcome.packing.write_csv(&problem, &mut out).unwrap();
         assert_eq!(str::from_utf8(&out).unwrap(), written);
-        assert_eq!(PackingProblem::from_csv(&out).unwrap().buffers(), problem.buffers());
+        let again = PackingProblem::from_csv(&out).unwrap();
+        let placed = problem.buffers().iter().zip(outcome.packing.offsets());
+        let fixed = placed.map(|(buffer, offset)| Buffer { offset: Some(*offset), ..buffer.clone() });
+        assert_eq!(again.buffers(), fixed.collect::<Vec<_>>());
+        assert_eq!(again.pack(&PackingOptions::default(), |_| ControlFlow::Continue(())).packing, outcome.packing);
     }
 }
 
 #[test]
 fn a_bad_line_is_named_with_what_is_wrong() {
-    let columns = "the first line must name the columns id, lower, upper and size, and may name alignment";
+    let columns = "the first line must name the columns id, lower, upper and size, and may name alignment and offset";
     let whole = "expected a whole number from 0 to 2^64 - 1";
     let cases = [
         ("", format!("line 1: there is nothing: {columns}")),
@@ -93,6 +97,17 @@ fn a_bad_line_is_named_with_what_is_wrong() {
     assert!(
         refusal(b"id,lower,upper,size,gaps\na,0,9,1,3-4").starts_with("line 2: gaps in a lifetime are not planned")
     );
+    assert_eq!(
+        refusal(b"id,lower,upper,size,alignment,offset\na,0,1,1,4,6"),
+        "line 2: its fixed offset, 6, is no multiple of its alignment, 4: change one of them"
+    );
+    assert_eq!(
+        refusal(b"id,lower,upper,size,offset\na,0,5,4,0\nb,5,9,4,0\nc,4,6,9,3"),
+        "line 4: at its fixed offset, 3, it shares bytes with the buffer of line 2: change one of their offsets, or leave \
+         it empty"
+    );
+    assert!(refusal(b"id,lower,upper,size,offset\na,0,1,1,9223372036854775807").contains("2^63 bytes or more"));
+    assert!(refusal(b"id,lower,upper,size,offset\na,0,1,1,-1").starts_with("line 2: offset is \"-1\": expected"));
     assert!(refusal(b"id,lower,end,size\na,0,18446744073709551615,1").starts_with("line 2: end is the last moment"));
     assert_eq!(refusal(b"id,lower,upper,size\n\xff,0,1,1"), "line 2: it is not UTF-8: save the file as text");
 }

@@ -15,22 +15,25 @@ use crate::{files, output};
 use placement::ObjectiveName;
 pub(crate) use placement::{PlannerName, milp};
 
+/// What some editors begin a UTF-8 file with.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Plan what lives where, or place buffers in one range of memory
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
-A problem, FILE.json, says what one iteration of a program computes with: its kernels, its tensors,
-and tiers of memory (docs/problem-format.md). A planner says which tensors live in the first tier,
-which are moved away and back, and which are computed again. A problem that names no tiers gets an
-H200's memory and host memory beside it. For the score, which is the share of accessed bytes that
-the first tier serves, tensors stay where they are; -o writes that as a mapping, which placement
+A problem, FILE.json, says what one iteration of a program computes with: its kernels, its tensors, \
+and tiers of memory (docs/problem-format.md). A planner says which tensors live in the first tier, \
+which are moved away and back, and which are computed again. A problem that names no tiers gets an \
+H200's memory and host memory beside it. For the score, which is the share of accessed bytes that \
+the first tier serves, tensors stay where they are; -o writes that as a mapping, which placement \
 enforces (docs/mapping-format.md). For the time they may move.
 
---json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of the
-first tier), score, bound (proven) and gap ((bound - score) / bound), makespan_us and
+--json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of the \
+first tier), score, bound (proven) and gap ((bound - score) / bound), makespan_us and \
 bound_makespan_us (simulated), seconds, evaluations (plans tried).
 
-A memory trace, such as a snapshot of PyTorch's, is a problem, too: each allocation begins a kernel,
+A memory trace, such as a snapshot of PyTorch's, is a problem, too: each allocation begins a kernel, \
 and what is never freed is there all the time.
 
 Buffers, FILE.csv, have a line each, and a first line that names the columns, as MiniMalloc has it:
@@ -38,11 +41,11 @@ Buffers, FILE.csv, have a line each, and a first line that names the columns, as
   id,lower,upper,size,alignment
   a,0,3,4096,512
 
-From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of
-512; `alignment` may be left out. Buffers that are alive at once share no byte. The search is
+From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of \
+512; `alignment` may be left out. A buffer with a number in a column `offset` stays there. Buffers that are alive at once share no byte. The search is \
 complete: given time, it fits the buffers into the capacity, or proves that nobody can.
 
---json prints feasible (true, false, or null if it is not known), height (of the lowest packing
+--json prints feasible (true, false, or null if it is not known), height (of the lowest packing \
 found), seconds, buffers, capacity, lower_bound (proven) and nodes (places tried).
 
 Ctrl-C ends a search with what it has found.
@@ -142,9 +145,12 @@ enum Content {
     Buffers,
 }
 
-/// Told by the first byte that is no space: problems are JSON, and traces no text.
+/// Told by the first byte that is no space, after a byte order mark if there is one: problems are JSON, and traces no text.
 fn content(path: &Path) -> io::Result<Content> {
     let mut file = BufReader::new(File::open(path)?);
+    if file.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
+        file.consume(BYTE_ORDER_MARK.len());
+    }
     loop {
         let buffer = file.fill_buf()?;
         match buffer.iter().find(|byte| !byte.is_ascii_whitespace()) {
