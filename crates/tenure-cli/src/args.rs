@@ -127,9 +127,9 @@ pub(crate) struct ReportArgs {
 #[command(after_help = "\
 After each pass the blocks still live are freed in address order, and all streams complete.
 
-On a real device (--driver cuda) memory and maps are real: every block is written at both ends, the calls of the
-allocator are timed beside the model, and the device's own count of used memory is compared with the allocator's. Have
-the device to yourself: what others get or give back meanwhile is counted too. Blocks get the addresses that the device
+On a real device (--driver cuda) memory and maps are real: every block is written at both ends, the calls of the \
+allocator are timed beside the model, and the device's own count of used memory is compared with the allocator's. Have \
+the device to yourself: what others get or give back meanwhile is counted too. Blocks get the addresses that the device \
 chooses, so they are not compared with the recorded ones.
 
 Examples:
@@ -182,7 +182,7 @@ pub(crate) struct DevicesArgs {
 /// Print a vector for each text: one JSON list of numbers a line
 #[derive(clap::Args)]
 #[command(after_help = "\
-DIR is a BERT sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The numbers of a
+DIR is a BERT sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The numbers of a \
 text's tokens are averaged, and the vector made one of length 1, so that the product of two says how like they are.
 
 Examples:

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use tenure::prelude::*;
-use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::sim::SimPlatform;
 use tenure_device::{Platform, cuda};
 
@@ -29,6 +29,17 @@ pub(crate) fn simulate(numbers: &[u8]) -> anyhow::Result<()> {
         memory::install(platform.driver(*number)?, MemoryConfig::default())?;
     }
     Ok(())
+}
+
+/// The memory of a CUDA device that `option` asks for, such as `--device cuda`.
+///
+/// # Errors
+/// There is no such device, in the words for those who use it.
+pub(crate) fn memory(option: &str, device: Device) -> anyhow::Result<&'static DeviceMemory> {
+    memory::device(device.index()).map_err(|error| match error {
+        MemoryError::Driver(error) => anyhow::anyhow!("{option}: {}", error.error.kind),
+        error => anyhow::anyhow!("{option}: {error}"),
+    })
 }
 
 /// A device to work on.

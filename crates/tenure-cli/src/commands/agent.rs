@@ -28,8 +28,8 @@ pub(crate) enum AgentCommand {
 /// Plan for other processes where their tensors should live, until interrupted
 #[derive(clap::Args)]
 #[command(after_help = "\
-Clients ask over a socket, and are answered with a mapping, in a file that any number of processes may read.
-docs/agent-protocol.md says what is spoken, and what clients may use up: with --tcp, every user's may. Files
+Clients ask over a socket, and are answered with a mapping, in a file that any number of processes may read. \
+docs/agent-protocol.md says what is spoken, and what clients may use up: with --tcp, every user's may. Files \
 of earlier answers are left where they are.
 
 Planners are those of `tenure plan`, as for the score; scheduled, if none is named.
@@ -53,7 +53,7 @@ pub(crate) struct ServeArgs {
 #[command(after_help = "\
 The answer is read, matched with the problem by key, and played: what is printed is what the simulator says here.
 
---json prints mapping (its file), planner, score, makespan_us, evaluations, seconds, and the keys that did
+--json prints mapping (its file), planner, score, makespan_us, evaluations, seconds, and the keys that did \
 not match: unplaced (of the problem; they live in the first tier) and unknown (of the mapping).
 
 Examples:

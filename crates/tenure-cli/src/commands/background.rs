@@ -26,8 +26,8 @@ const NOT_EXECUTABLE: u8 = 126;
 /// Run a command that stands still while `tenure serve --background SOCKET` has something to do
 #[derive(clap::Args)]
 #[command(after_help = "\
-The command is stopped (SIGSTOP) when a request comes, with all processes of its session's first group, and continued when the
-server has been idle for a moment, or is gone. Nothing of it is lost: it does not notice. It has no controlling terminal; Ctrl-C,
+The command is stopped (SIGSTOP) when a request comes, with all processes of its session's first group, and continued when the \
+server has been idle for a moment, or is gone. Nothing of it is lost: it does not notice. It has no controlling terminal; Ctrl-C, \
 Ctrl-Z and requests to terminate reach it through this program, which ends as it does.
 
 A GPU still runs what it was given before. PyTorch yields a GPU with tenure.torch.install(background=\"SOCKET\"), without this.

@@ -3,11 +3,10 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
-use tenure_device::memory;
 use tenure_nn::sentence::SentenceEncoder;
 
 use crate::args::EmbedArgs;
-use crate::{files, progress};
+use crate::{files, platform, progress};
 
 pub(crate) fn run(args: EmbedArgs) -> ExitCode {
     let encoder = match open(&args) {
@@ -27,7 +26,7 @@ pub(crate) fn run(args: EmbedArgs) -> ExitCode {
 
 fn open(args: &EmbedArgs) -> anyhow::Result<SentenceEncoder> {
     if !args.device.is_cpu() {
-        memory::device(args.device.index()).map_err(|error| anyhow!("--device {}: {error}", args.device))?;
+        platform::memory(&format!("--device {}", args.device), args.device)?;
     }
     let mut encoder = SentenceEncoder::open(&args.weights)?;
     encoder.to_device(args.device)?;

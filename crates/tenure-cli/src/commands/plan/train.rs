@@ -15,14 +15,14 @@ use crate::{files, output, progress};
 /// Train the policy of the planner marl, on problems that are made up
 #[derive(clap::Args)]
 #[command(after_help = "\
-First prices of room are learned, which place tensors that stay where they are; then what is done with
-those that may move or be computed again. The same options give the same policy. The default takes
+First prices of room are learned, which place tensors that stay where they are; then what is done with \
+those that may move or be computed again. The same options give the same policy. The default takes \
 one to two minutes on two processors.
 
 Ctrl-C ends it, and what was learned until then is written.
 
---json prints policy, seconds, and the learning curve: stage (prices or leanings), step, and
-validation on problems that were not trained on: of prices, the best bound that is known over theirs;
+--json prints policy, seconds, and the learning curve: stage (prices or leanings), step, and \
+validation on problems that were not trained on: of prices, the best bound that is known over theirs; \
 of leanings, how many times less a plan takes than the density rule's.
 
 Examples:

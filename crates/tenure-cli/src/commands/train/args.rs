@@ -7,7 +7,6 @@ use std::str::FromStr;
 use tenure::tensor::Device;
 use tenure::tier::codec::Choice;
 use tenure::units::{Amount, parse_bytes};
-use tenure_device::memory;
 
 use super::budget::PlannerName;
 use super::data::DataSpec;
@@ -171,10 +170,9 @@ impl TrainArgs {
         }
         let option = if count > 1 { format!("--devices {count}") } else { format!("--device {first}") };
         for number in &numbers {
-            memory::device(*number).map_err(|error| match count {
-                1 => anyhow::anyhow!("{option}: {error}"),
-                _ => anyhow::anyhow!("{option}: {}: {error}", Device::cuda(*number)),
-            })?;
+            let device = Device::cuda(*number);
+            let asked = if count > 1 { format!("{option}: {device}") } else { option.clone() };
+            platform::memory(&asked, device)?;
         }
         Ok(numbers.into_iter().map(Device::cuda).collect())
     }

@@ -22,7 +22,6 @@ use tenure::report::ServingReport;
 use tenure::tensor::Device;
 use tenure::tier;
 use tenure::units::{Bytes, parse_bytes};
-use tenure_device::memory;
 use tokio::runtime::{Builder, Runtime};
 
 use super::workload::Workload;
@@ -39,7 +38,7 @@ use target::{Asked, Target};
 /// Measure a server's answers under load
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without --url, models with weights that are drawn are served by this program as `tenure serve` serves them, and every answer is
+Without --url, models with weights that are drawn are served by this program as `tenure serve` serves them, and every answer is \
 compared with the model's own. Loads:
 
   cycles    models in turns, as PipeSwitch's authors measured it: one is asked at equal intervals, after --cycle seconds the next
@@ -48,8 +47,8 @@ compared with the model's own. Loads:
   closed    each of --connections sends its next request when the last is answered, to one model; in turns with a bare server of
             the same library that reads each request and answers as many bytes
 
-All but `closed` send each request at its time, whether or not others were answered. Latencies count from that time, over all
-requests: one that is not answered takes for ever. Where their time went is what the server's metrics say, of requests whose
+All but `closed` send each request at its time, whether or not others were answered. Latencies count from that time, over all \
+requests: one that is not answered takes for ever. Where their time went is what the server's metrics say, of requests whose \
 weights were resident and of those that waited for weights (switched).
 
 Examples:
@@ -157,7 +156,7 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
         if matches!(args.driver, DriverKind::Sim) {
             platform::simulate(&[args.device.index()])?;
         }
-        memory::device(args.device.index()).map_err(|error| anyhow::anyhow!("--device {}: {error}", args.device))?;
+        platform::memory(&format!("--device {}", args.device), args.device)?;
     }
     let folder = match &args.folder {
         Some(folder) => tempfile::tempdir_in(folder).map_err(|error| files::about(folder, error))?,

@@ -9,12 +9,12 @@ use tenure::nn::switched::{Grouping, StoredTensors, SwitchedModel, Switcher, Swi
 use tenure::tensor::cuda::CapturedCall;
 use tenure::tensor::{Device, Tensor};
 use tenure_device::graph::GraphPool;
-use tenure_device::memory::{self, DeviceMemory};
+use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventKind};
 
 use super::super::plain::{Plain, bytes};
 use super::super::workload::Workload;
-use crate::output;
+use crate::{output, platform};
 
 /// The stages of a measurement: files, ready, searched, no pool, three other groupings, two without a switcher.
 pub(super) const STAGES: u64 = 9;
@@ -105,7 +105,8 @@ pub(super) fn measure(
         workload.write_weights(path, seed)?;
     }
     bar.inc(1);
-    let memory = (!device.is_cpu()).then(|| memory::device(device.index())).transpose()?;
+    let option = format!("--device {device}");
+    let memory = (!device.is_cpu()).then(|| platform::memory(&option, device)).transpose()?;
     let inputs = workload.inputs(device)?;
     let mut bench = Bench { workload, device, memory, repeats, inputs, paths, expected: Vec::new(), equal: true, bar };
     let row = bench.row();

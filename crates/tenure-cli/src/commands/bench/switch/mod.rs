@@ -9,7 +9,6 @@ use anyhow::Context as _;
 use tenure::report::{ModelTimes, SwitchReport};
 use tenure::tensor::Device;
 use tenure::units::Bytes;
-use tenure_device::memory;
 
 use super::workload::Workload;
 use crate::args::DriverKind;
@@ -20,8 +19,8 @@ use measure::Row;
 /// Measure how soon a model answers whose weights are not on the device
 #[derive(clap::Args)]
 #[command(after_help = "\
-Each model is made several times, of weights that are drawn, and one fewer of them has room than there are: so the one that is
-called next is not there, unless it is said to be. On a GPU its weights come from pinned memory of the host, on the CPU from a
+Each model is made several times, of weights that are drawn, and one fewer of them has room than there are: so the one that is \
+called next is not there, unless it is said to be. On a GPU its weights come from pinned memory of the host, on the CPU from a \
 file. Times are in ms, from a request to its answer, and the median of --repeats:
 
   ready        the weights are there, and nothing else was asked meanwhile
@@ -84,7 +83,7 @@ fn measure(args: &BenchSwitchArgs) -> anyhow::Result<String> {
         if matches!(args.driver, DriverKind::Sim) {
             platform::simulate(&[args.device.index()])?;
         }
-        memory::device(args.device.index()).map_err(|error| anyhow::anyhow!("--device {}: {error}", args.device))?;
+        platform::memory(&format!("--device {}", args.device), args.device)?;
     }
     let models = if args.model.is_empty() { &DEFAULT[..] } else { &args.model };
     let folder = match &args.folder {
