@@ -13,7 +13,7 @@ use tokenizers::{EncodeInput, Tokenizer, TruncationParams};
 use crate::checkpoint::{CheckpointError, Under, Weights};
 use crate::models::{Bert, BertConfig};
 use crate::module::{Module, Source};
-use crate::{Result, Scope};
+use crate::{Result, Scope, lfs};
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
@@ -256,10 +256,14 @@ fn optional<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>,
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    fs::read(path).map_err(|error| match error.kind() {
+    let bytes = fs::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => missing(path),
         _ => CheckpointError::io(path)(error),
-    })
+    })?;
+    if lfs::is_pointer(&bytes) {
+        return Err(CheckpointError::format(path, lfs::POINTER));
+    }
+    Ok(bytes)
 }
 
 fn missing(path: &Path) -> CheckpointError {

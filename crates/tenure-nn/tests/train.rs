@@ -42,7 +42,7 @@ fn text(windows: usize) -> TextWindows {
 fn plan() -> Plan {
     let identity = [("--seed".to_owned(), "3".to_owned())].into();
     let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
-    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured: false, identity }
+    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), identity, ..Plan::default() }
 }
 
 /// With dropout, and an epoch of six batches, the last of which is not full.
@@ -190,6 +190,14 @@ fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not none");
     let error = other.resume(Path::new("missing")).unwrap_err();
     assert!(error.to_string().starts_with("missing: "), "{error}");
+    // Where it may differ, it goes on, and what it saves is of the run that it is now.
+    let may_differ: std::collections::BTreeSet<_> = ["--seed".to_owned()].into();
+    let now = Plan { identity: [("--seed".to_owned(), "4".to_owned())].into(), may_differ, ..plan() };
+    let mut other = run(1e-2, now.clone());
+    other.resume(&path).unwrap();
+    go_on(&mut other, 1);
+    other.save(&path).unwrap();
+    run(1e-2, Plan { may_differ: Default::default(), ..now }).resume(&path).unwrap();
 }
 
 #[test]

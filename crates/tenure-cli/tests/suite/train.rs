@@ -426,23 +426,75 @@ fn a_run_that_diverges_shows_what_it_did_and_keeps_the_checkpoint_before() {
     assert_eq!(train(path, &["--resume", "run.safetensors", "--steps", "3"])["steps"], 3);
 }
 
+/// Images of one colour each, so many of each of two classes.
+fn write_images(folder: &Path, count: u8) {
+    for (class, colour) in [("cats", 40), ("dogs", 200)] {
+        fs::create_dir_all(folder.join(class)).unwrap();
+        for number in 0..count {
+            let pixels = [colour + number; 8 * 8 * 3];
+            fs::write(folder.join(format!("{class}/{number}.ppm")), [&b"P6 8 8 255\n"[..], &pixels].concat()).unwrap();
+        }
+    }
+}
+
 #[test]
-fn an_error_in_the_middle_leaves_a_checkpoint_and_says_how_to_go_on() {
+fn an_image_that_cannot_be_read_leaves_a_checkpoint_and_a_way_to_go_on_without_it() {
+    let folder = here();
+    let photos = folder.path().join("photos");
+    write_images(&photos, 3);
+    fs::create_dir_all(photos.join(".ipynb_checkpoints")).unwrap();
+    fs::write(photos.join("cats/notes.txt"), "not looked into").unwrap();
+    // In the third batch.
+    let damaged = photos.join("dogs/1.ppm");
+    fs::write(&damaged, b"P6 8 8 255\n").unwrap();
+    let args = [
+        "train",
+        "--model",
+        "r3d18",
+        "--data",
+        "images:photos",
+        "--batch-size",
+        "2",
+        "--steps",
+        "3",
+        "--json",
+        "--seed",
+        "1",
+    ];
+    let output = tenure(folder.path(), &args);
+    let (outcome, said) = partly(&output);
+    assert_eq!((&outcome["steps"], &outcome["accuracy"]), (&2.into(), &Value::Null), "{said:?}");
+    let expected = "tenure: photos: 6 images to train on and 0 held out, of 2 classes (cats, dogs); left out: 1 hidden \
+                    (photos/.ipynb_checkpoints), 1 .txt, not a format that is read (photos/cats/notes.txt)";
+    assert_eq!(said[0], expected);
+    assert!(said[1].contains("photos/dogs/1.ppm: ") && said[1].contains("or remove it"), "{said:?}");
+    let command = format!("  tenure {} --resume r3d18-step2.safetensors", args.join(" "));
+    assert_eq!(said[2..], ["tenure: stopped after step 2; to go on:".to_owned(), command]);
+
+    fs::remove_file(damaged).unwrap();
+    let resume = [&args[..], &["--resume", "r3d18-step2.safetensors"]].concat();
+    let said = complaint(folder.path(), &resume);
+    assert!(said.contains("examples to train on 6, not 5: put the data back as it was"), "{said}");
+    assert!(said.contains("add --changed-data"), "{said}");
+    let changed = tenure(folder.path(), &[&resume[..], &["--changed-data"]].concat());
+    assert!(changed.status.success(), "{}", String::from_utf8_lossy(&changed.stderr));
+    let resumed = last_line(&changed);
+    assert_eq!((&resumed["steps"], &resumed["losses"][0]), (&3.into(), &outcome["losses"][0]));
+}
+
+#[test]
+fn data_that_cannot_be_trained_on_is_refused_with_the_cause() {
     let folder = here();
     write_fashion_mnist(folder.path(), 4);
-    // Of a class that there is not, in the second batch.
     let labels = folder.path().join("train-labels-idx1-ubyte");
     let mut bytes = fs::read(&labels).unwrap();
     bytes[10] = 77;
     fs::write(labels, bytes).unwrap();
-    let args =
-        ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "2", "--json", "--seed", "1"];
-    let (outcome, said) = partly(&tenure(folder.path(), &args));
-    assert_eq!((&outcome["steps"], &outcome["accuracy"]), (&1.into(), &Value::Null));
-    assert!(said[0].contains("77") && said.len() == 3, "{said:?}");
-    let command = format!("  tenure {} --resume resnet18-step1.safetensors", args.join(" "));
-    assert_eq!(said[1..], ["tenure: stopped after step 1; to go on:".to_owned(), command]);
-    assert!(folder.path().join("resnet18-step1.safetensors").is_file());
+    let said = complaint(folder.path(), &["train", "--model", "resnet18", "--data", "fashion-mnist:."]);
+    assert!(said.contains("train-labels-idx1-ubyte: example 2 is of class 77, but the classes are 0 to 9"), "{said}");
+    fs::write(folder.path().join("short"), "too short").unwrap();
+    let said = complaint(folder.path(), &["train", "--model", "gpt2-mini", "--data", "text:short"]);
+    assert!(said.contains("short: the text is too short: there are 9 tokens") && said.contains("take 129"), "{said}");
 }
 
 #[cfg(unix)]
@@ -564,14 +616,22 @@ fn what_does_not_go_together_says_what_does() {
 }
 
 #[test]
-fn a_batch_of_one_image_says_which_option_to_change() {
+fn a_batch_of_one_image_says_which_option_to_change_or_that_there_are_too_few() {
     let folder = here();
+    let run = |batch_size| {
+        let args =
+            ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--steps", "1", "--batch-size", batch_size];
+        complaint(folder.path(), &args)
+    };
     write_fashion_mnist(folder.path(), 2);
-    let said = complaint(
-        folder.path(),
-        &["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "1", "--steps", "1"],
+    let said = run("1");
+    assert!(
+        said.contains("more than one value") && said.contains("a larger --batch-size than 1 is needed, 2"),
+        "{said}"
     );
-    assert!(said.contains("more than one value") && said.contains("a larger --batch-size than 1"), "{said}");
+    write_fashion_mnist(folder.path(), 1);
+    let said = run("8");
+    assert!(said.contains("add images to train on, of which there are 1") && !said.contains("--batch-size"), "{said}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tenure_tensor::{DType, Tensor};
 
 use super::{CheckpointError, write_atomically};
 use crate::module::Source;
-use crate::{Result, StateError};
+use crate::{Result, StateError, lfs};
 
 /// The longest header that safetensors' readers take, in bytes.
 const HEADER_LIMIT: usize = 100_000_000;
@@ -158,6 +158,9 @@ impl Source for Weights {
 impl WeightFile {
     fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(CheckpointError::io(path))?;
+        if lfs::is_pointer_file(&file) {
+            return Err(CheckpointError::format(path, lfs::POINTER).into());
+        }
         let bytes = MappedFile::of(&file).map_err(CheckpointError::io(path))?;
         let start = read_header(&file, bytes.len()).map_err(CheckpointError::io(path))?;
         let metadata = metadata(&start, bytes.len());

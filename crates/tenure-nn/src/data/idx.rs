@@ -2,13 +2,17 @@
 //! and the elements, all in big endian. <https://yann.lecun.com/exdb/mnist/>
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::read::GzDecoder;
 use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
+use crate::lfs;
+
+/// A gzip file's first bytes. RFC 1952.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// An array of bytes from an IDX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +24,17 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads a file; one whose name ends in `.gz` is unpacked.
+    /// Reads a file; one that gzip has packed is unpacked, whatever its name is.
     ///
     /// # Errors
     /// It cannot be read, or is not IDX of bytes.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = BufReader::new(File::open(path).map_err(DataError::io(path))?);
-        let is_packed = path.extension().is_some_and(|extension| extension == "gz");
+        let mut file = BufReader::new(File::open(path).map_err(DataError::io(path))?);
+        let beginning = file.fill_buf().map_err(DataError::io(path))?;
+        if lfs::is_pointer(beginning) {
+            return Err(DataError::format(path, lfs::POINTER));
+        }
+        let is_packed = beginning.starts_with(&GZIP);
         let parsed = if is_packed { Self::parse(GzDecoder::new(file)) } else { Self::parse(file) };
         parsed.map_err(|error| DataError::format(path, error.to_string()))
     }
@@ -98,7 +106,7 @@ impl FashionMnist {
     /// `.gz` or without.
     ///
     /// # Errors
-    /// The files are not there, cannot be read, or do not belong together.
+    /// The files are not there, cannot be read, or do not belong together; a label is of no class.
     pub fn open(folder: &Path, part: &str) -> Result<Self> {
         let find = |name: String| {
             let there = [folder.join(&name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.exists());
@@ -118,6 +126,16 @@ impl FashionMnist {
         };
         if count != set.labels.len() {
             let reason = format!("{} labels for {count} images", set.labels.len());
+            return Err(DataError::format(&labels, reason));
+        }
+        let is_beyond = |label: &u8| usize::from(*label) >= Self::CLASSES.len();
+        if let Some(index) = set.labels.iter().position(is_beyond) {
+            let reason = format!(
+                "example {index} is of class {}, but the classes are 0 to {}: data of other classes is trained on as a \
+                 folder of images for each class",
+                set.labels[index],
+                Self::CLASSES.len() - 1
+            );
             return Err(DataError::format(&labels, reason));
         }
         Ok(set)

@@ -1,13 +1,16 @@
 //! Folders of images, a folder a class.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
-use image::RgbImage;
 use image::imageops::{FilterType, crop_imm, resize};
+use image::{ImageFormat, ImageReader, RgbImage};
 use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
+use crate::lfs;
 
 /// How images become tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,49 +32,164 @@ impl Default for ImageOptions {
     }
 }
 
-/// Images (PNG, JPEG) in a folder for each class. torchvision's `ImageFolder`.
+/// Endings of file names that are read, in lower case.
+const ENDINGS: [&str; 12] = ["bmp", "gif", "jfif", "jpeg", "jpg", "pbm", "pgm", "png", "ppm", "tif", "tiff", "webp"];
+
+/// Images (JPEG, PNG, WebP, GIF, BMP, TIFF, PNM) in a folder for each class, or in folders inside of that. torchvision's
+/// `ImageFolder`.
 ///
-/// An example is the middle of an image `[3, size, size]`, and the number of its class.
+/// An example is the middle of an image `[3, size, size]`, and the number of its class. Of an animation it is the first
+/// image.
 pub struct ImageFolder {
     classes: Vec<String>,
     images: Vec<(PathBuf, i64)>,
+    left_out: LeftOut,
     options: ImageOptions,
 }
 
+/// Files and folders that are not read, by the reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut(BTreeMap<Reason, (usize, PathBuf)>);
+
+/// Why a file or folder is not read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reason {
+    Hidden,
+    OutsideOfClasses,
+    /// With the ending of its name.
+    NoImage(String),
+    Loop,
+}
+
 impl ImageFolder {
-    /// Finds the images, in the order of their names.
+    /// Finds the images, in the order of their names. Hidden files and folders are left out.
     ///
     /// # Errors
     /// A folder cannot be read; there is none; there is no image in one of them.
     pub fn open(folder: &Path, options: ImageOptions) -> Result<Self> {
-        let (mut classes, mut images) = (Vec::new(), Vec::new());
-        for class in entries(folder)?.into_iter().filter(|entry| entry.is_dir()) {
-            let (label, before) = (classes.len() as i64, images.len());
-            images.extend(entries(&class)?.into_iter().filter(|file| Self::reads(file)).map(|file| (file, label)));
-            if images.len() == before {
-                let reason =
-                    "no image is in this folder, which is taken for that of a class: .png or .jpg files are expected";
-                return Err(DataError::format(&class, reason));
+        let mut set = Self { classes: Vec::new(), images: Vec::new(), left_out: LeftOut::default(), options };
+        for entry in entries(folder)? {
+            if is_hidden(&entry) {
+                set.left_out.add(Reason::Hidden, entry);
+            } else if entry.is_dir() {
+                set.add_class(&entry)?;
+            } else {
+                set.left_out.add(Reason::OutsideOfClasses, entry);
             }
-            classes.push(class.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
-        if images.is_empty() {
-            let reason = "no image is there: a folder for each class, with .png or .jpg files, is expected";
+        if set.images.is_empty() {
+            let reason = format!(
+                "no image is there: a folder for each class, with files that end in {}, is expected{}",
+                endings(),
+                set.left_out
+            );
             return Err(DataError::format(folder, reason));
         }
-        Ok(Self { classes, images, options })
+        Ok(set)
     }
 
     /// Whether a file of this name in a class's folder is one of its images.
     pub fn reads(name: &Path) -> bool {
-        let extension = name.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-        extension.is_some_and(|extension| ["png", "jpg", "jpeg"].contains(&&*extension))
+        !is_hidden(name) && ENDINGS.contains(&&*ending(name))
     }
 
     /// The classes, by number.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
+
+    /// The files and folders that are not read.
+    pub fn left_out(&self) -> &LeftOut {
+        &self.left_out
+    }
+
+    fn add_class(&mut self, folder: &Path) -> Result<()> {
+        let (before, mut left_out) = (self.images.len(), LeftOut::default());
+        self.add_images(folder, &mut Vec::new(), &mut left_out)?;
+        if self.images.len() == before {
+            let reason = format!(
+                "no image is in this folder, which is taken for that of a class: files that end in {} are \
+                 expected{left_out}",
+                endings()
+            );
+            return Err(DataError::format(folder, reason));
+        }
+        self.left_out.extend(left_out);
+        self.classes.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        Ok(())
+    }
+
+    /// Adds the images of the next class that are in a folder, or in one inside of it. `around` are the folders that it is
+    /// in.
+    fn add_images(&mut self, folder: &Path, around: &mut Vec<PathBuf>, left_out: &mut LeftOut) -> Result<()> {
+        let resolved = fs::canonicalize(folder).map_err(DataError::io(folder))?;
+        if around.contains(&resolved) {
+            left_out.add(Reason::Loop, folder.to_owned());
+            return Ok(());
+        }
+        around.push(resolved);
+        let label = self.classes.len() as i64;
+        for entry in entries(folder)? {
+            if is_hidden(&entry) {
+                left_out.add(Reason::Hidden, entry);
+            } else if entry.is_dir() {
+                self.add_images(&entry, around, left_out)?;
+            } else if Self::reads(&entry) {
+                self.images.push((entry, label));
+            } else {
+                left_out.add(Reason::NoImage(ending(&entry)), entry);
+            }
+        }
+        around.pop();
+        Ok(())
+    }
+}
+
+impl LeftOut {
+    fn add(&mut self, reason: Reason, path: PathBuf) {
+        self.0.entry(reason).or_insert((0, path)).0 += 1;
+    }
+
+    /// Adds those of another folder.
+    pub fn extend(&mut self, other: Self) {
+        for (reason, (count, path)) in other.0 {
+            self.0.entry(reason).or_insert((0, path)).0 += count;
+        }
+    }
+}
+
+/// Nothing, or `; left out: ` with how many files or folders for which reason, and the first of each.
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (reason, (count, path))) in self.0.iter().enumerate() {
+            f.write_str(if index == 0 { "; left out: " } else { ", " })?;
+            match reason {
+                Reason::Hidden => write!(f, "{count} hidden")?,
+                Reason::OutsideOfClasses => write!(f, "{count} outside of the folders of classes")?,
+                Reason::NoImage(ending) if ending.is_empty() => write!(f, "{count} without an ending")?,
+                Reason::NoImage(ending) => write!(f, "{count} .{ending}, not a format that is read")?,
+                Reason::Loop => write!(f, "{count} linked to a folder that it is in")?,
+            }
+            write!(f, " ({}{})", if *count > 1 { "such as " } else { "" }, path.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file or folder is none of the user's, such as `.ipynb_checkpoints` or what macOS adds to archives.
+fn is_hidden(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with('.') || name == "__MACOSX"
+}
+
+/// What follows the last point of a name, in lower case.
+fn ending(name: &Path) -> String {
+    name.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
+}
+
+fn endings() -> String {
+    let [others @ .., last] = ENDINGS;
+    format!(".{} or .{last}", others.join(", ."))
 }
 
 impl Dataset for ImageFolder {
@@ -95,11 +213,43 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
+fn decode(path: &Path) -> Result<RgbImage> {
+    let bytes = fs::read(path).map_err(DataError::io(path))?;
+    if lfs::is_pointer(&bytes) {
+        return Err(DataError::format(path, lfs::POINTER));
+    }
+    let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(DataError::io(path))?;
+    if reader.format() == Some(ImageFormat::Jpeg) && !is_whole_jpeg(&bytes) {
+        return Err(DataError::format(path, "the JPEG is cut off: replace it by a whole copy, or remove it"));
+    }
+    let failed = |error: image::ImageError| {
+        DataError::format(path, format!("{error}: replace it by an image that can be read, or remove it"))
+    };
+    Ok(reader.decode().map_err(failed)?.into_rgb8())
+}
+
+/// Whether a JPEG has its end marker. The decoder makes up what is missing. A preview in the metadata has an end of its own,
+/// so segments are skipped by their lengths. ITU-T T.81, annex B.
+fn is_whole_jpeg(mut bytes: &[u8]) -> bool {
+    while let Some(at) = bytes.iter().position(|byte| *byte == 0xff) {
+        bytes = &bytes[at + 1..];
+        match bytes {
+            [0xd9, ..] => return true,
+            // Data, fill bytes, and markers that no length follows.
+            [0x00 | 0x01 | 0xff | 0xd0..=0xd8, ..] => {}
+            [_, high, low, ..] => {
+                let length = usize::from(u16::from_be_bytes([*high, *low]));
+                bytes = bytes.get(1 + length..).unwrap_or_default();
+            }
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// Reads, scales, cuts, and normalises.
 fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
-    let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
-    let decoded = reader.map_err(DataError::io(path))?.decode();
-    let image = middle(decoded.map_err(|error| DataError::format(path, error.to_string()))?.into_rgb8());
+    let image = middle(decode(path)?);
     let (width, height) = image.dimensions();
     let scaled = |side: u32| {
         let scaled = u64::from(side) * u64::from(options.resize) / u64::from(width.min(height).max(1));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 pub use collate::{Collate, Tensors};
 pub use idx::{FashionMnist, Idx};
-pub use images::{ImageFolder, ImageOptions};
+pub use images::{ImageFolder, ImageOptions, LeftOut};
 pub(crate) use loader::Part;
 pub use loader::{DataLoader, Epoch, LoaderOptions};
 pub use subset::Subset;

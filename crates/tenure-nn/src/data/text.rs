@@ -55,9 +55,15 @@ impl TextWindows {
     fn new(tokens: Tokens, length: usize) -> Result<Self> {
         let windows = Self { tokens, length, shift: None };
         if length == 0 || windows.is_empty() {
-            let count = windows.count();
-            let reason =
-                format!("windows of {length} tokens need at least one token each, and one more: there are {count}");
+            let reason = match length {
+                0 => "a window of 0 tokens has nothing to learn: give it at least one".to_owned(),
+                _ => format!(
+                    "the text is too short: there are {} tokens, and a window of {length} and the token after it take {}: \
+                     give a longer text",
+                    windows.count(),
+                    length.saturating_add(1)
+                ),
+            };
             return Err(DataError::Bytes(reason));
         }
         Ok(windows)

@@ -9,7 +9,7 @@ mod parallel;
 mod settle;
 mod task;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -100,12 +100,22 @@ pub struct Plan {
     pub is_captured: bool,
     /// What makes this run another than others, by name, such as the data: a checkpoint whose run differs is refused.
     pub identity: BTreeMap<String, String>,
+    /// Names in `identity` in which the run of a checkpoint may differ. If an epoch has another number of batches than it
+    /// had, the run goes on at the epoch and batch that as many steps lead to.
+    pub may_differ: BTreeSet<String>,
 }
 
 impl Default for Plan {
     /// Of no steps.
     fn default() -> Self {
-        Self { steps: 0, schedule: Schedule::Constant, clip_norm: None, is_captured: false, identity: BTreeMap::new() }
+        Self {
+            steps: 0,
+            schedule: Schedule::Constant,
+            clip_norm: None,
+            is_captured: false,
+            identity: BTreeMap::new(),
+            may_differ: BTreeSet::new(),
+        }
     }
 }
 
@@ -447,25 +457,28 @@ where
         let wrong = |reason: String| CheckpointError::format(path, reason);
         let notes = Notes::deserialize(&progress.notes);
         let notes = notes.map_err(|error| wrong(format!("not of a trainer: {error}")))?;
-        same_run(&notes.identity, &self.plan.identity)?;
+        same_run(&notes.identity, &self.plan)?;
         let history = history::from_series(&progress.series).map_err(wrong)?;
-        self.check(progress, history.len() as u64).map_err(wrong)?;
+        let (epoch, batch) = self.place(progress, &notes, history.len() as u64).map_err(wrong)?;
         checkpoint.load(self.task.model(), &mut self.optimizer)?;
         if let Some(state) = progress.random(GENERATOR) {
             random::default_generator().set_state(state);
         }
-        (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
+        (self.step, self.epoch, self.batch) = (progress.step, epoch, batch);
         (self.history, self.batches, self.is_torn) = (history, None, false);
         self.forget_capture();
         self.resume_others(path)
     }
 
-    /// Says what of a checkpoint's progress does not go together.
-    fn check(&self, progress: &Progress, told: u64) -> Result<(), String> {
+    /// The epoch and the batch in it at which a run goes on, or what of a checkpoint's progress does not go together.
+    fn place(&self, progress: &Progress, notes: &Notes, told: u64) -> Result<(u64, u64), String> {
         let Progress { step, epoch, batch, .. } = *progress;
         let batches = self.loader.batches() as u64;
         if step != told {
             return Err(format!("it is of step {step}, and tells of {told} steps"));
+        }
+        if batches > 0 && notes.identity != self.plan.identity {
+            return Ok((step / batches, step % batches));
         }
         let made = epoch.checked_mul(batches).and_then(|made| made.checked_add(batch));
         if batch > batches || made != Some(step) {
@@ -474,7 +487,7 @@ where
                  {batches} batches"
             ));
         }
-        Ok(())
+        Ok((epoch, batch))
     }
 
     /// Where the model is.
@@ -646,9 +659,11 @@ fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
     optimizer.step()
 }
 
-/// Says in what two runs differ.
-fn same_run(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String>) -> Result<(), TrainError> {
-    let other = given.keys().chain(saved.keys()).find(|name| saved.get(*name) != given.get(*name));
+/// Says in what a saved run and a planned one differ, where they may not.
+fn same_run(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), TrainError> {
+    let given = &plan.identity;
+    let is_other = |name: &&String| saved.get(*name) != given.get(*name) && !plan.may_differ.contains(*name);
+    let other = given.keys().chain(saved.keys()).find(is_other);
     let Some(name) = other else { return Ok(()) };
     let value = |of: &BTreeMap<String, String>| of.get(name).map_or("none", String::as_str).to_owned();
     Err(TrainError::OtherRun { name: name.clone(), saved: value(saved), given: value(given) })

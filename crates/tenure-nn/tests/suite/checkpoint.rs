@@ -386,3 +386,13 @@ fn where_a_tensor_is_in_its_file_is_told() {
     }
     assert!(weights.place("layer.else").unwrap_err().to_string().contains("layer.else"));
 }
+
+#[test]
+fn weights_that_git_lfs_did_not_fetch_are_a_pointer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
+    let error = Weights::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("model.safetensors: this is a git-lfs pointer"), "{error}");
+    assert!(error.contains("git lfs pull"), "{error}");
+}

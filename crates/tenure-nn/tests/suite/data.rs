@@ -121,6 +121,33 @@ fn idx_files_are_read_packed_or_not() {
 }
 
 #[test]
+fn a_packed_file_is_told_by_its_content_not_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(&idx(&[2], &[3, 9])).unwrap();
+    let (packed_path, plain_path) = (folder.path().join("packed"), folder.path().join("plain.gz"));
+    fs::write(&packed_path, packed.finish().unwrap()).unwrap();
+    fs::write(&plain_path, idx(&[2], &[3, 9])).unwrap();
+    assert_eq!(Idx::open(&packed_path).unwrap().data, [3, 9]);
+    assert_eq!(Idx::open(&plain_path).unwrap().data, [3, 9]);
+    fs::write(&plain_path, "version https://git-lfs.github.com/spec/v1\n").unwrap();
+    let error = Idx::open(&plain_path).unwrap_err().to_string();
+    assert!(error.contains("plain.gz: this is a git-lfs pointer"), "{error}");
+}
+
+#[test]
+fn a_label_of_no_class_is_refused_with_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train-images-idx3-ubyte"), idx(&[2, 1, 1], &[0, 1])).unwrap();
+    fs::write(folder.path().join("train-labels-idx1-ubyte"), idx(&[2], &[9, 10])).unwrap();
+    let error = FashionMnist::open(folder.path(), "train").err().unwrap().to_string();
+    for expected in ["train-labels-idx1-ubyte: example 1 is of class 10", "0 to 9", "a folder of images for each class"]
+    {
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn a_bad_idx_file_says_what_is_wrong() {
     let error = |bytes: &[u8]| Idx::parse(bytes).unwrap_err().to_string();
     assert!(error(&[]).contains("magic"));
@@ -183,6 +210,122 @@ fn a_folder_for_each_class_is_a_data_set() {
     assert!(error.contains("green: no image is in this folder"), "{error}");
 }
 
+/// A picture in which a part that is missing would be noticed.
+fn picture() -> image::RgbImage {
+    image::RgbImage::from_fn(40, 30, |x, y| image::Rgb([x as u8 * 6, y as u8 * 8, (x * y % 251) as u8]))
+}
+
+#[test]
+fn every_format_is_read_and_an_image_that_is_cut_off_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("class")).unwrap();
+    for name in ["a.bmp", "b.gif", "c.jpg", "d.png", "e.ppm", "f.tif", "g.webp"] {
+        picture().save(folder.path().join("class").join(name)).unwrap();
+    }
+    let options = ImageOptions { size: 8, resize: 8, mean: [0.0; 3], deviation: [1.0; 3] };
+    let set = ImageFolder::open(folder.path(), options).unwrap();
+    assert_eq!(set.len(), 7);
+    for (index, name) in ["a.bmp", "b.gif", "c.jpg", "d.png", "e.ppm", "f.tif", "g.webp"].iter().enumerate() {
+        assert_eq!(set.item(index).unwrap().0.sizes(), [3, 8, 8], "{name}");
+        let path = folder.path().join("class").join(name);
+        let whole = fs::read(&path).unwrap();
+        for left in [whole.len() / 2, whole.len() * 9 / 10] {
+            fs::write(&path, &whole[..left]).unwrap();
+            let error = set.item(index).err().unwrap_or_else(|| panic!("{name} of {left} bytes is read")).to_string();
+            assert!(error.contains(name) && error.contains("or remove it"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_jpeg_ends_with_its_own_end_marker() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("class")).unwrap();
+    let path = folder.path().join("class/one.jpg");
+    picture().save(&path).unwrap();
+    let jpeg = fs::read(&path).unwrap();
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    // A preview in the metadata is a JPEG itself, and some programs write more after the end.
+    let preview = [&[0xff, 0xe1], &(jpeg.len() as u16 + 2).to_be_bytes()[..], &jpeg].concat();
+    let with_preview = [&jpeg[..2], &preview, &jpeg[2..]].concat();
+    for whole in [&with_preview, &[&jpeg[..], b"more"].concat()] {
+        fs::write(&path, whole).unwrap();
+        set.item(0).unwrap();
+    }
+    let end = jpeg.len() - 2;
+    let cut = [&with_preview[..with_preview.len() - 2], &[&jpeg[..end], &[0; 512]].concat(), &jpeg[..end]];
+    for cut in cut {
+        fs::write(&path, cut).unwrap();
+        let error = set.item(0).unwrap_err().to_string();
+        assert!(error.contains("one.jpg: the JPEG is cut off"), "{error}");
+    }
+}
+
+#[test]
+fn images_in_folders_of_a_class_are_its_own_and_what_is_left_out_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "not looked into").unwrap();
+    };
+    for image in ["cats/b.png", "cats/old/deep/a.JPG", "cats/z.webp", "dogs/a.tiff"] {
+        write(image);
+    }
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    assert_eq!((set.len(), set.left_out().to_string()), (4, String::new()));
+    for other in [
+        ".ipynb_checkpoints/a.png",
+        "cats/.DS_Store",
+        "cats/._b.png",
+        "cats/a.heic",
+        "dogs/1.txt",
+        "dogs/2.txt",
+        "a.png",
+    ] {
+        write(other);
+    }
+    write("dogs/LICENSE");
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    assert_eq!((set.classes(), set.len()), (&["cats".to_owned(), "dogs".to_owned()][..], 4));
+    let told = set.left_out().to_string();
+    for expected in [
+        "; left out: 3 hidden (such as ",
+        ".ipynb_checkpoints), 1 outside of the folders of classes (",
+        "1 without an ending (",
+        "1 .heic, not a format that is read (",
+        "2 .txt, not a format that is read (such as ",
+    ] {
+        assert!(told.contains(expected), "{told}");
+    }
+    write("fish/a.heic");
+    let error = ImageFolder::open(folder.path(), ImageOptions::default()).err().unwrap().to_string();
+    assert!(error.contains("fish: no image is in this folder") && error.contains("1 .heic"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_is_linked_into_itself_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("cats/more")).unwrap();
+    fs::write(folder.path().join("cats/a.png"), "not looked into").unwrap();
+    std::os::unix::fs::symlink("..", folder.path().join("cats/more/again")).unwrap();
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    assert_eq!(set.len(), 1);
+    assert!(set.left_out().to_string().contains("1 linked to a folder that it is in"), "{}", set.left_out());
+}
+
+#[test]
+fn an_image_that_git_lfs_did_not_fetch_is_a_pointer() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("class")).unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    fs::write(folder.path().join("class/one.png"), pointer).unwrap();
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    let error = set.item(0).unwrap_err().to_string();
+    assert!(error.contains("one.png: this is a git-lfs pointer") && error.contains("git lfs pull"), "{error}");
+}
+
 #[test]
 fn of_a_long_strip_the_middle_is_scaled() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,7 +357,13 @@ fn text_comes_in_windows_with_what_follows() {
     let path = folder.path().join("text");
     fs::write(&path, "é").unwrap();
     assert_eq!(TextWindows::open_bytes(&path, 1).unwrap().item(0).unwrap(), (vec![0xc3], vec![0xa9]));
-    assert!(TextWindows::open_bytes(&path, 2).err().unwrap().to_string().contains("there are 2"));
+    assert!(
+        TextWindows::open_bytes(&path, 2)
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("there are 2 tokens, and a window of 2 and the token after it take 3")
+    );
 }
 
 #[test]

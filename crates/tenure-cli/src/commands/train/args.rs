@@ -27,7 +27,9 @@ Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train i
 TinyLlama's size.
 
 Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder \
-of .png or .jpg files for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out. \
+for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out. Images are JPEG, PNG, \
+WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and folders are \
+left out. The first line says what was found, and what was left out. \
 text:FILE is any file; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
 from those before them. It is learned in windows that begin at other bytes in each epoch.
 
@@ -105,6 +107,9 @@ pub(crate) struct TrainArgs {
     /// Go on from a checkpoint of a run of the same model, data, batch size and seed
     #[arg(long, value_name = "FILE")]
     pub(super) resume: Option<PathBuf>,
+    /// With --resume, go on though the data has more or fewer examples than before, such as after an image was removed
+    #[arg(long, requires = "resume")]
+    pub(super) changed_data: bool,
     /// Write a checkpoint after each epoch and at the end [default: only when interrupted, to the FILE of --resume or
     /// one in the current directory]
     #[arg(long, value_name = "FILE")]

@@ -5,16 +5,18 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use tenure::nn::data::{Dataset, FashionMnist, ImageFolder, ImageOptions, Subset, TextWindows};
+use tenure::nn::data::{Dataset, FashionMnist, ImageFolder, ImageOptions, LeftOut, Subset, TextWindows};
 use tenure::tensor::Tensor;
 
 use super::models::ModelKind;
-use crate::output;
+use crate::{files, output};
 
 /// Where Debian's package puts Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 /// One example of so many is held out, where nothing says which.
 const HELD_OUT: usize = 10;
+/// Classes whose names are shown.
+const SHOWN_CLASSES: usize = 10;
 
 /// Which data, as it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,24 +117,50 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
 
 fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     let (training, held_out) = (folder.join("train"), folder.join("val"));
-    let kind = |folder: &ImageFolder| ImageKind { channels: 3, classes: folder.classes().len() };
     if !training.is_dir() || !held_out.is_dir() {
         let no_val = if training.is_dir() { "; there is a folder train, but no val beside it" } else { "" };
         let all = ImageFolder::open(folder, options).map_err(|error| anyhow::anyhow!("{error}{no_val}"))?;
         expect_classes(folder, &all)?;
-        let kind = kind(&all);
-        let Parts { training, held_out } = every_tenth(all);
+        let (kind, classes, left_out) = (image_kind(&all), named(all.classes()), all.left_out().clone());
+        let parts = every_tenth(all);
+        tell(folder, &parts, &classes, &left_out);
+        let Parts { training, held_out } = parts;
         return Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind));
     }
-    let (training, held_out) = (ImageFolder::open(&training, options)?, ImageFolder::open(&held_out, options)?);
+    let parts =
+        Parts { training: ImageFolder::open(&training, options)?, held_out: ImageFolder::open(&held_out, options)? };
     anyhow::ensure!(
-        training.classes() == held_out.classes(),
+        parts.training.classes() == parts.held_out.classes(),
         "{}: train and val have other classes: a folder for each class is expected in both, of the same names",
         folder.display()
     );
-    expect_classes(folder, &training)?;
-    let kind = kind(&training);
-    Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+    expect_classes(folder, &parts.training)?;
+    let kind = image_kind(&parts.training);
+    let mut left_out = parts.training.left_out().clone();
+    left_out.extend(parts.held_out.left_out().clone());
+    tell(folder, &parts, &named(parts.training.classes()), &left_out);
+    Ok(Data::Images(Parts { training: Box::new(parts.training), held_out: Box::new(parts.held_out) }, kind))
+}
+
+fn image_kind(folder: &ImageFolder) -> ImageKind {
+    ImageKind { channels: 3, classes: folder.classes().len() }
+}
+
+/// Says what was found in a folder of images, and what was not read there.
+fn tell<D: Dataset>(folder: &Path, parts: &Parts<D>, classes: &str, left_out: &LeftOut) {
+    files::complain(&format!(
+        "{}: {} images to train on and {} held out, of {classes}{left_out}",
+        folder.display(),
+        parts.training.len(),
+        parts.held_out.len()
+    ));
+}
+
+/// How many classes there are, and the names of the first.
+fn named(classes: &[String]) -> String {
+    let shown = &classes[..classes.len().min(SHOWN_CLASSES)];
+    let more = if shown.len() < classes.len() { ", ..." } else { "" };
+    format!("{} classes ({}{more})", classes.len(), shown.join(", "))
 }
 
 fn expect_classes(folder: &Path, images: &ImageFolder) -> anyhow::Result<()> {

@@ -31,6 +31,10 @@ use placement::Memory;
 use recipe::{Length, Recipe};
 use watch::Watch;
 
+/// Names in a run's identity.
+const EXAMPLES: &str = "examples to train on";
+const BATCHES: &str = "steps of an epoch";
+
 /// Data of inputs and classes.
 trait Examples: Dataset<Item: Collate<Batch = Batch>> + 'static {}
 impl<D: Dataset<Item: Collate<Batch = Batch>> + 'static> Examples for D {}
@@ -107,7 +111,7 @@ fn train_on<D: Examples>(
     let (task, optimizer) = replica(args.device)?;
     let mut run = Trainer::new(task, training, optimizer, plan).on_devices(devices, replica)?;
     if let Some(path) = &args.resume {
-        resume(&mut run, path, args.lr)?;
+        resume(&mut run, path, args)?;
     }
     if let Some(budget) = &mut budget {
         run = budget.enter(args, run)?;
@@ -203,9 +207,9 @@ fn finish<D: Examples>(
 }
 
 /// Goes on from a checkpoint, with its learning rate or the one that was asked for.
-fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, lr: Option<f64>) -> anyhow::Result<()> {
+fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, args: &TrainArgs) -> anyhow::Result<()> {
     run.resume(path).map_err(|error| about_checkpoint(path, error))?;
-    let Some(lr) = lr else { return Ok(()) };
+    let Some(lr) = args.lr else { return Ok(()) };
     for group in run.optimizer_mut().groups_mut() {
         if group.lr() != lr {
             let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr());
@@ -230,16 +234,18 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         ("--data", args.data.to_string()),
         ("--batch-size", batch_size.to_string()),
         ("--seed", args.seed.to_string()),
-        ("examples to train on", training.dataset().len().to_string()),
+        (EXAMPLES, training.dataset().len().to_string()),
         // A small last batch may be left out, by the number of devices.
-        ("steps of an epoch", training.batches().to_string()),
+        (BATCHES, training.batches().to_string()),
     ];
+    let may_differ = if args.changed_data { vec![EXAMPLES, BATCHES] } else { Vec::new() };
     Plan {
         steps,
         schedule: recipe.schedule(steps),
         clip_norm: recipe.clip_norm,
         is_captured: args.captured,
         identity: identity.map(|(name, value)| (name.to_owned(), value)).into(),
+        may_differ: may_differ.into_iter().map(str::to_owned).collect(),
     }
 }
 
@@ -269,17 +275,29 @@ fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size:
             let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr());
             anyhow::anyhow!("{error}: --lr is {lr:?}")
         }
-        nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => too_small(&error, batch_size),
+        nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => too_small(&error, run, batch_size),
         // Its part of a batch may be smaller than the first's.
         nn::Error::Train(TrainError::OnDevice { ref message, .. }) if message.starts_with("batch_norm") => {
-            too_small(&error, batch_size)
+            too_small(&error, run, batch_size)
         }
         _ => error.into(),
     }
 }
 
-fn too_small(error: &nn::Error, batch_size: usize) -> anyhow::Error {
-    anyhow::anyhow!("{error}: a larger --batch-size than {batch_size} is needed for images of this size")
+/// A batch, or a device's part of it, has one image.
+fn too_small<D: Examples>(error: &nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
+    let least = 2 * run.device_peaks().len().max(1);
+    let examples = run.plan().identity.get(EXAMPLES).map_or("", String::as_str);
+    if batch_size < least {
+        return anyhow::anyhow!(
+            "{error}: images of this size are normalised over the batch, which takes two for each device: a larger \
+             --batch-size than {batch_size} is needed, {least} or more"
+        );
+    }
+    anyhow::anyhow!(
+        "{error}: images of this size are normalised over the batch, which takes two for each device, {least} in all: \
+         add images to train on, of which there are {examples}"
+    )
 }
 
 /// What is wrong with a file that was given to go on from.
@@ -287,6 +305,11 @@ fn about_checkpoint(path: &Path, error: nn::Error) -> anyhow::Error {
     match error {
         // It names the file.
         nn::Error::Checkpoint(_) => error.into(),
+        nn::Error::Train(TrainError::OtherRun { ref name, .. }) if name == EXAMPLES => {
+            let to_do = "put the data back as it was, or add --changed-data to go on with it as it is now \
+                         (the order of the examples is then another, and without a folder val, which are held out)";
+            files::about(path, format!("{error}: {to_do}"))
+        }
         _ => files::about(path, error),
     }
 }

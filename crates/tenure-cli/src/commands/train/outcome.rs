@@ -14,7 +14,7 @@ use super::args::TrainArgs;
 use super::budget::Offloaded;
 use super::models::AnyTask;
 
-/// Steps whose losses are averaged where one figure is shown: those of single batches differ by chance.
+/// Steps at the end whose losses are averaged: those of single batches differ by chance.
 const LAST: usize = 20;
 
 #[derive(Serialize)]
@@ -75,11 +75,7 @@ impl Outcome {
             let rate = batch_size as f64 / step_ms_median * 1e3;
             facts.push(("Median step", format!("{}, {rate:.1} examples/s", Micros(step_ms_median * 1e3))));
         }
-        if let Some(first) = losses.first() {
-            let last = &losses[losses.len().saturating_sub(LAST)..];
-            let last = last.iter().sum::<f32>() / last.len() as f32;
-            facts.push(("Loss", format!("{first:.3} at first, {last:.3} at last")));
-        }
+        facts.extend(loss(&losses).map(|loss| ("Loss", loss)));
         if let Some(accuracy) = accuracy {
             facts.push(("Accuracy", format!("{:.2}% of what was held out", accuracy * 100.0)));
         }
@@ -119,6 +115,17 @@ impl Outcome {
             self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
         Ok(format!("{}\n{facts}", self.model))
     }
+}
+
+/// The loss of the first step, that of the last, and the mean of the last few, in words.
+fn loss(losses: &[f32]) -> Option<String> {
+    let (first, last) = (losses.first()?, losses.last()?);
+    if losses.len() == 1 {
+        return Some(format!("{first:.3} in the only step"));
+    }
+    let averaged = &losses[losses.len().saturating_sub(LAST)..];
+    let (count, mean) = (averaged.len(), averaged.iter().sum::<f32>() / averaged.len() as f32);
+    Some(format!("{first:.3} in the first step, {last:.3} in the last, {mean:.3} on average over the last {count}"))
 }
 
 /// What was where, in words.
@@ -173,11 +180,22 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use super::*;
 
     #[test]
     fn a_median_is_in_the_middle() {
         assert_eq!([vec![], vec![3.0], vec![4.0, 1.0], vec![9.0, 1.0, 2.0]].map(median), [0.0, 3.0, 2.5, 2.0]);
+    }
+
+    #[test]
+    fn a_mean_of_losses_is_named_as_one() {
+        let losses: Vec<f32> = (0..30).map(|step| 30.0 - step as f32).collect();
+        let said = "30.000 in the first step, 1.000 in the last, 10.500 on average over the last 20";
+        assert_eq!(loss(&losses).as_deref(), Some(said));
+        assert!(loss(&losses[28..]).unwrap().ends_with("1.000 in the last, 1.500 on average over the last 2"));
+        assert_eq!((loss(&losses[..1]).as_deref(), loss(&[])), (Some("30.000 in the only step"), None));
     }
 
     #[test]
