@@ -128,6 +128,9 @@ impl FashionMnist {
             let reason = format!("{} labels for {count} images", set.labels.len());
             return Err(DataError::format(&labels, reason));
         }
+        if count == 0 {
+            return Err(DataError::format(&images, "there is no image in it: give a file with at least one"));
+        }
         let is_beyond = |label: &u8| usize::from(*label) >= Self::CLASSES.len();
         if let Some(index) = set.labels.iter().position(is_beyond) {
             let reason = format!(

@@ -136,7 +136,7 @@ fn a_packed_file_is_told_by_its_content_not_by_its_name() {
 }
 
 #[test]
-fn a_label_of_no_class_is_refused_with_its_file() {
+fn a_label_of_no_class_and_a_set_of_no_image_are_refused_with_their_file() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("train-images-idx3-ubyte"), idx(&[2, 1, 1], &[0, 1])).unwrap();
     fs::write(folder.path().join("train-labels-idx1-ubyte"), idx(&[2], &[9, 10])).unwrap();
@@ -145,6 +145,10 @@ fn a_label_of_no_class_is_refused_with_its_file() {
     {
         assert!(error.contains(expected), "{error}");
     }
+    fs::write(folder.path().join("train-images-idx3-ubyte"), idx(&[0, 1, 1], &[])).unwrap();
+    fs::write(folder.path().join("train-labels-idx1-ubyte"), idx(&[0], &[])).unwrap();
+    let error = FashionMnist::open(folder.path(), "train").err().unwrap().to_string();
+    assert!(error.contains("train-images-idx3-ubyte: there is no image in it"), "{error}");
 }
 
 #[test]
