@@ -1,15 +1,16 @@
-//! BERT (Devlin et al., 2019), the encoder, as Hugging Face has it.
+//! BERT (Devlin et al., 2019), the encoder, as Hugging Face has it, and models with the same layers: RoBERTa, XLM-RoBERTa,
+//! CamemBERT, MPNet and DistilBERT.
 
 use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
-use super::config::{self, ConfigFile, Refusal};
+use super::config::{self, ConfigFile};
+use super::relative::RelativePositions;
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, check_probability};
 use crate::{Init, Mode, Scope, module};
 
-/// How large a BERT is: what `config.json` says. A file of another model, of a decoder, or with positions that are not
-/// absolute is refused.
+/// How large a BERT is: what `config.json` says. A file of a model with other layers or of a decoder is refused.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "ConfigFile")]
 pub struct BertConfig {
@@ -23,9 +24,13 @@ pub struct BertConfig {
     pub num_attention_heads: usize,
     /// Numbers between the two linear layers.
     pub intermediate_size: usize,
-    /// Tokens of the longest text.
+    /// Positions that there are.
     pub max_position_embeddings: usize,
-    /// Kinds of text.
+    /// The position of a text's first token: RoBERTa and MPNet count from the one after `pad_token_id`.
+    pub first_position: usize,
+    /// How many distances of two tokens are told apart by what attention adds for them. MPNet does so; none adds nothing.
+    pub relative_attention_num_buckets: Option<usize>,
+    /// Kinds of text; 0 where no kind is added, as in MPNet and DistilBERT.
     pub type_vocab_size: usize,
     /// Between the two linear layers.
     pub hidden_act: Activation,
@@ -51,6 +56,8 @@ impl Default for BertConfig {
             num_attention_heads: 12,
             intermediate_size: 3072,
             max_position_embeddings: 512,
+            first_position: 0,
+            relative_attention_num_buckets: None,
             type_vocab_size: 2,
             hidden_act: Activation::Gelu,
             layer_norm_eps: 1e-12,
@@ -62,34 +69,12 @@ impl Default for BertConfig {
     }
 }
 
-impl TryFrom<ConfigFile> for BertConfig {
-    type Error = Refusal;
-
-    fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
-        file.only("model_type", "bert".to_owned())?;
-        file.only("position_embedding_type", "absolute".to_owned())?;
-        file.only("is_decoder", false)?;
-        file.only("add_cross_attention", false)?;
-        file.no_heads_are_pruned()?;
-        Ok(Self {
-            vocab_size: file.required("vocab_size")?,
-            hidden_size: file.required("hidden_size")?,
-            num_hidden_layers: file.required("num_hidden_layers")?,
-            num_attention_heads: file.required("num_attention_heads")?,
-            intermediate_size: file.required("intermediate_size")?,
-            max_position_embeddings: file.required("max_position_embeddings")?,
-            type_vocab_size: file.or("type_vocab_size", 2)?,
-            hidden_act: file.activation("hidden_act", Activation::Gelu)?,
-            layer_norm_eps: file.or("layer_norm_eps", 1e-12)?,
-            hidden_dropout_prob: file.or("hidden_dropout_prob", 0.1)?,
-            attention_probs_dropout_prob: file.or("attention_probs_dropout_prob", 0.1)?,
-            pad_token_id: file.nullable("pad_token_id", 0)?,
-            initializer_range: file.or("initializer_range", 0.02)?,
-        })
-    }
-}
-
 impl BertConfig {
+    /// Tokens of the longest text.
+    pub fn max_tokens(&self) -> usize {
+        self.max_position_embeddings.saturating_sub(self.first_position)
+    }
+
     fn linear(&self, scope: &Scope, inputs: usize, outputs: usize) -> Result<Linear> {
         Linear::with_init(scope, inputs, outputs, self.init(), Some(Init::ZEROS))
     }
@@ -107,9 +92,10 @@ impl BertConfig {
 pub struct Bert {
     embeddings: Embeddings,
     layers: Vec<EncoderLayer>,
+    relative_positions: Option<RelativePositions>,
     pooler: Linear,
 }
-module!(Bert { embeddings, layers, pooler });
+module!(Bert { embeddings, layers, relative_positions, pooler });
 
 impl Bert {
     /// A fresh model. `scope` may be at `bert`, as in files of models with more on top.
@@ -118,11 +104,21 @@ impl Bert {
     /// Heads that do not divide the hidden size; what is left out is no probability; no memory.
     pub fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
         config::check_heads("Bert", config.num_attention_heads, config.hidden_size)?;
-        let layers = scope.at("encoder").at("layer");
+        let encoder = scope.at("encoder");
+        let layers = encoder.at("layer");
         let layer = |number| EncoderLayer::new(&layers.at(number), config);
+        let relative_positions = |buckets| {
+            RelativePositions::new(
+                &encoder.at("relative_attention_bias"),
+                buckets,
+                config.num_attention_heads,
+                config.init(),
+            )
+        };
         Ok(Self {
             embeddings: Embeddings::new(&scope.at("embeddings"), config)?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
+            relative_positions: config.relative_attention_num_buckets.map(relative_positions).transpose()?,
             pooler: config.linear(&scope.at("pooler").at("dense"), config.hidden_size, config.hidden_size)?,
         })
     }
@@ -136,6 +132,10 @@ impl Bert {
         // True where a query may look, for all heads and queries alike.
         let mask = mask.map(|mask| mask.to_dtype(DType::Bool)?.unsqueeze(1)?.unsqueeze(1)).transpose()?;
         let x = self.embeddings.forward(tokens)?;
+        let mask = match &self.relative_positions {
+            Some(positions) => Some(positions.forward(tokens.size(1)?, mask.as_ref())?),
+            None => mask,
+        };
         self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, mask.as_ref()))
     }
 
@@ -151,9 +151,10 @@ impl Bert {
 struct Embeddings {
     word_embeddings: Embedding,
     position_embeddings: Embedding,
-    token_type_embeddings: Embedding,
+    token_type_embeddings: Option<Embedding>,
     norm: LayerNorm,
     dropout: Dropout,
+    first_position: usize,
 }
 module!(Embeddings { word_embeddings, position_embeddings, token_type_embeddings, norm, dropout });
 
@@ -165,19 +166,26 @@ impl Embeddings {
         Ok(Self {
             word_embeddings: table("word_embeddings", config.vocab_size, config.pad_token_id)?,
             position_embeddings: table("position_embeddings", config.max_position_embeddings, None)?,
-            token_type_embeddings: table("token_type_embeddings", config.type_vocab_size, None)?,
+            token_type_embeddings: match config.type_vocab_size {
+                0 => None,
+                kinds => Some(table("token_type_embeddings", kinds, None)?),
+            },
             norm: config.norm(scope)?,
             dropout: Dropout::new(config.hidden_dropout_prob)?,
+            first_position: config.first_position,
         })
     }
 
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let positions = &self.position_embeddings.weight;
-        let length = config::text_length("Bert", tokens, Some((positions.size(0)?, "max_position_embeddings")))?;
-        let positions = positions.narrow(0, 0, length)?;
-        // All tokens are of the first kind.
-        let kind = self.token_type_embeddings.weight.narrow(0, 0, 1)?;
-        let x = self.word_embeddings.forward(tokens)?.add(&positions)?.add(&kind)?;
+        let most = positions.size(0)?.saturating_sub(self.first_position);
+        let length = config::text_length("Bert", tokens, Some((most, "max_position_embeddings")))?;
+        let positions = positions.narrow(0, self.first_position, length)?;
+        let mut x = self.word_embeddings.forward(tokens)?.add(&positions)?;
+        if let Some(kinds) = &self.token_type_embeddings {
+            // All tokens are of the first kind.
+            x = x.add(&kinds.weight.narrow(0, 0, 1)?)?;
+        }
         self.dropout.forward(&self.norm.forward(&x)?)
     }
 }

@@ -1,4 +1,5 @@
-//! Vectors of texts beside those of transformers and PyTorch (`goldens/sentences.py`).
+//! Vectors of texts beside those of transformers, PyTorch and sentence-transformers (`goldens/sentences.py`,
+//! `goldens/encoders.py`).
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -21,23 +22,28 @@ fn tiny() -> SentenceEncoder {
     SentenceEncoder::open(&goldens().join("tiny_bert")).unwrap()
 }
 
-fn texts() -> Vec<String> {
-    let goldens = Weights::open(&goldens().join("sentences.safetensors")).unwrap();
+/// Sentences with vectors of some encoders.
+const SENTENCES: &str = "sentences.safetensors";
+/// The same of six architectures.
+const ENCODERS: &str = "encoders.safetensors";
+
+fn texts(file: &str) -> Vec<String> {
+    let goldens = Weights::open(&goldens().join(file)).unwrap();
     serde_json::from_str(goldens.metadata("texts").unwrap()).unwrap()
 }
 
 /// On the CPU, and then on a CUDA device.
-fn check(mut encoder: SentenceEncoder, golden: &str) {
-    check_here(&encoder, golden);
+fn check(mut encoder: SentenceEncoder, file: &str, golden: &str) {
+    check_here(&encoder, file, golden);
     let _in_use = crate::common::cuda::in_use();
     encoder.to_device(crate::common::cuda::cuda()).unwrap();
-    check_here(&encoder, golden);
+    check_here(&encoder, file, golden);
 }
 
-fn check_here(encoder: &SentenceEncoder, golden: &str) {
-    let goldens = Weights::open(&goldens().join("sentences.safetensors")).unwrap();
+fn check_here(encoder: &SentenceEncoder, file: &str, golden: &str) {
+    let goldens = Weights::open(&goldens().join(file)).unwrap();
     let expected = goldens.tensor(golden).unwrap().to_vec::<f32>().unwrap();
-    let texts = texts();
+    let texts = texts(file);
     // All at once, and in two batches, which are filled up otherwise.
     let mut found = encoder.embed(&texts).unwrap().to_vec::<f32>().unwrap();
     for batch in texts.chunks(texts.len().div_ceil(2)) {
@@ -46,7 +52,7 @@ fn check_here(encoder: &SentenceEncoder, golden: &str) {
     assert_eq!(found.len(), 2 * expected.len());
     for (place, (found, expected)) in found.iter().zip(expected.iter().chain(&expected)).enumerate() {
         let text = &texts[place / encoder.width() % texts.len()];
-        assert!((found - expected).abs() <= 1e-5, "{text:?}: {found}, expected {expected}");
+        assert!((found - expected).abs() <= 1e-5, "{golden}, {text:?}: {found}, expected {expected}");
     }
 }
 
@@ -54,7 +60,17 @@ fn check_here(encoder: &SentenceEncoder, golden: &str) {
 fn a_tiny_encoder_is_pytorchs() {
     let encoder = tiny();
     assert_eq!((encoder.width(), encoder.max_tokens()), (8, 12));
-    check(encoder, "tiny");
+    check(encoder, SENTENCES, "tiny");
+}
+
+#[test]
+fn encoders_of_six_architectures_are_sentence_transformers() {
+    let widths = [("bert", 5), ("roberta", 8), ("xlm-roberta", 8), ("mpnet", 8), ("distilbert", 6), ("modernbert", 8)];
+    for (name, width) in widths {
+        let encoder = SentenceEncoder::open(&goldens().join("encoders").join(name)).unwrap();
+        assert_eq!((encoder.width(), encoder.max_tokens()), (width, 48), "{name}");
+        check(encoder, ENCODERS, name);
+    }
 }
 
 #[test]
@@ -65,7 +81,7 @@ fn all_minilm_l6_v2_is_pytorchs() {
     };
     let encoder = SentenceEncoder::open(folder.as_ref()).unwrap();
     assert_eq!((encoder.width(), encoder.max_tokens()), (384, 256));
-    check(encoder, "minilm");
+    check(encoder, SENTENCES, "minilm");
 }
 
 #[test]
@@ -75,19 +91,36 @@ fn no_texts_have_no_vectors() {
 
 /// The tiny encoder with one of its files changed: `edit` gets it as text.
 fn changed(file: &str, edit: impl FnOnce(&str) -> String) -> TempDir {
-    let folder = copied();
+    edited(copied(), file, edit)
+}
+
+fn edited(folder: TempDir, file: &str, edit: impl FnOnce(&str) -> String) -> TempDir {
     let text = fs::read_to_string(folder.path().join(file)).unwrap();
     fs::write(folder.path().join(file), edit(&text)).unwrap();
     folder
 }
 
 fn copied() -> TempDir {
+    copy_of("tiny_bert")
+}
+
+fn copy_of(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for file in fs::read_dir(goldens().join("tiny_bert")).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
-    }
+    copy(&goldens().join(name), folder.path());
     folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for file in fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        let to = to.join(file.file_name());
+        if file.path().is_dir() {
+            copy(&file.path(), &to);
+        } else {
+            fs::copy(file.path(), to).unwrap();
+        }
+    }
 }
 
 #[test]
@@ -123,8 +156,9 @@ fn a_missing_file_is_named_with_what_is_needed() {
 fn another_architecture_is_refused() {
     let of = |from: &str, to: &str| error(&changed("config.json", |text| text.replace(from, to)));
     assert_eq!(
-        of(r#""bert""#, r#""roberta""#),
-        r#"config.json: model_type is "roberta": only models with "bert" can be loaded"#
+        of(r#""bert""#, r#""t5""#),
+        "config.json: model_type is \"t5\": only models with one of bert, roberta, xlm-roberta, camembert, mpnet, distilbert can \
+         be loaded"
     );
     assert_eq!(
         of(r#""gelu""#, r#""quick_gelu""#),
@@ -148,12 +182,53 @@ fn another_architecture_is_refused() {
 }
 
 #[test]
-fn vectors_that_are_no_averages_are_refused() {
-    let folder = copied();
-    fs::create_dir(folder.path().join("1_Pooling")).unwrap();
-    let pooling = r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#;
-    fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
-    assert!(error(&folder).starts_with("1_Pooling/config.json: the vectors are no averages over tokens"));
+fn modules_that_cannot_be_computed_are_refused_by_name() {
+    let of = |name: &str, file: &str, from: &str, to: &str| {
+        error(&edited(copy_of(&format!("encoders/{name}")), file, |text| text.replace(from, to)))
+    };
+    let refused = [
+        ("mpnet", "modules.json", "Normalize", "WordWeights", "modules.json: has sentence_transformers."),
+        ("mpnet", "modules.json", "Transformer", "CLIPModel", "modules.json: sentence_transformers.base.modules"),
+        ("mpnet", "modules.json", "Pooling\"", "Normalize\"", "modules.json: sentence_transformers"),
+        ("mpnet", "modules.json", "1_Pooling", "../1_Pooling", "modules.json: \"../1_Pooling\" is not in the folder"),
+        ("mpnet", "1_Pooling/config.json", "mean", "best", "1_Pooling/config.json: the pooling \"best\" is unknown"),
+        (
+            "mpnet",
+            "1_Pooling/config.json",
+            "8",
+            "9",
+            "1_Pooling/config.json: embedding_dimension is 9, and the model's",
+        ),
+        ("mpnet", "1_Pooling/config.json", "true", "false", "1_Pooling/config.json: include_prompt is false"),
+        (
+            "roberta",
+            "1_Pooling/config.json",
+            "mean_tokens",
+            "weird",
+            "1_Pooling/config.json: the pooling pooling_mode_weird",
+        ),
+        ("distilbert", "2_Dense/config.json", "Tanh", "ELU", "2_Dense/config.json: activation_function is torch.nn"),
+        (
+            "distilbert",
+            "2_Dense/config.json",
+            ": 8",
+            ": 7",
+            "2_Dense/config.json: in_features is 7, and vectors have 8",
+        ),
+        ("distilbert", "2_Dense/config.json", ": 6", ": 7", "2_Dense/model.safetensors: "),
+        (
+            "bert",
+            "config_sentence_transformers.json",
+            "\"query\":",
+            "\"other\":",
+            "config_sentence_transformers.json: default_",
+        ),
+        ("mpnet", "config.json", "32", "3", "config.json: relative_attention_num_buckets is 3"),
+    ];
+    for (name, file, from, to, expected) in refused {
+        let error = of(name, file, from, to);
+        assert!(error.starts_with(expected), "{error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,160 @@
+//! Files of BERT and of models with the same layers: what each one's `config.json` says, and the names of its tensors.
+
+use tenure_tensor::Tensor;
+
+use super::BertConfig;
+use super::config::{ConfigFile, Refusal};
+use crate::Result;
+use crate::layers::Activation;
+use crate::module::Source;
+
+/// Types of models that have BERT's layers, as `model_type` says them.
+const KNOWN: [&str; 6] = ["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert"];
+
+impl TryFrom<ConfigFile> for BertConfig {
+    type Error = Refusal;
+
+    fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
+        let model = file.or("model_type", "bert".to_owned())?;
+        file.only("position_embedding_type", "absolute".to_owned())?;
+        file.only("is_decoder", false)?;
+        file.only("add_cross_attention", false)?;
+        file.no_heads_are_pruned()?;
+        match &*model {
+            "distilbert" => Self::of_distilbert(&file),
+            _ if !KNOWN.contains(&&*model) => {
+                Err(format!("model_type is {model:?}: only models with one of {} can be loaded", KNOWN.join(", ")))
+            }
+            _ => {
+                let (is_bert, is_mpnet) = (model == "bert", model == "mpnet");
+                let padding = file.nullable("pad_token_id", isize::from(!is_bert))?;
+                // MPNet counts from there whatever texts are filled up with.
+                let first_position = if is_mpnet { Ok(2) } else { first_position(padding) };
+                let buckets = is_mpnet.then(|| buckets(&file)).transpose()?;
+                Ok(Self {
+                    vocab_size: file.required("vocab_size")?,
+                    hidden_size: file.required("hidden_size")?,
+                    num_hidden_layers: file.required("num_hidden_layers")?,
+                    num_attention_heads: file.required("num_attention_heads")?,
+                    intermediate_size: file.required("intermediate_size")?,
+                    max_position_embeddings: file.required("max_position_embeddings")?,
+                    first_position: if is_bert { 0 } else { first_position? },
+                    relative_attention_num_buckets: buckets,
+                    type_vocab_size: if is_mpnet { 0 } else { file.or("type_vocab_size", 2)? },
+                    hidden_act: file.activation("hidden_act", Activation::Gelu)?,
+                    layer_norm_eps: file.or("layer_norm_eps", 1e-12)?,
+                    hidden_dropout_prob: file.or("hidden_dropout_prob", 0.1)?,
+                    attention_probs_dropout_prob: file.or("attention_probs_dropout_prob", 0.1)?,
+                    pad_token_id: padding,
+                    initializer_range: file.or("initializer_range", 0.02)?,
+                })
+            }
+        }
+    }
+}
+
+/// How many distances are told apart: as many far ones as near ones, to either side.
+fn buckets(file: &ConfigFile) -> Result<usize, Refusal> {
+    let buckets = file.or("relative_attention_num_buckets", 32)?;
+    if buckets >= 4 {
+        return Ok(buckets);
+    }
+    Err(format!("relative_attention_num_buckets is {buckets}: at least 4 are expected"))
+}
+
+/// The position of a text's first token, where positions are counted from the one after that of what texts are filled up
+/// with.
+fn first_position(padding: Option<isize>) -> Result<usize, Refusal> {
+    let padding = padding.and_then(|padding| usize::try_from(padding).ok());
+    padding
+        .map(|padding| padding + 1)
+        .ok_or_else(|| "pad_token_id: a token is expected, from which positions are counted".into())
+}
+
+impl BertConfig {
+    fn of_distilbert(file: &ConfigFile) -> Result<Self, Refusal> {
+        Ok(Self {
+            vocab_size: file.required("vocab_size")?,
+            hidden_size: file.required("dim")?,
+            num_hidden_layers: file.required("n_layers")?,
+            num_attention_heads: file.required("n_heads")?,
+            intermediate_size: file.required("hidden_dim")?,
+            max_position_embeddings: file.required("max_position_embeddings")?,
+            first_position: 0,
+            relative_attention_num_buckets: None,
+            type_vocab_size: 0,
+            hidden_act: file.activation("activation", Activation::Gelu)?,
+            layer_norm_eps: 1e-12,
+            hidden_dropout_prob: file.or("dropout", 0.1)?,
+            attention_probs_dropout_prob: file.or("attention_dropout", 0.1)?,
+            pad_token_id: file.nullable("pad_token_id", 0)?,
+            initializer_range: file.or("initializer_range", 0.02)?,
+        })
+    }
+}
+
+/// The tensors of a file of BERT, or of a model with the same layers, under BERT's names.
+pub struct BertNames<'a> {
+    source: &'a dyn Source,
+    /// What names begin with where a model has more on top, such as `roberta.`.
+    prefix: String,
+}
+
+/// Parts of BERT's names, and of those that other files have instead: of old ones, MPNet's and DistilBERT's.
+const OTHER_NAMES: [&[(&str, &str)]; 3] = [
+    &[("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")],
+    &[
+        ("attention.self.query", "attention.attn.q"),
+        ("attention.self.key", "attention.attn.k"),
+        ("attention.self.value", "attention.attn.v"),
+        ("attention.output.dense", "attention.attn.o"),
+        ("attention.output.LayerNorm", "attention.LayerNorm"),
+    ],
+    &[
+        ("encoder.layer", "transformer.layer"),
+        ("attention.self.query", "attention.q_lin"),
+        ("attention.self.key", "attention.k_lin"),
+        ("attention.self.value", "attention.v_lin"),
+        ("attention.output.dense", "attention.out_lin"),
+        ("attention.output.LayerNorm", "sa_layer_norm"),
+        ("intermediate.dense", "ffn.lin1"),
+        ("output.dense", "ffn.lin2"),
+        ("output.LayerNorm", "output_layer_norm"),
+    ],
+];
+
+impl<'a> BertNames<'a> {
+    /// The names of `source`.
+    pub fn new(source: &'a dyn Source) -> Self {
+        const FIRST: &str = "embeddings.word_embeddings.weight";
+        let prefix = source.names().into_iter().find_map(|name| name.strip_suffix(FIRST).map(str::to_owned));
+        Self { source, prefix: prefix.unwrap_or_default() }
+    }
+
+    /// The name that a tensor has in the file; BERT's if it is not there.
+    fn in_file(&self, name: &str) -> String {
+        let name = format!("{}{name}", self.prefix);
+        let other =
+            |parts: &&[(&str, &str)]| parts.iter().fold(name.clone(), |name, (part, other)| name.replace(part, other));
+        let others = OTHER_NAMES.iter().map(other);
+        std::iter::once(name.clone()).chain(others).find(|name| self.source.sizes(name).is_some()).unwrap_or(name)
+    }
+}
+
+impl Source for BertNames<'_> {
+    fn names(&self) -> Vec<String> {
+        self.source.names()
+    }
+
+    fn sizes(&self, name: &str) -> Option<Vec<usize>> {
+        self.source.sizes(&self.in_file(name))
+    }
+
+    fn check(&self, name: &str) -> Result<()> {
+        self.source.check(&self.in_file(name))
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor> {
+        self.source.tensor(&self.in_file(name))
+    }
+}

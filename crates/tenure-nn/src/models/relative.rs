@@ -1,0 +1,50 @@
+//! Relative positions (Raffel et al., 2020): attention adds a number for the distance of two tokens, as MPNet does.
+
+use tenure_tensor::{Result, Tensor};
+
+use crate::layers::{Embedding, Layer};
+use crate::{Init, Scope, module};
+
+/// Distances from this one on are not told apart.
+const FAR: f32 = 128.0;
+
+/// What attention adds to the product of a query and a key, for each head, by their distance.
+pub(super) struct RelativePositions {
+    /// `[buckets, heads]`.
+    table: Embedding,
+}
+module!(RelativePositions { table });
+
+impl RelativePositions {
+    pub(super) fn new(scope: &Scope, buckets: usize, heads: usize, init: Init) -> Result<Self> {
+        Ok(Self { table: Embedding::with_init(scope, buckets, heads, init)? })
+    }
+
+    /// The numbers that attention adds in texts of `length` tokens, `[1 or batch, heads, length, length]`. Nothing is seen
+    /// where `mask`, which broadcasts to these sizes, is false.
+    pub(super) fn forward(&self, length: usize, mask: Option<&Tensor>) -> Result<Tensor> {
+        let buckets = self.table.weight.size(0)?;
+        let of_query = |query| (0..length).map(move |key| bucket(key as i64 - query as i64, buckets));
+        let distances = (0..length).flat_map(of_query).collect();
+        let distances = Tensor::from_vec(distances, &[length, length])?.to_device(self.table.weight.device())?;
+        let added = self.table.forward(&distances)?.permute(&[2, 0, 1])?.unsqueeze(0)?;
+        match mask {
+            Some(mask) => added.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY),
+            None => Ok(added),
+        }
+    }
+}
+
+/// The bucket of a key that comes so many tokens after a query: half of all are for keys behind it. Near ones have one each,
+/// others share some, the more of them the farther they are.
+fn bucket(distance: i64, buckets: usize) -> i64 {
+    let half = (buckets / 2) as i64;
+    let (side, distance) = (if distance > 0 { half } else { 0 }, distance.abs());
+    let near = half / 2;
+    if distance < near {
+        return side + distance;
+    }
+    // In single precision, as Transformers computes it.
+    let share = (distance as f32 / near as f32).ln() / (FAR / near as f32).ln();
+    side + (near + (share * (half - near) as f32) as i64).min(half - 1)
+}

@@ -1,0 +1,126 @@
+//! The network that computes the numbers of tokens: of the type that `config.json` says.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use tenure_tensor::random::Generator;
+use tenure_tensor::{Result as TensorResult, Tensor};
+
+use super::files::{CONFIG, WEIGHTS, missing, required};
+use super::tokenizer::ModelLimits;
+use crate::checkpoint::{CheckpointError, Under, Weights};
+use crate::models::{Bert, BertConfig, BertNames, ModernBert, ModernBertConfig};
+use crate::module::{Module, Source};
+use crate::{Result, Scope};
+
+/// A model that makes tokens numbers.
+pub(super) enum Encoder {
+    Bert(Bert),
+    ModernBert(Box<ModernBert>),
+}
+
+/// How large a model is, by its type.
+pub(super) enum EncoderConfig {
+    Bert(BertConfig),
+    ModernBert(ModernBertConfig),
+}
+
+/// `config.json`.
+#[derive(Deserialize)]
+struct ModelType {
+    model_type: Option<String>,
+}
+
+impl EncoderConfig {
+    /// Reads the `config.json` of a folder.
+    pub(super) fn read(folder: &Path) -> Result<Self> {
+        let ModelType { model_type } = required(folder, CONFIG)?;
+        Ok(match model_type.as_deref() {
+            Some("modernbert") => Self::ModernBert(required(folder, CONFIG)?),
+            _ => Self::Bert(required(folder, CONFIG)?),
+        })
+    }
+
+    /// Numbers of a token.
+    pub(super) fn width(&self) -> usize {
+        match self {
+            Self::Bert(config) => config.hidden_size,
+            Self::ModernBert(config) => config.hidden_size,
+        }
+    }
+
+    /// What texts must keep to.
+    pub(super) fn limits(&self) -> ModelLimits {
+        let (max_tokens, vocab_size) = match self {
+            Self::Bert(config) => (config.max_tokens(), config.vocab_size),
+            Self::ModernBert(config) => (config.max_position_embeddings, config.vocab_size),
+        };
+        ModelLimits {
+            max_position_embeddings: Some(max_tokens),
+            vocab_size: Some(vocab_size),
+            ..ModelLimits::default()
+        }
+    }
+}
+
+impl Encoder {
+    /// Opens the model of a folder.
+    pub(super) fn open(folder: &Path, config: &EncoderConfig) -> Result<Self> {
+        let (weights, file) = (weights(folder)?, folder.join(WEIGHTS));
+        Ok(match config {
+            EncoderConfig::Bert(config) => {
+                let mut model = Bert::new(&scope(), config)?;
+                load(&mut model, &BertNames::new(&weights), &file)?;
+                Self::Bert(model)
+            }
+            EncoderConfig::ModernBert(config) => {
+                // Models with more on top have the encoder at `model`.
+                let is_part = weights.names().iter().any(|name| name.starts_with("model."));
+                let mut model = ModernBert::new(&scope(), config)?;
+                load(&mut model, &Under::new(&weights, if is_part { "model." } else { "" }), &file)?;
+                Self::ModernBert(Box::new(model))
+            }
+        })
+    }
+
+    pub(super) fn module(&mut self) -> &mut dyn Module {
+        match self {
+            Self::Bert(model) => model,
+            Self::ModernBert(model) => &mut **model,
+        }
+    }
+
+    /// Numbers `[texts, length, width]` of tokens `[texts, length]`, where `mask`, of the same sizes, is 1.
+    pub(super) fn forward(&self, tokens: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
+        match self {
+            Self::Bert(model) => model.forward(tokens, Some(mask)),
+            Self::ModernBert(model) => model.forward(tokens, Some(mask)),
+        }
+    }
+}
+
+/// The scope of a model whose parameters come from a file.
+pub(super) fn scope() -> Scope {
+    Scope::new(&Generator::new(0)).zeroed()
+}
+
+/// Opens the weights of a folder.
+pub(super) fn weights(folder: &Path) -> Result<Weights> {
+    let file = folder.join(WEIGHTS);
+    if !file.exists() && !folder.join(format!("{WEIGHTS}.index.json")).exists() {
+        return Err(missing(&file).into());
+    }
+    Weights::open(folder)
+}
+
+/// Loads a model for computing with. `file` is named in errors.
+pub(super) fn load(model: &mut dyn Module, weights: &dyn Source, file: &Path) -> Result<()> {
+    model.eval();
+    let missing = model.load_known(weights).map_err(|error| CheckpointError::format(file, error))?;
+    // BERT's pooler has no part in vectors of texts.
+    if let Some(name) = missing.iter().find(|name| !name.starts_with("pooler.")) {
+        let reason = format!("{name} is missing: not the weights of the model that {CONFIG} describes");
+        return Err(CheckpointError::format(file, reason).into());
+    }
+    Ok(())
+}

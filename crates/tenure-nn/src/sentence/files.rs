@@ -1,0 +1,51 @@
+//! The files of a sentence encoder's folder.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use crate::checkpoint::CheckpointError;
+use crate::lfs;
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+pub(super) const WEIGHTS: &str = "model.safetensors";
+
+/// Reads a file of JSON that must be there.
+pub(super) fn required<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, CheckpointError> {
+    let path = folder.join(name);
+    serde_json::from_slice(&read(&path)?).map_err(|error| CheckpointError::format(&path, error))
+}
+
+/// Reads a file of JSON, if it is there.
+pub(super) fn optional<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, CheckpointError> {
+    if folder.join(name).exists() { required(folder, name).map(Some) } else { Ok(None) }
+}
+
+/// Reads a file that must be there.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let bytes = fs::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => missing(path),
+        _ => CheckpointError::io(path)(error),
+    })?;
+    if lfs::is_pointer(&bytes) {
+        return Err(CheckpointError::format(path, lfs::POINTER));
+    }
+    Ok(bytes)
+}
+
+/// Returns the error for a file that is missing.
+pub(super) fn missing(path: &Path) -> CheckpointError {
+    let reason = format!("not there: a sentence encoder is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}");
+    CheckpointError::format(path, reason)
+}
+
+/// Returns the folder of a module, which must be in the encoder's folder or be that.
+pub(super) fn inside(folder: &Path, file: &Path, path: &str) -> Result<PathBuf, CheckpointError> {
+    if Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return Ok(folder.join(path));
+    }
+    Err(CheckpointError::format(file, format!("{path:?} is not in the folder of the encoder")))
+}

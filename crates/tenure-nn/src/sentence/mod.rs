@@ -1,0 +1,140 @@
+//! Texts as vectors that are near each other if the texts mean much the same (Reimers and Gurevych, 2019).
+
+mod encoder;
+mod files;
+mod modules;
+mod tokenizer;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use tenure_tensor::{DType, Device, Tensor, autograd};
+
+use self::encoder::{Encoder, EncoderConfig};
+use self::modules::{Modules, SentenceModule, mean, normalized};
+pub use self::tokenizer::SentenceTokenizer;
+use crate::Result;
+use crate::checkpoint::CheckpointError;
+use crate::models::Bert;
+
+const PROMPTS: &str = "config_sentence_transformers.json";
+
+/// Makes a vector of each text, as sentence-transformers does: by the modules that a folder's `modules.json` lists.
+///
+/// The model may be a BERT, RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT or ModernBERT.
+///
+/// ```no_run
+/// use tenure_nn::sentence::SentenceEncoder;
+///
+/// let encoder = SentenceEncoder::open("all-MiniLM-L6-v2".as_ref())?;
+/// let vectors = encoder.embed(&["a cat on a mat", "a dog on a rug"])?;
+/// let likeness: f32 = vectors.select(0, 0)?.dot(&vectors.select(0, 1)?)?.item()?;
+/// # Ok::<(), tenure_nn::Error>(())
+/// ```
+pub struct SentenceEncoder {
+    tokenizer: SentenceTokenizer,
+    encoder: Encoder,
+    modules: Vec<SentenceModule>,
+    /// Comes before each text.
+    prompt: String,
+    device: Device,
+    width: usize,
+}
+
+/// `config_sentence_transformers.json`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Prompts {
+    prompts: HashMap<String, String>,
+    default_prompt_name: Option<String>,
+}
+
+impl SentenceEncoder {
+    /// Opens a folder with a model's `config.json`, `tokenizer.json` and `model.safetensors`, as Hugging Face has it.
+    ///
+    /// `modules.json` says what follows the model: how a text's vector is made of its tokens' (`Pooling`), and `Dense`,
+    /// `LayerNorm` and `Normalize`. Without it, vectors are averages of length 1. The prompt that
+    /// `config_sentence_transformers.json` names (`default_prompt_name`) comes before each text.
+    ///
+    /// A text is cut to what `sentence_bert_config.json` says (`max_seq_length`), or else `tokenizer_config.json`
+    /// (`model_max_length`), and never longer than the model takes.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a file is missing or not what it should be; another model than those above; a module that
+    /// cannot be computed.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let modules = Modules::read(folder)?;
+        let at = folder.join(&modules.model);
+        let config = EncoderConfig::read(&at)?;
+        let tokenizer = SentenceTokenizer::of(&at, &config.limits())?;
+        let encoder = Encoder::open(&at, &config)?;
+        let (modules, width) = modules.open(folder, config.width())?;
+        Ok(Self { tokenizer, encoder, modules, prompt: prompt(folder)?, device: Device::CPU, width })
+    }
+
+    /// Moves the model to a device, where it computes from now on, and leaves the vectors.
+    ///
+    /// # Errors
+    /// There is no such device, or no memory on it.
+    pub fn to_device(&mut self, device: Device) -> Result<()> {
+        self.encoder.module().to_device(device)?;
+        self.modules.iter_mut().filter_map(SentenceModule::module).try_for_each(|module| module.to_device(device))?;
+        self.device = device;
+        Ok(())
+    }
+
+    /// Numbers of a vector.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Tokens that a text is cut to, those around it included.
+    pub fn max_tokens(&self) -> usize {
+        self.tokenizer.max_tokens
+    }
+
+    /// A vector for each text, `[texts, width]`, in `float32`. They are computed at once, filled up to the longest: give
+    /// texts of like length together, and no more than memory takes.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Tensor> {
+        let tokens = |text: &T| self.tokenizer.tokens(&format!("{}{}", self.prompt, text.as_ref()));
+        let tokens = texts.iter().map(tokens).collect::<Result<Vec<_>>>()?;
+        let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
+        if longest == 0 {
+            return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, self.device)?);
+        }
+        // What a text is filled up with is never looked at.
+        let filled = |tokens: &Vec<i64>| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest).collect();
+        let is_token = |tokens: &Vec<i64>| (0..longest).map(|place| place < tokens.len()).collect();
+        let sizes = [texts.len(), longest];
+        let ids = Tensor::from_vec(tokens.iter().flat_map::<Vec<i64>, _>(filled).collect(), &sizes)?;
+        let mask = Tensor::from_vec(tokens.iter().flat_map::<Vec<bool>, _>(is_token).collect(), &sizes)?;
+        let (ids, mask) = (ids.to_device(self.device)?, mask.to_device(self.device)?);
+        Ok(autograd::no_grad(|| {
+            let hidden = self.encoder.forward(&ids, &mask)?;
+            self.modules.iter().try_fold(hidden, |x, module| module.forward(&x, &mask))
+        })?)
+    }
+}
+
+/// The text that comes before each other, by the name that a folder says.
+fn prompt(folder: &Path) -> Result<String> {
+    let Prompts { mut prompts, default_prompt_name } = files::optional(folder, PROMPTS)?.unwrap_or_default();
+    let Some(name) = default_prompt_name else { return Ok(String::new()) };
+    prompts.remove(&name).ok_or_else(|| {
+        let reason = format!("default_prompt_name is {name:?}, which prompts does not have");
+        CheckpointError::format(&folder.join(PROMPTS), reason).into()
+    })
+}
+
+/// A vector of length 1 for each text of tokens `[texts, length]`: `[texts, width]`. `mask`, of the same sizes, is 1 where
+/// there is a token and 0 where a text was filled up.
+///
+/// # Errors
+/// Sizes that do not go together; a text that is too long; no memory.
+pub fn vectors(model: &Bert, tokens: &Tensor, mask: &Tensor) -> tenure_tensor::Result<Tensor> {
+    normalized(&mean(&model.forward(tokens, Some(mask))?, mask)?)
+}

@@ -1,0 +1,332 @@
+//! The modules of sentence-transformers behind the model: `modules.json` lists them, and each makes a text's vector of what
+//! the one before made.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tenure_tensor::ops::cat;
+use tenure_tensor::{DType, Result as TensorResult, Tensor};
+
+use super::encoder::{load, scope, weights};
+use super::files::{CONFIG, WEIGHTS, inside, optional, required};
+use crate::Result;
+use crate::checkpoint::{CheckpointError, Under};
+use crate::layers::{Activation, Layer, LayerNorm, Linear};
+use crate::module::Module;
+
+const MODULES: &str = "modules.json";
+/// The pooling of folders that list no modules.
+const POOLING: &str = "1_Pooling";
+
+/// A module behind the model.
+pub(super) enum SentenceModule {
+    /// One vector of many: those of all modes, one behind the other.
+    Pooling(Vec<Mode>),
+    Dense {
+        linear: Linear,
+        activation: Option<Activation>,
+    },
+    LayerNorm(LayerNorm),
+    /// Vectors of length 1.
+    Normalize,
+}
+
+/// How one vector is made of those of a text's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Mode {
+    /// The first token's.
+    Cls,
+    /// Of each number the largest.
+    Max,
+    /// Their average.
+    Mean,
+    /// Their sum by the root of their count.
+    MeanSqrtLenTokens,
+    /// Their average, in which the second counts twice, the third three times, and so on.
+    #[serde(rename = "weightedmean")]
+    WeightedMean,
+    /// The last token's.
+    #[serde(rename = "lasttoken")]
+    LastToken,
+}
+
+/// The modes by the keys of older releases, in the order of their vectors.
+const OLD_MODES: [(&str, Mode); 6] = [
+    ("pooling_mode_cls_token", Mode::Cls),
+    ("pooling_mode_max_tokens", Mode::Max),
+    ("pooling_mode_mean_tokens", Mode::Mean),
+    ("pooling_mode_mean_sqrt_len_tokens", Mode::MeanSqrtLenTokens),
+    ("pooling_mode_weightedmean_tokens", Mode::WeightedMean),
+    ("pooling_mode_lasttoken", Mode::LastToken),
+];
+
+/// A module of `modules.json`.
+#[derive(Deserialize)]
+struct Listed {
+    path: String,
+    #[serde(rename = "type")]
+    class: String,
+}
+
+/// What a folder has: where its model is, and the modules behind it, which make vectors of `width` numbers.
+pub(super) struct Modules {
+    pub(super) model: String,
+    listed: Vec<Listed>,
+}
+
+impl Modules {
+    /// Reads the list of a folder. Without a list, vectors are averages, or what `1_Pooling` says, of length 1.
+    pub(super) fn read(folder: &Path) -> Result<Self> {
+        let file = folder.join(MODULES);
+        let Some(mut listed) = optional::<Vec<Listed>>(folder, MODULES)? else {
+            return Ok(Self { model: String::new(), listed: Vec::new() });
+        };
+        match listed.first() {
+            Some(first) if first.kind() == "Transformer" => {}
+            first => {
+                let given = first.map_or("has no modules", |first| &first.class);
+                let reason = format!("{given}: only encoders that begin with a Transformer can be loaded");
+                return Err(CheckpointError::format(&file, reason).into());
+            }
+        }
+        let model = listed.remove(0).path;
+        inside(folder, &file, &model)?;
+        Ok(Self { model, listed })
+    }
+
+    /// Opens the modules behind a model whose tokens have `width` numbers. Returns them, and the numbers of a vector.
+    pub(super) fn open(&self, folder: &Path, mut width: usize) -> Result<(Vec<SentenceModule>, usize)> {
+        if self.listed.is_empty() && self.model.is_empty() && !folder.join(MODULES).exists() {
+            let at = folder.join(POOLING);
+            let modes = match optional::<Map<String, Value>>(&at, CONFIG)? {
+                Some(said) => {
+                    modes(&said, width).map_err(|reason| CheckpointError::format(&at.join(CONFIG), reason))?
+                }
+                None => vec![Mode::Mean],
+            };
+            width *= modes.len();
+            return Ok((vec![SentenceModule::Pooling(modes), SentenceModule::Normalize], width));
+        }
+        let file = folder.join(MODULES);
+        let mut modules = Vec::new();
+        for listed in &self.listed {
+            let is_pooled = modules.iter().any(|module| matches!(module, SentenceModule::Pooling(_)));
+            if is_pooled == (listed.kind() == "Pooling") {
+                let reason =
+                    format!("{} stands where it cannot: a Pooling comes once, behind the Transformer", listed.class);
+                return Err(CheckpointError::format(&file, reason).into());
+            }
+            let at = inside(folder, &file, &listed.path)?;
+            modules.extend(listed.open(&at, &file, &mut width)?);
+        }
+        if modules.is_empty() {
+            let reason =
+                "has no Pooling behind the Transformer: only encoders with one vector for each text can be loaded";
+            return Err(CheckpointError::format(&file, reason).into());
+        }
+        Ok((modules, width))
+    }
+}
+
+impl Listed {
+    /// The class without its package: packages were renamed from one release to another.
+    fn kind(&self) -> &str {
+        self.class.rsplit('.').next().unwrap_or_default()
+    }
+
+    /// Opens the module in the folder `at`; none if it changes nothing. `width` is that of its vectors from then on.
+    fn open(&self, at: &Path, list: &Path, width: &mut usize) -> Result<Option<SentenceModule>> {
+        let config = at.join(CONFIG);
+        let refused = |reason| CheckpointError::format(&config, reason);
+        Ok(match self.kind() {
+            "Pooling" => {
+                let modes = modes(&required(at, CONFIG)?, *width).map_err(refused)?;
+                *width *= modes.len();
+                Some(SentenceModule::Pooling(modes))
+            }
+            "Dense" => {
+                let dense: DenseConfig = required(at, CONFIG)?;
+                dense.check(*width).map_err(refused)?;
+                let mut linear = match dense.bias {
+                    true => Linear::new(&scope(), dense.in_features, dense.out_features)?,
+                    false => Linear::without_bias(&scope(), dense.in_features, dense.out_features)?,
+                };
+                load_part(&mut linear, at, "linear.")?;
+                *width = dense.out_features;
+                Some(SentenceModule::Dense { linear, activation: dense.activation().map_err(refused)? })
+            }
+            "LayerNorm" => {
+                let mut norm = LayerNorm::new(&scope(), &[*width], 1e-5)?;
+                load_part(&mut norm, at, "norm.")?;
+                Some(SentenceModule::LayerNorm(norm))
+            }
+            "Normalize" => Some(SentenceModule::Normalize),
+            // It leaves out nothing but in training.
+            "Dropout" => None,
+            _ => {
+                let known = "Transformer, Pooling, Dense, LayerNorm, Dropout and Normalize";
+                let reason = format!("has {}, and only {known} can be computed", self.class);
+                return Err(CheckpointError::format(list, reason).into());
+            }
+        })
+    }
+}
+
+/// Loads a layer from the weights in the folder `at`, whose names begin with `prefix`.
+fn load_part(layer: &mut dyn Module, at: &Path, prefix: &str) -> Result<()> {
+    load(layer, &Under::new(&weights(at)?, prefix), &at.join(WEIGHTS))
+}
+
+/// The modes that `1_Pooling/config.json` says.
+fn modes(said: &Map<String, Value>, width: usize) -> Result<Vec<Mode>, String> {
+    let of =
+        |value: &Value| serde_json::from_value(value.clone()).map_err(|_| format!("the pooling {value} is unknown"));
+    for key in ["word_embedding_dimension", "embedding_dimension"] {
+        if let Some(said) = said.get(key).filter(|said| said.as_u64() != Some(width as u64)) {
+            return Err(format!("{key} is {said}, and the model's tokens have {width} numbers"));
+        }
+    }
+    if said.get("include_prompt") == Some(&Value::Bool(false)) {
+        return Err("include_prompt is false: only encoders whose prompts count can be loaded".into());
+    }
+    let modes = match said.get("pooling_mode") {
+        Some(Value::Array(modes)) => modes.iter().map(of).collect::<Result<_, _>>()?,
+        Some(mode) => vec![of(mode)?],
+        None => {
+            let is_on = |key: &str| said.get(key) == Some(&Value::Bool(true));
+            let is_unknown =
+                |key: &str| key.starts_with("pooling_mode_") && OLD_MODES.iter().all(|(old, _)| key != *old);
+            if let Some(key) = said.keys().find(|key| is_unknown(key) && is_on(key)) {
+                return Err(format!("the pooling {key} is unknown"));
+            }
+            OLD_MODES.iter().filter(|(key, _)| is_on(key)).map(|(_, mode)| *mode).collect()
+        }
+    };
+    if modes.is_empty() { Err("it says no pooling_mode".into()) } else { Ok(modes) }
+}
+
+/// `config.json` of a Dense.
+#[derive(Deserialize)]
+struct DenseConfig {
+    in_features: usize,
+    out_features: usize,
+    #[serde(default = "yes")]
+    bias: bool,
+    activation_function: Option<String>,
+    module_input_name: Option<String>,
+    module_output_name: Option<String>,
+    #[serde(default)]
+    use_residual: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl DenseConfig {
+    fn check(&self, width: usize) -> Result<(), String> {
+        let names = [("module_input_name", &self.module_input_name), ("module_output_name", &self.module_output_name)];
+        let other = |(key, name): &(&str, &Option<String>)| {
+            let name = name.as_ref().filter(|name| *name != "sentence_embedding")?;
+            Some(format!("{key} is {name:?}: only sentence_embedding can be computed"))
+        };
+        if let Some(reason) = names.iter().find_map(other) {
+            return Err(reason);
+        }
+        if self.use_residual {
+            return Err("use_residual is true: only a Dense without it can be computed".into());
+        }
+        if self.in_features != width {
+            return Err(format!("in_features is {}, and vectors have {width} numbers before it", self.in_features));
+        }
+        Ok(())
+    }
+
+    /// The function behind the linear layer: the hyperbolic tangent, if none is named.
+    fn activation(&self) -> Result<Option<Activation>, String> {
+        let class = self.activation_function.as_deref().unwrap_or("Tanh");
+        Ok(Some(match class.rsplit('.').next().unwrap_or_default() {
+            "Identity" => return Ok(None),
+            "Tanh" => Activation::Tanh,
+            "ReLU" => Activation::Relu,
+            "GELU" => Activation::Gelu,
+            "SiLU" => Activation::Silu,
+            "Sigmoid" => Activation::Sigmoid,
+            _ => {
+                let known = "Identity, Tanh, ReLU, GELU, SiLU and Sigmoid";
+                return Err(format!("activation_function is {class}: only {known} can be computed"));
+            }
+        }))
+    }
+}
+
+impl SentenceModule {
+    /// The parameters of it, if it has any.
+    pub(super) fn module(&mut self) -> Option<&mut dyn Module> {
+        match self {
+            Self::Pooling(_) | Self::Normalize => None,
+            Self::Dense { linear, .. } => Some(linear),
+            Self::LayerNorm(norm) => Some(norm),
+        }
+    }
+
+    /// What it makes of what the one before made: of `[texts, length, width]` if it pools, else of `[texts, width]`. `mask`,
+    /// `[texts, length]`, is true where there is a token.
+    pub(super) fn forward(&self, x: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
+        match self {
+            Self::Pooling(modes) => {
+                let vectors = modes.iter().map(|mode| mode.pool(x, mask)).collect::<TensorResult<Vec<_>>>()?;
+                cat(&vectors.iter().collect::<Vec<_>>(), -1)
+            }
+            Self::Dense { linear, activation: Some(activation) } => activation.forward(&linear.forward(x)?),
+            Self::Dense { linear, activation: None } => linear.forward(x),
+            Self::LayerNorm(norm) => norm.forward(x),
+            Self::Normalize => normalized(x),
+        }
+    }
+}
+
+impl Mode {
+    /// A vector for each text, `[texts, width]`, of its tokens' numbers `[texts, length, width]`.
+    fn pool(self, hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
+        let is_token = mask.to_dtype(DType::Bool)?.unsqueeze(-1)?;
+        let counted = || is_token.to_dtype(hidden.dtype());
+        let sum = |weights: &Tensor| hidden.mul(weights)?.sum(&[1], false);
+        let count = |weights: &Tensor| weights.sum(&[1], false)?.clamp_min(1e-9);
+        match self {
+            Self::Cls => hidden.select(1, 0),
+            Self::Max => hidden.masked_fill(&is_token.logical_not()?, f64::NEG_INFINITY)?.amax(&[1], false),
+            Self::Mean => {
+                let counted = counted()?;
+                sum(&counted)?.div(&count(&counted)?)
+            }
+            Self::MeanSqrtLenTokens => {
+                let counted = counted()?;
+                sum(&counted)?.div(&count(&counted)?.sqrt()?)
+            }
+            Self::WeightedMean => {
+                let weights = counted()?.cumsum(1)?.mul(&counted()?)?;
+                sum(&weights)?.div(&count(&weights)?)
+            }
+            Self::LastToken => {
+                // As many tokens as there are come to the last one.
+                let counted = counted()?;
+                let number = counted.cumsum(1)?;
+                let last = number.eq(&counted.sum(&[1], true)?)?.logical_and(&is_token)?;
+                sum(&last.to_dtype(hidden.dtype())?)
+            }
+        }
+    }
+}
+
+/// Vectors of length 1; zeros stay zeros.
+pub(super) fn normalized(vectors: &Tensor) -> TensorResult<Tensor> {
+    vectors.div(&vectors.norm(2.0, &[-1], true)?.clamp_min(1e-12)?)
+}
+
+/// The average over the tokens that there are, of `[texts, length, width]`.
+pub(super) fn mean(hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
+    Mode::Mean.pool(hidden, mask)
+}

@@ -1,0 +1,95 @@
+//! The tokens of texts, as a folder of a sentence encoder says.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use tenure_tensor::TensorError;
+use tokenizers::{EncodeInput, Tokenizer, TruncationParams};
+
+use super::files::{CONFIG, TOKENIZER, optional, read, required};
+use crate::Result;
+use crate::checkpoint::CheckpointError;
+
+/// Makes texts the tokens that a sentence encoder takes, also where something else computes with them.
+pub struct SentenceTokenizer {
+    tokenizer: Tokenizer,
+    pub(super) max_tokens: usize,
+    lowers_case: bool,
+}
+
+/// `sentence_bert_config.json`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Limits {
+    max_seq_length: Option<usize>,
+    do_lower_case: bool,
+}
+
+/// `tokenizer_config.json`, whose limit may be a number beyond all integers.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TokenizerConfig {
+    model_max_length: Option<f64>,
+}
+
+/// The limits on tokens that a model's `config.json` states. Their names differ by the model's type.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ModelLimits {
+    pub(super) max_position_embeddings: Option<usize>,
+    pub(super) n_positions: Option<usize>,
+    pub(super) vocab_size: Option<usize>,
+}
+
+impl SentenceTokenizer {
+    /// Opens the tokenizer of a folder, of which no weights are read, and whose model may be of any type. See
+    /// [`SentenceEncoder::open`].
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a file is missing or not what it should be.
+    pub fn open(folder: &Path) -> Result<Self> {
+        Self::of(folder, &required(folder, CONFIG)?)
+    }
+
+    /// Opens the tokenizer of a folder, for a model of these limits.
+    pub(super) fn of(folder: &Path, model: &ModelLimits) -> Result<Self> {
+        let limits: Limits = optional(folder, "sentence_bert_config.json")?.unwrap_or_default();
+        let of_tokenizer: TokenizerConfig = optional(folder, "tokenizer_config.json")?.unwrap_or_default();
+        // As large as an integer gets, where it is larger.
+        let of_tokenizer = of_tokenizer.model_max_length.map(|length| length as usize);
+        let max_tokens = limits.max_seq_length.or(of_tokenizer).unwrap_or(usize::MAX);
+        let positions = model.max_position_embeddings.or(model.n_positions).unwrap_or(usize::MAX);
+        let max_tokens = max_tokens.min(positions);
+        let tokenizer = tokenizer(folder, max_tokens, model.vocab_size)?;
+        Ok(Self { tokenizer, max_tokens, lowers_case: limits.do_lower_case })
+    }
+
+    /// A text's tokens, with those around it.
+    ///
+    /// # Errors
+    /// The tokenizer has none for it.
+    pub fn tokens(&self, text: &str) -> Result<Vec<i64>> {
+        let lowered = self.lowers_case.then(|| text.to_lowercase());
+        let input = EncodeInput::from(lowered.as_deref().unwrap_or(text));
+        let encoding = self.tokenizer.encode_fast(input, true).map_err(|error| {
+            let reason = format!("a text cannot be made tokens: {error}");
+            TensorError::argument("SentenceEncoder::embed", reason)
+        })?;
+        Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).collect())
+    }
+}
+
+fn tokenizer(folder: &Path, max_tokens: usize, vocab_size: Option<usize>) -> Result<Tokenizer> {
+    let path = folder.join(TOKENIZER);
+    let bad = |error: tokenizers::Error| CheckpointError::format(&path, format!("no tokenizer: {error}"));
+    let mut tokenizer = Tokenizer::from_bytes(read(&path)?).map_err(bad)?;
+    let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+    if let Some(vocab_size) = vocab_size.filter(|size| largest > *size) {
+        let reason = format!("{largest} tokens, but {CONFIG} says {vocab_size} (vocab_size): of another model?");
+        return Err(CheckpointError::format(&path, reason).into());
+    }
+    // The file's own limits are those of whatever it was saved for.
+    let truncation = TruncationParams { max_length: max_tokens, ..TruncationParams::default() };
+    tokenizer.with_padding(None).with_truncation(Some(truncation)).map_err(bad)?;
+    Ok(tokenizer)
+}
