@@ -182,8 +182,10 @@ pub(crate) struct DevicesArgs {
 /// Print a vector for each text: one JSON list of numbers a line
 #[derive(clap::Args)]
 #[command(after_help = "\
-DIR is a BERT sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The numbers of a \
-text's tokens are averaged, and the vector made one of length 1, so that the product of two says how like they are.
+DIR is a sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The model is a BERT, \
+RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT or ModernBERT. modules.json says how a text's vector is made of its \
+tokens' numbers; without it they are averaged, and the vector made one of length 1, so that the product of two says how \
+like they are.
 
 Examples:
   tenure embed --weights all-MiniLM-L6-v2 \"a cat on a mat\" \"a dog on a rug\"

@@ -23,6 +23,9 @@ use crate::schedule::Schedule;
 /// A step of so many intervals is planned anew in the background. Planning fewer takes some milliseconds.
 const MANY_INTERVALS: usize = 256;
 
+/// Of a budget, the most that plans leave for what is made on the way to tensors that are computed again.
+const REPEATING_PART: u64 = 8;
+
 impl EngineInner {
     /// Returns the plan of a step. The first is made now; where more is known since, another is made, in the background
     /// where that takes long: until then steps go by the one before.
@@ -89,7 +92,8 @@ impl EngineInner {
             let listened = profiled.asked_for(&repeated);
             Ok(Planned { schedule, predicted, repeated, listened, needed_bytes })
         };
-        let spare_bytes = self.ledger.lock().spare_bytes;
+        let repeating_bytes = profile.repeating_bytes().min(budget_bytes / REPEATING_PART);
+        let spare_bytes = self.ledger.lock().spare_bytes.max(repeating_bytes);
         // Where nothing can be spared, room is made as it is found missing.
         plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
     }

@@ -252,6 +252,12 @@ impl Profile {
         saved + self.residents.iter().map(|resident| resident.bytes).sum::<u64>()
     }
 
+    /// Bytes that repeating what makes a tensor takes at most, beside the tensor: of what is made on the way to it, nearly.
+    pub(crate) fn repeating_bytes(&self) -> u64 {
+        let on_the_way = |saved: &Saved| saved.recipe.as_ref().map_or(0, |recipe| recipe.operations.saturating_sub(1));
+        self.saved.iter().map(|saved| saved.bytes * on_the_way(saved)).max().unwrap_or(0)
+    }
+
     /// Nothing gets smaller.
     pub(crate) fn forget_compression(&mut self) {
         self.saved.iter_mut().for_each(|saved| saved.compression = None);

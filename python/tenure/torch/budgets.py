@@ -361,25 +361,31 @@ Budget._enter_model._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 
 
 class _BeforeModel(Hook):
-    """Is called before each call of the model, or of a part at which a program enters it."""
+    """Is called before each call of the model, or of a part at which a program enters it.
+
+    A budget has its hooks, and they do not have it: so what it holds, such as room on a disk, goes with the last
+    reference to it.
+    """
 
     def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+        self._budget = weakref.ref(budget)
 
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._budget._enter_model(module, args, kwargs)
+        if (budget := self._budget()) is not None:
+            budget._enter_model(module, args, kwargs)
 
 
 class _BehindModel(Hook):
     """Is called after it."""
 
     def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+        self._budget = weakref.ref(budget)
 
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
-        self._budget._leave_model(has_failed=result is None and sys.exception() is not None)
+        if (budget := self._budget()) is not None:
+            budget._leave_model(has_failed=result is None and sys.exception() is not None)
 
 
 def budget(

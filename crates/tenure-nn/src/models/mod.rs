@@ -19,7 +19,7 @@ pub use densenet::{DenseNet, DenseNetConfig};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use inception::{InceptionConfig, InceptionV3};
 pub use llama::{Llama, LlamaConfig};
-pub use modern_bert::{ModernBert, ModernBertConfig};
+pub use modern_bert::{ModernBert, ModernBertConfig, Sight};
 pub use r3d::{R3d, R3dConfig};
 pub use resnet::{ResNet, ResNetConfig};
 pub use rope::{Rope, RopeScaling};

@@ -15,7 +15,7 @@ use crate::{Result, Scope};
 
 /// A model that makes tokens numbers.
 pub(super) enum Encoder {
-    Bert(Bert),
+    Bert(Box<Bert>),
     ModernBert(Box<ModernBert>),
 }
 
@@ -71,7 +71,7 @@ impl Encoder {
             EncoderConfig::Bert(config) => {
                 let mut model = Bert::new(&scope(), config)?;
                 load(&mut model, &BertNames::new(&weights), &file)?;
-                Self::Bert(model)
+                Self::Bert(Box::new(model))
             }
             EncoderConfig::ModernBert(config) => {
                 // Models with more on top have the encoder at `model`.
@@ -85,7 +85,7 @@ impl Encoder {
 
     pub(super) fn module(&mut self) -> &mut dyn Module {
         match self {
-            Self::Bert(model) => model,
+            Self::Bert(model) => &mut **model,
             Self::ModernBert(model) => &mut **model,
         }
     }

@@ -43,7 +43,7 @@ pub(super) struct ModelLimits {
 
 impl SentenceTokenizer {
     /// Opens the tokenizer of a folder, of which no weights are read, and whose model may be of any type. See
-    /// [`SentenceEncoder::open`].
+    /// [`SentenceEncoder::open`](super::SentenceEncoder::open).
     ///
     /// # Errors
     /// [`CheckpointError`]: a file is missing or not what it should be.

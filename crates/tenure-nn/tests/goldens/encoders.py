@@ -40,21 +40,22 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    special = {f"{name}_token": token for name, token in names.items()}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=48, **special)
 
 
 def sizes(**more: object) -> dict[str, object]:
-    common = {"vocab_size": 65, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12}
-    return common | {"max_position_embeddings": 64, "initializer_range": 0.5, "pad_token_id": 0} | more
+    common = {"vocab_size": 65, "hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2}
+    common |= {"intermediate_size": 12, "max_position_embeddings": 64, "initializer_range": 0.5, "pad_token_id": 0}
+    return common | more
 
 
 def model(kind: str) -> transformers.PreTrainedModel:
     match kind:
         case "distilbert":
-            config = transformers.DistilBertConfig(
-                vocab_size=65, dim=WIDTH, n_layers=3, n_heads=2, hidden_dim=12, max_position_embeddings=64, initializer_range=0.5
-            )
+            of_distilbert = {"dim": WIDTH, "n_layers": 3, "n_heads": 2, "hidden_dim": 12, "initializer_range": 0.5}
+            config = transformers.DistilBertConfig(vocab_size=65, max_position_embeddings=64, **of_distilbert)
         case "modernbert":
             special = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
             config = transformers.ModernBertConfig(**sizes(local_attention=6, num_hidden_layers=4), **special)
