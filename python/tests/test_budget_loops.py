@@ -73,18 +73,23 @@ def tokens(number: int, rows: int = 32, length: int = 64) -> Any:
     return torch.arange(rows * length).mul(number * 7 + 3).remainder(61).view(rows, length)
 
 
-def llama() -> Any:
+def llama(layers: int = 2) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=64,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
     return transformers.LlamaForCausalLM(config)
+
+
+def deep_llama() -> Any:
+    """Checkpoints of its layers are more than what a budget on the CPU sets aside for disks."""
+    return llama(16)
 
 
 def bert() -> Any:
@@ -144,7 +149,7 @@ def trainer_loop(folder: Path, **options: Any) -> Loop:
         (bert, {}),
         (llama, {}),
         (llama, {"gradient_accumulation_steps": 2}),
-        (llama, {"gradient_checkpointing": True}),
+        (deep_llama, {"gradient_checkpointing": True}),
         (bert, {"eval_strategy": "steps", "eval_steps": 2}),
         (bert, {"bf16": True}),
         (lora, {}),
@@ -153,7 +158,7 @@ def trainer_loop(folder: Path, **options: Any) -> Loop:
     ids=["bert", "llama", "accumulated", "checkpointed", "evaluated", "bf16", "lora", "lora accumulated"],
 )
 def test_transformers_trainer(make: Callable[[], Any], options: dict[str, Any], tmp_path: Path) -> None:
-    check(make, trainer_loop(tmp_path, **options), tmp_path, 95 if options.get("gradient_checkpointing") else 90)
+    check(make, trainer_loop(tmp_path, **options), tmp_path, 98 if options.get("gradient_checkpointing") else 90)
 
 
 def net() -> Any:
