@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 const BEGINNING: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// What to say of a file that holds a pointer instead of its content.
+/// The error for a file that holds a pointer instead of its content.
 pub(crate) const POINTER: &str = "this is a git-lfs pointer, not the file that it stands for: run `git lfs pull` in the repository it is from, or \
      download the file itself";
 

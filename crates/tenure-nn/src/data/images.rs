@@ -182,7 +182,7 @@ fn is_hidden(path: &Path) -> bool {
     name.starts_with('.') || name == "__MACOSX"
 }
 
-/// What follows the last point of a name, in lower case.
+/// Returns the part behind the last point of a name, in lower case.
 fn ending(name: &Path) -> String {
     name.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
 }

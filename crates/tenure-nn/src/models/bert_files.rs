@@ -96,7 +96,7 @@ impl BertConfig {
 /// The tensors of a file of BERT, or of a model with the same layers, under BERT's names.
 pub struct BertNames<'a> {
     source: &'a dyn Source,
-    /// What names begin with where a model has more on top, such as `roberta.`.
+    /// The beginning of all names where a model has more on top, such as `roberta.`.
     prefix: String,
 }
 

@@ -58,7 +58,7 @@ pub enum Sight {
     /// All of a text's.
     #[serde(rename = "full_attention")]
     All,
-    /// Those that are near.
+    /// A text's near ones.
     #[serde(rename = "sliding_attention")]
     Near,
 }

@@ -8,7 +8,7 @@ use crate::{Init, Scope, module};
 /// Distances from this one on are not told apart.
 const FAR: f32 = 128.0;
 
-/// What attention adds to the product of a query and a key, for each head, by their distance.
+/// The numbers that attention adds to products of queries and keys, for each head, by their distance.
 pub(super) struct RelativePositions {
     /// `[buckets, heads]`.
     table: Embedding,

@@ -49,7 +49,7 @@ impl EncoderConfig {
         }
     }
 
-    /// What texts must keep to.
+    /// Returns the limits of texts.
     pub(super) fn limits(&self) -> ModelLimits {
         let (max_tokens, vocab_size) = match self {
             Self::Bert(config) => (config.max_tokens(), config.vocab_size),

@@ -70,7 +70,7 @@ struct Listed {
     class: String,
 }
 
-/// What a folder has: where its model is, and the modules behind it, which make vectors of `width` numbers.
+/// The modules of a folder: where its model is, and those behind it.
 pub(super) struct Modules {
     pub(super) model: String,
     listed: Vec<Listed>,
@@ -272,7 +272,7 @@ impl SentenceModule {
         }
     }
 
-    /// What it makes of what the one before made: of `[texts, length, width]` if it pools, else of `[texts, width]`. `mask`,
+    /// Computes the module of what the one before made: `[texts, length, width]` if it pools, else `[texts, width]`. `mask`,
     /// `[texts, length]`, is true where there is a token.
     pub(super) fn forward(&self, x: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
         match self {

@@ -158,7 +158,8 @@ impl<'a, 'b> Run<'a, 'b> {
     }
 }
 
-/// What divides every size, alignment and fixed offset, and so every offset and height of a packing in which nothing can be lower.
+/// The greatest number that divides every size, alignment and fixed offset, and so every offset and height of a packing in
+/// which nothing can be lower.
 fn step(problem: &PackingProblem) -> u64 {
     let buffers = problem.buffers().iter().filter(|buffer| buffer.size_bytes > 0);
     // An alignment of 1 asks for nothing.

@@ -141,7 +141,7 @@ impl Trace {
         self.earlier_events
     }
 
-    /// What the reader of a snapshot skipped, and which devices it could choose from: one line each, for a person. They
+    /// Lines for a person: what the reader of a snapshot skipped, and which devices it could choose from. They
     /// are not written to files.
     pub fn notes(&self) -> &[String] {
         &self.notes

@@ -95,7 +95,7 @@ pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
     ))
 }
 
-/// What was there before the trace's history began, in one sentence; `None` if nothing was.
+/// Says in one sentence what was there before the trace's history began; `None` if nothing was.
 pub fn before_history(earlier_bytes: u64) -> Option<String> {
     let bytes = Bytes(earlier_bytes);
     (earlier_bytes > 0).then(|| format!("{bytes} were live before the history begins, and count"))

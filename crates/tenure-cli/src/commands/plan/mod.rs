@@ -15,7 +15,7 @@ use crate::{files, output};
 use placement::ObjectiveName;
 pub(crate) use placement::{PlannerName, milp};
 
-/// What some editors begin a UTF-8 file with.
+/// Some editors begin a UTF-8 file with it.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Plan what lives where, or place buffers in one range of memory
