@@ -56,7 +56,7 @@ def test_operations_that_are_repeated_have_room_for_what_they_make_on_the_way(tm
         return Chains()
 
     expected = trained(made(), 6)
-    # What has no room on the disk is computed again.
+    # The disk has room for a part: the rest is computed again.
     with tenure.torch.budget(model := made(), "60%", spill=tmp_path, spill_bytes=8 * MIB) as budget:
         found = trained(model, 6)
         report = budget.report()

@@ -23,7 +23,7 @@ use crate::schedule::Schedule;
 /// A step of so many intervals is planned anew in the background. Planning fewer takes some milliseconds.
 const MANY_INTERVALS: usize = 256;
 
-/// Of a budget, the most that plans leave for what is made on the way to tensors that are computed again.
+/// Plans leave at most such a part of the budget for what is made on the way to tensors that are computed again.
 const REPEATING_PART: u64 = 8;
 
 impl EngineInner {

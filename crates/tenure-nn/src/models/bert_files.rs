@@ -16,40 +16,38 @@ impl TryFrom<ConfigFile> for BertConfig {
 
     fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
         let model = file.or("model_type", "bert".to_owned())?;
+        if !KNOWN.contains(&&*model) {
+            return Err(format!("model_type is {model:?}: only models with one of {} can be loaded", KNOWN.join(", ")));
+        }
         file.only("position_embedding_type", "absolute".to_owned())?;
         file.only("is_decoder", false)?;
         file.only("add_cross_attention", false)?;
         file.no_heads_are_pruned()?;
-        match &*model {
-            "distilbert" => Self::of_distilbert(&file),
-            _ if !KNOWN.contains(&&*model) => {
-                Err(format!("model_type is {model:?}: only models with one of {} can be loaded", KNOWN.join(", ")))
-            }
-            _ => {
-                let (is_bert, is_mpnet) = (model == "bert", model == "mpnet");
-                let padding = file.nullable("pad_token_id", isize::from(!is_bert))?;
-                // MPNet counts from there whatever texts are filled up with.
-                let first_position = if is_mpnet { Ok(2) } else { first_position(padding) };
-                let buckets = is_mpnet.then(|| buckets(&file)).transpose()?;
-                Ok(Self {
-                    vocab_size: file.required("vocab_size")?,
-                    hidden_size: file.required("hidden_size")?,
-                    num_hidden_layers: file.required("num_hidden_layers")?,
-                    num_attention_heads: file.required("num_attention_heads")?,
-                    intermediate_size: file.required("intermediate_size")?,
-                    max_position_embeddings: file.required("max_position_embeddings")?,
-                    first_position: if is_bert { 0 } else { first_position? },
-                    relative_attention_num_buckets: buckets,
-                    type_vocab_size: if is_mpnet { 0 } else { file.or("type_vocab_size", 2)? },
-                    hidden_act: file.activation("hidden_act", Activation::Gelu)?,
-                    layer_norm_eps: file.or("layer_norm_eps", 1e-12)?,
-                    hidden_dropout_prob: file.or("hidden_dropout_prob", 0.1)?,
-                    attention_probs_dropout_prob: file.or("attention_probs_dropout_prob", 0.1)?,
-                    pad_token_id: padding,
-                    initializer_range: file.or("initializer_range", 0.02)?,
-                })
-            }
-        }
+        let (is_mpnet, is_distilbert) = (model == "mpnet", model == "distilbert");
+        let key = |name, of_distilbert| if is_distilbert { of_distilbert } else { name };
+        let pad_token_id = file.nullable("pad_token_id", isize::from(!is_distilbert && model != "bert"))?;
+        Ok(Self {
+            vocab_size: file.required("vocab_size")?,
+            hidden_size: file.required(key("hidden_size", "dim"))?,
+            num_hidden_layers: file.required(key("num_hidden_layers", "n_layers"))?,
+            num_attention_heads: file.required(key("num_attention_heads", "n_heads"))?,
+            intermediate_size: file.required(key("intermediate_size", "hidden_dim"))?,
+            max_position_embeddings: file.required("max_position_embeddings")?,
+            first_position: match &*model {
+                "bert" | "distilbert" => 0,
+                // Whatever texts are filled up with.
+                "mpnet" => 2,
+                _ => first_position(pad_token_id)?,
+            },
+            relative_attention_num_buckets: is_mpnet.then(|| buckets(&file)).transpose()?,
+            type_vocab_size: if is_mpnet || is_distilbert { 0 } else { file.or("type_vocab_size", 2)? },
+            hidden_act: file.activation(key("hidden_act", "activation"), Activation::Gelu)?,
+            layer_norm_eps: file.or("layer_norm_eps", 1e-12)?,
+            hidden_dropout_prob: file.or(key("hidden_dropout_prob", "dropout"), 0.1)?,
+            attention_probs_dropout_prob: file.or(key("attention_probs_dropout_prob", "attention_dropout"), 0.1)?,
+            pad_token_id,
+            initializer_range: file.or("initializer_range", 0.02)?,
+        })
     }
 }
 
@@ -71,30 +69,8 @@ fn first_position(padding: Option<isize>) -> Result<usize, Refusal> {
         .ok_or_else(|| "pad_token_id: a token is expected, from which positions are counted".into())
 }
 
-impl BertConfig {
-    fn of_distilbert(file: &ConfigFile) -> Result<Self, Refusal> {
-        Ok(Self {
-            vocab_size: file.required("vocab_size")?,
-            hidden_size: file.required("dim")?,
-            num_hidden_layers: file.required("n_layers")?,
-            num_attention_heads: file.required("n_heads")?,
-            intermediate_size: file.required("hidden_dim")?,
-            max_position_embeddings: file.required("max_position_embeddings")?,
-            first_position: 0,
-            relative_attention_num_buckets: None,
-            type_vocab_size: 0,
-            hidden_act: file.activation("activation", Activation::Gelu)?,
-            layer_norm_eps: 1e-12,
-            hidden_dropout_prob: file.or("dropout", 0.1)?,
-            attention_probs_dropout_prob: file.or("attention_dropout", 0.1)?,
-            pad_token_id: file.nullable("pad_token_id", 0)?,
-            initializer_range: file.or("initializer_range", 0.02)?,
-        })
-    }
-}
-
 /// The tensors of a file of BERT, or of a model with the same layers, under BERT's names.
-pub struct BertNames<'a> {
+pub(crate) struct BertNames<'a> {
     source: &'a dyn Source,
     /// The beginning of all names where a model has more on top, such as `roberta.`.
     prefix: String,
@@ -125,7 +101,7 @@ const OTHER_NAMES: [&[(&str, &str)]; 3] = [
 
 impl<'a> BertNames<'a> {
     /// The names of `source`.
-    pub fn new(source: &'a dyn Source) -> Self {
+    pub(crate) fn new(source: &'a dyn Source) -> Self {
         const FIRST: &str = "embeddings.word_embeddings.weight";
         let prefix = source.names().into_iter().find_map(|name| name.strip_suffix(FIRST).map(str::to_owned));
         Self { source, prefix: prefix.unwrap_or_default() }
@@ -142,6 +118,7 @@ impl<'a> BertNames<'a> {
 }
 
 impl Source for BertNames<'_> {
+    /// The names in the file.
     fn names(&self) -> Vec<String> {
         self.source.names()
     }

@@ -14,7 +14,7 @@ mod resnet;
 mod rope;
 
 pub use bert::{Bert, BertConfig};
-pub use bert_files::BertNames;
+pub(crate) use bert_files::BertNames;
 pub use densenet::{DenseNet, DenseNetConfig};
 pub use gpt2::{Gpt2, Gpt2Config};
 pub use inception::{InceptionConfig, InceptionV3};

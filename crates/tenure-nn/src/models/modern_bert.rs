@@ -34,7 +34,7 @@ pub struct ModernBertConfig {
     pub near_rope: Rope,
     /// In the gates between the two linear layers.
     pub hidden_activation: Activation,
-    /// Of the normalisations.
+    /// The ε of the normalisations.
     pub norm_eps: f64,
     /// Whether normalisations have a bias.
     pub norm_bias: bool,

@@ -24,10 +24,12 @@ impl RelativePositions {
     /// where `mask`, which broadcasts to these sizes, is false.
     pub(super) fn forward(&self, length: usize, mask: Option<&Tensor>) -> Result<Tensor> {
         let buckets = self.table.weight.size(0)?;
-        let of_query = |query| (0..length).map(move |key| bucket(key as i64 - query as i64, buckets));
-        let distances = (0..length).flat_map(of_query).collect();
-        let distances = Tensor::from_vec(distances, &[length, length])?.to_device(self.table.weight.device())?;
-        let added = self.table.forward(&distances)?.permute(&[2, 0, 1])?.unsqueeze(0)?;
+        let longest = length.saturating_sub(1) as i64;
+        let by_distance: Vec<i64> = (-longest..=longest).map(|distance| bucket(distance, buckets)).collect();
+        // The keys of a query are so many distances one after the other, which begin one earlier with the next query.
+        let found = (0..length).rev().flat_map(|first| &by_distance[first..first + length]).copied().collect();
+        let found = Tensor::from_vec(found, &[length, length])?.to_device(self.table.weight.device())?;
+        let added = self.table.forward(&found)?.permute(&[2, 0, 1])?.unsqueeze(0)?;
         match mask {
             Some(mask) => added.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY),
             None => Ok(added),

@@ -38,7 +38,7 @@ pub(super) enum SentenceModule {
 pub(super) enum Mode {
     /// The first token's.
     Cls,
-    /// Of each number the largest.
+    /// The largest of each number.
     Max,
     /// Their average.
     Mean,

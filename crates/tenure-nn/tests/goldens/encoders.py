@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize, Pooling, Transformer
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from word_pieces import word_pieces
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "encoders"
@@ -32,17 +32,9 @@ WIDTH = 8
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Knows a few words and all small letters."""
-    letters = [chr(ord("a") + i) for i in range(26)]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-    words += ["cat", "dog", "the", "on", "mat", "memory", ".", ","]
-    made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     special = {f"{name}_token": token for name, token in names.items()}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=48, **special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=word_pieces(), model_max_length=48, **special)
 
 
 def sizes(**more: object) -> dict[str, object]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from word_pieces import SPECIAL, WORDS, word_pieces
 
 HERE = Path(__file__).parent
 TINY = HERE / "tiny_bert"
@@ -38,21 +38,15 @@ TEXTS = [
 def tiny() -> None:
     """A BERT that knows a few words and all small letters, and cuts texts to 12 tokens."""
     TINY.mkdir(exist_ok=True)
-    letters = [chr(ord("a") + i) for i in range(26)]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-    words += ["cat", "dog", "the", "on", "mat", "memory", ".", ","]
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    tokenizer.add_special_tokens(words[:5])
+    tokenizer = word_pieces()
+    tokenizer.add_special_tokens(SPECIAL)
     # Limits of another use, which are not heeded.
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=5)
     tokenizer.save(str(TINY / "tokenizer.json"), pretty=False)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(words),
+        vocab_size=len(WORDS),
         hidden_size=8,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -89,7 +89,7 @@ pub enum BufferError {
     Misaligned {
         /// The offset.
         offset: u64,
-        /// What it should be a multiple of.
+        /// The number that it should be a multiple of.
         alignment: u64,
     },
     /// Another buffer with a fixed offset is in the same place at the same time.

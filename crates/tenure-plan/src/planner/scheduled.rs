@@ -23,7 +23,7 @@ pub struct Scheduled;
 /// Rounds of prices. Where tensors stay, they settle at the best, and bound it.
 const ROUNDS: u64 = 100;
 const STATIC_ROUNDS: u64 = 300;
-/// Of the plans that may be tried, the part that is tried with fewer steps.
+/// One of so many plans that may be tried is the best one with fewer steps.
 const THINNING: u64 = 4;
 /// How many of these evolve. Prices see no order in time: random decisions bring in what they leave out.
 const SURVIVORS: usize = 30;

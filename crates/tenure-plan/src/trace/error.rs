@@ -47,7 +47,7 @@ pub enum TraceError {
         "it is {what}, not a PyTorch memory snapshot: save one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")"
     )]
     OtherFormat {
-        /// What the file is.
+        /// The kind of file that it is.
         what: &'static str,
     },
     /// Not a pickle, or a damaged one.

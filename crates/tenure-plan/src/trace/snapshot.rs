@@ -58,9 +58,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         None => Settings::default(),
     };
     let snapshot = Snapshot { machine: &machine, root, traces };
-    let peaks = if traces.len() > 1 { snapshot.peaks()? } else { Vec::new() };
-    let device = snapshot.choose(options.device, &peaks)?;
-    let (completed, mut notes) = snapshot.history(device)?;
+    let (device, (completed, mut notes), peaks) = snapshot.choose(options.device)?;
     notes.extend(note_of_devices(device, &peaks));
     let trace = Trace::completed(name.into(), device as u32, settings, completed)?;
     Ok(Trace { notes, ..trace })
@@ -73,38 +71,50 @@ struct Snapshot<'a> {
     traces: &'a [Value],
 }
 
-impl Snapshot<'_> {
-    /// Most bytes live at once on each device that has events, by its number.
-    fn peaks(&self) -> Result<Vec<(usize, u64)>, TraceError> {
-        let devices = (0..self.traces.len()).filter(|&device| self.has_events(device));
-        devices.map(|device| Ok((device, peak_bytes(&self.history(device)?.0.events)))).collect()
-    }
+/// The history of a device, and a note of what was skipped in it.
+type History = (Completed, Vec<String>);
 
+/// The most bytes live at once on devices, each by its number.
+type Peaks = Vec<(usize, u64)>;
+
+impl Snapshot<'_> {
     fn has_events(&self, device: usize) -> bool {
         let list = self.machine.list(self.traces[device]);
         list.is_none_or(|(events, left_out)| !events.is_empty() || left_out.is_some())
     }
 
-    /// The device asked for, or else the one with most bytes at its peak, or else the first one with events.
-    fn choose(&self, device: Option<u32>, peaks: &[(usize, u64)]) -> Result<usize, TraceError> {
+    /// The device asked for, or else the one with most bytes live at once, of equal ones the first; its history; and the
+    /// peaks of all that have events.
+    fn choose(&self, asked: Option<u32>) -> Result<(usize, History, Peaks), TraceError> {
         let count = self.traces.len();
-        let reason = match device {
-            Some(device) if (device as usize) < count => return Ok(device as usize),
-            Some(device) => format!("it has no device {device}: its devices are 0 to {}", count.saturating_sub(1)),
-            // Of equal ones the first.
-            None => match peaks.iter().rev().max_by_key(|(_, bytes)| bytes) {
-                Some(&(device, _)) => return Ok(device),
-                None if count == 1 && self.has_events(0) => return Ok(0),
-                None => {
-                    "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs".into()
-                }
-            },
+        let asked = asked.map(|device| device as usize);
+        if let Some(device) = asked.filter(|device| *device >= count) {
+            let reason = format!("it has no device {device}: its devices are 0 to {}", count.saturating_sub(1));
+            return Err(TraceError::NoTrace { reason });
+        }
+        let mut peaks = Peaks::new();
+        let mut chosen: Option<(usize, History, u64)> = None;
+        for device in (0..count).filter(|&device| asked == Some(device) || self.has_events(device)) {
+            let history = self.history(device)?;
+            let bytes = peak_bytes(&history.0.events);
+            peaks.push((device, bytes));
+            let is_it = match asked {
+                Some(asked) => asked == device,
+                None => chosen.as_ref().is_none_or(|(.., most)| bytes > *most),
+            };
+            if is_it {
+                chosen = Some((device, history, bytes));
+            }
+        }
+        let Some((device, history, _)) = chosen else {
+            let reason = "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs";
+            return Err(TraceError::NoTrace { reason: reason.into() });
         };
-        Err(TraceError::NoTrace { reason })
+        Ok((device, history, peaks))
     }
 
     /// The history of `device`, and a note of what was skipped in it.
-    fn history(&self, device: usize) -> Result<(Completed, Vec<String>), TraceError> {
+    fn history(&self, device: usize) -> Result<History, TraceError> {
         let (events, notes) = collect(self.machine, self.traces[device])?;
         let completed = match self.root.find(EARLIER_EVENTS) {
             Some(earlier) => earlier

@@ -42,7 +42,8 @@ Buffers, FILE.csv, have a line each, and a first line that names the columns, as
   a,0,3,4096,512
 
 From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of \
-512; `alignment` may be left out. A buffer with a number in a column `offset` stays there. Buffers that are alive at once share no byte. The search is \
+512; `alignment` may be left out. A buffer with a number in a column `offset` stays there. Buffers that are alive at once \
+share no byte. The search is \
 complete: given time, it fits the buffers into the capacity, or proves that nobody can.
 
 --json prints feasible (true, false, or null if it is not known), height (of the lowest packing \
