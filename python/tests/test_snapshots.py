@@ -1,0 +1,110 @@
+"""Peaks of PyTorch's memory snapshots, against a reading of the same files that shares no code with Tenure's.
+
+``TENURE_SNAPSHOTS`` names a folder of further snapshots to compare.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure
+
+FOLDERS = ["tests/data", "crates/tenure-plan/tests/data", "../shared/traces", "../shared/cases/traces"]
+FOLDERS += [os.path.abspath(folder) for folder in [os.environ.get("TENURE_SNAPSHOTS")] if folder]
+
+Event = dict[str, Any]
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads dicts, lists, text and numbers. It runs nothing, so that snapshots of strangers can be compared."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a snapshot does not need {module}.{name}")
+
+
+def unpickled(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    if path.suffix == ".xz":
+        data = lzma.decompress(data)
+    elif path.suffix == ".gz":
+        data = gzip.decompress(data)
+    snapshot: dict[str, Any] = PlainUnpickler(io.BytesIO(data)).load()
+    return snapshot
+
+
+def live_at_end(snapshot: dict[str, Any], device: int) -> Iterable[tuple[int, int]]:
+    """Address and size of each block that the segments of `device` list as not free."""
+    for segment in snapshot["segments"]:
+        if segment["device"] != device:
+            continue
+        following = segment["address"]
+        for block in segment["blocks"]:
+            # PyTorch before 2.1 writes neither addresses nor requested sizes.
+            address = block.get("address", following)
+            following = address + block["size"]
+            if block["state"] in ("active_allocated", "active_pending_free"):
+                yield address, block.get("requested_size", block["size"])
+
+
+def peak_bytes(events: list[Event], at_end: Iterable[tuple[int, int]]) -> int:
+    """Most bytes live at once.
+
+    A block was live before the history if the history frees it without having allocated it, or if it is live at the end
+    and the history does not name it. It counts from the start.
+    """
+    # A recorder that leaves `free_completed` out says only when a free was requested.
+    completes = any(event["action"] == "free_completed" for event in events)
+    last_of_a_free = "free_completed" if completes else "free_requested"
+    live: dict[int, int] = {}
+    named: set[int] = set()
+    before = now = most = 0
+    for event in events:
+        action = event["action"]
+        if action == "alloc":
+            live[event["addr"]] = event["size"]
+            now += event["size"]
+            most = max(most, now)
+        elif action in ("free_requested", "free_completed"):
+            if event["addr"] not in live:
+                live[event["addr"]] = event["size"]
+                before += event["size"]
+            if action == last_of_a_free:
+                now -= live.pop(event["addr"])
+        else:
+            continue
+        named.add(event["addr"])
+    return before + sum(size for address, size in at_end if address not in named) + most
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_peaks_are_those_of_another_reading(folder: str) -> None:
+    if not Path(folder).is_dir():
+        pytest.skip(f"no folder {folder}")
+    paths = [path for path in sorted(Path(folder).iterdir()) if {".pickle", ".pkl"} & set(path.suffixes)]
+    assert paths, f"no snapshots in {folder}"
+    wrong = {path.name: difference for path in paths if (difference := compare(path))}
+    assert not wrong
+
+
+def compare(path: Path) -> str:
+    """The difference between both readings of a snapshot; empty if there is none."""
+    snapshot = unpickled(path)
+    histories = {device: events for device, events in enumerate(snapshot["device_traces"]) if events}
+    expected = {device: peak_bytes(events, live_at_end(snapshot, device)) for device, events in histories.items()}
+    try:
+        found = {device: tenure.trace.load(path, device=device).peak_requested_bytes for device in expected}
+        busiest = tenure.trace.load(path).peak_requested_bytes
+    except tenure.TraceError as error:
+        return "" if not expected and "it holds no events" in str(error) else str(error)
+    if (found, busiest) == (expected, max(expected.values(), default=None)):
+        return ""
+    return f"Tenure reads {found}, and {busiest} without a device; expected {expected}"
