@@ -10,7 +10,6 @@ import io
 import lzma
 import os
 import pickle
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,9 @@ def unpickled(path: Path) -> dict[str, Any]:
     return snapshot
 
 
-def live_at_end(snapshot: dict[str, Any], device: int) -> Iterable[tuple[int, int]]:
-    """Address and size of each block that the segments of `device` list as not free."""
+def live_at_end(snapshot: dict[str, Any], device: int) -> dict[int, int]:
+    """Sizes of the blocks that the segments of `device` list as not free, by address."""
+    live = {}
     for segment in snapshot["segments"]:
         if segment["device"] != device:
             continue
@@ -52,10 +52,11 @@ def live_at_end(snapshot: dict[str, Any], device: int) -> Iterable[tuple[int, in
             address = block.get("address", following)
             following = address + block["size"]
             if block["state"] in ("active_allocated", "active_pending_free"):
-                yield address, block.get("requested_size", block["size"])
+                live[address] = block.get("requested_size", block["size"])
+    return live
 
 
-def peak_bytes(events: list[Event], at_end: Iterable[tuple[int, int]]) -> int:
+def peak_bytes(events: list[Event], at_end: dict[int, int]) -> int:
     """Most bytes live at once.
 
     A block was live before the history if the history frees it without having allocated it, or if it is live at the end
@@ -63,7 +64,7 @@ def peak_bytes(events: list[Event], at_end: Iterable[tuple[int, int]]) -> int:
     """
     # A recorder that leaves `free_completed` out says only when a free was requested.
     completes = any(event["action"] == "free_completed" for event in events)
-    last_of_a_free = "free_completed" if completes else "free_requested"
+    last = {event.get("addr"): event for event in events if event["action"] in ("alloc", "free_requested")}
     live: dict[int, int] = {}
     named: set[int] = set()
     before = now = most = 0
@@ -77,12 +78,13 @@ def peak_bytes(events: list[Event], at_end: Iterable[tuple[int, int]]) -> int:
             if event["addr"] not in live:
                 live[event["addr"]] = event["size"]
                 before += event["size"]
-            if action == last_of_a_free:
+            pending = last.get(event["addr"]) is event and at_end.get(event["addr"]) == event["size"]
+            if action == "free_completed" or not completes and not pending:
                 now -= live.pop(event["addr"])
         else:
             continue
         named.add(event["addr"])
-    return before + sum(size for address, size in at_end if address not in named) + most
+    return before + sum(size for address, size in at_end.items() if address not in named) + most
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

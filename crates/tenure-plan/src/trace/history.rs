@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use super::{Action, Event};
 
 /// A history from an empty device on.
@@ -31,12 +33,16 @@ impl Completed {
 /// expandable segments.
 ///
 /// `_record_memory_history(skip_actions=...)` leaves actions out. A free that completes unrequested was requested at
-/// that moment; if no free ever completes, each completes when it is requested. Histories that lack nothing come out
-/// as they are.
+/// that moment. If no free ever completes, each completes when it is requested, unless the snapshot still lists its
+/// block as live. Histories that lack nothing come out as they are.
 pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Completed {
-    let mut completion = Completion { free_completes_at_once: lacks_completions(history), ..Completion::default() };
-    for event in history {
+    let completed = completed_when_requested(history, at_end);
+    let mut completion = Completion::default();
+    for (position, event) in history.iter().enumerate() {
         completion.step(event);
+        if completed.contains(&position) {
+            completion.complete_free(event);
+        }
     }
     for event in at_end {
         completion.find(event);
@@ -44,24 +50,29 @@ pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Completed {
     completion.finish(history.first().map_or(0, |event| event.time_us))
 }
 
-/// Whether bytes are allocated again after their free was requested, though no free ever completes.
-fn lacks_completions(history: &[Event]) -> bool {
-    let mut requested = Ranges::default();
-    let mut reused = false;
-    for event in history {
+/// Positions of the requests whose frees complete at that moment. None do in a history that has frees complete.
+fn completed_when_requested(history: &[Event], at_end: &[Event]) -> FxHashSet<usize> {
+    let mut positions = FxHashSet::default();
+    if history.iter().any(|event| event.action == Action::FreeCompleted) {
+        return positions;
+    }
+    let blocks = at_end.iter().filter(|event| event.action == Action::Alloc);
+    let live: FxHashMap<_, _> = blocks.map(|block| (block.address, block.bytes)).collect();
+    let mut reused = Ranges::default();
+    for (position, event) in history.iter().enumerate().rev() {
         match event.action {
-            Action::FreeCompleted => return false,
-            Action::FreeRequested => drop(requested.claim(event)),
-            Action::Alloc => reused |= requested.overlap(event),
+            Action::Alloc => drop(reused.claim(event)),
+            Action::FreeRequested if reused.overlap(event) || live.get(&event.address) != Some(&event.bytes) => {
+                positions.insert(position);
+            }
             _ => {}
         }
     }
-    reused
+    positions
 }
 
 #[derive(Default)]
 struct Completion {
-    free_completes_at_once: bool,
     /// Whether the free of each live block was requested.
     blocks: BTreeMap<u64, bool>,
     /// Ends of live segments.
@@ -106,10 +117,12 @@ impl Completion {
             Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => {}
         }
         self.events.push(*event);
-        if action == Action::FreeRequested && self.free_completes_at_once {
-            self.blocks.remove(&address);
-            self.insert(Event { action: Action::FreeCompleted, ..*event });
-        }
+    }
+
+    /// Completes the free that `request` requests, at once.
+    fn complete_free(&mut self, request: &Event) {
+        self.blocks.remove(&request.address);
+        self.insert(Event { action: Action::FreeCompleted, ..*request });
     }
 
     /// Adds what `made` would have made to what was there before, unless the history made it.
