@@ -50,6 +50,8 @@ mod storage;
 mod stream;
 #[forbid(unsafe_code)]
 mod tag;
+#[forbid(unsafe_code)]
+pub mod user_files;
 mod vectors;
 
 pub use allocator::{

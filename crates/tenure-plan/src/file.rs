@@ -28,11 +28,6 @@ pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()
     write_atomically(path, |out| Ok(serde_json::to_writer(&mut *out, content)?).and_then(|()| out.flush()))
 }
 
-/// A text without the byte order mark that some editors begin files with.
-pub(crate) fn without_mark(text: &str) -> &str {
-    text.strip_prefix('\u{feff}').unwrap_or(text)
-}
-
 /// What is wrong with a text, which may repeat a part of it, as one line.
 pub(crate) fn one_line(error: &serde_json::Error) -> String {
     error.to_string().replace(char::is_control, " ")

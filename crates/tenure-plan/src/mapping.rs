@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use tenure_core::user_files::text_without_mark;
 
-use crate::file::{one_line, without_mark, write_json};
+use crate::file::{one_line, write_json};
 use crate::{Plan, PlanError, Problem};
 
 const FORMAT: &str = "tenure-mapping";
@@ -186,7 +187,7 @@ impl Mapping {
     /// # Errors
     /// As of [`read`](Self::read), without the file's name.
     pub fn from_json(text: &str) -> Result<Self, MappingError> {
-        let text = without_mark(text);
+        let text = text_without_mark(text);
         let Head { format, version } = serde_json::from_str(text)?;
         if format != FORMAT {
             return Err(MappingError::Format { found: format });

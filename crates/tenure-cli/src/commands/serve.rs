@@ -12,6 +12,7 @@ use tenure::prelude::*;
 use tenure::tensor::Device;
 use tenure::tier;
 use tenure::units::{Amount, parse_bytes};
+use tenure_core::user_files::text_without_mark;
 
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::{Config, Limits, Server, Service, TlsFiles};
@@ -179,7 +180,8 @@ fn interruption() -> anyhow::Result<Arc<Notify>> {
 
 fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
     let text = fs::read_to_string(file).map_err(|error| files::about(file, error))?;
-    let tokens: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
+    let lines = text_without_mark(&text).lines();
+    let tokens: Vec<String> = lines.map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
     anyhow::ensure!(!tokens.is_empty(), "{}: no token: write one a line, or leave --tokens out", file.display());
     Ok(tokens)
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
+use tenure_core::user_files::without_mark;
 use tenure_tensor::mapped::MappedFile;
 use tenure_tensor::{DType, Tensor};
 
@@ -79,7 +80,8 @@ impl Weights {
 
     fn open_index(path: &Path) -> Result<Self> {
         let text = fs::read(path).map_err(CheckpointError::io(path))?;
-        let index: Index = serde_json::from_slice(&text).map_err(|error| CheckpointError::format(path, error))?;
+        let index: Index =
+            serde_json::from_slice(without_mark(&text)).map_err(|error| CheckpointError::format(path, error))?;
         let (mut files, mut numbers, mut places) = (Vec::<WeightFile>::new(), HashMap::new(), BTreeMap::new());
         for (name, file) in index.weight_map {
             let number = match numbers.get(&file) {

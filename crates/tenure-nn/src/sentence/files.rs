@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use serde::de::DeserializeOwned;
+use tenure_core::user_files::without_mark;
 
 use crate::checkpoint::CheckpointError;
 use crate::lfs;
@@ -16,7 +17,7 @@ pub(super) const WEIGHTS: &str = "model.safetensors";
 /// Reads a file of JSON that must be there.
 pub(super) fn required<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, CheckpointError> {
     let path = folder.join(name);
-    serde_json::from_slice(&read(&path)?).map_err(|error| CheckpointError::format(&path, error))
+    serde_json::from_slice(without_mark(&read(&path)?)).map_err(|error| CheckpointError::format(&path, error))
 }
 
 /// Reads a file of JSON, if it is there.

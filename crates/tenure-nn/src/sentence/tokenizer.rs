@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::Deserialize;
+use tenure_core::user_files::without_mark;
 use tenure_tensor::TensorError;
 use tokenizers::{EncodeInput, Tokenizer, TruncationParams};
 
@@ -82,7 +83,7 @@ impl SentenceTokenizer {
 fn tokenizer(folder: &Path, max_tokens: usize, vocab_size: Option<usize>) -> Result<Tokenizer> {
     let path = folder.join(TOKENIZER);
     let bad = |error: tokenizers::Error| CheckpointError::format(&path, format!("no tokenizer: {error}"));
-    let mut tokenizer = Tokenizer::from_bytes(read(&path)?).map_err(bad)?;
+    let mut tokenizer = Tokenizer::from_bytes(without_mark(&read(&path)?)).map_err(bad)?;
     let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
     if let Some(vocab_size) = vocab_size.filter(|size| largest > *size) {
         let reason = format!("{largest} tokens, but {CONFIG} says {vocab_size} (vocab_size): of another model?");

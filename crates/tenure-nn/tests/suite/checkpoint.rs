@@ -121,6 +121,10 @@ fn weights_may_be_in_several_files() {
     other.load(&Weights::open(folder.path()).unwrap()).unwrap();
     assert_eq!(values(&other), [1.0, 2.0]);
 
+    let path = folder.path().join("model.safetensors.index.json");
+    fs::write(&path, format!("\u{feff}{}", fs::read_to_string(&path).unwrap())).unwrap();
+    assert!(Weights::open(&path).is_ok(), "a byte order mark is skipped");
+
     index("model-1.safetensors");
     let error = Weights::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("seen is not in it"), "{error}");

@@ -123,6 +123,25 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// Begins each file of JSON in a folder, and in those inside, with a byte order mark.
+fn mark_json(folder: &Path) {
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_dir() {
+            mark_json(&path);
+        } else if path.extension().is_some_and(|extension| extension == "json") {
+            fs::write(&path, format!("\u{feff}{}", fs::read_to_string(&path).unwrap())).unwrap();
+        }
+    }
+}
+
+#[test]
+fn byte_order_marks_before_an_encoders_files_are_skipped() {
+    let folder = copy_of("encoders/distilbert");
+    mark_json(folder.path());
+    check_here(&SentenceEncoder::open(folder.path()).unwrap(), ENCODERS, "distilbert");
+}
+
 #[test]
 fn the_length_of_a_text_is_the_encoders_the_tokenizers_or_the_models() {
     let length = |folder: &TempDir| SentenceEncoder::open(folder.path()).unwrap().max_tokens();

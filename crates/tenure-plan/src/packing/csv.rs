@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use tenure_core::user_files::without_mark;
+
 use super::{Buffer, BufferError, PackingError, PackingProblem, error};
 
 /// Some millions of buffers.
@@ -43,7 +45,7 @@ pub(super) fn read(path: &Path) -> Result<PackingProblem, PackingError> {
 }
 
 pub(super) fn parse(content: &[u8]) -> Result<PackingProblem, PackingError> {
-    let content = content.strip_prefix("\u{feff}".as_bytes()).unwrap_or(content);
+    let content = without_mark(content);
     let lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii).enumerate();
     let mut lines = lines.map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.is_empty());
     let Some((number, first)) = lines.next() else {

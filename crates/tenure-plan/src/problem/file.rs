@@ -5,9 +5,10 @@ use std::path::Path;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use tenure_core::user_files::text_without_mark;
 
 use super::{Kernel, Link, Parts, Problem, ProblemError, Tensor, Tier, kernel_trace};
-use crate::file::{without_mark, write_json};
+use crate::file::write_json;
 
 const FORMAT: &str = "tenure-problem";
 const VERSION: u64 = 1;
@@ -63,7 +64,7 @@ impl Problem {
     /// # Errors
     /// As of [`read`](Self::read), without the file's name.
     pub fn from_json(text: &str) -> Result<Self, ProblemError> {
-        let text = without_mark(text);
+        let text = text_without_mark(text);
         let head: Head = serde_json::from_str(text)?;
         if head.format.as_deref() != Some(FORMAT) {
             return kernel_trace::from_json(text);

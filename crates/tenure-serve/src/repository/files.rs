@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
+use tenure_core::user_files::without_mark;
+
 use super::RepositoryError;
 
 /// A model's folder, and what its files may lead to: that, or the repository.
@@ -51,7 +53,7 @@ impl Folder {
             return Err(RepositoryError::TooLong { path, limit });
         }
         let invalid = |error| RepositoryError::io(path)(io::Error::new(io::ErrorKind::InvalidData, error));
-        String::from_utf8(bytes).map_err(invalid)
+        String::from_utf8(without_mark(&bytes).to_vec()).map_err(invalid)
     }
 }
 

@@ -147,6 +147,21 @@ fn a_gpt2_in_several_files_whose_names_have_a_prefix_is_served() {
 }
 
 #[test]
+fn byte_order_marks_before_a_folders_files_are_skipped() {
+    let (root, folder) = one_bert();
+    fs::write(folder.join("config.json"), format!("\u{feff}{BERT}")).unwrap();
+    write_sentence_modules(&folder, &format!("\u{feff}{MODULES}"), &format!("\u{feff}{POOLING}"));
+    assert_eq!(read(root.path()).unwrap().architecture, "sentences");
+    let config = r#"
+        architecture = "bert"
+        config = "config.json"
+        inputs = [{ name = "input_ids", datatype = "INT64", shape = [-1, -1] }]
+        outputs = [{ name = "vectors", datatype = "FP32", shape = [-1, -1, 32] }]"#;
+    fs::write(folder.join("config.toml"), format!("\u{feff}{config}")).unwrap();
+    assert_eq!(read(root.path()).unwrap().architecture, "bert");
+}
+
+#[test]
 fn the_datatype_of_answers_is_that_of_the_stored_weights() {
     let (root, folder) = one_bert();
     let config = read(root.path()).unwrap();

@@ -10,13 +10,11 @@ use std::process::ExitCode;
 
 use tenure::plan::{Problem, Trace};
 use tenure::units::Amount;
+use tenure_core::user_files::without_mark;
 
 use crate::{files, output};
 use placement::ObjectiveName;
 pub(crate) use placement::{PlannerName, milp};
-
-/// Some editors begin a UTF-8 file with it.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Plan what lives where, or place buffers in one range of memory
 #[derive(clap::Args)]
@@ -149,9 +147,9 @@ enum Content {
 /// Told by the first byte that is no space, after a byte order mark if there is one: problems are JSON, and traces no text.
 fn content(path: &Path) -> io::Result<Content> {
     let mut file = BufReader::new(File::open(path)?);
-    if file.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
-        file.consume(BYTE_ORDER_MARK.len());
-    }
+    let beginning = file.fill_buf()?;
+    let mark_bytes = beginning.len() - without_mark(beginning).len();
+    file.consume(mark_bytes);
     loop {
         let buffer = file.fill_buf()?;
         match buffer.iter().find(|byte| !byte.is_ascii_whitespace()) {
