@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use safetensors::{SafeTensorError, SafeTensors};
+use tenure_core::user_files::expect_fetched;
 use tenure_nn::checkpoint;
 use tenure_nn::layers::{Activation, Layer, Linear, Sequential};
 use tenure_nn::{Module, Scope, module};
@@ -126,7 +127,11 @@ impl Policy {
     /// [`PolicyError`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self, PolicyError> {
         let path = path.as_ref();
-        let bytes = fs::read(path).map_err(|source| PolicyError::Io { path: path.to_owned(), source })?;
+        let fetched = || {
+            let bytes = fs::read(path)?;
+            expect_fetched(&bytes).map(|()| bytes)
+        };
+        let bytes = fetched().map_err(|source| PolicyError::Io { path: path.to_owned(), source })?;
         Self::from_bytes(&bytes)
     }
 

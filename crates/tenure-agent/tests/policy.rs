@@ -53,6 +53,15 @@ fn what_is_no_policy_is_refused() {
 }
 
 #[test]
+fn a_policy_that_git_lfs_did_not_fetch_is_a_pointer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("policy.safetensors");
+    fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
+    let message = Policy::read(&path).err().unwrap().to_string();
+    assert!(message.contains("policy.safetensors: this is a git-lfs pointer"), "{message}");
+}
+
+#[test]
 fn a_policy_is_small() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("policy.safetensors");

@@ -16,7 +16,6 @@ pub mod data;
 mod error;
 mod init;
 pub mod layers;
-mod lfs;
 pub mod models;
 mod module;
 pub mod networks;

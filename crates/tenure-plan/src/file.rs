@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde::Serialize;
+use tenure_core::user_files::expect_fetched;
 
 /// Writes beside `path` and renames when everything is there, so that nobody ever sees a part.
 pub(crate) fn write_atomically(
@@ -26,6 +27,12 @@ pub(crate) fn write_atomically(
 /// The same, of JSON.
 pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()> {
     write_atomically(path, |out| Ok(serde_json::to_writer(&mut *out, content)?).and_then(|()| out.flush()))
+}
+
+/// Reads a text that git-lfs has fetched.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
+    expect_fetched(text.as_bytes()).map(|()| text)
 }
 
 /// What is wrong with a text, which may repeat a part of it, as one line.

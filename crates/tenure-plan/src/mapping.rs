@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tenure_core::user_files::text_without_mark;
 
-use crate::file::{one_line, write_json};
+use crate::file::{one_line, read_text, write_json};
 use crate::{Plan, PlanError, Problem};
 
 const FORMAT: &str = "tenure-mapping";
@@ -178,7 +177,7 @@ impl Mapping {
     /// One line that names the file, and what is wrong with it.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, MappingError> {
         let path = path.as_ref();
-        let read = || Self::from_json(&fs::read_to_string(path)?);
+        let read = || Self::from_json(&read_text(path)?);
         read().map_err(|error| error.in_file(path))
     }
 

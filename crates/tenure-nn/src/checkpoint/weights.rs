@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
-use tenure_core::user_files::without_mark;
+use tenure_core::user_files::{expect_fetched, expect_fetched_file, without_mark};
 use tenure_tensor::mapped::MappedFile;
 use tenure_tensor::{DType, Tensor};
 
 use super::{CheckpointError, write_atomically};
 use crate::module::Source;
-use crate::{Result, StateError, lfs};
+use crate::{Result, StateError};
 
 /// The longest header that safetensors' readers take, in bytes.
 const HEADER_LIMIT: usize = 100_000_000;
@@ -80,6 +80,7 @@ impl Weights {
 
     fn open_index(path: &Path) -> Result<Self> {
         let text = fs::read(path).map_err(CheckpointError::io(path))?;
+        expect_fetched(&text).map_err(CheckpointError::io(path))?;
         let index: Index =
             serde_json::from_slice(without_mark(&text)).map_err(|error| CheckpointError::format(path, error))?;
         let (mut files, mut numbers, mut places) = (Vec::<WeightFile>::new(), HashMap::new(), BTreeMap::new());
@@ -160,9 +161,7 @@ impl Source for Weights {
 impl WeightFile {
     fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(CheckpointError::io(path))?;
-        if lfs::is_pointer_file(&file) {
-            return Err(CheckpointError::format(path, lfs::POINTER).into());
-        }
+        expect_fetched_file(&file).map_err(CheckpointError::io(path))?;
         let bytes = MappedFile::of(&file).map_err(CheckpointError::io(path))?;
         let start = read_header(&file, bytes.len()).map_err(CheckpointError::io(path))?;
         let metadata = metadata(&start, bytes.len());

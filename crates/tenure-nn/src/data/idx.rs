@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::read::GzDecoder;
+use tenure_core::user_files::expect_fetched;
 use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
-use crate::lfs;
 
 /// A gzip file's first bytes. RFC 1952.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -31,9 +31,7 @@ impl Idx {
     pub fn open(path: &Path) -> Result<Self> {
         let mut file = BufReader::new(File::open(path).map_err(DataError::io(path))?);
         let beginning = file.fill_buf().map_err(DataError::io(path))?;
-        if lfs::is_pointer(beginning) {
-            return Err(DataError::format(path, lfs::POINTER));
-        }
+        expect_fetched(beginning).map_err(DataError::io(path))?;
         let is_packed = beginning.starts_with(&GZIP);
         let parsed = if is_packed { Self::parse(GzDecoder::new(file)) } else { Self::parse(file) };
         parsed.map_err(|error| DataError::format(path, error.to_string()))

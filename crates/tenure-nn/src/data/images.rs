@@ -7,10 +7,10 @@ use std::{fmt, fs};
 
 use image::imageops::{FilterType, crop_imm, resize};
 use image::{ImageFormat, ImageReader, RgbImage};
+use tenure_core::user_files::expect_fetched;
 use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
-use crate::lfs;
 
 /// How images become tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -215,9 +215,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn decode(path: &Path) -> Result<RgbImage> {
     let bytes = fs::read(path).map_err(DataError::io(path))?;
-    if lfs::is_pointer(&bytes) {
-        return Err(DataError::format(path, lfs::POINTER));
-    }
+    expect_fetched(&bytes).map_err(DataError::io(path))?;
     let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(DataError::io(path))?;
     if reader.format() == Some(ImageFormat::Jpeg) && !is_whole_jpeg(&bytes) {
         return Err(DataError::format(path, "the JPEG is cut off: replace it by a whole copy, or remove it"));

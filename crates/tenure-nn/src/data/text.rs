@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::loader::{below, generator};
 use super::{DataError, Dataset, Result};
+use tenure_core::user_files::expect_fetched;
 use tenure_tensor::TensorError;
 
 /// A sequence of tokens in windows, for a model that says the next one: an example is the tokens of a window, and for
@@ -27,6 +28,7 @@ impl TextWindows {
     /// It cannot be read, or is shorter than a window and the byte after it.
     pub fn open_bytes(path: &Path, length: usize) -> Result<Self> {
         let bytes = fs::read(path).map_err(DataError::io(path))?;
+        expect_fetched(&bytes).map_err(DataError::io(path))?;
         Self::new(Tokens::Bytes(bytes), length).map_err(|error| DataError::format(path, error.to_string()))
     }
 

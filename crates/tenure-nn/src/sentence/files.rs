@@ -5,10 +5,9 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use serde::de::DeserializeOwned;
-use tenure_core::user_files::without_mark;
+use tenure_core::user_files::{expect_fetched, without_mark};
 
 use crate::checkpoint::CheckpointError;
-use crate::lfs;
 
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -31,9 +30,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => missing(path),
         _ => CheckpointError::io(path)(error),
     })?;
-    if lfs::is_pointer(&bytes) {
-        return Err(CheckpointError::format(path, lfs::POINTER));
-    }
+    expect_fetched(&bytes).map_err(CheckpointError::io(path))?;
     Ok(bytes)
 }
 

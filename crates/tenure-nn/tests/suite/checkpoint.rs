@@ -399,4 +399,8 @@ fn weights_that_git_lfs_did_not_fetch_are_a_pointer() {
     let error = Weights::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("model.safetensors: this is a git-lfs pointer"), "{error}");
     assert!(error.contains("git lfs pull"), "{error}");
+    let index = path.with_file_name("model.safetensors.index.json");
+    fs::rename(&path, &index).unwrap();
+    let error = Weights::open(&index).err().unwrap().to_string();
+    assert!(error.contains("model.safetensors.index.json: this is a git-lfs pointer"), "{error}");
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use tenure_core::user_files::without_mark;
+use tenure_core::user_files::{expect_fetched, without_mark};
 
 use super::{Buffer, BufferError, PackingError, PackingProblem, error};
 
@@ -41,6 +41,7 @@ pub(super) fn read(path: &Path) -> Result<PackingProblem, PackingError> {
     if content.len() as u64 > LIMIT_BYTES {
         return Err(PackingError::TooLarge { limit_bytes: LIMIT_BYTES });
     }
+    expect_fetched(&content)?;
     parse(&content)
 }
 

@@ -1,6 +1,5 @@
 //! Problems as files: JSON, in a format of our own that has a version, or a kernel trace.
 
-use std::fs;
 use std::path::Path;
 
 use serde::de::IgnoredAny;
@@ -8,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tenure_core::user_files::text_without_mark;
 
 use super::{Kernel, Link, Parts, Problem, ProblemError, Tensor, Tier, kernel_trace};
-use crate::file::write_json;
+use crate::file::{read_text, write_json};
 
 const FORMAT: &str = "tenure-problem";
 const VERSION: u64 = 1;
@@ -55,7 +54,7 @@ impl Problem {
     /// One line that names the file, and the line and column or the part that is wrong.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, ProblemError> {
         let path = path.as_ref();
-        let read = || Self::from_json(&fs::read_to_string(path)?);
+        let read = || Self::from_json(&read_text(path)?);
         read().map_err(|error| error.in_file(path))
     }
 

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use flate2::write::GzEncoder;
 use liblzma::write::XzEncoder;
+use tenure_core::user_files::expect_fetched;
 
 use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot};
 use crate::file::write_atomically;
@@ -49,6 +50,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceErr
 
 pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
     let mut input = Input::open(reader, options.decoded_bytes)?;
+    expect_fetched(input.head())?;
     if input.head().starts_with(&compact::MAGIC) {
         compact::read(&mut input, options)
     } else if let Some(what) = other_format(input.head()) {
@@ -60,7 +62,7 @@ pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) ->
 
 /// Names the format of a file that begins with `head`, if it is a known one that holds no trace.
 fn other_format(head: &[u8]) -> Option<&'static str> {
-    const FORMATS: [(&[u8], &str); 15] = [
+    const FORMATS: [(&[u8], &str); 14] = [
         (b"PK\x03\x04", "a zip archive (unpack it first)"),
         (b"PK\x05\x06", "an empty zip archive"),
         // `torch.serialization.MAGIC_NUMBER`, pickled.
@@ -73,7 +75,6 @@ fn other_format(head: &[u8]) -> Option<&'static str> {
         (b"7z\xbc\xaf\x27\x1c", "a 7z archive (unpack it first)"),
         (b"PAR1", "a Parquet file"),
         (b"\x7fELF", "a program"),
-        (b"version https://git-lfs", "a git-lfs pointer (run git lfs pull first)"),
         (b"{", "JSON"),
         (b"[", "JSON"),
         (b"<", "HTML or XML"),

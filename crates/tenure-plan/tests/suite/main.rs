@@ -7,6 +7,7 @@ mod compact;
 mod drawn;
 mod files;
 mod generate;
+mod git_lfs;
 mod hostile;
 mod large;
 mod late_histories;

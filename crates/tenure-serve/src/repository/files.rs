@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-use tenure_core::user_files::without_mark;
+use tenure_core::user_files::{expect_fetched, without_mark};
 
 use super::RepositoryError;
 
@@ -52,6 +52,7 @@ impl Folder {
         if bytes.len() as u64 > limit {
             return Err(RepositoryError::TooLong { path, limit });
         }
+        expect_fetched(&bytes).map_err(RepositoryError::io(&path))?;
         let invalid = |error| RepositoryError::io(path)(io::Error::new(io::ErrorKind::InvalidData, error));
         String::from_utf8(without_mark(&bytes).to_vec()).map_err(invalid)
     }

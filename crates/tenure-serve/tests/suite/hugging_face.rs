@@ -162,6 +162,17 @@ fn byte_order_marks_before_a_folders_files_are_skipped() {
 }
 
 #[test]
+fn files_that_git_lfs_did_not_fetch_are_pointers() {
+    let (root, folder) = one_bert();
+    for name in ["model.safetensors", "config.json"] {
+        fs::write(folder.join(name), "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+            .unwrap();
+        let said = read(root.path()).unwrap_err();
+        assert!(said.starts_with(&format!("{name}: this is a git-lfs pointer")), "{said}");
+    }
+}
+
+#[test]
 fn the_datatype_of_answers_is_that_of_the_stored_weights() {
     let (root, folder) = one_bert();
     let config = read(root.path()).unwrap();

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use tenure::plan::{Problem, Trace};
 use tenure::units::Amount;
-use tenure_core::user_files::without_mark;
+use tenure_core::user_files::{expect_fetched, without_mark};
 
 use crate::{files, output};
 use placement::ObjectiveName;
@@ -148,6 +148,7 @@ enum Content {
 fn content(path: &Path) -> io::Result<Content> {
     let mut file = BufReader::new(File::open(path)?);
     let beginning = file.fill_buf()?;
+    expect_fetched(beginning)?;
     let mark_bytes = beginning.len() - without_mark(beginning).len();
     file.consume(mark_bytes);
     loop {

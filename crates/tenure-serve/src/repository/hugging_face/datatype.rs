@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use tenure_core::user_files::expect_fetched_file;
 
 use crate::protocol::Datatype;
 use crate::repository::config::MAX_JSON_BYTES;
@@ -40,6 +41,7 @@ impl StoredDatatypes {
 fn read(path: &Path, target: &Path) -> Result<Datatype, RepositoryError> {
     let bad = |message: String| RepositoryError::Json { path: path.to_owned(), message };
     let mut file = File::open(target).map_err(RepositoryError::io(path))?;
+    expect_fetched_file(&file).map_err(RepositoryError::io(path))?;
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(RepositoryError::io(path))?;
     let length = u64::from_le_bytes(length);
