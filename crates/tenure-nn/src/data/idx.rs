@@ -1,18 +1,12 @@
 //! IDX, the format of MNIST and Fashion-MNIST: a magic number with the type and the number of dimensions, the sizes,
 //! and the elements, all in big endian. <https://yann.lecun.com/exdb/mnist/>
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::Path;
 
-use flate2::read::GzDecoder;
-use tenure_core::user_files::expect_fetched;
 use tenure_tensor::{Tensor, TensorError};
 
-use super::{DataError, Dataset, Result};
-
-/// A gzip file's first bytes. RFC 1952.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
+use super::{DataError, Dataset, Result, unpacked};
 
 /// An array of bytes from an IDX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,12 +23,7 @@ impl Idx {
     /// # Errors
     /// It cannot be read, or is not IDX of bytes.
     pub fn open(path: &Path) -> Result<Self> {
-        let mut file = BufReader::new(File::open(path).map_err(DataError::io(path))?);
-        let beginning = file.fill_buf().map_err(DataError::io(path))?;
-        expect_fetched(beginning).map_err(DataError::io(path))?;
-        let is_packed = beginning.starts_with(&GZIP);
-        let parsed = if is_packed { Self::parse(GzDecoder::new(file)) } else { Self::parse(file) };
-        parsed.map_err(|error| DataError::format(path, error.to_string()))
+        Self::parse(unpacked::open(path)?).map_err(|error| DataError::format(path, error.to_string()))
     }
 
     /// Reads what must be one whole array of bytes.

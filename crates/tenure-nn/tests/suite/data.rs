@@ -371,6 +371,32 @@ fn text_comes_in_windows_with_what_follows() {
 }
 
 #[test]
+fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text");
+    let packed = |text: &[u8]| {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(text).unwrap();
+        packed.finish().unwrap()
+    };
+    // As several files that were packed one after the other.
+    let bytes = [packed(b"ab"), packed(b"cd")].concat();
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(TextWindows::open_bytes(&path, 3).unwrap().item(0).unwrap(), (vec![97, 98, 99], vec![98, 99, 100]));
+    let refusal = |content: &[u8]| {
+        fs::write(&path, content).unwrap();
+        TextWindows::open_bytes(&path, 1).err().unwrap().to_string()
+    };
+    let little_endian = b"\xff\xfea\0b\0";
+    for utf_16 in [little_endian, &packed(little_endian)[..], b"\xfe\xff\0a\0b"] {
+        assert!(refusal(utf_16).contains("text: this is UTF-16"));
+    }
+    assert!(refusal(&bytes[..bytes.len() - 9]).contains("text: "), "cut off");
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    assert!(refusal(pointer.as_bytes()).contains("text: this is a git-lfs pointer"));
+}
+
+#[test]
 fn windows_begin_elsewhere_in_each_epoch_and_the_same_in_the_same() {
     let tokens = || (0..103).collect::<Vec<u32>>();
     let with = |seed, workers| {

@@ -30,7 +30,7 @@ Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that 
 for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out. Images are JPEG, PNG, \
 WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and folders are \
 left out. The first line says what was found, and what was left out. \
-text:FILE is any file; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
+text:FILE is any file, unpacked if gzip has packed it; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
 from those before them. It is learned in windows that begin at other bytes in each epoch.
 
 Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
