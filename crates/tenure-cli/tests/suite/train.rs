@@ -438,6 +438,23 @@ fn write_images(folder: &Path, count: u8) {
 }
 
 #[test]
+fn what_is_beside_the_folders_of_images_that_are_read_is_named() {
+    let folder = here();
+    let photos = folder.path().join("photos");
+    write_images(&photos.join("train"), 1);
+    write_images(&photos.join("val"), 1);
+    fs::create_dir(photos.join("test")).unwrap();
+    fs::write(photos.join("README.md"), "not looked into").unwrap();
+    fs::create_dir(photos.join(".cache")).unwrap();
+    let args = ["--model", "r3d18", "--data", "images:photos", "--resume", "missing"];
+    let output = tenure(folder.path(), &[&["train"], &args[..]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let expected = "tenure: photos: 2 images to train on and 2 held out, of 2 classes (cats, dogs); left out: 1 hidden \
+                    (photos/.cache), 2 outside of the folders that are read (such as photos/README.md)";
+    assert_eq!(said.lines().next(), Some(expected), "{said}");
+}
+
+#[test]
 fn an_image_that_cannot_be_read_leaves_a_checkpoint_and_a_way_to_go_on_without_it() {
     let folder = here();
     let photos = folder.path().join("photos");

@@ -56,6 +56,7 @@ pub struct LeftOut(BTreeMap<Reason, (usize, PathBuf)>);
 enum Reason {
     Hidden,
     OutsideOfClasses,
+    OutsideOfParts,
     /// With the ending of its name.
     NoImage(String),
     Loop,
@@ -146,6 +147,22 @@ impl ImageFolder {
 }
 
 impl LeftOut {
+    /// Returns the files and folders in `folder` that are beside its `parts`, such as `train` and `val`.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn beside(folder: &Path, parts: &[&str]) -> Result<Self> {
+        let mut left_out = Self::default();
+        for entry in entries(folder)? {
+            if is_hidden(&entry) {
+                left_out.add(Reason::Hidden, entry);
+            } else if !parts.iter().any(|part| entry == folder.join(part)) {
+                left_out.add(Reason::OutsideOfParts, entry);
+            }
+        }
+        Ok(left_out)
+    }
+
     fn add(&mut self, reason: Reason, path: PathBuf) {
         self.0.entry(reason).or_insert((0, path)).0 += 1;
     }
@@ -166,6 +183,7 @@ impl fmt::Display for LeftOut {
             match reason {
                 Reason::Hidden => write!(f, "{count} hidden")?,
                 Reason::OutsideOfClasses => write!(f, "{count} outside of the folders of classes")?,
+                Reason::OutsideOfParts => write!(f, "{count} outside of the folders that are read")?,
                 Reason::NoImage(ending) if ending.is_empty() => write!(f, "{count} without an ending")?,
                 Reason::NoImage(ending) => write!(f, "{count} .{ending}, not a format that is read")?,
                 Reason::Loop => write!(f, "{count} linked to a folder that it is in")?,

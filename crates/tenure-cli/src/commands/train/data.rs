@@ -13,6 +13,8 @@ use crate::{files, output};
 
 /// Where Debian's package puts Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
+/// The folders of images to train on, and of images that are held out.
+const PARTS: [&str; 2] = ["train", "val"];
 /// One example of so many is held out, where nothing says which.
 const HELD_OUT: usize = 10;
 /// Classes whose names are shown.
@@ -116,7 +118,7 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
 }
 
 fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
-    let (training, held_out) = (folder.join("train"), folder.join("val"));
+    let [training, held_out] = PARTS.map(|part| folder.join(part));
     if !training.is_dir() || !held_out.is_dir() {
         let no_val = if training.is_dir() { "; there is a folder train, but no val beside it" } else { "" };
         let all = ImageFolder::open(folder, options).map_err(|error| anyhow::anyhow!("{error}{no_val}"))?;
@@ -136,7 +138,8 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     );
     expect_classes(folder, &parts.training)?;
     let kind = image_kind(&parts.training);
-    let mut left_out = parts.training.left_out().clone();
+    let mut left_out = LeftOut::beside(folder, &PARTS)?;
+    left_out.extend(parts.training.left_out().clone());
     left_out.extend(parts.held_out.left_out().clone());
     tell(folder, &parts, &named(parts.training.classes()), &left_out);
     Ok(Data::Images(Parts { training: Box::new(parts.training), held_out: Box::new(parts.held_out) }, kind))
