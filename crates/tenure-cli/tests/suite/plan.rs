@@ -78,6 +78,30 @@ fn a_byte_order_mark_before_buffers_or_a_problem_is_skipped() {
 }
 
 #[test]
+fn a_memory_snapshot_is_planned_from_with_its_notes() {
+    let folder = here();
+    let event = |device: u32| {
+        let address = 512 * (1 + u64::from(device));
+        format!("(dVaction\nValloc\nsVaddr\nI{address}\nsVsize\nI{address}\nsVstream\nI0\nsa")
+    };
+    let later = "(dVaction\nVlater\nsVaddr\nI512\nsVsize\nI512\nsVstream\nI0\nsa";
+    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}{later}as.", event(0), event(1));
+    fs::write(folder.path().join("two.pickle"), [b"\x80\x02", snapshot.as_bytes()].concat()).unwrap();
+    for (device, bytes, notes) in [(0, 512, 1), (1, 1024, 2)] {
+        let args = ["two.pickle", "--device", &device.to_string(), "--fast-bytes", "100%", "--json"];
+        let output = plan(folder.path(), &args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["capacity_bytes"], bytes, "{answer}");
+        let said = text(&output.stderr);
+        assert!(said.contains("devices with allocations: 0 (512 bytes at the peak), 1 (1024 bytes"), "{said}");
+        assert_eq!(said.lines().filter(|line| line.starts_with("tenure: two.pickle: ")).count(), notes, "{said}");
+    }
+    let refused = plan(folder.path(), &[ODD, "--device", "0"]);
+    assert!(text(&refused.stderr).contains("--device is of memory traces, and this is none"));
+}
+
+#[test]
 fn a_buffer_with_an_offset_stays_there() {
     let folder = here();
     fs::write(folder.path().join("fixed.csv"), "id,lower,upper,size,offset\nio,0,10,4,64\na,0,5,4,\n").unwrap();

@@ -8,10 +8,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use tenure::plan::{Problem, Trace};
+use tenure::plan::Problem;
 use tenure::units::Amount;
 use tenure_core::user_files::{expect_fetched, without_mark};
 
+use crate::args::Source;
 use crate::{files, output};
 use placement::ObjectiveName;
 pub(crate) use placement::{PlannerName, milp};
@@ -63,6 +64,8 @@ pub(crate) struct PlanArgs {
     /// A problem, a memory trace, or buffers
     #[arg(value_name = "FILE", required = true)]
     file: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
     /// Of a problem: bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
     #[arg(long, value_name = "N|P%", conflicts_with = "capacity")]
     fast_bytes: Option<Amount>,
@@ -115,6 +118,9 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
     };
     let is_problem = content != Content::Buffers;
     let of_other = match (is_problem, args) {
+        _ if content != Content::Trace && args.source.device.is_some() => {
+            Some("--device is of memory traces, and this is none")
+        }
         (true, PlanArgs { capacity: Some(_), .. }) => Some("--capacity is of buffers: a problem has --fast-bytes"),
         (true, PlanArgs { output: Some(_), planner: Some(PlannerName::All), .. }) => {
             Some("a mapping is one planner's: say with --planner whose")
@@ -131,7 +137,7 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
     }
     match content {
         Content::Problem => placement::run(args, |path| Ok(Problem::read(path)?)),
-        Content::Trace => placement::run(args, |path| Ok(Problem::of_trace(&Trace::read(path)?)?)),
+        Content::Trace => placement::run(args, |path| Ok(Problem::of_trace(&files::read(path, &args.source)?)?)),
         Content::Buffers => packing::run(args),
     }
 }
