@@ -454,7 +454,8 @@ fn a_snapshot_of_several_devices_names_them() {
     let note = "devices with allocations: 0 (512 bytes at the peak), 1 (1024 bytes at the peak)";
     for (args, device) in [(&["--device", "0"][..], 0), (&[], 1)] {
         let output = tenure(folder.path(), &[&["trace", "info", "two.pickle"], args].concat());
-        let told = format!("tenure: two.pickle: {note}; device {device} is read (--device N reads another)\n");
+        let told =
+            format!("tenure: two.pickle: {note}; device {device} is read: give the number of another to read that\n");
         assert_eq!(stderr(&output), told);
         let peak = format!("{} bytes), at event 0", ["512", "1,024"][device]);
         assert!(stdout(&output).contains(&peak), "{}", stdout(&output));

@@ -150,7 +150,10 @@ fn note_of_devices(device: usize, peaks: &[(usize, u64)]) -> Option<String> {
     let named = peaks.iter().filter(|(_, bytes)| *bytes > 0);
     let named: Vec<_> = named.map(|(device, bytes)| format!("{device} ({bytes} bytes at the peak)")).collect();
     others.then(|| {
-        format!("devices with allocations: {}; device {device} is read (--device N reads another)", named.join(", "))
+        format!(
+            "devices with allocations: {}; device {device} is read: give the number of another to read that",
+            named.join(", ")
+        )
     })
 }
 
