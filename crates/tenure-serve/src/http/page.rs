@@ -101,7 +101,7 @@ pub(super) fn page(snapshot: &Snapshot) -> String {
         &head,
         &format!(
             "<div id=\"shown\">\n<dl>\n{facts}</dl>\n<div id=\"tiers\">\n{tiers}</div>\n\
-             <h2>Latest switches</h2>\n<ol id=\"switches\">\n{switches}</ol>\n\
+             <h2>Latest switches</h2>\n<ol id=\"switches\">{switches}</ol>\n\
              <h2>Models</h2>\n<table>\n<thead><tr><th scope=\"col\">Model</th><th scope=\"col\">State</th>\
              <th scope=\"col\">Weights</th><th scope=\"col\">Waiting</th><th scope=\"col\">Answered</th>\
              <th scope=\"col\">Switches</th><th scope=\"col\">Median</th><th scope=\"col\">p99</th>\
@@ -242,6 +242,11 @@ mod tests {
         ] {
             assert!(page.contains(shown), "{shown} is not in {page}");
         }
+    }
+
+    #[test]
+    fn a_list_without_switches_is_empty_so_that_the_style_says_so() {
+        assert!(page(&Snapshot::default()).contains("<ol id=\"switches\"></ol>"));
     }
 
     #[test]

@@ -2,20 +2,28 @@
 
 use std::fmt::Write;
 
+use super::axis::{Frame, Scale, WIDE, horizontal};
 use super::history::BINS;
 use super::html::escape;
-use super::svg::{Steps, Svg};
+use super::svg::{Steps, Svg, text_width};
 use crate::units::{Bytes, Micros};
 
 /// Colours and strokes of charts.
 pub(super) const STYLE: &str = include_str!("chart.css");
 
-const WIDTH: f64 = 960.0;
-const HEIGHT: f64 = 350.0;
-const LEFT: f64 = 62.0;
-const RIGHT: f64 = WIDTH - 14.0;
-const TOP: f64 = 60.0;
-const BOTTOM: f64 = HEIGHT - 44.0;
+/// Rows of the legend are this far apart.
+const LEGEND_ROW: f64 = 20.0;
+/// The first entry of each row begins here.
+const LEGEND_LEFT: f64 = 4.0;
+/// From the left edge of a legend's entry to its text, and from the end of that to the next entry.
+const LEGEND_TEXT: f64 = 20.0;
+const LEGEND_GAP: f64 = 16.0;
+/// Lines that are less than this apart, in pixels, hide one another.
+const HIDING: f64 = 1.5;
+/// Lines that hide one another in at least so many bins are dashed.
+const HIDING_BINS: usize = BINS / 10;
+/// Each line of several that hide one another shows for this many pixels, in turn.
+const DASH: usize = 6;
 
 /// Figures over time.
 pub(super) struct Chart {
@@ -100,7 +108,7 @@ impl Unit {
     }
 
     /// How large its larger and smaller ones are, and their names, the largest first.
-    fn scales(self) -> &'static [(f64, &'static str)] {
+    pub(super) fn scales(self) -> &'static [(f64, &'static str)] {
         match self {
             Self::Bytes => {
                 &[(1e18, " EB"), (1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]
@@ -112,7 +120,7 @@ impl Unit {
     }
 
     /// The finest step of an axis.
-    fn finest(self) -> f64 {
+    pub(super) fn finest(self) -> f64 {
         match self {
             Self::Bytes | Self::Bandwidth => 1.0,
             Self::Ms => 1e-3,
@@ -122,32 +130,45 @@ impl Unit {
 }
 
 impl Chart {
-    /// The chart as a part of a page that has [`STYLE`].
-    pub(super) fn inline(&self) -> String {
-        self.draw("")
+    /// The chart as a part of a page that has [`STYLE`], drawn for a width.
+    pub(super) fn inline(&self, width: f64) -> String {
+        self.draw(width, "")
     }
 
     /// The chart as a file of its own.
     pub(super) fn standalone(&self) -> String {
-        self.draw(&format!("<style>{STYLE}</style><rect class=\"ground\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>"))
+        let height = self.frame(WIDE, &self.scale()).height;
+        self.draw(WIDE, &format!("<style>{STYLE}</style><rect class=\"ground\" width=\"{WIDE}\" height=\"{height}\"/>"))
     }
 
-    fn draw(&self, before: &str) -> String {
+    fn draw(&self, width: f64, before: &str) -> String {
+        let scale = self.scale();
+        let frame = self.frame(width, &scale);
         let mut svg = Svg::default();
         svg.add(format_args!(
-            "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+            "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {}\" role=\"img\" \
              aria-label=\"{}. {}\">{before}",
+            frame.height,
             escape(&self.title),
             escape(&self.description)
         ));
-        let scale = Scale::up_to(self.highest(), self.unit);
-        self.draw_axes(&mut svg, &scale);
-        self.draw_series(&mut svg, &scale);
-        self.draw_marker(&mut svg);
-        self.draw_legend(&mut svg);
-        self.draw_hover(&mut svg);
+        self.draw_axes(&mut svg, &frame, &scale);
+        self.draw_series(&mut svg, &frame, &scale);
+        self.draw_marker(&mut svg, &frame);
+        self.draw_legend(&mut svg, width);
+        self.draw_hover(&mut svg, &frame);
         svg.add(format_args!("</svg>"));
         svg.finish()
+    }
+
+    fn scale(&self) -> Scale {
+        Scale::up_to(self.highest(), self.unit)
+    }
+
+    /// The room for the figures, between the legend and the axes.
+    fn frame(&self, width: f64, scale: &Scale) -> Frame {
+        let legend = self.legend(width).last().map_or(0.0, |(.., y)| y + LEGEND_ROW);
+        Frame::new(width, legend, scale, self.span)
     }
 
     /// The highest point of any series, stacks included.
@@ -157,44 +178,42 @@ impl Chart {
         self.series.iter().map(Series::peak).fold(stacked, f64::max)
     }
 
-    fn draw_axes(&self, svg: &mut Svg, scale: &Scale) {
+    fn draw_axes(&self, svg: &mut Svg, frame: &Frame, scale: &Scale) {
+        let &Frame { left, right, bottom, .. } = frame;
         for (value, label) in scale.ticks() {
-            let y = scale.y(value);
-            svg.add(format_args!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{RIGHT}\"/>"));
-            svg.add(format_args!("<text class=\"tick end\" x=\"{}\" y=\"{:.1}\">{label}</text>", LEFT - 8.0, y + 4.0));
+            let y = frame.y(scale, value);
+            svg.add(format_args!("<path class=\"grid\" d=\"M{left:.1} {y:.1}H{right:.1}\"/>"));
+            svg.add(format_args!(
+                "<text class=\"tick end\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>",
+                left - 8.0,
+                y + 4.0
+            ));
         }
-        let (length, unit, label) = match self.span {
-            Span::Us(us @ ..10_000) => (us as f64, 1.0, "time, µs"),
-            Span::Us(us @ ..2_000_000) => (us as f64, 1e3, "time, ms"),
-            Span::Us(us) => (us as f64, 1e6, "time, s"),
-            Span::Events(count) => (count.max(1) as f64, 1.0, "events"),
-            Span::Steps(count) => (count.max(1) as f64, 1.0, "steps"),
-        };
-        // A tenth of a second is the finest step that is shown.
-        let step = nice_step((length / unit / 8.0).max(0.1)) * unit;
-        for index in 0..=(length / step) as u32 {
-            let value = f64::from(index) * step;
-            let x = LEFT + (RIGHT - LEFT) * value / length;
-            let tick = (value / unit * 10.0).round() / 10.0;
-            svg.add(format_args!("<text class=\"tick middle\" x=\"{x:.1}\" y=\"{:.1}\">{tick}</text>", BOTTOM + 18.0));
+        let (ticks, name) = horizontal(self.span, right - left);
+        for (share, label) in ticks {
+            let x = left + (right - left) * share;
+            svg.add(format_args!("<text class=\"tick middle\" x=\"{x:.1}\" y=\"{:.1}\">{label}</text>", bottom + 18.0));
         }
-        let middle = (LEFT + RIGHT) / 2.0;
-        svg.add(format_args!("<text class=\"tick middle\" x=\"{middle}\" y=\"{:.1}\">{label}</text>", BOTTOM + 36.0));
+        let middle = (left + right) / 2.0;
+        svg.add(format_args!("<text class=\"tick middle\" x=\"{middle:.1}\" y=\"{:.1}\">{name}</text>", bottom + 36.0));
     }
 
-    fn draw_series(&self, svg: &mut Svg, scale: &Scale) {
+    fn draw_series(&self, svg: &mut Svg, frame: &Frame, scale: &Scale) {
+        let x = |bin| frame.x(bin);
+        let heights = |values: &[f64]| values.iter().map(|&value| frame.y(scale, value)).collect::<Vec<_>>();
         let mut ground = vec![0.0; BINS];
-        for Series { class, draw, values, .. } in &self.series {
-            let heights = |values: &[f64]| values.iter().map(|&value| scale.y(value)).collect::<Vec<_>>();
+        for (index, Series { class, draw, values, .. }) in self.series.iter().enumerate() {
             let mut path = Steps::default();
+            let mut dashes = String::new();
             let kind = match draw {
                 Draw::Line => {
                     path.right(&heights(values), x);
+                    dashes = self.dashes(index, frame, scale);
                     "line"
                 }
                 Draw::Area => {
                     path.right(&heights(values), x);
-                    path.left(&[scale.y(0.0); BINS], x);
+                    path.left(&heights(&[0.0; BINS]), x);
                     path.close();
                     "area"
                 }
@@ -207,52 +226,93 @@ impl Chart {
                     "area"
                 }
             };
-            svg.add(format_args!("<path class=\"{kind} {class}\" d=\"{}\"/>", path.finish()));
+            svg.add(format_args!("<path class=\"{kind} {class}\"{dashes} d=\"{}\"/>", path.finish()));
         }
-        svg.add(format_args!("<path class=\"axis\" d=\"M{LEFT} {BOTTOM}H{RIGHT}\"/>"));
+        let &Frame { left, right, bottom, .. } = frame;
+        svg.add(format_args!("<path class=\"axis\" d=\"M{left:.1} {bottom:.1}H{right:.1}\"/>"));
     }
 
-    fn draw_marker(&self, svg: &mut Svg) {
+    /// The attribute that lets a line show the lines below it which it would hide.
+    fn dashes(&self, index: usize, frame: &Frame, scale: &Scale) -> String {
+        let hides = |a: &Series, b: &Series| {
+            let is_hidden = |(a, b): &(&f64, &f64)| {
+                **a > 0.0 && **b > 0.0 && (frame.y(scale, **a) - frame.y(scale, **b)).abs() < HIDING
+            };
+            a.draw == b.draw && a.values.iter().zip(&b.values).filter(is_hidden).count() >= HIDING_BINS
+        };
+        let (below, rest) = self.series.split_at(index);
+        let Some((series, above)) = rest.split_first().filter(|_| self.unit == Unit::Bytes) else {
+            return String::new();
+        };
+        let below = below.iter().filter(|other| hides(series, other)).count();
+        let above = above.iter().filter(|other| hides(series, other)).count();
+        if below == 0 {
+            return String::new();
+        }
+        format!(" stroke-dasharray=\"{} {}\"", DASH * (above + 1), DASH * below)
+    }
+
+    fn draw_marker(&self, svg: &mut Svg, frame: &Frame) {
         let Some(Marker { bin, text }) = &self.marker else { return };
-        let at = x(*bin) + (x(1) - x(0)) / 2.0;
+        let &Frame { top, bottom, .. } = frame;
+        let at = (frame.x(*bin) + frame.x(*bin + 1)) / 2.0;
         let (class, text_x) = if *bin < BINS / 2 { ("start", at + 6.0) } else { ("end", at - 6.0) };
-        svg.add(format_args!("<path class=\"marker\" d=\"M{at:.1} {TOP}V{BOTTOM}\"/>"));
+        for class in ["halo", "marker"] {
+            svg.add(format_args!("<path class=\"{class}\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>"));
+        }
         svg.add(format_args!(
             "<text class=\"note {class}\" x=\"{text_x:.1}\" y=\"{:.1}\">{}</text>",
-            TOP - 4.0,
+            top - 4.0,
             escape(text)
         ));
     }
 
-    /// Names and peaks, above the chart, in as many rows as they need.
-    fn draw_legend(&self, svg: &mut Svg) {
-        let (mut at, mut y) = (LEFT, 6.0);
-        for series in &self.series {
-            let label = match series.draw {
-                Draw::Stacked => series.name.clone(),
-                Draw::Line | Draw::Area if matches!(self.unit, Unit::Bytes | Unit::Bandwidth) => {
-                    format!("{}, peak {}", series.name, self.unit.show(series.peak()))
-                }
-                Draw::Line | Draw::Area => series.name.clone(),
-            };
-            // Without fonts at hand a character is taken to be as wide as most are.
-            let width = 42.0 + 7.0 * label.chars().count() as f64;
-            if at + width > WIDTH {
-                (at, y) = (LEFT, y + 20.0);
+    /// Names and peaks above the chart, in as many rows as they need: each series, its label, and where that is.
+    fn legend(&self, width: f64) -> Vec<(&Series, String, f64, f64)> {
+        let (mut x, mut y) = (LEGEND_LEFT, 6.0);
+        let mut entries = Vec::new();
+        for (index, series) in self.series.iter().enumerate() {
+            let label = shortened(self.label(index, series), width - LEGEND_LEFT - LEGEND_TEXT);
+            let length = LEGEND_TEXT + text_width(&label);
+            if x > LEGEND_LEFT && x + length > width {
+                (x, y) = (LEGEND_LEFT, y + LEGEND_ROW);
             }
-            let (text_x, text_y, class) = (at + 20.0, y + 11.5, &series.class);
+            entries.push((series, label, x, y));
+            x += length + LEGEND_GAP;
+        }
+        entries
+    }
+
+    /// A series in the legend. A line that another one is drawn over says so.
+    fn label(&self, index: usize, series: &Series) -> String {
+        let mut label = series.name.clone();
+        if series.draw != Draw::Stacked && matches!(self.unit, Unit::Bytes | Unit::Bandwidth) {
+            write!(label, ", peak {}", self.unit.show(series.peak())).expect("a string takes every character");
+        }
+        let is_equal = |other: &&Series| other.draw == Draw::Line && other.values == series.values;
+        let is_line = series.draw == Draw::Line && self.unit == Unit::Bytes;
+        if let Some(other) = self.series[..index].iter().find(is_equal).filter(|_| is_line) {
+            write!(label, " (equal to {})", other.name).expect("a string takes every character");
+        }
+        label
+    }
+
+    fn draw_legend(&self, svg: &mut Svg, width: f64) {
+        for (Series { class, .. }, label, x, y) in self.legend(width) {
             svg.add(format_args!(
-                "<rect class=\"key {class}\" x=\"{at:.1}\" y=\"{y}\" width=\"14\" height=\"14\" rx=\"3\"/>\
-                 <text class=\"legend\" x=\"{text_x:.1}\" y=\"{text_y}\">{}</text>",
+                "<rect class=\"key {class}\" x=\"{x:.1}\" y=\"{y}\" width=\"14\" height=\"14\" rx=\"3\"/>\
+                 <text class=\"legend\" x=\"{:.1}\" y=\"{}\">{}</text>",
+                x + LEGEND_TEXT,
+                y + 11.5,
                 escape(&label)
             ));
-            at += width;
         }
     }
 
     /// A stripe for each bin, which says what is there.
-    fn draw_hover(&self, svg: &mut Svg) {
-        let width = x(1) - x(0);
+    fn draw_hover(&self, svg: &mut Svg, frame: &Frame) {
+        let &Frame { top, bottom, .. } = frame;
+        let width = frame.x(1) - frame.x(0);
         svg.add(format_args!("<g class=\"hover\">"));
         for bin in 0..BINS {
             let mut text = match self.span {
@@ -265,9 +325,9 @@ impl Chart {
                     .expect("a string takes every character");
             }
             svg.add(format_args!(
-                "<rect x=\"{:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{}\"><title>{}</title></rect>",
-                x(bin),
-                BOTTOM - TOP,
+                "<rect x=\"{:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{:.1}\"><title>{}</title></rect>",
+                frame.x(bin),
+                bottom - top,
                 escape(&text)
             ));
         }
@@ -275,100 +335,98 @@ impl Chart {
     }
 }
 
-/// The left edge of a bin.
-fn x(bin: usize) -> f64 {
-    LEFT + (RIGHT - LEFT) * bin as f64 / BINS as f64
-}
-
-/// The vertical axis, from 0.
-struct Scale {
-    step: f64,
-    ticks: u32,
-    unit: Unit,
-}
-
-impl Scale {
-    /// The shortest axis of whole steps that holds `highest`.
-    fn up_to(highest: f64, unit: Unit) -> Self {
-        let highest = highest.max(unit.finest());
-        let step = nice_step((highest / 5.0).max(unit.finest()));
-        Self { step, ticks: (highest / step).ceil() as u32, unit }
+/// `label`, or as much of its beginning as has room in `width` with dots after it.
+fn shortened(mut label: String, width: f64) -> String {
+    if text_width(&label) > width {
+        while !label.is_empty() && text_width(&label) + text_width("…") > width {
+            label.pop();
+        }
+        label.push('…');
     }
-
-    fn y(&self, value: f64) -> f64 {
-        BOTTOM - (BOTTOM - TOP) * value / (self.step * f64::from(self.ticks))
-    }
-
-    fn ticks(&self) -> impl Iterator<Item = (f64, String)> {
-        let highest = self.step * f64::from(self.ticks);
-        let scales = self.unit.scales();
-        let (unit, name) =
-            scales.iter().copied().find(|&(unit, _)| highest >= unit).unwrap_or(scales[scales.len() - 1]);
-        // As many decimals as the step has, which is 1, 2 or 5 times a power of ten.
-        let precision = 10f64.powf((unit / self.step).log10().ceil().max(0.0));
-        (0..=self.ticks).map(move |tick| {
-            let value = self.step * f64::from(tick);
-            let label = (value / unit * precision).round() / precision;
-            (value, if tick == 0 { "0".into() } else { format!("{label}{name}") })
-        })
-    }
+    label
 }
 
 /// Charts one below the other, as one file.
 pub(super) fn column(charts: &[Chart]) -> String {
-    let height = HEIGHT * charts.len() as f64;
+    let heights: Vec<f64> = charts.iter().map(|chart| chart.frame(WIDE, &chart.scale()).height).collect();
+    let height: f64 = heights.iter().sum();
     let mut svg = Svg::default();
     svg.add(format_args!(
-        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\"><style>{STYLE}</style>\
-         <rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>"
+        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDE} {height}\"><style>{STYLE}</style>\
+         <rect class=\"ground\" width=\"{WIDE}\" height=\"{height}\"/>"
     ));
-    for (number, chart) in charts.iter().enumerate() {
-        let top = HEIGHT * number as f64;
-        svg.add(format_args!("<svg y=\"{top}\" height=\"{HEIGHT}\">{}</svg>", chart.inline()));
+    let mut top = 0.0;
+    for (chart, height) in charts.iter().zip(heights) {
+        svg.add(format_args!("<svg y=\"{top}\" height=\"{height}\">{}</svg>", chart.inline(WIDE)));
+        top += height;
     }
     svg.add(format_args!("</svg>"));
     svg.finish()
 }
 
-/// 1, 2 or 5 times a power of ten, the first that is no less than `least`.
-fn nice_step(least: f64) -> f64 {
-    let power = 10f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least).unwrap_or(power)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn axes_have_round_steps() {
-        assert_eq!([0.15, 1.0, 1.1, 3.0, 70.0, 1.2e9].map(nice_step), [0.2, 1.0, 2.0, 5.0, 100.0, 2e9]);
-        let labels = |highest, unit| Scale::up_to(highest, unit).ticks().map(|(_, label)| label).collect::<Vec<_>>();
-        assert_eq!(labels(7_493_124_096.0, Unit::Bytes), ["0", "2 GB", "4 GB", "6 GB", "8 GB"]);
-        assert_eq!(labels(3.0, Unit::Bytes), ["0", "1 B", "2 B", "3 B"]);
-        assert_eq!(labels(0.57, Unit::Number), ["0", "0.2", "0.4", "0.6"]);
-        assert_eq!(labels(1400.0, Unit::Ms), ["0", "0.5 s", "1 s", "1.5 s"]);
-        for unit in [Unit::Bytes, Unit::Ms, Unit::Number] {
-            assert!(Scale::up_to(0.0, unit).y(0.0) == BOTTOM && Scale::up_to(1.8e19, unit).y(1.8e19) >= TOP);
-        }
-    }
+    use crate::report::axis::NARROW;
 
     #[test]
     fn a_stack_ends_at_the_sum() {
         let series = |name: &str, value| Series::new(name, "size0", Draw::Stacked, vec![value; BINS]);
-        let chart = Chart {
-            title: "a < b".into(),
-            description: String::new(),
-            span: Span::Us(1000),
-            unit: Unit::Bytes,
-            series: vec![series("low", 40), series("high", 60)],
-            marker: None,
-        };
+        let chart = chart(Unit::Bytes, vec![series("low", 40), series("high", 60)]);
         assert_eq!(chart.highest(), 100.0);
         let svg = chart.standalone();
         // 100 B is the top of the axis: the upper area goes from there down to the lower one.
-        let lower = BOTTOM - (BOTTOM - TOP) * 0.4;
-        assert!(svg.contains(&format!("M{LEFT:.1} {TOP:.1}H{RIGHT:.1}L{RIGHT:.1} {lower:.1}H{LEFT:.1}Z")), "{svg}");
+        let Frame { left, right, top, bottom, .. } = chart.frame(WIDE, &chart.scale());
+        let lower = bottom - (bottom - top) * 0.4;
+        assert!(svg.contains(&format!("M{left:.1} {top:.1}H{right:.1}L{right:.1} {lower:.1}H{left:.1}Z")), "{svg}");
         assert!(svg.contains("a &lt; b") && svg.contains("high: 60 B\nlow: 40 B"));
+    }
+
+    #[test]
+    fn equal_lines_are_all_seen_and_said_to_be_equal() {
+        let line = |name: &str, value| Series::new(name, name, Draw::Line, vec![value; BINS]);
+        let series = vec![line("native", 80), line("expandable", 80), line("paged", 80), line("other", 40)];
+        let svg = chart(Unit::Bytes, series).inline(WIDE);
+        assert!(svg.contains("line native\" d=") && svg.contains("line other\" d="), "{svg}");
+        assert!(svg.contains("line expandable\" stroke-dasharray=\"12 6\""), "{svg}");
+        assert!(svg.contains("line paged\" stroke-dasharray=\"6 12\""), "{svg}");
+        assert_eq!(svg.matches("(equal to native)").count(), 2, "{svg}");
+    }
+
+    #[test]
+    fn lines_that_are_equal_for_a_while_are_dashed_without_being_called_equal() {
+        let values = |later: u64| (0..BINS).map(|bin| if bin < BINS / 4 { 80 } else { later }).collect();
+        let lines = ["native", "paged"].into_iter().zip([80, 40]);
+        let lines = lines.map(|(name, later)| Series::new(name, name, Draw::Line, values(later)));
+        let svg = chart(Unit::Bytes, lines.collect()).inline(WIDE);
+        assert!(svg.contains("line paged\" stroke-dasharray=\"6 6\"") && !svg.contains("equal to"), "{svg}");
+    }
+
+    #[test]
+    fn a_legend_of_many_rows_ends_above_the_figures() {
+        let series = |index| {
+            Series::new(
+                format!("{index} {}", "a model with a long name ".repeat(index)),
+                "size0",
+                Draw::Line,
+                vec![1; BINS],
+            )
+        };
+        let chart = chart(Unit::Number, (0..9).map(series).collect());
+        for width in [NARROW, WIDE] {
+            let top = chart.frame(width, &chart.scale()).top;
+            assert!(
+                chart
+                    .legend(width)
+                    .iter()
+                    .all(|(_, label, x, y)| { x + LEGEND_TEXT + text_width(label) <= width && y + LEGEND_ROW < top })
+            );
+        }
+    }
+
+    /// A chart over a millisecond.
+    fn chart(unit: Unit, series: Vec<Series>) -> Chart {
+        let title = "a < b".into();
+        Chart { title, description: String::new(), span: Span::Us(1000), unit, series, marker: None }
     }
 }

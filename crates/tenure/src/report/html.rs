@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write};
 
+use super::axis::{NARROW, WIDE};
 use super::chart::{Chart, STYLE};
 
 const PAGE_STYLE: &str = include_str!("page.css");
@@ -29,12 +30,22 @@ pub(super) fn header(kind: &str, title: &str, extra: &str, facts: &[(&str, Strin
     )
 }
 
+/// A sentence that stands out, as text. `class` is what the style sheet calls it.
+pub(super) fn remark(text: &str, class: &str) -> String {
+    format!("<p class=\"{class}\">{}</p>\n", escape(text))
+}
+
 pub(super) fn section(title: &str, text: &str, content: &str) -> String {
     format!("<section>\n<h2>{title}</h2>\n<p class=\"muted\">{text}</p>\n{content}</section>\n")
 }
 
 pub(super) fn figure(chart: &Chart) -> String {
-    format!("<div class=\"scroll\">{}</div>\n", chart.inline())
+    drawings(|width| chart.inline(width))
+}
+
+/// A drawing for wide and one for narrow windows, of which the style sheet shows one.
+pub(super) fn drawings(draw: impl Fn(f64) -> String) -> String {
+    format!("<div class=\"wide\">{}</div>\n<div class=\"narrow\">{}</div>\n", draw(WIDE), draw(NARROW))
 }
 
 pub(super) fn table(heads: &[&str], rows: impl Iterator<Item = String>) -> String {

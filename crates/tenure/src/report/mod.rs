@@ -5,6 +5,7 @@
 //! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
 //! charts' hover texts what the lines stand for.
 
+mod axis;
 #[cfg_attr(not(feature = "nn"), expect(dead_code, reason = "what the reports of training show"))]
 mod chart;
 mod history;

@@ -135,21 +135,40 @@ fn fates(saved: &[SavedRecord]) -> String {
 
 /// Each of what was saved, or the largest.
 fn each(record: &StepRecord) -> String {
-    let mut listed: Vec<&SavedRecord> = record.saved.iter().collect();
-    listed.sort_by_key(|saved| std::cmp::Reverse(saved.bytes));
+    let mut saved: Vec<&SavedRecord> = record.saved.iter().collect();
+    saved.sort_by_key(|saved| saved.saved_us);
+    // Several may have one name: each has a number too.
+    let mut listed: Vec<(usize, &SavedRecord)> = (1..).zip(saved).collect();
+    listed.sort_by_key(|(_, saved)| std::cmp::Reverse(saved.bytes));
     let others = listed.split_off(listed.len().min(LISTED));
-    listed.sort_by_key(|saved| saved.saved_us);
-    let mut rows: Vec<String> = listed.into_iter().map(|saved| line(saved, record.elapsed_us)).collect();
+    listed.sort_by_key(|(number, _)| *number);
+    let mut rows: Vec<String> =
+        listed.into_iter().map(|(number, saved)| line(number, saved, record.elapsed_us)).collect();
     if !others.is_empty() {
-        let bytes = others.iter().map(|saved| saved.bytes).sum();
-        rows.push(row(format_args!("{} smaller ones", Count(others.len() as u64)), &[&Bytes(bytes)]));
+        let bytes = Bytes(others.iter().map(|(_, saved)| saved.bytes).sum());
+        rows.push(format!(
+            "<tr><td></td><th scope=\"row\">{} smaller ones</th><td></td><td>{bytes}</td></tr>\n",
+            Count(others.len() as u64)
+        ));
     }
-    let heads =
-        ["", "Bytes", "Fate", "On disk", "Over the step", "Saved", "Left", "Called back", "Needed", "Waited for"];
-    format!("<div class=\"tall\">{}</div>\n", table(&heads, rows.into_iter()))
+    let heads = [
+        "No.",
+        "Tensor",
+        "Over the step",
+        "Bytes",
+        "Fate",
+        "On disk",
+        "Saved",
+        "Left",
+        "Called back",
+        "Needed",
+        "Waited for",
+    ];
+    format!("<div class=\"tall saved\">{}</div>\n", table(&heads, rows.into_iter()))
 }
 
-fn line(saved: &SavedRecord, elapsed_us: u64) -> String {
+/// A row of [`each`]. The bar comes before the figures, so that it is in sight where the table is wider than the page.
+fn line(number: usize, saved: &SavedRecord, elapsed_us: u64) -> String {
     let (_, fate, class) = FATES.into_iter().find(|(fate, ..)| *fate == saved.fate()).unwrap_or(FATES[0]);
     let time = |us: Option<u64>| us.map_or("–".to_owned(), |us| Micros(us as f64).to_string());
     let cells = |cells: &[String]| cells.iter().map(|cell| format!("<td>{cell}</td>")).collect::<String>();
@@ -162,10 +181,10 @@ fn line(saved: &SavedRecord, elapsed_us: u64) -> String {
         time(Some(saved.stalled_us).filter(|us| *us > 0)),
     ];
     format!(
-        "<tr><th scope=\"row\">{}</th>{}<td class=\"bar\">{}</td>{}</tr>\n",
+        "<tr><td>{number}</td><th scope=\"row\">{}</th><td class=\"bar\">{}</td>{}{}</tr>\n",
         escape(&saved.name),
-        cells(&[Bytes(saved.bytes).to_string(), fate, on_disk(saved)]),
         life(saved, class, elapsed_us),
+        cells(&[Bytes(saved.bytes).to_string(), fate, on_disk(saved)]),
         cells(&times)
     )
 }
@@ -196,6 +215,7 @@ fn life(saved: &SavedRecord, away: &str, elapsed_us: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::axis::WIDE;
 
     fn record() -> StepRecord {
         let moment = |at_us: u64, memory_bytes, disk_bytes| TierMoment {
@@ -252,7 +272,7 @@ mod tests {
     #[test]
     fn a_link_is_as_fast_as_bytes_passed_it() {
         let chart = links("", 1, Span::Us(1000), &record().moments);
-        let svg = chart.inline();
+        let svg = chart.inline(WIDE);
         // A megabyte was seen at once, and is shown as a mean over ten of the 400 bins.
         assert!(svg.contains("written to disk, peak 40.0 GB/s"), "{svg}");
     }
@@ -264,6 +284,20 @@ mod tests {
         assert_eq!(widths, ["10.0", "10.0", "40.0", "20.0"]);
         let bar = life(&record().saved[1], MEMORY, 1000);
         assert!(bar.contains("width:15.0%") && bar.contains("width:55.0%"), "{bar}");
+    }
+
+    #[test]
+    fn equal_names_are_told_apart_by_the_order_in_which_they_were_saved() {
+        let mut record = record();
+        let times = [30, 10, 20];
+        record.saved = times.map(|saved_us| SavedRecord { saved_us, ..record.saved[1].clone() }).into();
+        let html = each(&record);
+        let saved: Vec<String> =
+            html.split("<tr><td>").skip(1).map(|row| row.split("</td>").next().unwrap().to_owned()).collect();
+        assert_eq!(saved, ["1", "2", "3"]);
+        let (first, last) = (html.find("<td>10.0 µs</td>").unwrap(), html.find("<td>30.0 µs</td>").unwrap());
+        assert!(html.find("<tr><td>1<").unwrap() < first && first < html.find("<tr><td>2<").unwrap() && first < last);
+        assert!(html.find("class=\"bar\"").unwrap() < html.find("<td>1.00 MB</td>").unwrap());
     }
 
     #[test]

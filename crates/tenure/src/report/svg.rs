@@ -10,6 +10,18 @@ pub(super) struct Svg(String);
 #[derive(Default)]
 pub(super) struct Steps(String);
 
+/// The width of text in a chart's font at most, in pixels: the fonts of systems differ, and none is at hand here.
+pub(super) fn text_width(text: &str) -> f64 {
+    let width = |character| match character {
+        ' ' | '.' | ',' | ':' | '/' | '(' | ')' | 'i' | 'l' | 'j' | 't' | 'f' => 5.0,
+        'M' | 'W' | 'm' | 'w' | '%' => 12.0,
+        'A'..='Z' | '_' => 9.5,
+        character if character.is_ascii() => 8.0,
+        _ => 12.5,
+    };
+    text.chars().map(width).sum()
+}
+
 impl Svg {
     /// Adds an element, or a part of one.
     pub(super) fn add(&mut self, element: Arguments<'_>) {

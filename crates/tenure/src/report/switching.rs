@@ -1,8 +1,9 @@
 //! How long models take to answer, by where their weights are.
 
+use super::axis::WIDE;
 use super::chart::STYLE;
-use super::html::{self, document, escape, section};
-use super::svg::Svg;
+use super::html::{self, document, drawings, escape, section};
+use super::svg::{Svg, text_width};
 
 /// A report of how long models take to answer: one HTML file, or its figure alone.
 pub struct SwitchReport<'a> {
@@ -20,10 +21,8 @@ pub struct ModelTimes {
     pub times: Vec<(&'static str, f64)>,
 }
 
-const WIDTH: f64 = 960.0;
-/// From the left edge to the bars, and from their longest to the right edge.
-const LEFT: f64 = 210.0;
-const RIGHT: f64 = 90.0;
+/// Between the name of a bar, the bar and its figure.
+const GAP: f64 = 10.0;
 const BAR: f64 = 22.0;
 const HEADING: f64 = 40.0;
 
@@ -36,7 +35,7 @@ impl<'a> SwitchReport<'a> {
     /// The whole report: one HTML file.
     pub fn html(&self) -> String {
         let text = "Milliseconds from a request to its answer. Bars of one model are to one scale.";
-        let figure = format!("<div class=\"scroll\">{}</div>\n", self.drawing(""));
+        let figure = drawings(|width| self.drawing(width, ""));
         let sections =
             [html::header("Switching report", self.title, "", self.facts), section("Answers", text, &figure)];
         document(self.title, &sections.concat(), "Each time is the median of several.")
@@ -44,16 +43,20 @@ impl<'a> SwitchReport<'a> {
 
     /// The figure alone: an SVG file.
     pub fn svg(&self) -> String {
-        self.drawing(&format!("<style>{STYLE}</style>"))
+        self.drawing(WIDE, &format!("<style>{STYLE}</style>"))
     }
 
-    fn drawing(&self, style: &str) -> String {
+    fn drawing(&self, width: f64, style: &str) -> String {
+        // Names stand before the bars, figures after them.
+        let times = || self.models.iter().flat_map(|model| &model.times);
+        let left = times().map(|(name, _)| text_width(name)).fold(0.0, f64::max) + GAP;
+        let right = times().map(|(_, ms)| text_width(&figure(*ms))).fold(0.0, f64::max) + GAP;
         let rows: usize = self.models.iter().map(|model| model.times.len()).sum();
         let height = 20.0 + self.models.len() as f64 * HEADING + rows as f64 * BAR;
         let mut svg = Svg::default();
         svg.add(format_args!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-             aria-label=\"{}\">{style}<rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+             aria-label=\"{}\">{style}<rect class=\"ground\" width=\"{width}\" height=\"{height}\"/>",
             escape(self.title)
         ));
         let mut top = 0.0;
@@ -63,14 +66,15 @@ impl<'a> SwitchReport<'a> {
             let longest = times.iter().map(|(_, ms)| *ms).fold(f64::MIN_POSITIVE, f64::max);
             for (name, ms) in times {
                 let class = if *name == "cold" { "paged" } else { "requested" };
-                let (width, middle) = ((WIDTH - LEFT - RIGHT) * ms / longest, top + BAR / 2.0 + 4.0);
+                let (length, middle) = ((width - left - right) * ms / longest, top + BAR / 2.0 + 4.0);
                 svg.add(format_args!(
-                    "<text class=\"tick end\" x=\"{}\" y=\"{middle}\">{name}</text><rect class=\"area {class}\" x=\"{LEFT}\" \
-                     y=\"{}\" width=\"{width:.1}\" height=\"{}\"/><text class=\"note\" x=\"{:.1}\" y=\"{middle}\">{ms:.2}</text>",
-                    LEFT - 10.0,
+                    "<text class=\"tick end\" x=\"{}\" y=\"{middle}\">{name}</text><rect class=\"area {class}\" x=\"{left}\" \
+                     y=\"{}\" width=\"{length:.1}\" height=\"{}\"/><text class=\"note\" x=\"{:.1}\" y=\"{middle}\">{}</text>",
+                    left - GAP,
                     top + 3.0,
                     BAR - 6.0,
-                    LEFT + width + 8.0,
+                    left + length + GAP,
+                    figure(*ms),
                 ));
                 top += BAR;
             }
@@ -78,6 +82,11 @@ impl<'a> SwitchReport<'a> {
         svg.add(format_args!("</svg>\n"));
         svg.finish()
     }
+}
+
+/// What stands beside a bar.
+fn figure(ms: f64) -> String {
+    format!("{ms:.2}")
 }
 
 #[cfg(test)]
@@ -93,8 +102,10 @@ mod tests {
         let report = SwitchReport::new("Switching", &[], &models);
         let svg = report.svg();
         assert!(svg.contains("a &lt;b&gt;") && svg.contains(">4.00<") && svg.contains("<style>"));
-        assert_eq!(svg.matches("width=\"660.0\"").count(), 2, "{svg}");
-        assert_eq!(svg.matches("width=\"165.0\"").count(), 1, "{svg}");
+        let length = WIDE - text_width("ready") - text_width("250.00") - 2.0 * GAP;
+        for (length, count) in [(length, 2), (length / 4.0, 1)] {
+            assert_eq!(svg.matches(&format!("width=\"{length:.1}\"")).count(), count, "{svg}");
+        }
         assert!(report.html().contains("viewBox"));
     }
 }

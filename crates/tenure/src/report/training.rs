@@ -6,7 +6,7 @@ use tenure_offload::StepRecord;
 
 use super::chart::{Chart, Draw, Series, Span, Unit};
 use super::history::BINS;
-use super::html::{self, document, figure, row, section, table};
+use super::html::{self, document, figure, remark, row, section, table};
 use super::offload;
 use crate::units::{Bytes, Percent};
 
@@ -29,12 +29,13 @@ pub struct TrainingReport<'a> {
     steps: &'a [Step],
     recorded: Option<(u64, Recording)>,
     offload: Option<(u64, StepRecord)>,
+    unfinished: Option<&'a str>,
 }
 
 impl<'a> TrainingReport<'a> {
     /// A report called `title` on a run of these steps. `facts` say how it was made, and what came of it.
     pub fn new(title: &'a str, facts: &'a [(&'static str, String)], steps: &'a [Step]) -> Self {
-        Self { title, facts, steps, recorded: None, offload: None }
+        Self { title, facts, steps, recorded: None, offload: None, unfinished: None }
     }
 
     /// The same, with what memory did during one step.
@@ -49,9 +50,16 @@ impl<'a> TrainingReport<'a> {
         Self { offload: Some((number, record)), ..self }
     }
 
+    /// The same, of a run that ended before its plan did: `how` says so in one sentence, which the page begins with.
+    #[must_use]
+    pub fn unfinished(self, how: &'a str) -> Self {
+        Self { unfinished: Some(how), ..self }
+    }
+
     /// The whole report: one HTML file.
     pub fn html(&self) -> String {
-        let header = html::header("Training report", self.title, "", self.facts);
+        let unfinished = self.unfinished.map_or(String::new(), |how| remark(how, "verdict unfinished"));
+        let header = html::header("Training report", self.title, &unfinished, self.facts);
         let mut sections = vec![header];
         if self.steps.is_empty() {
             sections.push("<p>No step was made.</p>\n".to_owned());
@@ -224,6 +232,16 @@ fn stacked(bins: Vec<TagBytes>) -> Vec<Series> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_ended_early_says_so_before_its_facts() {
+        let facts = [("Data", "some".to_owned())];
+        let report = TrainingReport::new("a model", &facts, &[]);
+        assert!(!report.html().contains("<p class=\"verdict"));
+        let html = report.unfinished("Interrupted after 3 of 40 steps, <so>.").html();
+        let said = html.find("Interrupted after 3 of 40 steps, &lt;so&gt;.").unwrap();
+        assert!(html.find("<h1>").unwrap() < said && said < html.find("<dl>").unwrap(), "{html}");
+    }
 
     #[test]
     fn a_few_values_are_joined_and_many_averaged() {

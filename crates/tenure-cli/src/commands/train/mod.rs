@@ -181,7 +181,10 @@ fn finish<D: Examples>(
 
     watch.clear();
     let offloaded = budget.zip(run.engine()).map(|(budget, engine)| budget.offloaded(engine, run.history()));
-    let outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
+    let mut outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
+    if is_interrupted || stopped.is_some() {
+        outcome.unfinished = Some(outcome::unfinished(steps as u64, run.plan().steps, stopped.as_ref()));
+    }
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());
     if let Some(error) = stopped {

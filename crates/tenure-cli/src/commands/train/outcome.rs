@@ -34,6 +34,9 @@ pub(super) struct Outcome {
     /// How the run was made, and what came of it, in words.
     #[serde(skip)]
     pub(super) facts: Vec<(&'static str, String)>,
+    /// How it ended, in a sentence, if that was before its end.
+    #[serde(skip)]
+    pub(super) unfinished: Option<String>,
 }
 
 impl Outcome {
@@ -99,6 +102,7 @@ impl Outcome {
             placement,
             offloaded,
             facts,
+            unfinished: None,
         }
     }
 
@@ -114,6 +118,15 @@ impl Outcome {
         let facts: String =
             self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
         Ok(format!("{}\n{facts}", self.model))
+    }
+}
+
+/// Says how a run ended that an error stopped, or somebody interrupted.
+pub(super) fn unfinished(steps: u64, planned: u64, error: Option<&tenure::nn::Error>) -> String {
+    let (steps, planned) = (Count(steps), Count(planned));
+    match error {
+        Some(error) => format!("Stopped by an error after {steps} of {planned} steps: {error}."),
+        None => format!("Interrupted after {steps} of {planned} steps."),
     }
 }
 
@@ -187,6 +200,11 @@ mod tests {
     #[test]
     fn a_median_is_in_the_middle() {
         assert_eq!([vec![], vec![3.0], vec![4.0, 1.0], vec![9.0, 1.0, 2.0]].map(median), [0.0, 3.0, 2.5, 2.0]);
+    }
+
+    #[test]
+    fn an_interrupted_run_says_after_how_many_steps_of_how_many() {
+        assert_eq!(unfinished(3, 4000, None), "Interrupted after 3 of 4,000 steps.");
     }
 
     #[test]

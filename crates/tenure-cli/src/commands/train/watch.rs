@@ -125,6 +125,9 @@ impl Watch {
         }
         let Some(path) = &self.report else { return };
         let mut report = TrainingReport::new(outcome.title(), &outcome.facts, history);
+        if let Some(how) = &outcome.unfinished {
+            report = report.unfinished(how);
+        }
         if let Some((step, recording)) = self.recording.take() {
             report = report.with_step(step, recording);
         }

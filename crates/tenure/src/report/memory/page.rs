@@ -5,7 +5,7 @@ use tenure_core::Tag;
 use super::segments::{Content, SegmentUse};
 use super::timeline::class;
 use super::{MemoryReport, Module};
-use crate::report::html::{self, document, escape, figure, row, section, table};
+use crate::report::html::{self, document, drawings, escape, figure, row, section, table};
 use crate::report::svg::Svg;
 use crate::units::{Bytes, Count, Percent};
 
@@ -214,24 +214,23 @@ fn segments(report: &MemoryReport) -> String {
         let bytes = others.iter().map(|segment| segment.bytes).sum();
         format!("<p class=\"muted\">And {} smaller ones of {} together.</p>\n", others.len(), Bytes(bytes))
     };
-    format!("<div class=\"scroll\">{}</div>\n{table}{rest}", map(drawn))
+    drawings(|width| map(drawn, width)) + &table + &rest
 }
 
 /// The segments as strips, as long as they are large.
-fn map(segments: &[SegmentUse]) -> String {
-    const WIDTH: f64 = 960.0;
+fn map(segments: &[SegmentUse], width: f64) -> String {
     const LEFT: f64 = 130.0;
     const STEP: f64 = 20.0;
     let height = STEP * segments.len() as f64;
     let longest = segments.iter().map(|segment| segment.bytes).max().unwrap_or(0);
     let mut svg = Svg::default();
     svg.add(format_args!(
-        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
          aria-label=\"What lies where in each segment; the table below has the figures.\">"
     ));
     for (index, segment) in segments.iter().enumerate() {
         let y = STEP * index as f64;
-        let length = ((WIDTH - LEFT) * share(segment.bytes, longest)).max(2.0);
+        let length = ((width - LEFT) * share(segment.bytes, longest)).max(2.0);
         svg.add(format_args!(
             "<g><title>{:#x}: {}, {} free, the largest range {}</title><text class=\"tick end\" x=\"{}\" \
              y=\"{}\">{:#x}</text>",
