@@ -310,6 +310,8 @@ class Outcome:
         Bytes that were live before the trace's history began. Every peak includes them.
     recorded_reserved_bytes
         Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
+    recorded_reserved_end_bytes
+        Bytes that the recorded allocator held of the device after the last event; 0 if the trace says nothing of segments.
     operations
         Allocations and frees of one pass, those after its last event included.
     peak_requested_bytes
@@ -345,6 +347,7 @@ class Outcome:
     events: int
     earlier_bytes: int
     recorded_reserved_bytes: int
+    recorded_reserved_end_bytes: int
     operations: int
     peak_requested_bytes: int
     peak_allocated_bytes: int

@@ -112,7 +112,7 @@ fn describe(outcomes: &[Outcome], repeat: u32) -> String {
         outcomes.iter().filter_map(|outcome| Some(call_times(outcome, outcome.device.as_ref()?))).collect();
     let remarks = outcomes.iter().filter_map(addresses);
     let remarks = remarks.chain(outcomes.iter().filter_map(on_device)).chain(replay::verdict(outcomes));
-    let remarks = remarks.chain(replay::before_history(first.earlier_bytes));
+    let remarks = remarks.chain(replay::recorded(first)).chain(replay::before_history(first.earlier_bytes));
     let remarks: String = remarks.map(|remark| remark + ".\n").collect();
     format!("{title}\n\n{memory}\n{driver}\n{measured}{remarks}\n")
 }

@@ -92,7 +92,8 @@ fn replay_prints_one_json_object_for_each_allocator() {
     let calls = ["malloc", "free", "create", "map", "set_access", "unmap", "release"];
     #[rustfmt::skip]
     let expected = [
-        &["trace", "allocator", "events", "earlier_bytes", "recorded_reserved_bytes", "operations",
+        &["trace", "allocator", "events", "earlier_bytes", "recorded_reserved_bytes", "recorded_reserved_end_bytes",
+         "operations",
           "peak_requested_bytes", "peak_allocated_bytes",
           "peak_reserved_bytes", "peak_segments", "created_bytes", "driver_calls"][..], &calls,
         &["driver_calls_last_repeat"], &calls,
@@ -116,7 +117,13 @@ fn replay_prints_a_table_and_a_verdict() {
     let output = tenure(here().path(), &["replay", SAMPLE]);
     assert!(output.status.success());
     let text = stdout(&output);
-    for part in ["native       7.49 GB", "every block is at the address", "paged would have held", "saved."] {
+    for part in [
+        "native       7.49 GB",
+        "every block is at the address",
+        "paged would have held",
+        "a model of PyTorch's native allocator held",
+        "saved.",
+    ] {
         assert!(text.contains(part), "{part} is missing from\n{text}");
     }
     let native = tenure(here().path(), &["replay", SAMPLE, "--allocator", "native"]);

@@ -26,6 +26,8 @@ pub struct Summary {
     /// Most bytes in segments at once, mapped ranges of expandable segments included: what the recorded allocator held
     /// of the device. 0 if the trace says nothing of segments.
     pub peak_segment_bytes: u64,
+    /// Bytes in segments after the last event: what a snapshot lists. 0 if the trace says nothing of segments.
+    pub end_segment_bytes: u64,
     /// Allocations that failed.
     pub ooms: usize,
     /// Most bytes that were live at once.
@@ -97,7 +99,7 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
     let earlier_blocks = live_after(&events[..earlier]);
     summary.earlier_blocks = earlier_blocks.len();
     summary.earlier_bytes = earlier_blocks.iter().map(|block| block.bytes).sum();
-    summary.peak_segment_bytes = peak_segment_bytes(events);
+    (summary.peak_segment_bytes, summary.end_segment_bytes) = segment_bytes(events);
     let mut classes = BTreeMap::<SizeClass, SizeClassSummary>::new();
     let mut live = 0u64;
     for (index, event) in events.iter().enumerate() {
@@ -144,7 +146,8 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
     summary
 }
 
-fn peak_segment_bytes(events: &[Event]) -> u64 {
+/// The most bytes in segments at once, and those after the last event.
+fn segment_bytes(events: &[Event]) -> (u64, u64) {
     let mut live = FxHashMap::default();
     let (mut bytes, mut peak) = (0_u64, 0);
     for event in events {
@@ -160,7 +163,7 @@ fn peak_segment_bytes(events: &[Event]) -> u64 {
         }
         peak = peak.max(bytes);
     }
-    peak
+    (peak, bytes)
 }
 
 fn live_after(events: &[Event]) -> Vec<LiveBlock> {

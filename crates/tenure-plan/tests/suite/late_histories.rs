@@ -140,7 +140,7 @@ fn mapped_ranges_that_the_history_did_not_map_were_mapped_before() {
     let trace = read(&snapshot(&[expandable], &history)).unwrap();
     let earlier = [event(SegmentMap, 0x1000, 0x200), event(Alloc, 0x1000, 0x300), event(SegmentMap, 0x2000, 0x100)];
     assert_eq!(&trace.events()[..trace.earlier_events()], earlier);
-    assert_eq!(trace.summary().peak_segment_bytes, 0x400);
+    assert_eq!((trace.summary().peak_segment_bytes, trace.summary().end_segment_bytes), (0x400, 0x400));
 }
 
 #[test]
@@ -247,5 +247,6 @@ proptest! {
         let summary = trace.summary();
         prop_assert_eq!((summary.earlier_bytes, summary.peak_requested_bytes), (earlier, peak));
         prop_assert_eq!((summary.live_at_end_bytes, summary.peak_segment_bytes), (live, 8 * PLACE));
+        prop_assert_eq!(summary.end_segment_bytes, 8 * PLACE);
     }
 }

@@ -19,7 +19,7 @@ use tenure_plan::{Action, Trace};
 
 pub use kind::AllocatorKind;
 pub use measured::{Held, MeasuredCall, OnDevice};
-pub use outcome::{DriverCalls, Outcome, before_history, verdict};
+pub use outcome::{DriverCalls, Outcome, before_history, recorded, verdict};
 use player::Player;
 use real::Real;
 use simulated::Simulated;

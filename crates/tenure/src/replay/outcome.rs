@@ -17,6 +17,8 @@ pub struct Outcome {
     pub earlier_bytes: u64,
     /// Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
     pub recorded_reserved_bytes: u64,
+    /// Bytes that the recorded allocator held of the device after the last event; 0 if the trace says nothing of segments.
+    pub recorded_reserved_end_bytes: u64,
     /// Allocations and frees of one pass, those after its last event included.
     pub operations: usize,
     /// Most bytes asked for and live at once, over all passes.
@@ -78,21 +80,26 @@ impl Outcome {
     }
 }
 
-/// What the paged allocator would have saved over PyTorch's default, in one sentence; `None` without both.
+/// Compares the paged allocator with the model of PyTorch's default one, in one sentence; `None` without both replays.
 pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
     let reserved = |kind| outcomes.iter().find(|outcome| outcome.allocator == kind).map(|o| o.peak_reserved_bytes);
-    let (replayed, paged) = (reserved(AllocatorKind::Native)?, reserved(AllocatorKind::Paged)?);
-    // A history that begins late does not say how segments came to be as they were: PyTorch may have held more.
-    let native = outcomes.iter().fold(replayed, |most, outcome| most.max(outcome.recorded_reserved_bytes));
+    let (native, paged) = (reserved(AllocatorKind::Native)?, reserved(AllocatorKind::Paged)?);
     let difference = native.abs_diff(paged);
     let share = Percent(if native == 0 { 0.0 } else { difference as f64 / native as f64 });
     let word = if paged <= native { "saved" } else { "more" };
     Some(format!(
-        "paged would have held {} where PyTorch's native allocator held {}: {} ({share}) {word}",
+        "paged would have held {} where a model of PyTorch's native allocator held {} in the same replay: {} ({share}) {word}",
         Bytes(paged),
         Bytes(native),
         Bytes(difference),
     ))
+}
+
+/// Says in one sentence what the trace itself records of PyTorch's segments; `None` if it records none.
+pub fn recorded(outcome: &Outcome) -> Option<String> {
+    let &Outcome { recorded_reserved_bytes: peak, recorded_reserved_end_bytes: end, .. } = outcome;
+    let at_most = if peak == end { ", its peak".to_owned() } else { format!(", and {} at its peak", Bytes(peak)) };
+    (peak > 0).then(|| format!("The recording itself has {} reserved by PyTorch at its end{at_most}", Bytes(end)))
 }
 
 /// Says in one sentence what was there before the trace's history began; `None` if nothing was.

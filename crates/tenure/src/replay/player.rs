@@ -174,6 +174,7 @@ impl<'a> Player<'a> {
             events: self.summary.events,
             earlier_bytes: self.summary.earlier_bytes,
             recorded_reserved_bytes: self.summary.peak_segment_bytes,
+            recorded_reserved_end_bytes: self.summary.end_segment_bytes,
             operations: self.operations,
             peak_requested_bytes: self.requested.peak,
             peak_allocated_bytes: self.allocated.peak,

@@ -2,8 +2,8 @@
 
 use super::Report;
 use super::history::Holders;
-use super::html::{self, document, figure, row, section, table};
-use crate::replay::{Outcome, before_history, verdict};
+use super::html::{self, document, figure, remark, row, section, table};
+use crate::replay::{Outcome, before_history, recorded, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
 
 /// Groups of equal blocks that the peak's table names one by one.
@@ -58,8 +58,9 @@ fn header(report: &Report<'_>) -> String {
     if !conf.is_empty() {
         facts.push(("PYTORCH_CUDA_ALLOC_CONF", conf.clone()));
     }
-    let remarks = verdict(outcomes).into_iter().chain(before_history(summary.earlier_bytes));
-    let remarks: String = remarks.map(|remark| format!("<p class=\"verdict\">{remark}.</p>\n")).collect();
+    let recorded = outcomes.first().and_then(recorded);
+    let remarks = verdict(outcomes).into_iter().chain(recorded).chain(before_history(summary.earlier_bytes));
+    let remarks: String = remarks.map(|said| remark(&(said + "."), "verdict")).collect();
     html::header("Memory report", trace.source(), &remarks, &facts)
 }
 

@@ -42,6 +42,26 @@ fn a_report_names_every_allocator_and_the_peak() {
 }
 
 #[test]
+fn a_page_says_what_the_recording_itself_reserved_and_calls_a_replay_a_model() {
+    let event = |action, address: u64, bytes| Event { time_us: 0, address, bytes, stream: StreamId(0), action };
+    let events = [
+        event(Action::SegmentAlloc, 1 << 32, 20 << 20),
+        event(Action::SegmentAlloc, 2 << 32, 50_000_000),
+        event(Action::Alloc, 1 << 32, 512),
+        event(Action::SegmentFree, 2 << 32, 50_000_000),
+    ];
+    let page = |events: &[Event]| {
+        let trace = Trace::new("segments", 0, Settings::default(), events.to_vec()).unwrap();
+        Report::new(&trace).unwrap().html()
+    };
+    let said = "The recording itself has 21.0 MB reserved by PyTorch at its end, and 71.0 MB at its peak.";
+    let html = page(&events);
+    assert!(html.contains(said), "{html}");
+    assert!(html.contains("where a model of PyTorch's native allocator held 2.10 MB in the same replay"), "{html}");
+    assert!(!page(&events[2..3]).contains("recording itself"));
+}
+
+#[test]
 fn names_from_a_trace_are_text() {
     let trace = small("<script>alert('&')</script>\u{7}", &[(512, 0)]);
     let report = Report::new(&trace).unwrap();
