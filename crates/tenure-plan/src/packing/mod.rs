@@ -19,6 +19,7 @@ mod control;
 mod csv;
 mod error;
 mod pack;
+mod ranking;
 mod search;
 mod sections;
 mod state;

@@ -9,14 +9,21 @@
 //!   jobs with release dates;
 //! - what is left is cut where no lifetime crosses, and the parts are solved one by one: if one has no packing, no
 //!   other need be looked at again;
+//! - where a buffer that nothing left meets is placed, nothing else need be tried in its turn;
 //! - of buffers that are alike, the first is the lowest.
 
+use rand::SeedableRng;
+use rand::rngs::Xoshiro256PlusPlus as Random;
+
 use super::control::Control;
+use super::ranking::RANKINGS;
 use super::state::{Part, State};
 use super::{Packing, PackingProblem};
 
-/// Places tried in each order in a first round.
-const FIRST_ROUND: u64 = 1 << 10;
+/// Places tried in the shortest run.
+const RUN: u64 = 1 << 13;
+/// Where chance begins, the same each time.
+const SEED: u64 = 0;
 
 /// What a search says.
 pub(super) enum Verdict<T> {
@@ -55,7 +62,9 @@ pub(super) fn run(
     Verdict::Found(offsets)
 }
 
-/// Takes orders in turn, for which is good is not known before, and gives each more nodes in each round.
+/// Takes rankings in turn and begins again and again, since a search that went wrong early may never come back from it.
+/// After a turn of each, chance changes them. Runs are as long as Luby, Sinclair and Zuckerman say (*Optimal speedup of
+/// Las Vegas algorithms*, 1993), so one of them is long enough to try everything.
 fn solve(
     problem: &PackingProblem,
     capacity: u64,
@@ -63,24 +72,29 @@ fn solve(
     nodes: &mut u64,
     control: &mut Control<'_>,
 ) -> Verdict<Vec<(usize, u64)>> {
-    let mut states: Vec<State> =
-        Priority::ALL.iter().map(|priority| State::new(problem, capacity, &priority.sort(problem, buffers))).collect();
-    let mut round = FIRST_ROUND;
-    loop {
-        for state in &mut states {
-            let mut left = round.min(*nodes);
-            *nodes -= left;
-            let verdict = descend(state, &mut left, control);
-            *nodes += left;
-            match verdict {
-                Verdict::Found(()) => return Verdict::Found(state.offsets()),
-                Verdict::Exhausted => return Verdict::Exhausted,
-                Verdict::OutOfNodes if *nodes == 0 || control.is_over() => return Verdict::OutOfNodes,
-                Verdict::OutOfNodes => state.undo(0),
-            }
+    let mut state = State::new(problem, capacity, buffers);
+    let mut random = Random::seed_from_u64(SEED);
+    for run in 0.. {
+        let ranking = RANKINGS[run % RANKINGS.len()];
+        state.restart(ranking, (run >= RANKINGS.len()).then_some(&mut random));
+        let limit = RUN.saturating_mul(luby(run as u64 + 1)).min(*nodes);
+        let mut left = limit;
+        let verdict = descend(&mut state, &mut left, control);
+        *nodes -= limit - left;
+        match verdict {
+            Verdict::Found(()) => return Verdict::Found(state.offsets()),
+            Verdict::Exhausted => return Verdict::Exhausted,
+            Verdict::OutOfNodes if *nodes == 0 || control.is_over() => break,
+            Verdict::OutOfNodes => {}
         }
-        round = round.saturating_mul(2);
     }
+    Verdict::OutOfNodes
+}
+
+/// The sequence 1, 1, 2, 1, 1, 2, 4, 1, ..., from its first term on, which is number 1.
+fn luby(number: u64) -> u64 {
+    let next_power = (number + 1).next_power_of_two();
+    if next_power == number + 1 { next_power / 2 } else { luby(number + 1 - next_power / 2) }
 }
 
 /// A place where the search can turn another way.
@@ -116,7 +130,12 @@ fn descend(state: &mut State, nodes: &mut u64, control: &mut Control<'_>) -> Ver
             return Verdict::OutOfNodes;
         }
         *nodes -= 1;
-        let Some(left) = state.place(item, &branch.part) else { continue };
+        let left = state.place(item, &branch.part);
+        if state.is_alone(item) {
+            // It lies where it always would, so the others have no better chance without it.
+            branch.candidates.clear();
+        }
+        let Some(left) = left else { continue };
         branch.left = left;
         // On with the next part that is left. The branches of a part that is solved are not turned to again.
         loop {
@@ -127,40 +146,5 @@ fn descend(state: &mut State, nodes: &mut u64, control: &mut Control<'_>) -> Ver
             }
             branches.pop();
         }
-    }
-}
-
-/// Which buffers are tried first, where several can have the same offset.
-#[derive(Clone, Copy)]
-enum Priority {
-    /// Those in most sections, then the largest area, then those in the fullest section.
-    Width,
-    /// Those in the fullest section, then the largest area, then those in most sections.
-    Fullness,
-    /// Those in the fullest section, then those in most sections, then the largest area.
-    FullnessWidth,
-}
-
-impl Priority {
-    const ALL: [Self; 3] = [Self::Width, Self::Fullness, Self::FullnessWidth];
-
-    fn sort(self, problem: &PackingProblem, buffers: &[usize]) -> Vec<usize> {
-        let totals = problem.sections.totals(&problem.buffers);
-        let key = |&index: &usize| {
-            let buffer = &problem.buffers[index];
-            let range = problem.sections.range(index);
-            let width = range.len() as u128;
-            let area = u128::from(buffer.size_bytes) * u128::from(buffer.end - buffer.start);
-            let fullness = totals[range].iter().max().copied().unwrap_or(0).into();
-            match self {
-                Self::Width => [width, area, fullness],
-                Self::Fullness => [fullness, area, width],
-                Self::FullnessWidth => [fullness, width, area],
-            }
-        };
-        let mut sorted: Vec<usize> =
-            buffers.iter().copied().filter(|&index| problem.buffers[index].size_bytes > 0).collect();
-        sorted.sort_by_cached_key(|index| std::cmp::Reverse(key(index)));
-        sorted
     }
 }

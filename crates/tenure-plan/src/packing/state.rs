@@ -1,6 +1,9 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use rand::rngs::Xoshiro256PlusPlus as Random;
+
+use super::ranking::{self, Factors, Measure, Ranking};
 use super::{PackingProblem, align_up};
 
 /// A buffer to be placed.
@@ -13,12 +16,17 @@ struct Item {
     alignment: u64,
     /// Its offset is given.
     is_fixed: bool,
+    lifetime: u64,
+    factors: Factors,
     /// One that is just like it and comes before.
     twin: Option<usize>,
 }
 
-/// An offset and an item: packings are made in this order.
+/// An offset and an item's rank: packings are made in this order.
 type Key = (u64, usize);
+
+/// The key that is lower than all others.
+const LOWEST: Key = (0, 0);
 
 /// Items that are left to be placed, of lifetimes that hang together.
 #[derive(Clone)]
@@ -40,15 +48,19 @@ impl Part {
 enum Change {
     Lowest { item: usize, before: u64 },
     Placed { item: usize },
+    Rank { item: usize, before: usize },
 }
 
-/// Some items placed, and what follows for the others. Items have the numbers of their priority.
+/// Some items placed, and what follows for the others.
 pub(super) struct State {
     capacity: u64,
     items: Vec<Item>,
     /// By item: the offset that it has, or the lowest that those placed leave it.
     lowest: Vec<u64>,
     is_placed: Vec<bool>,
+    ranking: Ranking,
+    /// By item: its place among the items of its part, of which the first is tried first where offsets are equal.
+    ranks: Vec<usize>,
     /// By section: bytes that are left to be placed.
     unplaced: Vec<u64>,
     changes: Vec<Change>,
@@ -59,14 +71,15 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Of `buffers`, by their priority.
+    /// Nothing of `buffers` placed.
     pub(super) fn new(problem: &PackingProblem, capacity: u64, buffers: &[usize]) -> Self {
         let count = problem.sections.len();
         let mut items: Vec<Item> = Vec::with_capacity(buffers.len());
         let mut lowest = Vec::with_capacity(buffers.len());
         let mut unplaced = vec![0; count];
         let mut twins = rustc_hash::FxHashMap::default();
-        for (item, &index) in buffers.iter().enumerate() {
+        let has_bytes = |&&index: &&usize| problem.buffers()[index].size_bytes > 0;
+        for (item, &index) in buffers.iter().filter(has_bytes).enumerate() {
             let buffer = &problem.buffers()[index];
             let (sections, size, alignment) = (problem.sections.range(index), buffer.size_bytes, buffer.alignment);
             let twin = twins.insert((sections.clone(), size, alignment, buffer.offset), item);
@@ -74,11 +87,43 @@ impl State {
                 *bytes += size;
             }
             lowest.push(buffer.offset.unwrap_or(0));
-            items.push(Item { buffer: index, sections, size, alignment, is_fixed: buffer.offset.is_some(), twin });
+            items.push(Item {
+                buffer: index,
+                sections,
+                size,
+                alignment,
+                is_fixed: buffer.offset.is_some(),
+                lifetime: buffer.end - buffer.start,
+                factors: Factors::NONE,
+                twin,
+            });
         }
-        let is_placed = vec![false; items.len()];
-        let (ends, released) = (vec![0; count], Vec::with_capacity(items.len()));
-        Self { capacity, items, lowest, is_placed, unplaced, changes: Vec::new(), ends, released }
+        Self {
+            capacity,
+            lowest,
+            is_placed: vec![false; items.len()],
+            ranking: ranking::RANKINGS[0],
+            ranks: vec![0; items.len()],
+            unplaced,
+            changes: Vec::new(),
+            ends: vec![0; count],
+            released: Vec::with_capacity(items.len()),
+            items,
+        }
+    }
+
+    /// Takes every item back, and ranks them anew: by `ranking`, and by chance if there is `random`.
+    pub(super) fn restart(&mut self, ranking: Ranking, mut random: Option<&mut Random>) {
+        self.undo(0);
+        self.ranking = ranking;
+        for item in 0..self.items.len() {
+            // Twins stay in their order.
+            let twins = self.items[item].twin.map(|twin| self.items[twin].factors);
+            let drawn = || random.as_deref_mut().map_or(Factors::NONE, Factors::random);
+            self.items[item].factors = twins.unwrap_or_else(drawn);
+        }
+        self.rank(&(0..self.items.len()).collect::<Vec<_>>());
+        self.changes.clear();
     }
 
     /// Where every placed buffer is.
@@ -90,7 +135,7 @@ impl State {
     pub(super) fn whole(&mut self) -> Option<Part> {
         let mut items: Vec<usize> = (0..self.items.len()).collect();
         items.sort_by_key(|&item| self.items[item].sections.start);
-        let whole = Part { items: items.into(), after: (0, 0) };
+        let whole = Part { items: items.into(), after: LOWEST };
         self.can_fit(&whole).then_some(whole)
     }
 
@@ -103,6 +148,7 @@ impl State {
         for change in self.changes.drain(mark..).rev() {
             match change {
                 Change::Lowest { item, before } => self.lowest[item] = before,
+                Change::Rank { item, before } => self.ranks[item] = before,
                 Change::Placed { item } => {
                     self.is_placed[item] = false;
                     let Item { sections, size, .. } = &self.items[item];
@@ -120,11 +166,11 @@ impl State {
         // What lies above this leaves room for an item that could then be lower than it will be.
         let limit = left().map(|item| self.lowest[item] + self.items[item].size).min().unwrap_or(0);
         let may_be_next = |&item: &usize| {
-            let key = (self.lowest[item], item);
+            let key = self.key(item);
             key >= part.after && key.0 < limit && self.items[item].twin.is_none_or(|twin| self.is_placed[twin])
         };
         let mut candidates: Vec<usize> = left().filter(may_be_next).collect();
-        candidates.sort_unstable_by_key(|&item| std::cmp::Reverse((self.lowest[item], item)));
+        candidates.sort_unstable_by_key(|&item| std::cmp::Reverse(self.key(item)));
         candidates
     }
 
@@ -132,7 +178,7 @@ impl State {
     /// what is in them; then what changed is to be undone.
     pub(super) fn place(&mut self, item: usize, part: &Part) -> Option<Vec<Part>> {
         let Item { sections, size, .. } = &self.items[item];
-        let (sections, key) = (sections.clone(), (self.lowest[item], item));
+        let (sections, key) = (sections.clone(), self.key(item));
         let top = key.0 + size;
         self.is_placed[item] = true;
         self.changes.push(Change::Placed { item });
@@ -161,6 +207,15 @@ impl State {
         if !self.can_fit(&rest) { None } else { Some(self.split(rest)) }
     }
 
+    /// Whether nothing that is left to be placed meets `item`.
+    pub(super) fn is_alone(&self, item: usize) -> bool {
+        self.unplaced[self.items[item].sections.clone()].iter().all(|&bytes| bytes == 0)
+    }
+
+    fn key(&self, item: usize) -> Key {
+        (self.lowest[item], self.ranks[item])
+    }
+
     /// Whether what is left of `part` might fit.
     fn can_fit(&mut self, part: &Part) -> bool {
         self.released.clear();
@@ -187,7 +242,7 @@ impl State {
     /// The lowest offset at which `item` can come to lie, after what was placed last.
     fn release(&self, item: usize, part: &Part) -> Option<u64> {
         let lowest = self.lowest[item];
-        if (lowest, item) >= part.after {
+        if self.key(item) >= part.after {
             return Some(lowest);
         }
         // It was passed over, so something must come to lie in its way: below where it would end, or it could go there.
@@ -206,8 +261,8 @@ impl State {
         tops.min().map(|top| align_up(top, *alignment))
     }
 
-    /// Cuts what is left where no lifetime crosses.
-    fn split(&self, part: Part) -> Vec<Part> {
+    /// Cuts what is left where no lifetime crosses. Parts of their own are ranked anew: what was full may be no more.
+    fn split(&mut self, part: Part) -> Vec<Part> {
         let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
         let (mut count, mut cuts, mut end) = (0, Vec::new(), 0);
         for item in left() {
@@ -225,8 +280,38 @@ impl State {
             _ => {
                 let items: Vec<usize> = left().collect();
                 cuts.push(count);
-                cuts.windows(2).map(|cut| Part { items: items[cut[0]..cut[1]].into(), after: part.after }).collect()
+                let mut parts = Vec::with_capacity(cuts.len());
+                for cut in cuts.windows(2) {
+                    let items = &items[cut[0]..cut[1]];
+                    let is_whole = cut[1] - cut[0] == count;
+                    if !is_whole {
+                        self.rank(items);
+                    }
+                    parts.push(Part { items: items.into(), after: if is_whole { part.after } else { LOWEST } });
+                }
+                parts
             }
+        }
+    }
+
+    /// Ranks `items` among each other.
+    fn rank(&mut self, items: &[usize]) {
+        let measures = |&item: &usize| (self.ranking.map(|measure| self.measure(item, measure)), item);
+        let mut measured: Vec<([f64; 3], usize)> = items.iter().map(measures).collect();
+        measured.sort_unstable_by(|a, b| ranking::compare(&a.0, &b.0).then(a.1.cmp(&b.1)));
+        for (rank, (_, item)) in measured.into_iter().enumerate() {
+            self.changes.push(Change::Rank { item, before: self.ranks[item] });
+            self.ranks[item] = rank;
+        }
+    }
+
+    fn measure(&self, item: usize, measure: Measure) -> f64 {
+        let Item { sections, size, lifetime, factors, .. } = &self.items[item];
+        match measure {
+            Measure::Sections => sections.len() as f64 * factors.length,
+            Measure::Lifetime => *lifetime as f64 * factors.length,
+            Measure::Area => *size as f64 * *lifetime as f64 * factors.area,
+            Measure::Fullness => self.unplaced[sections.clone()].iter().max().copied().unwrap_or(0) as f64,
         }
     }
 }

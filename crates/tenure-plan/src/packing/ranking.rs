@@ -1,0 +1,59 @@
+use std::cmp::Ordering;
+
+use rand::RngExt;
+use rand::rngs::Xoshiro256PlusPlus as Random;
+
+use Measure::{Area, Fullness, Lifetime, Sections};
+
+/// A measure of a buffer.
+#[derive(Clone, Copy)]
+pub(super) enum Measure {
+    /// The number of its sections.
+    Sections,
+    /// How long it lives.
+    Lifetime,
+    /// The product of its size and its lifetime.
+    Area,
+    /// The bytes that are left to be placed in the fullest of its sections.
+    Fullness,
+}
+
+/// Measures in the order in which they rank buffers: by the first, where that is equal by the second, and so on. The
+/// buffer with the most comes first.
+pub(super) type Ranking = [Measure; 3];
+
+/// The rankings that a search takes in turn, because no one can know before which is good.
+pub(super) const RANKINGS: [Ranking; 6] = [
+    [Sections, Area, Fullness],
+    [Fullness, Area, Sections],
+    [Fullness, Sections, Area],
+    [Lifetime, Area, Fullness],
+    [Fullness, Area, Lifetime],
+    [Fullness, Lifetime, Area],
+];
+
+/// How far chance changes a measure, as a part of it.
+const CHANCE: f64 = 0.1;
+
+/// Factors by which chance changes what a search takes for a buffer's length and area, so that it goes another way.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    pub(super) length: f64,
+    pub(super) area: f64,
+}
+
+impl Factors {
+    /// Factors that change nothing.
+    pub(super) const NONE: Self = Self { length: 1.0, area: 1.0 };
+
+    pub(super) fn random(random: &mut Random) -> Self {
+        let mut factor = || random.random_range(1.0 - CHANCE..1.0 + CHANCE);
+        Self { length: factor(), area: factor() }
+    }
+}
+
+/// Which of two buffers comes first, by their measures.
+pub(super) fn compare(a: &[f64; 3], b: &[f64; 3]) -> Ordering {
+    let by_measure = a.iter().zip(b).map(|(a, b)| b.total_cmp(a));
+    by_measure.fold(Ordering::Equal, Ordering::then)
+}
