@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
 
 #include "device.h"
@@ -32,9 +33,39 @@ template <class Handle> std::shared_ptr<Graph> find(const std::set<std::shared_p
   return found == known.end() ? nullptr : *found;
 }
 
+/// Objects of programs, by the handle that graphs retain them under, each with the references that the program holds.
+struct UserObject {
+  std::shared_ptr<void> object;
+  unsigned references;
+};
+std::map<cudaUserObject_t, UserObject> &user_objects() {
+  static auto *all = new std::map<cudaUserObject_t, UserObject>;
+  return *all;
+}
+
+/// Takes references from the program, and returns the object so that it is destroyed after the lock is given back.
+std::shared_ptr<void> drop_references(std::map<cudaUserObject_t, UserObject>::iterator found, unsigned count) {
+  std::shared_ptr<void> object = found->second.object;
+  found->second.references -= std::min(count, found->second.references);
+  if (found->second.references == 0)
+    user_objects().erase(found);
+  return object;
+}
+
+/// The graph of that handle, ended or still captured into.
+Graph *any_graph(cudaGraph_t handle) {
+  for (const auto &capture : captures)
+    if (reinterpret_cast<cudaGraph_t>(capture->graph.get()) == handle)
+      return capture->graph.get();
+  return find(graphs(), handle).get();
+}
+
 template <class Handle> CUresult destroy(std::set<std::shared_ptr<Graph>> &known, Handle handle) {
+  // It goes after the lock is given back, since the end of what it retained may wait.
+  std::shared_ptr<Graph> graph;
   std::lock_guard lock(state());
-  return known.erase(find(known, handle)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  graph = find(known, handle);
+  return known.erase(graph) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /// As `cudaThreadExchangeStreamCaptureMode` tells it.
@@ -138,8 +169,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
   const Stream *it = stream(handle);
   if (!it || !it->capture)
     return noted(it ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_INVALID_HANDLE);
-  std::lock_guard lock(state());
   const std::shared_ptr<Capture> capture = it->capture;
+  std::lock_guard lock(state());
   if (capture->origin != handle)
     return noted(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
   if (capture->thread != std::this_thread::get_id() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -163,6 +194,63 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *executable, cudaGraph
   executables().insert(copy);
   *executable = reinterpret_cast<cudaGraphExec_t>(copy.get());
   return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t handle, unsigned long long flags) {
+  return cudaGraphInstantiateWithFlags(executable, handle, flags);
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *handle, void *object, cudaHostFn_t destroy, unsigned references,
+                                 unsigned) {
+  if (!destroy || references == 0)
+    return noted(CUDA_ERROR_INVALID_VALUE);
+  const std::shared_ptr<void> kept(object, destroy);
+  static uintptr_t next_handle = 1;
+  std::lock_guard lock(state());
+  *handle = reinterpret_cast<cudaUserObject_t>(next_handle++);
+  user_objects()[*handle] = {kept, references};
+  return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectRelease(cudaUserObject_t handle, unsigned count) {
+  std::shared_ptr<void> dropped;
+  std::lock_guard lock(state());
+  const auto found = user_objects().find(handle);
+  if (found == user_objects().end())
+    return noted(CUDA_ERROR_INVALID_VALUE);
+  dropped = drop_references(found, count);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t handle, cudaUserObject_t object, unsigned count, unsigned flags) {
+  std::shared_ptr<void> dropped;
+  std::lock_guard lock(state());
+  const auto found = user_objects().find(object);
+  Graph *graph = any_graph(handle);
+  if (found == user_objects().end() || !graph)
+    return noted(CUDA_ERROR_INVALID_VALUE);
+  graph->retained.push_back(found->second.object);
+  if (flags & cudaGraphUserObjectMove)
+    dropped = drop_references(found, count);
+  return cudaSuccess;
+}
+
+// Branches and loops within a graph depend on what kernels compute.
+
+cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle *, cudaGraph_t, unsigned, unsigned) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaGraphAddNode(cudaGraphNode_t *, cudaGraph_t, const cudaGraphNode_t *, const cudaGraphEdgeData *, size_t,
+                             cudaGraphNodeParams *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t, cudaGraph_t, const cudaGraphNode_t *,
+                                          const cudaGraphEdgeData *, size_t, cudaStreamCaptureMode) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t *, const cudaGraphEdgeData *, size_t,
+                                                unsigned) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {

@@ -11,8 +11,11 @@
 
 namespace simulated {
 
-/// What was captured, in the order in which it was submitted.
-using Graph = std::vector<Work>;
+/// The work that was captured, in the order in which it was submitted.
+struct Graph : std::vector<Work> {
+  /// Objects of the program that live as long as the graph and what it is launched by.
+  std::vector<std::shared_ptr<void>> retained;
+};
 
 struct Capture {
   unsigned long long id;

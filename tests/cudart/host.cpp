@@ -73,6 +73,8 @@ cudaError_t cudaHostAlloc(void **address, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMallocHost(void **address, size_t bytes) { return cudaHostAlloc(address, bytes, cudaHostAllocDefault); }
+
 cudaError_t cudaFreeHost(void *address) {
   std::lock_guard lock(state());
   const auto found = pinned().find(reinterpret_cast<Address>(address));

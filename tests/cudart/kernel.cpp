@@ -164,6 +164,34 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
   return cudaSuccess;
 }
 
+// Kernels that come in libraries of their own while the program runs would have to be read from them.
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *, const void *, cudaJitOption *, void **, unsigned, cudaLibraryOption *,
+                                void **, unsigned) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t *, const char *, cudaJitOption *, void **, unsigned,
+                                    cudaLibraryOption *, void **, unsigned) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaLibraryUnload(cudaLibrary_t) { return noted(CUDA_ERROR_NOT_SUPPORTED); }
+cudaError_t cudaLibraryGetGlobal(void **, size_t *, cudaLibrary_t, const char *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaLibraryGetManaged(void **, size_t *, cudaLibrary_t, const char *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaLibraryGetUnifiedFunction(void **, cudaLibrary_t, const char *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *, cudaLibrary_t, const char *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaLibraryGetKernelCount(unsigned *, cudaLibrary_t) { return noted(CUDA_ERROR_NOT_SUPPORTED); }
+cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute, int, int) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+
 /// A variable of the device lives where its shadow on the host does.
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
   *address = const_cast<void *>(symbol);

@@ -107,5 +107,15 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { re
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) {
   return noted(CUDA_ERROR_NOT_SUPPORTED);
 }
+cudaError_t cudaDeviceGetGraphMemAttribute(int, cudaGraphMemAttributeType, void *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+cudaError_t cudaDeviceSetGraphMemAttribute(int, cudaGraphMemAttributeType, void *) {
+  return noted(CUDA_ERROR_NOT_SUPPORTED);
+}
+
+// Nor is memory that moves between the host and devices by itself.
+
+cudaError_t cudaMallocManaged(void **, size_t, unsigned) { return noted(CUDA_ERROR_NOT_SUPPORTED); }
 
 } // extern "C"

@@ -206,6 +206,10 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
 
 cudaError_t cudaStreamCreate(cudaStream_t *handle) { return noted(cuStreamCreateWithPriority(handle, 0, 0)); }
 
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *handle, unsigned flags) {
+  return noted(cuStreamCreateWithPriority(handle, flags, 0));
+}
+
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *handle, unsigned flags, int priority) {
   return noted(cuStreamCreateWithPriority(handle, flags, priority));
 }
