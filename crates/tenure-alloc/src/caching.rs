@@ -62,6 +62,13 @@ pub trait CachingAllocator: Resource {
     /// [`AllocError::UnknownAddress`]: no live block starts there. Address 0 is ignored.
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError>;
 
+    /// Records [`Action::Annotate`](crate::Action::Annotate) for the live block at `address`, with this thread's note.
+    /// Does nothing while events are not recorded.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownAddress`]: no live block starts there.
+    fn annotate(&self, address: Address) -> Result<(), AllocError>;
+
     /// The live block that starts at `address`, if there is one.
     fn block(&self, address: Address) -> Option<Block>;
 

@@ -1,4 +1,8 @@
+use std::collections::BTreeMap;
+
 use tenure_core::Tag;
+
+use crate::PoolId;
 
 /// One figure over time. PyTorch's `Stat` (c10/core/CachingDeviceAllocator.h).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,6 +166,9 @@ pub struct Statistics {
     pub large_pool: PoolStatistics,
     /// By tag: `tags[tag as usize]`.
     pub tags: [TagStatistics; Tag::ALL.len()],
+    /// Bytes held from the backing for each private pool that ever held some, by its id: both kinds together, small and
+    /// large. The figures outlive their pool.
+    pub reserved_in_private_pools: BTreeMap<PoolId, [Stat; 3]>,
     /// Live blocks of at least `max_split_size`.
     pub oversize_allocations: Stat,
     /// Segments of at least `max_split_size`.
@@ -232,6 +239,20 @@ impl Statistics {
         active_bytes.increase(bytes);
     }
 
+    /// The bytes that `pool` holds from the backing change by what goes and what comes, as one step.
+    pub(crate) fn reserved_changed(&mut self, pool: PoolId, kind: PoolKind, gone: u64, come: u64) {
+        let change = |stat: &mut Stat| {
+            stat.increase(come.saturating_sub(gone));
+            stat.decrease(gone.saturating_sub(come));
+        };
+        self.both(kind).into_iter().for_each(|figures| change(&mut figures.reserved_bytes));
+        if pool != PoolId::default() {
+            let [all, small, large] = self.reserved_in_private_pools.entry(pool).or_default();
+            change(all);
+            change(if kind == PoolKind::Small { small } else { large });
+        }
+    }
+
     /// The figures of both pools together, and of the pool of `kind`.
     #[inline]
     pub fn both(&mut self, kind: PoolKind) -> [&mut PoolStatistics; 2] {
@@ -251,6 +272,10 @@ impl Statistics {
         for (mine, theirs) in self.stats_mut().zip(other.stats_mut()) {
             mine.merge(theirs);
         }
+        for (pool, theirs) in &other.reserved_in_private_pools {
+            let mine = self.reserved_in_private_pools.entry(*pool).or_default();
+            mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.merge(theirs));
+        }
         self.num_alloc_retries += other.num_alloc_retries;
         self.num_ooms += other.num_ooms;
         self.num_sync_all_streams += other.num_sync_all_streams;
@@ -262,11 +287,13 @@ impl Statistics {
     /// Sets every peak to the current value.
     pub fn reset_peak(&mut self) {
         self.stats_mut().for_each(Stat::reset_peak);
+        self.reserved_in_private_pools.values_mut().flatten().for_each(Stat::reset_peak);
     }
 
     /// Sets everything accumulated to zero; current values and peaks stay.
     pub fn reset_accumulated(&mut self) {
         self.stats_mut().for_each(Stat::reset_accumulated);
+        self.reserved_in_private_pools.values_mut().flatten().for_each(Stat::reset_accumulated);
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
         self.num_sync_all_streams = 0;

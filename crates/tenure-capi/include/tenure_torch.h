@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change that an older shim would not understand. */
-#define TENURE_TORCH_ABI 1
+#define TENURE_TORCH_ABI 2
 
 /* A private pool: PyTorch's MempoolId_t. */
 typedef struct tenure_pool {
@@ -159,10 +159,19 @@ typedef struct tenure_torch_api {
     tenure_status (*block)(void *address, int *device, size_t *bytes);
     /* What was mapped or allocated together around a live block. */
     tenure_status (*extent)(void *address, void **first, size_t *bytes);
+    /* Calls `visit` with the context of a live block, as of tenure_event: it lives until `visit` returns. */
+    tenure_status (*context)(void *address, void (*visit)(void *user, void *context), void *user);
+    /* Records that the program noted something about a live block: this thread's note says what. */
+    tenure_status (*annotate_block)(void *address, tenure_object context);
 
     /* --- Figures and limits --- */
 
     tenure_status (*statistics)(int device, tenure_statistics *statistics);
+    /* Calls `visit` for each private pool that ever held memory, with its reserved bytes: of both kinds of blocks, of
+     * small ones, of large ones. The figures outlive their pool. */
+    tenure_status (*private_pools)(int device,
+                                   void (*visit)(void *user, tenure_pool pool, const tenure_stat reserved[3]),
+                                   void *user);
     tenure_status (*reset_peak_statistics)(int device);
     tenure_status (*reset_accumulated_statistics)(int device);
     /* Limits what the allocator may reserve, as PyTorch means it; the option `fraction` is on the whole process. Of

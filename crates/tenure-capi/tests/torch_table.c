@@ -118,8 +118,11 @@ static void no_memory(void) {
     CHECK(!applies);
 }
 
+static void keep(void *user, void *context) { *(void **)user = context; }
+
 static void history(void) {
-    static int hundred = 100, thousand = 1000, events[9];
+    static int hundred = 100, thousand = 1000, events[10];
+    void *context = NULL;
     const int skip[] = {7}; /* snapshots */
     const tenure_recording recording = {100, 3, skip, 1};
     const char *const metadata[] = {"name", "value"};
@@ -128,9 +131,13 @@ static void history(void) {
     OK(api->record_history(&recording, true));
     OK(api->allocate(0, 1 << 20, NULL, (tenure_object){&hundred, drop}, &block));
     OK(api->annotate(0, metadata, 1));
+    OK(api->annotate_block(block, nothing));
+    CHECK(api->annotate_block(&block, nothing) == TENURE_UNKNOWN_ADDRESS);
+    OK(api->context(block, keep, &context));
+    CHECK(context == &hundred);
     const struct seen seen = look(common);
     CHECK(seen.segments > 0 && seen.live == 1 && seen.with_context == 1 && seen.annotations == 1);
-    CHECK(seen.events == events[0] + events[3] + events[5]);
+    CHECK(seen.events == events[0] + events[3] + events[5] + events[9] && events[9] == 1);
     api->set_note((tenure_object){&thousand, drop});
     OK(api->free(block, nothing));
     CHECK(events[0] == 1 && events[1] == 1 && events[2] == 1);

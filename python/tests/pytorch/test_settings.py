@@ -77,19 +77,46 @@ def test_settings_that_change_nothing_are_named_and_no_others() -> None:
 SETTINGS = {
     "backend:native": False,
     "expandable_segments:True": False,
+    "expandable_segments_reserve:0.5": True,
+    "expandable_segments_reserve_by_class:[a:0.5]": True,
     "garbage_collection_threshold:0.5": True,
     "graph_capture_record_stream_reuse:True": True,
     "large_segment_size_mb:40": True,
     "max_non_split_rounding_mb:100": True,
     "max_split_size_mb:40": True,
     "per_process_memory_fraction:0.5": False,
+    "pinned_free_catch_all:True": False,
+    "pinned_max_cached_size_mb:64": False,
+    "pinned_max_round_threshold_mb:64": False,
     "pinned_num_register_threads:2": False,
     "pinned_reserve_segment_size_mb:2": False,
     "pinned_use_background_threads:True": False,
     "pinned_use_cuda_host_register:True": False,
     "release_lock_on_cudamalloc:True": True,
     "roundup_power2_divisions:4": False,
+    "throw_on_cudamalloc_oom:True": True,
 }
+
+# Settings that came after 2.11: an older PyTorch refuses them.
+NEW_SETTINGS = {
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "throw_on_cudamalloc_oom",
+}
+
+
+def name_of(setting: str) -> str:
+    return setting.split(":")[0]
+
+
+def accepted_settings() -> list[str]:
+    """The settings that this PyTorch knows."""
+    source = (Path(torch.__file__).parent / "lib/libc10_cuda.so").read_bytes()
+    source += (Path(torch.__file__).parent / "lib/libc10.so").read_bytes()
+    return [it for it in SETTINGS if name_of(it) not in NEW_SETTINGS or name_of(it).encode() in source]
 
 
 def test_every_setting_is_known() -> None:
@@ -97,18 +124,21 @@ def test_every_setting_is_known() -> None:
     include = Path(torch.__file__).parent / "include/c10"
     names = set()
     for header in ("core/AllocatorConfig.h", "cuda/CUDAAllocatorConfig.h"):
-        (keys,) = re.findall(r"unordered_set<std::string> keys\{(.*?)\};", (include / header).read_text(), re.DOTALL)
-        keys = re.sub(r"//.*", "", keys)
-        names |= {name.replace('"', "") for name in re.sub(r'"\s+"', "", keys).replace(" ", "").split(",")}
-    known = {setting.split(":")[0] for setting in SETTINGS}
-    assert {name.strip() for name in names if "hip" not in name} == known
+        # Newer headers have only the keys of CUDA.
+        for keys in re.findall(r"unordered_set<std::string> keys\{(.*?)\};", (include / header).read_text(), re.DOTALL):
+            keys = re.sub(r"//.*", "", keys)
+            names |= {name.replace('"', "") for name in re.sub(r'"\s+"', "", keys).replace(" ", "").split(",")}
+    names = {name.strip() for name in names if "hip" not in name}
+    assert names, "the headers name settings"
+    assert names <= {name_of(setting) for setting in accepted_settings()}
 
 
 def test_of_all_settings_those_that_change_nothing_are_named_once() -> None:
-    text = f"import torch\nfor setting in {list(SETTINGS) * 2}: torch._C._accelerator_setAllocatorSettings(setting)"
+    settings = accepted_settings()
+    text = f"import torch\nfor setting in {settings * 2}: torch._C._accelerator_setAllocatorSettings(setting)"
     done = program(text)
     assert done.returncode == 0, done.stderr
-    unused = [setting.split(":")[0] for setting, is_unused in SETTINGS.items() if is_unused and ALLOCATOR == "tenure"]
+    unused = [name_of(setting) for setting in settings if SETTINGS[setting] and ALLOCATOR == "tenure"]
     assert re.findall(r"(\w+) changes nothing", done.stderr) == unused
 
 

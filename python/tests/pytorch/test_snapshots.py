@@ -235,3 +235,39 @@ def test_events_name_the_compiled_region_that_they_are_of() -> None:
         }
     assert found[held.data_ptr()].startswith("Torch-Compiled Region: ")
     assert found[outside.data_ptr()] == "N/A"
+
+
+annotates = pytest.mark.skipif(not hasattr(torch.cuda.memory, "_annotate_tensor"), reason="came after PyTorch 2.11")
+
+
+@annotates
+def test_a_note_about_a_live_tensor_is_an_event() -> None:
+    with recorded() as snapshot:
+        held = tensor(1000)
+        torch.cuda.memory._set_memory_metadata("mine")
+        torch.cuda.memory._annotate_tensor(held[5:], "packed")
+        after = tensor(2000)
+        events = snapshot()["device_traces"][0]
+    (note,) = [event for event in events if event["action"] == "annotate"]
+    assert (note["addr"], note["size"], note["user_metadata"]) == (held.data_ptr(), 1000, "packed")
+    assert note["frames"]
+    assert [event["user_metadata"] for event in events if event["addr"] == after.data_ptr()][-1] == "mine"
+
+
+@annotates
+def test_a_note_about_no_tensor_is_refused_while_events_are_recorded() -> None:
+    torch._C._cuda_annotateMemory(12345, "nothing")
+    with recorded(), pytest.raises(RuntimeError, match="no live allocation found at pointer"):
+        torch._C._cuda_annotateMemory(12345, "nothing")
+
+
+@annotates
+def test_a_live_block_says_where_it_was_allocated() -> None:
+    with recorded():
+        held = allocate_here()
+        frames = torch.cuda.memory._allocation_traceback(held.data_ptr())
+        assert any(frame["name"] == "allocate_here" for frame in frames)
+        assert torch.cuda.memory._allocation_traceback(held.data_ptr() + 512) is None
+        address = held.data_ptr()
+        del held
+        assert torch.cuda.memory._allocation_traceback(address) is None

@@ -86,7 +86,10 @@ def test_graphs_keep_two_blocks_for_each_generator(graphs: int, generators: int)
             graph.capture_end()
         made.append(graph)
     added = stat("active.all.current") - before[0], stat("active_bytes.all.current") - before[1]
-    assert added == (2 * generators, 2 * 512 * generators)
+    # Newer graphs find the generators that they use themselves: here, each uses the default one.
+    registers = not hasattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph")
+    states_kept = generators if registers else graphs
+    assert added == (2 * states_kept, 2 * 512 * states_kept)
     del graph, state, states
     made.clear()
 

@@ -47,7 +47,7 @@ impl Contexts {
                 self.cut_segments(address, address + bytes);
                 current(KeepContexts::All).or(own)
             }
-            Action::OutOfMemory => current(KeepContexts::State),
+            Action::OutOfMemory | Action::Annotate => current(KeepContexts::State),
             Action::Snapshot => None,
         };
         context.filter(|_| kept >= KeepContexts::Alloc)

@@ -24,11 +24,13 @@ pub enum Action {
     Snapshot,
     /// No memory; `address` is what the device had free, in bytes.
     OutOfMemory,
+    /// The program noted something about a live block.
+    Annotate,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Alloc,
         Self::FreeRequested,
         Self::FreeCompleted,
@@ -38,6 +40,7 @@ impl Action {
         Self::SegmentUnmap,
         Self::Snapshot,
         Self::OutOfMemory,
+        Self::Annotate,
     ];
 
     /// Whether it ends a block or a part of a segment.
@@ -57,6 +60,7 @@ impl Action {
             Self::SegmentUnmap => "segment_unmap",
             Self::Snapshot => "snapshot",
             Self::OutOfMemory => "oom",
+            Self::Annotate => "annotate",
         }
     }
 }

@@ -199,6 +199,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Records that the program noted something about a live block.
+    pub(crate) fn annotate(&self, address: Address) -> Result<(), AllocError> {
+        let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        self.record_block(Action::Annotate, id);
+        Ok(())
+    }
+
     /// The pool that allocations on `stream` go to now.
     pub(crate) fn pool_for(&self, stream: StreamId) -> PoolId {
         self.pools.pair(self.captures.owner_for(stream)).id

@@ -273,15 +273,7 @@ impl Engine {
         let before = segment.held_bytes();
         let result = change(segment, &*self.backing);
         let after = segment.held_bytes();
-        let reserved = &mut self.pools.pair_mut(pool.owner).reserved;
-        *reserved = *reserved + after - before;
-        for pool in self.statistics.both(pool.kind) {
-            if after > before {
-                pool.reserved_bytes.increase(after - before);
-            } else {
-                pool.reserved_bytes.decrease(before - after);
-            }
-        }
+        self.change_reserved(pool, before, after);
         result
     }
 }

@@ -113,6 +113,10 @@ impl CachingAllocator for NativeAllocator {
         if address == 0 { Ok(()) } else { self.engine.lock().retag(address, tag, key) }
     }
 
+    fn annotate(&self, address: Address) -> Result<(), AllocError> {
+        self.engine.lock().annotate(address)
+    }
+
     fn block(&self, address: Address) -> Option<Block> {
         self.engine.lock().block(address)
     }

@@ -1,6 +1,6 @@
 //! Segments: memory from the backing, and back to it whole.
 
-use super::blocks::{Block, BlockId, State};
+use super::blocks::{Block, BlockId, PoolRef, State};
 use super::config::segment_size;
 use super::engine::{Engine, Wanted};
 use super::source::{self, Locked, Returned};
@@ -44,17 +44,21 @@ impl Engine {
         self.made += 1;
         let block = Block::new(address, bytes, request.stream, pool, State::Free);
         let id = self.blocks.insert(Block { made: self.made, ..block });
-        self.pools.pair_mut(pool.owner).reserved += bytes;
-        for pool in self.statistics.both(pool.kind) {
-            pool.segment.increase(1);
-            pool.reserved_bytes.increase(bytes);
-        }
+        self.change_reserved(pool, 0, bytes);
+        self.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.increase(1));
         if self.config.is_oversize(bytes) {
             self.statistics.oversize_segments.increase(1);
         }
         self.statistics.num_device_alloc += 1;
         self.record_segment(Action::SegmentAlloc, address, bytes, request.stream, pool);
         id
+    }
+
+    /// The bytes that a pool holds change by what goes and what comes.
+    pub(super) fn change_reserved(&mut self, pool: PoolRef, gone: u64, come: u64) {
+        let pair = self.pools.pair_mut(pool.owner);
+        pair.reserved = pair.reserved + come - gone;
+        self.statistics.reserved_changed(pair.id, pool.kind, gone, come);
     }
 
     /// Whether a block is all there is of a segment that is not expandable.
@@ -72,11 +76,8 @@ impl Engine {
         }
         self.remove_free(id);
         self.blocks.remove(id);
-        self.pools.pair_mut(pool.owner).reserved -= bytes;
-        for pool in self.statistics.both(pool.kind) {
-            pool.segment.decrease(1);
-            pool.reserved_bytes.decrease(bytes);
-        }
+        self.change_reserved(pool, bytes, 0);
+        self.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.decrease(1));
         if self.config.is_oversize(bytes) {
             self.statistics.oversize_segments.decrease(1);
         }

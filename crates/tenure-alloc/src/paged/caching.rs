@@ -31,6 +31,13 @@ impl CachingAllocator for PagedAllocator {
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
+    fn annotate(&self, address: Address) -> Result<(), AllocError> {
+        match self.owner(address) {
+            Some((heap, _)) => heap.lock().annotate(address, &self.history),
+            None => self.state.lock().annotate(address),
+        }
+    }
+
     fn block(&self, address: Address) -> Option<Block> {
         match self.owner(address) {
             Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),

@@ -246,6 +246,18 @@ impl Blocks {
         true
     }
 
+    /// Records that the program noted something about a live block.
+    pub(super) fn annotate(&self, address: Address, history: &History) -> Result<(), AllocError> {
+        if let Some(&index) = self.by_address.get(&address) {
+            self.record(Action::Annotate, index, history);
+            return Ok(());
+        }
+        let block = self.large.get(address).filter(|block| !block.is_freed);
+        let block = block.ok_or(AllocError::UnknownAddress(address))?;
+        block.record(Action::Annotate, address, PoolId::default(), history);
+        Ok(())
+    }
+
     /// Bytes of the live block at an address.
     pub(super) fn bytes_of(&self, address: Address) -> Option<u64> {
         match self.by_address.get(&address) {

@@ -190,6 +190,15 @@ impl State {
         true
     }
 
+    /// Records that the program noted something about a live block, if it is none of a heap's.
+    pub(super) fn annotate(&self, address: Address) -> Result<(), AllocError> {
+        match self.blocks.get(address).filter(|block| !block.is_freed) {
+            Some(block) => block.record(Action::Annotate, address, PoolId::default(), &self.history),
+            None => self.private.engine.annotate(address)?,
+        }
+        Ok(())
+    }
+
     /// The live block at an address, if it is none of a heap's.
     pub(super) fn block(&self, address: Address) -> Option<Block> {
         let bytes = self.blocks.live_bytes(address);

@@ -286,7 +286,7 @@ impl Mapped {
             Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {
                 assert!(self.around(start, end).is_some(), "{event:?} lies in no segment");
             }
-            Action::Snapshot | Action::OutOfMemory => {}
+            Action::Snapshot | Action::OutOfMemory | Action::Annotate => {}
         }
     }
 

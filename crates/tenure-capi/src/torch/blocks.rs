@@ -92,6 +92,30 @@ pub(super) unsafe extern "C" fn extent(address: *mut c_void, first: *mut *mut c_
     })
 }
 
+pub(super) type ContextVisit = unsafe extern "C" fn(*mut c_void, *mut c_void);
+
+pub(super) unsafe extern "C" fn context(address: *mut c_void, visit: ContextVisit, user: *mut c_void) -> Status {
+    guarded(|| {
+        let address = address.addr() as Address;
+        on_owner(address, |device| {
+            let allocator = device.memory.allocator();
+            allocator.block(address).ok_or(AllocError::UnknownAddress(address))?;
+            let context = allocator.history().context_of(address);
+            // SAFETY: by the header, a function to call with this; the context lives until it has returned.
+            unsafe { visit(user, Object::of(context.as_ref())) };
+            Ok(())
+        })
+    })
+}
+
+pub(super) extern "C" fn annotate_block(address: *mut c_void, context: Object) -> Status {
+    guarded(|| {
+        let _context = context.enter();
+        let address = address.addr() as Address;
+        on_owner(address, |device| Ok(device.memory.allocator().annotate(address)?))
+    })
+}
+
 #[cold]
 fn in_pytorch(error: MemoryError) -> Failure {
     match error {

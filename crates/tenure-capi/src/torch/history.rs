@@ -129,6 +129,7 @@ mod tests {
         // c10/core/CachingDeviceAllocator.h, TraceEntry::Action.
         assert!(Action::ALL.iter().enumerate().all(|(number, &action)| action as usize == number));
         assert_eq!(Action::ALL[8].name(), "oom");
+        assert_eq!(Action::ALL[9].name(), "annotate");
         assert_eq!(Action::ALL[3].name(), "segment_alloc");
     }
 }

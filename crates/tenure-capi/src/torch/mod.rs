@@ -17,6 +17,7 @@ use std::ffi::{c_char, c_int, c_void};
 use tenure_alloc::PoolCheckpoint;
 
 use crate::failure::{Failure, Status};
+use blocks::ContextVisit;
 use callbacks::{FreeMemory, Observer};
 use history::{CRecording, Tracker};
 use object::Object;
@@ -24,7 +25,7 @@ use pools::{Filter, Pool, Source, Visit};
 pub use sharing::run_waits_in;
 use sharing::{Imported, Tell};
 use snapshot::Visitor;
-use statistics::CStatistics;
+use statistics::{CStatistics, PoolVisit};
 
 /// `tenure_torch_api` of `tenure_torch.h`.
 #[repr(C)]
@@ -39,7 +40,10 @@ pub struct Table {
     record_stream: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Status,
     block: unsafe extern "C" fn(*mut c_void, *mut c_int, *mut usize) -> Status,
     extent: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut usize) -> Status,
+    context: unsafe extern "C" fn(*mut c_void, ContextVisit, *mut c_void) -> Status,
+    annotate_block: extern "C" fn(*mut c_void, Object) -> Status,
     statistics: unsafe extern "C" fn(c_int, *mut CStatistics) -> Status,
+    private_pools: unsafe extern "C" fn(c_int, PoolVisit, *mut c_void) -> Status,
     reset_peak_statistics: extern "C" fn(c_int) -> Status,
     reset_accumulated_statistics: extern "C" fn(c_int) -> Status,
     set_memory_fraction: extern "C" fn(c_int, f64) -> Status,
@@ -73,7 +77,7 @@ pub struct Table {
 
 static TABLE: Table = Table {
     size: size_of::<Table>(),
-    abi: 1,
+    abi: 2,
     last_error: crate::tenure_last_error,
     configure: devices::configure,
     is_open: devices::is_open,
@@ -82,7 +86,10 @@ static TABLE: Table = Table {
     record_stream: blocks::record_stream,
     block: blocks::block,
     extent: blocks::extent,
+    context: blocks::context,
+    annotate_block: blocks::annotate_block,
     statistics: statistics::statistics,
+    private_pools: statistics::private_pools,
     reset_peak_statistics: statistics::reset_peak_statistics,
     reset_accumulated_statistics: statistics::reset_accumulated_statistics,
     set_memory_fraction: limits::set_memory_fraction,

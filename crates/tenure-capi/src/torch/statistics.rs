@@ -1,10 +1,11 @@
 //! Figures, in the order of `tenure_torch.h`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use tenure_alloc::{PoolStatistics, Stat, Statistics};
 
 use super::devices::device;
+use super::pools::Pool;
 use crate::failure::{Status, guarded};
 
 pub(super) unsafe extern "C" fn statistics(number: c_int, statistics: *mut CStatistics) -> Status {
@@ -12,6 +13,19 @@ pub(super) unsafe extern "C" fn statistics(number: c_int, statistics: *mut CStat
         let figures = CStatistics::from(&device(number)?.memory.allocator().statistics());
         // SAFETY: by the header, a place to write to.
         unsafe { statistics.write(figures) };
+        Ok(())
+    })
+}
+
+pub(super) type PoolVisit = unsafe extern "C" fn(*mut c_void, Pool, *const CStat);
+
+pub(super) unsafe extern "C" fn private_pools(number: c_int, visit: PoolVisit, user: *mut c_void) -> Status {
+    guarded(|| {
+        for (pool, reserved) in device(number)?.memory.allocator().statistics().reserved_in_private_pools {
+            let reserved = reserved.each_ref().map(CStat::from);
+            // SAFETY: by the header, a function to call with this.
+            unsafe { visit(user, pool.into(), reserved.as_ptr()) };
+        }
         Ok(())
     })
 }

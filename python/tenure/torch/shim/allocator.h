@@ -56,6 +56,8 @@ public:
   void setUserMetadata(const std::string &metadata) override;
   std::string getUserMetadata() override;
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override;
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *address) override;
+  void annotateMemory(const void *address, const std::string &metadata) override;
 
   // pools.cpp: private pools
   void emptyCache(MempoolId_t pool) override;

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <type_traits>
 
 namespace tenure {
 
@@ -19,7 +20,7 @@ c10::CachingAllocator::Stat stat_of(const tenure_stat &stat) {
   return result;
 }
 
-c10::CachingAllocator::StatArray stats_of(const tenure_stat (&stats)[3]) {
+c10::CachingAllocator::StatArray stats_of(const tenure_stat *stats) {
   return {stat_of(stats[0]), stat_of(stats[1]), stat_of(stats[2])};
 }
 
@@ -50,6 +51,14 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(DeviceIndex d
   result.num_device_alloc = figures.num_device_alloc;
   result.num_device_free = figures.num_device_free;
   result.max_split_size = figures.max_split_size;
+  const auto fill = [device](auto &pools) {
+    using Pools = std::remove_reference_t<decltype(pools)>;
+    const auto add = [](void *pools, tenure_pool pool, const tenure_stat *reserved) {
+      shielded([&] { value_of<Pools>(pools)[MempoolId_t(pool.first, pool.second)] = stats_of(reserved); });
+    };
+    check_told(api->private_pools(device, add, &pools));
+  };
+  fill_private_pools(result, fill, 0);
   return result;
 }
 

@@ -22,13 +22,15 @@ thread_local std::vector<std::string> compile_contexts;
 thread_local std::string user_metadata;
 
 /// Tells Tenure what this thread says beside its events.
-void renew_note() {
+void set_note(const std::string &metadata) {
   Note note;
   if (!compile_contexts.empty())
     note.compile_context = compile_contexts.back();
-  note.user_metadata = user_metadata;
+  note.user_metadata = metadata;
   api->set_note(hand_over(std::move(note)));
 }
+
+void renew_note() { set_note(user_metadata); }
 
 } // namespace
 
@@ -101,6 +103,26 @@ void Allocator::setUserMetadata(const std::string &metadata) {
 }
 
 std::string Allocator::getUserMetadata() { return user_metadata; }
+
+std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void *address) {
+  Context context;
+  const auto keep = [](void *kept, void *context) { value_of<Context>(kept) = context_of(context); };
+  const tenure_status status = api->context(const_cast<void *>(address), keep, &context);
+  if (status != TENURE_UNKNOWN_ADDRESS)
+    check(status);
+  return context;
+}
+
+void Allocator::annotateMemory(const void *address, const std::string &metadata) {
+  if (!isHistoryEnabled())
+    return;
+  auto context = gather(RecordContext::ALLOC);
+  set_note(metadata);
+  const tenure_status status = api->annotate_block(const_cast<void *>(address), context);
+  renew_note();
+  TORCH_CHECK(status != TENURE_UNKNOWN_ADDRESS, "annotateMemory: no live allocation found at pointer ", address);
+  check(status);
+}
 
 void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
   const auto tell = [](void *user, const tenure_event *event) {

@@ -65,6 +65,7 @@ caching::AllocatorConfigInfo settings() {
   info.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
   info.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
   set_stream_reuse(info, reuses_recorded_streams());
+  PinnedLimits::set<Settings>(info, 0);
   info.last_allocator_settings = Settings::last_allocator_settings();
   info.roundup_power2_divisions = Settings::roundup_power2_divisions();
   return info;

@@ -39,9 +39,8 @@ struct StreamSegmentSize {
 using caching::StreamSegmentSize;
 #endif
 
-/// PyTorch's CUDAAllocator with the functions of 2.11: what an older PyTorch calls is turned into a call of those, and
-/// what it never calls is there all the same. What a newer one has beside is left as PyTorch has it, but for functions
-/// that it has no way to do without.
+/// PyTorch's CUDAAllocator with the functions of 2.11 and later ones: what an older PyTorch calls is turned into a call of those, and
+/// what it never calls is there all the same.
 class Interface : public caching::CUDAAllocator {
 public:
 #if TENURE_TORCH_BEFORE(11)
@@ -70,14 +69,47 @@ public:
   virtual std::string getUserMetadata() = 0;
   virtual void setNoSplit(DeviceIndex device, MempoolId_t pool) = 0;
 #endif
-#if !TENURE_TORCH_BEFORE(12)
-  /// Of a setting, throw_on_cudamalloc_oom, that Tenure does not follow: there is never anything to observe.
-  void attachOomRejectionObserver(caching::OomRejectionObserver) final {}
-#endif
-#if !TENURE_TORCH_BEFORE(14)
-  bool supportsUserMetadata() final { return true; }
-#endif
+
+  // Functions that came after 2.11. Without `override`, they are there under an older PyTorch too, which never calls them.
+
+  /// Observes the setting throw_on_cudamalloc_oom, which Tenure does not follow: there is never anything to observe.
+  virtual void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) {}
+  virtual bool supportsUserMetadata() { return true; }
+  virtual std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *address) = 0;
+  virtual void annotateMemory(const void *address, const std::string &metadata) = 0;
 };
+
+/// Reserved bytes of private pools, where statistics have them: `fill` is given the map.
+template <typename Statistics, typename Fill>
+auto fill_private_pools(Statistics &statistics, Fill fill, int) -> decltype(statistics.reserved_bytes_by_private_pools, void()) {
+  fill(statistics.reserved_bytes_by_private_pools);
+}
+template <typename Statistics, typename Fill> void fill_private_pools(Statistics &, Fill, long) {}
+
+/// Limits of the cache of pinned memory, which PyTorch keeps itself.
+struct PinnedLimits {
+  template <typename From, typename Info>
+  static auto set(Info &info, int) -> decltype(info.max_round_threshold = From::pinned_max_round_threshold(), void()) {
+    info.max_round_threshold = From::pinned_max_round_threshold();
+    info.max_cached_size = From::pinned_max_cached_size();
+  }
+  template <typename From, typename Info> static void set(Info &, long) {}
+};
+
+/// The setting throw_on_cudamalloc_oom.
+template <typename Config> auto rejects_early(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
+  return Config::throw_on_cudamalloc_oom();
+}
+template <typename Config> bool rejects_early(long) { return false; }
+
+/// Whether one of the settings expandable_segments_reserve and expandable_segments_reserve_by_class is given. PyTorch
+/// shows neither but in the text of all.
+inline bool has_setting(const std::string &settings, const std::string &name) {
+  for (size_t at = settings.find(name); at != std::string::npos; at = settings.find(name, at + 1))
+    if (const size_t end = at + name.size(); end < settings.size() && settings[end] == ':')
+      return true;
+  return false;
+}
 
 /// The number of an action, of those to leave out of the history. No action is left out before 2.11.
 inline int action_of([[maybe_unused]] const std::string &name) {

@@ -259,6 +259,14 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.retag(address, tag, key)
     }
 
+    /// The history has no events of donated memory.
+    fn annotate(&self, address: Address) -> Result<(), AllocError> {
+        if let Some(ranges) = self.donated.of(address) {
+            return ranges.live_bytes(address).map(|_| ()).ok_or(AllocError::UnknownAddress(address));
+        }
+        self.inner.annotate(address)
+    }
+
     /// Donated memory stays until it is [cleared](DonatedRanges::clear).
     fn release_cached(&self) -> Result<(), AllocError> {
         self.inner.release_cached()
