@@ -347,7 +347,7 @@ fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
     let steps = ["--steps", "5"];
     let whole = train(folder.path(), &steps);
 
-    let args = [TEXT, &steps, &["--json", "--tensorboard", "events"]].concat();
+    let args = [TEXT, &steps, &["--json", "--tensorboard", "events", "--report", "run.html"]].concat();
     let interrupted = || {
         let mut child = program(folder.path(), &args).spawn().unwrap();
         wait_for_first_step(folder.path(), &mut child);
@@ -364,6 +364,9 @@ fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
     let partly: Value = serde_json::from_slice(&output.stdout).unwrap();
     let done = partly["steps"].as_u64().unwrap();
     assert!(done >= 1 && partly["accuracy"].is_null(), "{partly}");
+    let page = || fs::read_to_string(folder.path().join("run.html")).unwrap();
+    let sentence = format!("Interrupted after {done} of 5 steps.");
+    assert!(page().contains(&sentence), "{}", page());
 
     let said = String::from_utf8(output.stderr).unwrap();
     let checkpoint = format!("gpt2-mini-step{done}.safetensors");
@@ -372,6 +375,7 @@ fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
     let command: Vec<&str> = command.split(' ').skip(1).collect();
     let resumed = json(&tenure(folder.path(), &command));
     assert_eq!((&resumed["losses"], &resumed["accuracy"]), (&whole["losses"], &whole["accuracy"]));
+    assert!(!page().contains("Interrupted"), "the whole run's page");
 }
 
 #[cfg(unix)]
@@ -420,7 +424,9 @@ fn a_run_that_diverges_shows_what_it_did_and_keeps_the_checkpoint_before() {
     assert_eq!(said[0], "tenure: goes on with --lr 1e30; it was 0.003 before");
     assert!(said[1].contains("in step 4: a smaller learning rate") && said[1].contains("--lr is 1e30"), "{said:?}");
     assert_eq!(said.len(), 2, "{said:?}");
-    assert!(fs::read_to_string(path.join("run.html")).unwrap().contains("<h2>Loss</h2>"));
+    let page = fs::read_to_string(path.join("run.html")).unwrap();
+    assert!(page.contains("<h2>Loss</h2>") && page.contains("Stopped by an error after 3 of 9 steps"), "{page}");
+    assert!(page.contains("--lr is 1e30."), "{page}");
     assert!(fs::read(path.join("run.safetensors")).unwrap() == checkpoint);
     // It goes on from there, with the learning rate that it had.
     assert_eq!(train(path, &["--resume", "run.safetensors", "--steps", "3"])["steps"], 3);

@@ -171,6 +171,11 @@ fn finish<D: Examples>(
     if let Some(path) = args.checkpoint.as_ref().filter(|_| !is_lost) {
         watch.save(&run, path);
     }
+    let stopped = stopped.map(|error| {
+        let kept = args.checkpoint.as_ref().zip(watch.saved).filter(|_| is_lost);
+        let kept = kept.map_or(String::new(), |(path, step)| format!("; {} is of step {step}", path.display()));
+        format!("{}{kept}", explain(error, &run, batch_size))
+    });
     let accuracy = if stopped.is_none() { accuracy(&mut run, held_out, &mut watch) } else { None };
     let is_interrupted = output::is_interrupted();
     let can_go_on = (is_interrupted || stopped.is_some()) && !is_lost;
@@ -182,15 +187,18 @@ fn finish<D: Examples>(
     watch.clear();
     let offloaded = budget.zip(run.engine()).map(|(budget, engine)| budget.offloaded(engine, run.history()));
     let mut outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
-    if is_interrupted || stopped.is_some() {
-        outcome.unfinished = Some(outcome::unfinished(steps as u64, run.plan().steps, stopped.as_ref()));
-    }
+    outcome.unfinished = match &stopped {
+        Some(error) => Some(outcome::stopped(steps as u64, run.plan().steps, error)),
+        // An interrupt that came after all was done ended nothing.
+        None if is_interrupted && accuracy.is_none() => {
+            outcome::interrupted(steps as u64, run.plan().steps, held_out.batches() > 0)
+        }
+        None => None,
+    };
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());
     if let Some(error) = stopped {
-        let kept = args.checkpoint.as_ref().zip(watch.saved).filter(|_| is_lost);
-        let kept = kept.map_or(String::new(), |(path, step)| format!("; {} is of step {step}", path.display()));
-        watch.complain(&anyhow::anyhow!("{}{kept}", explain(error, &run, batch_size)));
+        watch.complain(&anyhow::anyhow!("{error}"));
     }
     if let Some(path) = left.filter(|_| watch.saved == Some(steps)) {
         let how = if is_interrupted { "interrupted" } else { "stopped" };

@@ -121,13 +121,21 @@ impl Outcome {
     }
 }
 
-/// Says how a run ended that an error stopped, or somebody interrupted.
-pub(super) fn unfinished(steps: u64, planned: u64, error: Option<&tenure::nn::Error>) -> String {
-    let (steps, planned) = (Count(steps), Count(planned));
-    match error {
-        Some(error) => format!("Stopped by an error after {steps} of {planned} steps: {error}."),
-        None => format!("Interrupted after {steps} of {planned} steps."),
+/// Says how far a run came that `error` stopped.
+pub(super) fn stopped(steps: u64, planned: u64, error: &str) -> String {
+    format!("Stopped by an error after {} of {} steps: {error}.", Count(steps), Count(planned))
+}
+
+/// Says how far a run came that was interrupted before it had an accuracy; `None` if nothing was missing, because it
+/// made every step and has no examples to find an accuracy on.
+pub(super) fn interrupted(steps: u64, planned: u64, has_held_out: bool) -> Option<String> {
+    if steps < planned {
+        return Some(format!("Interrupted after {} of {} steps.", Count(steps), Count(planned)));
     }
+    has_held_out.then(|| {
+        let steps = Count(steps);
+        format!("All {steps} steps were made; the accuracy was not found, because the run was interrupted.")
+    })
 }
 
 /// The loss of the first step, that of the last, and the mean of the last few, in words.
@@ -204,7 +212,14 @@ mod tests {
 
     #[test]
     fn an_interrupted_run_says_after_how_many_steps_of_how_many() {
-        assert_eq!(unfinished(3, 4000, None), "Interrupted after 3 of 4,000 steps.");
+        assert_eq!(interrupted(3, 4000, true).as_deref(), Some("Interrupted after 3 of 4,000 steps."));
+    }
+
+    #[test]
+    fn a_run_interrupted_after_its_last_step_lacks_its_accuracy_alone() {
+        let said = "All 4,000 steps were made; the accuracy was not found, because the run was interrupted.";
+        assert_eq!(interrupted(4000, 4000, true).as_deref(), Some(said));
+        assert_eq!(interrupted(4000, 4000, false), None);
     }
 
     #[test]
