@@ -16,7 +16,7 @@ pub struct Micros(pub f64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanos(pub u64);
 
-/// A share of one, in percent: `18%`, `0.4%`.
+/// A share of one, in percent: `18%`, `0.4%`. From ten times one on, as a multiple: `12.6 times`, `12,583 times`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Percent(pub f64);
 
@@ -48,7 +48,12 @@ impl fmt::Display for Nanos {
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = self.0 * 100.0;
-        f.pad(&if percent.abs() < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") })
+        f.pad(&match percent.abs() {
+            ..9.95 => format!("{percent:.1}%"),
+            ..999.5 => format!("{percent:.0}%"),
+            ..9995.0 => format!("{:.1} times", self.0),
+            _ => format!("{} times", Count(self.0.round() as u64)),
+        })
     }
 }
 
@@ -112,7 +117,8 @@ mod tests {
     #[test]
     fn counts_and_shares() {
         assert_eq!([0, 999, 1000, 1_234_567].map(|n| Count(n).to_string()), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([0.0, 0.0042, 0.18, 1.206].map(|share| Percent(share).to_string()), ["0.0%", "0.4%", "18%", "121%"]);
+        let shares = [0.0, 0.0042, 0.18, 1.206, 9.994, 9.996, 99.96, 12581.91].map(|share| Percent(share).to_string());
+        assert_eq!(shares, ["0.0%", "0.4%", "18%", "121%", "999%", "10.0 times", "100 times", "12,582 times"]);
     }
 
     #[test]
