@@ -67,7 +67,7 @@ fn a_page_names_tags_modules_and_blocks() {
         "20.0 GB of 80.0 GB in use",
         "<span class=\"swatch tag-weight\"></span>weight",
         "in no module of these",
-        "encoder.layer.0/linear/weight#0",
+        "encoder.<wbr>layer.<wbr>0/linear/weight#0",
         "No history was recorded",
     ] {
         assert!(html.contains(text), "{text}");

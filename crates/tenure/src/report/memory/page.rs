@@ -163,7 +163,8 @@ fn add_module(rows: &mut Vec<Row>, module: &Module, name: &str, depth: usize, wh
         (tags, modules.iter().map(|module| module.blocks).sum::<usize>())
     };
     let (small_tags, small_blocks) = sum(small);
-    add_together(format!("{} smaller modules", small.len()), small_tags, small_blocks);
+    let modules = if small.len() == 1 { "module" } else { "modules" };
+    add_together(format!("{} smaller {modules}", small.len()), small_tags, small_blocks);
     if !children.is_empty() {
         let (inner_tags, inner_blocks) = sum(children);
         let own = Tag::ALL.map(|tag| tags[tag as usize] - inner_tags[tag as usize]);
@@ -173,7 +174,7 @@ fn add_module(rows: &mut Vec<Row>, module: &Module, name: &str, depth: usize, wh
 
 fn largest(report: &MemoryReport) -> String {
     let rows = report.largest.iter().map(|block| {
-        let key = block.key.as_deref().map_or_else(|| "–".into(), escape);
+        let key = block.key.as_deref().map_or_else(|| "–".into(), long);
         let state = if block.is_awaited { ", awaited" } else { "" };
         row(
             format_args!("<code>{:#x}</code>", block.address),
@@ -262,12 +263,17 @@ fn map(segments: &[SegmentUse], width: f64) -> String {
 fn figures(report: &MemoryReport) -> String {
     let counters = report.statistics.iter().filter(|(_, value)| **value != 0);
     let counters = counters.map(|(name, value)| row(name, &[&count(*value)]));
-    let settings = report.settings.iter().map(|(name, value)| row(escape(name), &[&escape(value)]));
+    let settings = report.settings.iter().map(|(name, value)| row(escape(name), &[&long(value)]));
     format!(
         "{}<details><summary>Counters</summary>\n{}</details>\n",
         table(&["Setting", "Value"], settings),
         table(&["Counter", "Value"], counters)
     )
+}
+
+/// A cell's text that may take several lines, broken after dots where it can be.
+fn long(text: &str) -> String {
+    format!("<span class=\"long\">{}</span>", escape(text).replace('.', ".<wbr>"))
 }
 
 /// -1 stands for no limit.
