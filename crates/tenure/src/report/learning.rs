@@ -3,8 +3,8 @@
 use tenure_agent::train::{Stage, TrainProgress};
 
 use super::chart::{Chart, Draw, Series, Span, Unit};
+use super::history::BINS;
 use super::html::{self, document, figure, section};
-use super::training::thinned;
 
 /// A report on how the policy of the planner marl learned: one HTML file with its learning curves.
 pub struct LearningReport<'a> {
@@ -43,13 +43,13 @@ impl<'a> LearningReport<'a> {
                     Stage::Prices => point.validation,
                     Stage::Leanings => point.validation.exp(),
                 };
-                let values: Vec<f64> = points.iter().map(shown).collect();
+                let values: Vec<(u64, f64)> = points.iter().map(|point| (point.step, shown(point))).collect();
                 let chart = Chart {
                     title: format!("{title}: {}", self.title),
                     description: format!("{title} over the steps of training."),
                     span: Span::Steps(last.step.max(1)),
                     unit: Unit::Number,
-                    series: vec![Series::of_numbers("validation", "smooth", Draw::Line, thinned(&values))],
+                    series: vec![Series::of_numbers("validation", "smooth", Draw::Line, joined(&values))],
                     marker: None,
                 };
                 sections.push(section(title, text, &figure(&chart)));
@@ -59,9 +59,32 @@ impl<'a> LearningReport<'a> {
     }
 }
 
+/// A value for each bin of the steps up to the last: what lies on the straight lines between `points`, which are in order.
+fn joined(points: &[(u64, f64)]) -> Vec<f64> {
+    let end = points.last().map_or(0, |(step, _)| *step) as f64;
+    let at = |bin: usize| {
+        let step = end * bin as f64 / (BINS - 1) as f64;
+        let next = points.partition_point(|&(other, _)| other as f64 <= step).min(points.len() - 1);
+        let ((before, from), (after, to)) = (points[next.saturating_sub(1)], points[next]);
+        let share = (step - before as f64) / (after.saturating_sub(before)).max(1) as f64;
+        from + (to - from) * share.clamp(0.0, 1.0)
+    };
+    (0..BINS).map(at).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn points_are_joined_at_the_steps_that_they_are_of() {
+        let values = joined(&[(0, 1.0), (10, 2.0), (40, 8.0)]);
+        assert_eq!((values.len(), values[0], values[BINS - 1]), (BINS, 1.0, 8.0));
+        // A quarter of the way is step 10.
+        assert!((values[(BINS - 1) / 4] - 2.0).abs() < 0.1, "{}", values[(BINS - 1) / 4]);
+        assert!(values.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(joined(&[(5, 3.0)]), [3.0; BINS]);
+    }
 
     #[test]
     fn each_stage_that_was_reached_has_a_curve() {

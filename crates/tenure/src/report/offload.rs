@@ -182,7 +182,8 @@ fn line(number: usize, saved: &SavedRecord, elapsed_us: u64) -> String {
     ];
     format!(
         "<tr><td>{number}</td><th scope=\"row\">{}</th><td class=\"bar\">{}</td>{}{}</tr>\n",
-        escape(&saved.name),
+        // Names of modules break after their dots.
+        escape(&saved.name).replace('.', ".<wbr>"),
         life(saved, class, elapsed_us),
         cells(&[Bytes(saved.bytes).to_string(), fate, on_disk(saved)]),
         cells(&times)
@@ -197,13 +198,19 @@ fn on_disk(saved: &SavedRecord) -> String {
     })
 }
 
-/// Where something was, from when it was saved until it was needed.
+/// Where something was, from when it was saved until it was needed. The optimizer's state is away when a step begins: it
+/// comes back first and leaves after.
 fn life(saved: &SavedRecord, away: &str, elapsed_us: u64) -> String {
     let needed = saved.needed_us.unwrap_or(elapsed_us);
     let left = saved.spilled.map(|(us, _)| us).or(saved.dropped_us).unwrap_or(needed);
     let back = saved.fetched_us.or(saved.recomputed_us).unwrap_or(needed);
     let (mut bars, mut at) = (String::new(), 0);
-    for (class, until) in [("", saved.saved_us), (MEMORY, left), (away, back), (MEMORY, needed)] {
+    let parts = if back < left {
+        [(away, back), (MEMORY, left), (away, needed)]
+    } else {
+        [(MEMORY, left), (away, back), (MEMORY, needed)]
+    };
+    for (class, until) in [("", saved.saved_us)].into_iter().chain(parts) {
         let until = until.clamp(at, needed.max(at));
         let share = 100.0 * (until - at) as f64 / elapsed_us.max(1) as f64;
         write!(bars, "<i class=\"{class}\" style=\"width:{share:.1}%\"></i>").expect("a string takes every character");
@@ -284,6 +291,16 @@ mod tests {
         assert_eq!(widths, ["10.0", "10.0", "40.0", "20.0"]);
         let bar = life(&record().saved[1], MEMORY, 1000);
         assert!(bar.contains("width:15.0%") && bar.contains("width:55.0%"), "{bar}");
+    }
+
+    #[test]
+    fn a_bar_of_what_came_back_before_it_left_begins_and_ends_away() {
+        let state =
+            SavedRecord { spilled: Some((700, Destination::Disk)), fetched_us: Some(400), ..SavedRecord::default() };
+        let bar = life(&state, DISK, 1000);
+        let parts = [(DISK, 40), (MEMORY, 30), (DISK, 30)]
+            .map(|(class, share)| format!("<i class=\"{class}\" style=\"width:{share}.0%\"></i>"));
+        assert!(bar.contains(&parts.concat()), "{bar}");
     }
 
     #[test]

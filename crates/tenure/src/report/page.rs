@@ -46,7 +46,7 @@ fn header(report: &Report<'_>) -> String {
     let conf = &trace.settings().conf;
     let mut facts: Vec<(&str, String)> = vec![
         ("Peak requested", Bytes(summary.peak_requested_bytes).to_string()),
-        ("Duration", Micros(summary.duration_us as f64).to_string()),
+        ("Duration", duration(summary.duration_us)),
         ("Events", Count(summary.events as u64).to_string()),
         ("Allocations", Count(summary.allocations as u64).to_string()),
         ("Streams", summary.streams.len().to_string()),
@@ -62,6 +62,11 @@ fn header(report: &Report<'_>) -> String {
     let remarks = verdict(outcomes).into_iter().chain(recorded).chain(before_history(summary.earlier_bytes));
     let remarks: String = remarks.map(|said| remark(&(said + "."), "verdict")).collect();
     html::header("Memory report", trace.source(), &remarks, &facts)
+}
+
+/// A trace without times has none.
+fn duration(us: u64) -> String {
+    if us == 0 { "not recorded".into() } else { Micros(us as f64).to_string() }
 }
 
 fn outcomes(outcomes: &[Outcome]) -> String {

@@ -49,8 +49,8 @@ impl<'a> ServingReport<'a> {
     /// The whole report: one HTML file.
     pub fn html(&self) -> String {
         let shares = "The share of the answers that took no longer than so long.";
-        let over_time =
-            "The longest that an answer took whose request was to be sent then. Grey: models came to the device.";
+        let over_time = "The longest that an answer took whose request was to be sent then. Grey: one or more models had \
+                         come to the device since the server's count was last read.";
         let sections = [
             html::header("Serving report", self.title, "", self.facts),
             section("Latency", shares, &figure(&self.shares())),
