@@ -177,15 +177,16 @@ async function openPage() {
 }
 
 async function askForToken() {
+  say(sessionStorage.getItem("token") ? "the server does not know this token" : "");
   sessionStorage.removeItem("token");
   document.getElementById("shown")?.remove();
-  say("");
   form.hidden = false;
   secret.focus();
   await new Promise((given) => form.addEventListener("submit", given, { once: true }));
   sessionStorage.setItem("token", secret.value.trim());
   secret.value = "";
   form.hidden = true;
+  say("");
 }
 
 async function run() {
