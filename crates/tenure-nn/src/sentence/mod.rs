@@ -2,6 +2,7 @@
 
 mod encoder;
 mod files;
+mod module_list;
 mod modules;
 mod tokenizer;
 
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use tenure_tensor::{DType, Device, Tensor, autograd};
 
 use self::encoder::{Encoder, EncoderConfig};
+pub use self::module_list::{ListedModule, MODULES, PoolingMode, token_width};
 use self::modules::{Modules, SentenceModule, mean, normalized};
 pub use self::tokenizer::SentenceTokenizer;
 use crate::Result;

@@ -10,19 +10,19 @@ use tenure_tensor::{DType, Result as TensorResult, Tensor};
 
 use super::encoder::{load, scope, weights};
 use super::files::{CONFIG, WEIGHTS, inside, optional, required};
+use super::module_list::{ListedModule, MODULES, PoolingMode, token_width};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, Under};
 use crate::layers::{Activation, Layer, LayerNorm, Linear};
 use crate::module::Module;
 
-const MODULES: &str = "modules.json";
 /// The pooling of folders that list no modules.
 const POOLING: &str = "1_Pooling";
 
 /// A module behind the model.
 pub(super) enum SentenceModule {
     /// One vector of many: those of all modes, one behind the other.
-    Pooling(Vec<Mode>),
+    Pooling(Vec<PoolingMode>),
     Dense {
         linear: Linear,
         activation: Option<Activation>,
@@ -32,55 +32,17 @@ pub(super) enum SentenceModule {
     Normalize,
 }
 
-/// How one vector is made of those of a text's tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Mode {
-    /// The first token's.
-    Cls,
-    /// The largest of each number.
-    Max,
-    /// Their average.
-    Mean,
-    /// Their sum by the root of their count.
-    MeanSqrtLenTokens,
-    /// Their average, in which the second counts twice, the third three times, and so on.
-    #[serde(rename = "weightedmean")]
-    WeightedMean,
-    /// The last token's.
-    #[serde(rename = "lasttoken")]
-    LastToken,
-}
-
-/// The modes by the keys of older releases, in the order of their vectors.
-const OLD_MODES: [(&str, Mode); 6] = [
-    ("pooling_mode_cls_token", Mode::Cls),
-    ("pooling_mode_max_tokens", Mode::Max),
-    ("pooling_mode_mean_tokens", Mode::Mean),
-    ("pooling_mode_mean_sqrt_len_tokens", Mode::MeanSqrtLenTokens),
-    ("pooling_mode_weightedmean_tokens", Mode::WeightedMean),
-    ("pooling_mode_lasttoken", Mode::LastToken),
-];
-
-/// A module of `modules.json`.
-#[derive(Deserialize)]
-struct Listed {
-    path: String,
-    #[serde(rename = "type")]
-    class: String,
-}
-
 /// The modules of a folder: where its model is, and those behind it.
 pub(super) struct Modules {
     pub(super) model: String,
-    listed: Vec<Listed>,
+    listed: Vec<ListedModule>,
 }
 
 impl Modules {
     /// Reads the list of a folder. Without a list, vectors are averages, or what `1_Pooling` says, of length 1.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let file = folder.join(MODULES);
-        let Some(mut listed) = optional::<Vec<Listed>>(folder, MODULES)? else {
+        let Some(mut listed) = optional::<Vec<ListedModule>>(folder, MODULES)? else {
             return Ok(Self { model: String::new(), listed: Vec::new() });
         };
         match listed.first() {
@@ -104,7 +66,7 @@ impl Modules {
                 Some(said) => {
                     modes(&said, width).map_err(|reason| CheckpointError::format(&at.join(CONFIG), reason))?
                 }
-                None => vec![Mode::Mean],
+                None => vec![PoolingMode::Mean],
             };
             width *= modes.len();
             return Ok((vec![SentenceModule::Pooling(modes), SentenceModule::Normalize], width));
@@ -130,12 +92,7 @@ impl Modules {
     }
 }
 
-impl Listed {
-    /// The class without its package: packages were renamed from one release to another.
-    fn kind(&self) -> &str {
-        self.class.rsplit('.').next().unwrap_or_default()
-    }
-
+impl ListedModule {
     /// Opens the module in the folder `at`; none if it changes nothing. `width` is that of its vectors from then on.
     fn open(&self, at: &Path, list: &Path, width: &mut usize) -> Result<Option<SentenceModule>> {
         let config = at.join(CONFIG);
@@ -180,31 +137,14 @@ fn load_part(layer: &mut dyn Module, at: &Path, prefix: &str) -> Result<()> {
 }
 
 /// The modes that `1_Pooling/config.json` says.
-fn modes(said: &Map<String, Value>, width: usize) -> Result<Vec<Mode>, String> {
-    let of =
-        |value: &Value| serde_json::from_value(value.clone()).map_err(|_| format!("the pooling {value} is unknown"));
-    for key in ["word_embedding_dimension", "embedding_dimension"] {
-        if let Some(said) = said.get(key).filter(|said| said.as_u64() != Some(width as u64)) {
-            return Err(format!("{key} is {said}, and the model's tokens have {width} numbers"));
-        }
+fn modes(said: &Map<String, Value>, width: usize) -> Result<Vec<PoolingMode>, String> {
+    if let Some((key, said)) = token_width(said).filter(|(_, said)| said.as_u64() != Some(width as u64)) {
+        return Err(format!("{key} is {said}, and the model's tokens have {width} numbers"));
     }
     if said.get("include_prompt") == Some(&Value::Bool(false)) {
         return Err("include_prompt is false: only encoders whose prompts count can be loaded".into());
     }
-    let modes = match said.get("pooling_mode") {
-        Some(Value::Array(modes)) => modes.iter().map(of).collect::<Result<_, _>>()?,
-        Some(mode) => vec![of(mode)?],
-        None => {
-            let is_on = |key: &str| said.get(key) == Some(&Value::Bool(true));
-            let is_unknown =
-                |key: &str| key.starts_with("pooling_mode_") && OLD_MODES.iter().all(|(old, _)| key != *old);
-            if let Some(key) = said.keys().find(|key| is_unknown(key) && is_on(key)) {
-                return Err(format!("the pooling {key} is unknown"));
-            }
-            OLD_MODES.iter().filter(|(key, _)| is_on(key)).map(|(_, mode)| *mode).collect()
-        }
-    };
-    if modes.is_empty() { Err("it says no pooling_mode".into()) } else { Ok(modes) }
+    PoolingMode::read(said).map_err(|unknown| format!("the pooling {unknown} is unknown"))
 }
 
 /// `config.json` of a Dense.
@@ -288,7 +228,7 @@ impl SentenceModule {
     }
 }
 
-impl Mode {
+impl PoolingMode {
     /// A vector for each text, `[texts, width]`, of its tokens' numbers `[texts, length, width]`.
     fn pool(self, hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
         let is_token = mask.to_dtype(DType::Bool)?.unsqueeze(-1)?;
@@ -328,5 +268,5 @@ pub(super) fn normalized(vectors: &Tensor) -> TensorResult<Tensor> {
 
 /// The average over the tokens that there are, of `[texts, length, width]`.
 pub(super) fn mean(hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
-    Mode::Mean.pool(hidden, mask)
+    PoolingMode::Mean.pool(hidden, mask)
 }

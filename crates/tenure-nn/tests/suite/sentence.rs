@@ -210,7 +210,7 @@ fn modules_that_cannot_be_computed_are_refused_by_name() {
         ("mpnet", "modules.json", "Transformer", "CLIPModel", "modules.json: sentence_transformers.base.modules"),
         ("mpnet", "modules.json", "Pooling\"", "Normalize\"", "modules.json: sentence_transformers"),
         ("mpnet", "modules.json", "1_Pooling", "../1_Pooling", "modules.json: \"../1_Pooling\" is not in the folder"),
-        ("mpnet", "1_Pooling/config.json", "mean", "best", "1_Pooling/config.json: the pooling \"best\" is unknown"),
+        ("mpnet", "1_Pooling/config.json", "mean", "best", "1_Pooling/config.json: the pooling best is unknown"),
         (
             "mpnet",
             "1_Pooling/config.json",
@@ -247,6 +247,15 @@ fn modules_that_cannot_be_computed_are_refused_by_name() {
     for (name, file, from, to, expected) in refused {
         let error = of(name, file, from, to);
         assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_pooling_without_a_mode_is_the_average() {
+    for modes in ["", ", \"pooling_mode_mean_tokens\": false, \"pooling_mode_cls_token\": false"] {
+        let pooling = format!("{{\"embedding_dimension\": 8{modes}}}");
+        let folder = edited(copy_of("encoders/mpnet"), "1_Pooling/config.json", |_| pooling);
+        check_here(&SentenceEncoder::open(folder.path()).unwrap(), ENCODERS, "mpnet");
     }
 }
 

@@ -1,9 +1,9 @@
 //! Folders that a network of `tenure-nn` computes.
 
 use serde_json::{Map, Value};
+use tenure_nn::sentence::MODULES;
 
-use super::sentences::{self, MODULES};
-use super::{CONFIG, ComputedBy, Described, START_PYTHON, class, model_type, refusal, size, tokens};
+use super::{CONFIG, ComputedBy, Described, START_PYTHON, class, model_type, refusal, sentences, size, tokens};
 use crate::repository::files::Folder;
 use crate::repository::{Dimension, RepositoryError};
 

@@ -1,9 +1,9 @@
 //! Folders that `transformers` computes in Python: inputs and outputs by the kind of the class that `config.json` names.
 
 use serde_json::{Map, Value};
+use tenure_nn::sentence::MODULES;
 
-use super::sentences::{self, MODULES};
-use super::{CONFIG, ComputedBy, Described, WRITE_CONFIG, class, model_type, refusal, size, tokens};
+use super::{CONFIG, ComputedBy, Described, WRITE_CONFIG, class, model_type, refusal, sentences, size, tokens};
 use crate::protocol::Datatype;
 use crate::repository::files::Folder;
 use crate::repository::{Dimension, RepositoryError, TensorSpec};
