@@ -6,14 +6,18 @@ use std::path::{Path, PathBuf};
 
 use tenure_nn::checkpoint;
 use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConfig};
+use tenure_nn::sentence::SentenceTokenizer;
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::Generator;
+
+use crate::repository::{RepositoryError, check_encoder};
 
 /// The files of a sentence encoder's folder that are served, and the tokenizer's.
 const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
 
-/// The files that say how long a text may be, where there are some.
-const LIMIT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
+/// The files that state how long a text may be and what comes before it, where there are some.
+const TEXT_FILES: [&str; 3] =
+    ["sentence_bert_config.json", "tokenizer_config.json", "config_sentence_transformers.json"];
 
 const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels: of weights that nobody trained.
 architecture = "resnet18"
@@ -117,7 +121,10 @@ pub enum ExampleError {
         /// The folder.
         path: PathBuf,
     },
-    /// Weights could not be drawn or written.
+    /// The encoder has modules that are not computed here.
+    #[error(transparent)]
+    Encoder(#[from] RepositoryError),
+    /// Weights could not be drawn or written, or the encoder's tokenizer cannot be used.
     #[error(transparent)]
     Weights(#[from] Error),
 }
@@ -127,13 +134,18 @@ pub enum ExampleError {
 /// there is none, `tiny-sentences` stands in its place, whose weights are drawn as the others' are.
 ///
 /// # Errors
-/// A model of such a name is there; a file cannot be read or written.
+/// A model of such a name is there; a file cannot be read or written; the vectors of the encoder are not averages of length
+/// 1, which are all that the server computes.
 pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String>, ExampleError> {
     let third = encoder.map_or("tiny-sentences", |(name, _)| name);
     let names = ["digits", "next-byte", third];
     let folders = names.map(|name| folder.join(name));
     if let Some(path) = folders.iter().find(|path| path.exists()) {
         return Err(ExampleError::Exists { path: path.clone() });
+    }
+    if let Some((_, from)) = encoder {
+        check_encoder(from)?;
+        SentenceTokenizer::open(from)?;
     }
     folders.iter().try_for_each(|path| fs::create_dir_all(path).map_err(io_error(path)))?;
     let [digits, next_byte, sentences] = &folders;
@@ -152,8 +164,8 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
     model(next_byte, NEXT_BYTE, &Llama::new(&scope(2), &config).map_err(Error::from)?)?;
     match encoder {
         Some((_, from)) => {
-            let limits = LIMIT_FILES.into_iter().filter(|file| from.join(file).exists());
-            for file in ENCODER_FILES.into_iter().chain(limits) {
+            let text_files = TEXT_FILES.into_iter().filter(|file| from.join(file).exists());
+            for file in ENCODER_FILES.into_iter().chain(text_files) {
                 fs::copy(from.join(file), sentences.join(file)).map_err(io_error(&from.join(file)))?;
             }
             text(sentences, "config.toml", SENTENCES)?;

@@ -176,8 +176,11 @@ def _dense(folder: str, path: str) -> nn.Module:
     from safetensors.torch import load_file
 
     config = _json(folder, f"{path}/config.json")
-    if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise Error(f"{path}/config.json: a Dense with use_residual or module_input_name cannot be computed")
+    names = [config.get(f"module_{side}_name") or "sentence_embedding" for side in ("input", "output")]
+    if config.get("use_residual") or names != ["sentence_embedding", "sentence_embedding"]:
+        raise Error(
+            f"{path}/config.json: a Dense with use_residual, module_input_name or module_output_name cannot be computed"
+        )
     name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     activation = getattr(nn, name.rsplit(".", 1)[-1], None) if name.startswith("torch.nn.modules.") else None
     if not (inspect.isclass(activation) and issubclass(activation, nn.Module)):

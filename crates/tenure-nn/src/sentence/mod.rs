@@ -4,23 +4,20 @@ mod encoder;
 mod files;
 mod module_list;
 mod modules;
+mod prompt;
 mod tokenizer;
 
-use std::collections::HashMap;
 use std::path::Path;
 
-use serde::Deserialize;
 use tenure_tensor::{DType, Device, Tensor, autograd};
 
 use self::encoder::{Encoder, EncoderConfig};
 pub use self::module_list::{ListedModule, MODULES, PoolingMode, token_width};
 use self::modules::{Modules, SentenceModule, mean, normalized};
+use self::prompt::default_prompt;
 pub use self::tokenizer::SentenceTokenizer;
 use crate::Result;
-use crate::checkpoint::CheckpointError;
 use crate::models::Bert;
-
-const PROMPTS: &str = "config_sentence_transformers.json";
 
 /// Makes a vector of each text, as sentence-transformers does: by the modules that a folder's `modules.json` lists.
 ///
@@ -38,18 +35,8 @@ pub struct SentenceEncoder {
     tokenizer: SentenceTokenizer,
     encoder: Encoder,
     modules: Vec<SentenceModule>,
-    /// Comes before each text.
-    prompt: String,
     device: Device,
     width: usize,
-}
-
-/// `config_sentence_transformers.json`.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Prompts {
-    prompts: HashMap<String, String>,
-    default_prompt_name: Option<String>,
 }
 
 impl SentenceEncoder {
@@ -63,16 +50,16 @@ impl SentenceEncoder {
     /// (`model_max_length`), and never longer than the model takes.
     ///
     /// # Errors
-    /// [`CheckpointError`]: a file is missing or not what it should be; another model than those above; a module that
-    /// cannot be computed.
+    /// [`CheckpointError`](crate::checkpoint::CheckpointError): a file is missing or not what it should be; another model
+    /// than those above; a module or a setting (`truncate_dim`) that cannot be computed.
     pub fn open(folder: &Path) -> Result<Self> {
         let modules = Modules::read(folder)?;
         let at = folder.join(&modules.model);
         let config = EncoderConfig::read(&at)?;
-        let tokenizer = SentenceTokenizer::of(&at, &config.limits())?;
+        let tokenizer = SentenceTokenizer::of(&at, &config.limits(), default_prompt(folder)?)?;
         let encoder = Encoder::open(&at, &config)?;
         let (modules, width) = modules.open(folder, config.width())?;
-        Ok(Self { tokenizer, encoder, modules, prompt: prompt(folder)?, device: Device::CPU, width })
+        Ok(Self { tokenizer, encoder, modules, device: Device::CPU, width })
     }
 
     /// Moves the model to a device, where it computes from now on, and leaves the vectors.
@@ -102,8 +89,7 @@ impl SentenceEncoder {
     /// # Errors
     /// No memory.
     pub fn embed<T: AsRef<str>>(&self, texts: &[T]) -> Result<Tensor> {
-        let tokens = |text: &T| self.tokenizer.tokens(&format!("{}{}", self.prompt, text.as_ref()));
-        let tokens = texts.iter().map(tokens).collect::<Result<Vec<_>>>()?;
+        let tokens = texts.iter().map(|text| self.tokenizer.tokens(text.as_ref())).collect::<Result<Vec<_>>>()?;
         let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
         if longest == 0 {
             return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, self.device)?);
@@ -120,16 +106,6 @@ impl SentenceEncoder {
             self.modules.iter().try_fold(hidden, |x, module| module.forward(&x, &mask))
         })?)
     }
-}
-
-/// The text that comes before each other, by the name that a folder says.
-fn prompt(folder: &Path) -> Result<String> {
-    let Prompts { mut prompts, default_prompt_name } = files::optional(folder, PROMPTS)?.unwrap_or_default();
-    let Some(name) = default_prompt_name else { return Ok(String::new()) };
-    prompts.remove(&name).ok_or_else(|| {
-        let reason = format!("default_prompt_name is {name:?}, which prompts does not have");
-        CheckpointError::format(&folder.join(PROMPTS), reason).into()
-    })
 }
 
 /// A vector of length 1 for each text of tokens `[texts, length]`: `[texts, width]`. `mask`, of the same sizes, is 1 where

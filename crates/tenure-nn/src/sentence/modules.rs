@@ -1,7 +1,7 @@
 //! The modules of sentence-transformers behind the model: `modules.json` lists them, and each makes a text's vector of what
 //! the one before made.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -58,9 +58,19 @@ impl Modules {
         Ok(Self { model, listed })
     }
 
+    /// Returns the folders of poolings.
+    pub(super) fn poolings(&self, folder: &Path) -> Result<Vec<PathBuf>> {
+        let file = folder.join(MODULES);
+        if !file.exists() {
+            return Ok(vec![folder.join(POOLING)]);
+        }
+        let poolings = self.listed.iter().filter(|listed| listed.kind() == "Pooling");
+        poolings.map(|listed| Ok(inside(folder, &file, &listed.path)?)).collect()
+    }
+
     /// Opens the modules behind a model whose tokens have `width` numbers. Returns them, and the numbers of a vector.
     pub(super) fn open(&self, folder: &Path, mut width: usize) -> Result<(Vec<SentenceModule>, usize)> {
-        if self.listed.is_empty() && self.model.is_empty() && !folder.join(MODULES).exists() {
+        if !folder.join(MODULES).exists() {
             let at = folder.join(POOLING);
             let modes = match optional::<Map<String, Value>>(&at, CONFIG)? {
                 Some(said) => {
@@ -140,9 +150,6 @@ fn load_part(layer: &mut dyn Module, at: &Path, prefix: &str) -> Result<()> {
 fn modes(said: &Map<String, Value>, width: usize) -> Result<Vec<PoolingMode>, String> {
     if let Some((key, said)) = token_width(said).filter(|(_, said)| said.as_u64() != Some(width as u64)) {
         return Err(format!("{key} is {said}, and the model's tokens have {width} numbers"));
-    }
-    if said.get("include_prompt") == Some(&Value::Bool(false)) {
-        return Err("include_prompt is false: only encoders whose prompts count can be loaded".into());
     }
     PoolingMode::read(said).map_err(|unknown| format!("the pooling {unknown} is unknown"))
 }

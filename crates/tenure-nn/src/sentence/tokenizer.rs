@@ -8,6 +8,7 @@ use tenure_tensor::TensorError;
 use tokenizers::{EncodeInput, Tokenizer, TruncationParams};
 
 use super::files::{CONFIG, TOKENIZER, optional, read, required};
+use super::prompt::default_prompt;
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 
@@ -16,6 +17,8 @@ pub struct SentenceTokenizer {
     tokenizer: Tokenizer,
     pub(super) max_tokens: usize,
     lowers_case: bool,
+    /// Comes before each text.
+    prompt: String,
 }
 
 /// `sentence_bert_config.json`.
@@ -49,11 +52,11 @@ impl SentenceTokenizer {
     /// # Errors
     /// [`CheckpointError`]: a file is missing or not what it should be.
     pub fn open(folder: &Path) -> Result<Self> {
-        Self::of(folder, &required(folder, CONFIG)?)
+        Self::of(folder, &required(folder, CONFIG)?, default_prompt(folder)?)
     }
 
-    /// Opens the tokenizer of a folder, for a model of these limits.
-    pub(super) fn of(folder: &Path, model: &ModelLimits) -> Result<Self> {
+    /// Opens the tokenizer of a folder, for a model of these limits, and for texts with `prompt` before each.
+    pub(super) fn of(folder: &Path, model: &ModelLimits, prompt: String) -> Result<Self> {
         let limits: Limits = optional(folder, "sentence_bert_config.json")?.unwrap_or_default();
         let of_tokenizer: TokenizerConfig = optional(folder, "tokenizer_config.json")?.unwrap_or_default();
         // As large as an integer gets, where it is larger.
@@ -62,17 +65,17 @@ impl SentenceTokenizer {
         let positions = model.max_position_embeddings.or(model.n_positions).unwrap_or(usize::MAX);
         let max_tokens = max_tokens.min(positions);
         let tokenizer = tokenizer(folder, max_tokens, model.vocab_size)?;
-        Ok(Self { tokenizer, max_tokens, lowers_case: limits.do_lower_case })
+        Ok(Self { tokenizer, max_tokens, lowers_case: limits.do_lower_case, prompt })
     }
 
-    /// A text's tokens, with those around it.
+    /// A text's tokens, with those of the folder's default prompt before it and with those around both.
     ///
     /// # Errors
     /// The tokenizer has none for it.
     pub fn tokens(&self, text: &str) -> Result<Vec<i64>> {
-        let lowered = self.lowers_case.then(|| text.to_lowercase());
-        let input = EncodeInput::from(lowered.as_deref().unwrap_or(text));
-        let encoding = self.tokenizer.encode_fast(input, true).map_err(|error| {
+        let text = format!("{}{text}", self.prompt);
+        let text = if self.lowers_case { text.to_lowercase() } else { text };
+        let encoding = self.tokenizer.encode_fast(EncodeInput::from(text), true).map_err(|error| {
             let reason = format!("a text cannot be made tokens: {error}");
             TensorError::argument("SentenceEncoder::embed", reason)
         })?;

@@ -218,7 +218,14 @@ fn modules_that_cannot_be_computed_are_refused_by_name() {
             "9",
             "1_Pooling/config.json: embedding_dimension is 9, and the model's",
         ),
-        ("mpnet", "1_Pooling/config.json", "true", "false", "1_Pooling/config.json: include_prompt is false"),
+        ("bert", "1_Pooling/config.json", "true", "false", "1_Pooling/config.json: include_prompt is false"),
+        (
+            "bert",
+            "config_sentence_transformers.json",
+            "\"model_type\"",
+            "\"truncate_dim\": 4, \"model_type\"",
+            "config_sentence_transformers.json: truncate_dim is 4",
+        ),
         (
             "roberta",
             "1_Pooling/config.json",
@@ -257,6 +264,12 @@ fn a_pooling_without_a_mode_is_the_average() {
         let folder = edited(copy_of("encoders/mpnet"), "1_Pooling/config.json", |_| pooling);
         check_here(&SentenceEncoder::open(folder.path()).unwrap(), ENCODERS, "mpnet");
     }
+}
+
+#[test]
+fn a_pooling_may_leave_out_prompts_where_there_is_none() {
+    let folder = edited(copy_of("encoders/mpnet"), "1_Pooling/config.json", |text| text.replace("true", "false"));
+    check_here(&SentenceEncoder::open(folder.path()).unwrap(), ENCODERS, "mpnet");
 }
 
 #[test]

@@ -66,6 +66,7 @@ mod scan;
 
 pub use config::{Batching, Config, Dimension, TensorSpec, WeightDtype};
 pub use error::RepositoryError;
+pub(crate) use hugging_face::check_encoder;
 pub use model::{StoredModel, WeightFile};
 pub use name::ModelName;
 pub use python::PythonFunction;

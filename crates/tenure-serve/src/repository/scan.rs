@@ -11,7 +11,14 @@ use super::{ModelName, RepositoryError, StoredModel};
 const TOKENIZER: &str = "tokenizer.json";
 
 /// What says how it is used.
-const BESIDE_TOKENIZER: [&str; 3] = ["config.json", "sentence_bert_config.json", "tokenizer_config.json"];
+const BESIDE_TOKENIZER: [&str; 6] = [
+    "config.json",
+    "sentence_bert_config.json",
+    "tokenizer_config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "1_Pooling/config.json",
+];
 
 /// A folder of models, as it was at the last [scan](Self::scan).
 #[derive(Debug)]

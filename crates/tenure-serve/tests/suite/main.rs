@@ -24,4 +24,5 @@ mod scheduler;
 mod served;
 mod shared_memory;
 mod simulation;
+mod texts;
 mod tls;

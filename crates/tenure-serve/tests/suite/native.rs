@@ -1,10 +1,8 @@
 //! Models that are computed by the server, as its clients see them.
 
-use std::env;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -17,15 +15,13 @@ use serde_json::{Value, json};
 use tenure_nn::checkpoint::Weights;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConfig};
-use tenure_nn::sentence::{self, SentenceEncoder};
+use tenure_nn::sentence;
 use tenure_nn::{Module, Scope, Source, checkpoint};
-use tenure_serve::examples;
-use tenure_serve::http::{ServeError, Service};
+use tenure_serve::http::Service;
 use tenure_serve::protocol::{Encoding, InferRequest, ModelState};
 use tenure_serve::serving::ServingOptions;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
-use tokio::runtime::Runtime;
 
 fn pixels(rows: usize, seed: usize) -> Vec<f32> {
     (0..rows * 28 * 28).map(|index| ((index * 31 + seed * 7919) % 255) as f32 / 255.0).collect()
@@ -71,37 +67,6 @@ fn each_example_answers_what_its_model_does_bit_for_bit() {
     let expected = autograd::no_grad(|| sentence::vectors(&model, &ids, &mask)).unwrap();
     assert_eq!((answer.outputs[0].name(), answer.outputs[0].shape()), ("sentence_embedding", &[2, 32][..]));
     assert_eq!(answer.outputs[0].bytes()[..], expected.to_bytes().unwrap());
-}
-
-#[test]
-fn texts_are_made_tokens_with_the_tokenizer_of_a_models_folder() {
-    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure-nn/tests/goldens");
-    // On a machine without the sources.
-    let encoder = env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from).join("tiny_bert");
-    let folder = tempfile::tempdir().unwrap();
-    examples::write(folder.path(), Some(("tiny", &encoder))).unwrap();
-    let served = Served::new(folder, 1 << 30);
-    let runtime = Runtime::new().unwrap();
-    let texts = |model: &str| runtime.block_on(served.serving.texts(model));
-    let tiny = texts("tiny").unwrap();
-    assert_eq!(tiny.max_rows, 32);
-    let tokens = tiny.tokenizer.unwrap()("a cat").unwrap();
-    let ids: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
-    let shape = [1, ids.len()];
-    let inputs = vec![integers("input_ids", &shape, &ids), integers("attention_mask", &shape, &vec![1; ids.len()])];
-    let answer = served.infer(&request("tiny", inputs)).unwrap();
-    let expected = SentenceEncoder::open(&encoder).unwrap().embed(&["a cat"]).unwrap();
-    assert_eq!(answer.outputs[0].bytes()[..], expected.to_bytes().unwrap());
-
-    assert!(texts("next-byte").unwrap().tokenizer.is_none());
-    assert!(matches!(texts("nobody"), Err(ServeError::UnknownModel { .. })));
-    // It is read again with its model.
-    runtime.block_on(served.serving.unload("tiny")).unwrap();
-    assert!(matches!(texts("tiny"), Err(ServeError::NotReady { .. })));
-    fs::write(served.folder.path().join("tiny/tokenizer.json"), "{").unwrap();
-    runtime.block_on(served.serving.load("tiny")).unwrap();
-    let error = texts("tiny").err().unwrap().to_string();
-    assert!(error.starts_with("the tokenizer of \"tiny\" cannot be read: "), "{error}");
 }
 
 /// Five ResNets of other weights each, and memory for two of them.

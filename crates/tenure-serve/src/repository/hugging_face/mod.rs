@@ -14,6 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use tenure_nn::sentence::MODULES;
 
 use self::datatype::StoredDatatypes;
 use super::config::{Config, PYTORCH, json};
@@ -108,6 +109,14 @@ impl HuggingFace {
     pub(super) fn retain(&mut self, weights: &BTreeSet<&Path>) {
         self.datatypes.retain(weights);
     }
+}
+
+/// Refuses the folder of a sentence encoder that lists modules which the network here does not compute.
+pub(crate) fn check_encoder(path: &Path) -> Result<(), RepositoryError> {
+    if !path.join(MODULES).exists() {
+        return Ok(());
+    }
+    sentences::check_native(&Folder::open(path, path.to_owned())?)
 }
 
 /// The file or index of a folder's weights.

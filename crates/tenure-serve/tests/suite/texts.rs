@@ -1,0 +1,89 @@
+//! Texts, and the vectors that models answer for them.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use bytes::Bytes;
+use tenure_nn::sentence::SentenceEncoder;
+use tenure_serve::examples;
+use tenure_serve::http::{ServeError, Service};
+use tokio::runtime::Runtime;
+
+use crate::served::{Served, integers, request};
+
+/// The folder of tenure-nn's encoders.
+fn goldens() -> PathBuf {
+    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure-nn/tests/goldens");
+    // On a machine without the sources.
+    env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from)
+}
+
+/// Returns the vector that the model `tiny` answers for a text's tokens.
+fn answer(served: &Served, tokens: &[u32]) -> Bytes {
+    let ids: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
+    let shape = [1, ids.len()];
+    let inputs = vec![integers("input_ids", &shape, &ids), integers("attention_mask", &shape, &vec![1; ids.len()])];
+    served.infer(&request("tiny", inputs)).unwrap().outputs[0].bytes().clone()
+}
+
+#[test]
+fn texts_are_made_tokens_with_the_tokenizer_of_a_models_folder() {
+    let encoder = goldens().join("tiny_bert");
+    let folder = tempfile::tempdir().unwrap();
+    examples::write(folder.path(), Some(("tiny", &encoder))).unwrap();
+    let served = Served::new(folder, 1 << 30);
+    let runtime = Runtime::new().unwrap();
+    let texts = |model: &str| runtime.block_on(served.serving.texts(model));
+    let tiny = texts("tiny").unwrap();
+    assert_eq!(tiny.max_rows, 32);
+    let answer = answer(&served, &tiny.tokenizer.unwrap()("a cat").unwrap());
+    let expected = SentenceEncoder::open(&encoder).unwrap().embed(&["a cat"]).unwrap();
+    assert_eq!(answer[..], expected.to_bytes().unwrap());
+
+    assert!(texts("next-byte").unwrap().tokenizer.is_none());
+    assert!(matches!(texts("nobody"), Err(ServeError::UnknownModel { .. })));
+    // It is read again with its model.
+    runtime.block_on(served.serving.unload("tiny")).unwrap();
+    assert!(matches!(texts("tiny"), Err(ServeError::NotReady { .. })));
+    fs::write(served.folder.path().join("tiny/tokenizer.json"), "{").unwrap();
+    runtime.block_on(served.serving.load("tiny")).unwrap();
+    let error = texts("tiny").err().unwrap().to_string();
+    assert!(error.starts_with("the tokenizer of \"tiny\" cannot be read: "), "{error}");
+}
+
+#[test]
+fn texts_have_the_vectors_of_an_encoder_with_a_default_prompt_and_lower_case() {
+    let golden = goldens().join("tiny_bert");
+    let encoder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(golden.join(file), encoder.path().join(file)).unwrap();
+    }
+    let write = |file: &str, text: &str| fs::write(encoder.path().join(file), text).unwrap();
+    write("sentence_bert_config.json", r#"{"max_seq_length": 9, "do_lower_case": true}"#);
+    write(
+        "config_sentence_transformers.json",
+        r#"{"prompts": {"query": "The dog: "}, "default_prompt_name": "query"}"#,
+    );
+    let folder = tempfile::tempdir().unwrap();
+    examples::write(folder.path(), Some(("tiny", encoder.path()))).unwrap();
+    let served = Served::new(folder, 1 << 30);
+    let tokenizer = Runtime::new().unwrap().block_on(served.serving.texts("tiny")).unwrap().tokenizer.unwrap();
+    for text in ["a CAT", "the memory and the cat and the dog and the mat"] {
+        let answer = answer(&served, &tokenizer(text).unwrap());
+        let expected = SentenceEncoder::open(encoder.path()).unwrap().embed(&[text]).unwrap();
+        assert_eq!(answer[..], expected.to_bytes().unwrap(), "{text}");
+    }
+}
+
+#[test]
+fn an_encoder_of_other_modules_is_no_example() {
+    let encoders = goldens().join("encoders");
+    for (name, expected) in
+        [("bert", "modules.json: modules are Transformer, Pooling, Dense, "), ("xlm-roberta", "the pooling is cls")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let error = examples::write(folder.path(), Some(("tiny", &encoders.join(name)))).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
