@@ -10,3 +10,4 @@ mod plan;
 mod program;
 mod serve;
 mod train;
+mod train_images;

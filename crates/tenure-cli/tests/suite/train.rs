@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const TEXT: &[&str] = &["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "1", "--threads", "2"];
 
 /// A folder with a text, and what the others of these tests need.
-fn here() -> TempDir {
+pub(super) fn here() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let text: String = (0..600).map(|number| format!("{number}, ")).collect();
     fs::write(folder.path().join("text"), &text[..128 * 12 + 1]).unwrap();
@@ -27,7 +27,7 @@ fn program(folder: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn tenure(folder: &Path, args: &[&str]) -> Output {
+pub(super) fn tenure(folder: &Path, args: &[&str]) -> Output {
     program(folder, args).output().unwrap()
 }
 
@@ -43,12 +43,12 @@ fn json(output: &Output) -> Value {
     last_line(output)
 }
 
-fn last_line(output: &Output) -> Value {
+pub(super) fn last_line(output: &Output) -> Value {
     serde_json::from_str(str::from_utf8(&output.stdout).unwrap().lines().last().unwrap()).unwrap()
 }
 
 /// What a run prints with `--json` that comes to something, though not to what was asked for, and its complaints.
-fn partly(output: &Output) -> (Value, Vec<String>) {
+pub(super) fn partly(output: &Output) -> (Value, Vec<String>) {
     assert_eq!(output.status.code(), Some(2));
     let said = str::from_utf8(&output.stderr).unwrap();
     (last_line(output), said.lines().map(str::to_owned).collect())
@@ -98,7 +98,7 @@ fn send(signal: &str, run: &Child) {
 }
 
 /// The one line of complaint about bad usage.
-fn complaint(folder: &Path, args: &[&str]) -> String {
+pub(super) fn complaint(folder: &Path, args: &[&str]) -> String {
     let output = tenure(folder, args);
     assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{args:?}");
     String::from_utf8(output.stderr).unwrap()
@@ -432,79 +432,6 @@ fn a_run_that_diverges_shows_what_it_did_and_keeps_the_checkpoint_before() {
     assert_eq!(train(path, &["--resume", "run.safetensors", "--steps", "3"])["steps"], 3);
 }
 
-/// Images of one colour each, so many of each of two classes.
-fn write_images(folder: &Path, count: u8) {
-    for (class, colour) in [("cats", 40), ("dogs", 200)] {
-        fs::create_dir_all(folder.join(class)).unwrap();
-        for number in 0..count {
-            let pixels = [colour + number; 8 * 8 * 3];
-            fs::write(folder.join(format!("{class}/{number}.ppm")), [&b"P6 8 8 255\n"[..], &pixels].concat()).unwrap();
-        }
-    }
-}
-
-#[test]
-fn what_is_beside_the_folders_of_images_that_are_read_is_named() {
-    let folder = here();
-    let photos = folder.path().join("photos");
-    write_images(&photos.join("train"), 1);
-    write_images(&photos.join("val"), 1);
-    fs::create_dir(photos.join("test")).unwrap();
-    fs::write(photos.join("README.md"), "not looked into").unwrap();
-    fs::create_dir(photos.join(".cache")).unwrap();
-    let args = ["--model", "r3d18", "--data", "images:photos", "--resume", "missing"];
-    let output = tenure(folder.path(), &[&["train"], &args[..]].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let expected = "tenure: photos: 2 images to train on and 2 held out, of 2 classes (cats, dogs); left out: 1 hidden \
-                    (photos/.cache), 2 outside of the folders that are read (such as photos/README.md)";
-    assert_eq!(said.lines().next(), Some(expected), "{said}");
-}
-
-#[test]
-fn an_image_that_cannot_be_read_leaves_a_checkpoint_and_a_way_to_go_on_without_it() {
-    let folder = here();
-    let photos = folder.path().join("photos");
-    write_images(&photos, 3);
-    fs::create_dir_all(photos.join(".ipynb_checkpoints")).unwrap();
-    fs::write(photos.join("cats/notes.txt"), "not looked into").unwrap();
-    // In the third batch.
-    let damaged = photos.join("dogs/1.ppm");
-    fs::write(&damaged, b"P6 8 8 255\n").unwrap();
-    let args = [
-        "train",
-        "--model",
-        "r3d18",
-        "--data",
-        "images:photos",
-        "--batch-size",
-        "2",
-        "--steps",
-        "3",
-        "--json",
-        "--seed",
-        "1",
-    ];
-    let output = tenure(folder.path(), &args);
-    let (outcome, said) = partly(&output);
-    assert_eq!((&outcome["steps"], &outcome["accuracy"]), (&2.into(), &Value::Null), "{said:?}");
-    let expected = "tenure: photos: 6 images to train on and 0 held out, of 2 classes (cats, dogs); left out: 1 hidden \
-                    (photos/.ipynb_checkpoints), 1 .txt, not a format that is read (photos/cats/notes.txt)";
-    assert_eq!(said[0], expected);
-    assert!(said[1].contains("photos/dogs/1.ppm: ") && said[1].contains("or remove it"), "{said:?}");
-    let command = format!("  tenure {} --resume r3d18-step2.safetensors", args.join(" "));
-    assert_eq!(said[2..], ["tenure: stopped after step 2; to go on:".to_owned(), command]);
-
-    fs::remove_file(damaged).unwrap();
-    let resume = [&args[..], &["--resume", "r3d18-step2.safetensors"]].concat();
-    let said = complaint(folder.path(), &resume);
-    assert!(said.contains("examples to train on 6, not 5: put the data back as it was"), "{said}");
-    assert!(said.contains("add --changed-data"), "{said}");
-    let changed = tenure(folder.path(), &[&resume[..], &["--changed-data"]].concat());
-    assert!(changed.status.success(), "{}", String::from_utf8_lossy(&changed.stderr));
-    let resumed = last_line(&changed);
-    assert_eq!((&resumed["steps"], &resumed["losses"][0]), (&3.into(), &outcome["losses"][0]));
-}
-
 #[test]
 fn data_that_cannot_be_trained_on_is_refused_with_the_cause() {
     let folder = here();
@@ -586,7 +513,7 @@ fn what_does_not_go_together_says_what_does() {
         (&["--model", "gpt2", "--data", "text:missing"], &["missing: "]),
         (&["--model", "resnet18", "--data", "images:empty"], &["a folder for each class"]),
         (&["--model", "resnet18", "--data", "images:."], &["./empty: no image is in this folder"]),
-        (&["--model", "resnet18", "--data", "images:half"], &["half/train: no image", "train, but no val"]),
+        (&["--model", "resnet18", "--data", "images:half"], &["half: there is a folder train", "name half/train"]),
         (&["--model", "resnet18", "--data", "images:photos"], &["photos: cats is the only class", "train and val"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:empty"], &["empty: there is no", "four files", "Debian"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:missing"], &["apt-get install dataset-fashion-mnist"]),

@@ -1,9 +1,9 @@
 //! What is learned from.
 
-use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::{fmt, fs, io};
 
 use tenure::nn::data::{Dataset, FashionMnist, ImageFolder, ImageOptions, LeftOut, Subset, TextWindows};
 use tenure::tensor::Tensor;
@@ -13,8 +13,10 @@ use crate::{files, output};
 
 /// Where Debian's package puts Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
-/// The folders of images to train on, and of images that are held out.
-const PARTS: [&str; 2] = ["train", "val"];
+/// Names of a folder of images to train on, in upper or lower case, the preferred ones first.
+const TRAINING: [&str; 2] = ["train", "training"];
+/// Names of a folder of images that are held out.
+const HELD_OUT_PART: [&str; 5] = ["val", "valid", "validation", "test", "testing"];
 /// One example of so many is held out, where nothing says which.
 const HELD_OUT: usize = 10;
 /// Classes whose names are shown.
@@ -118,44 +120,87 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
 }
 
 fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
-    let [training, held_out] = PARTS.map(|part| folder.join(part));
-    if !training.is_dir() || !held_out.is_dir() {
-        let no_val = if training.is_dir() { "; there is a folder train, but no val beside it" } else { "" };
-        let all = ImageFolder::open(folder, options).map_err(|error| anyhow::anyhow!("{error}{no_val}"))?;
-        expect_classes(folder, &all)?;
-        let (kind, classes, left_out) = (image_kind(&all), named(all.classes()), all.left_out().clone());
-        let parts = every_tenth(all);
-        tell(folder, &parts, &classes, &left_out);
-        let Parts { training, held_out } = parts;
-        return Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind));
+    // An error of the folder's own is that of ImageFolder below.
+    let names = subfolders(folder).unwrap_or_default();
+    let training = part_named(&names, &TRAINING);
+    if let (Some(training), Some(held_out)) = (training, part_named(&names, &HELD_OUT_PART)) {
+        return open_parts(folder, [training, held_out], options);
     }
-    let parts =
-        Parts { training: ImageFolder::open(&training, options)?, held_out: ImageFolder::open(&held_out, options)? };
+    if let ([_], Some(training)) = (&names[..], training) {
+        anyhow::bail!(
+            "{}: there is a folder {training}, but none that is held out ({}) beside it: add one, or name {} to hold out \
+             every tenth image there",
+            folder.display(),
+            HELD_OUT_PART.join(", "),
+            folder.join(training).display()
+        );
+    }
+    let all = ImageFolder::open(folder, options)?;
+    expect_classes(folder, &all)?;
+    let (kind, classes, left_out) = (image_kind(&all), named(all.classes()), all.left_out().clone());
+    let Parts { training, held_out } = every_tenth(all);
+    tell(folder, [(training.len(), ""), (held_out.len(), "")], &classes, &left_out);
+    Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+}
+
+/// Opens the folders of images to train on and of images that are held out.
+fn open_parts(folder: &Path, names: [&str; 2], options: ImageOptions) -> anyhow::Result<Data> {
+    let [training_name, held_out_name] = names;
+    let hint = format!("; name {} to hold out every tenth image there", folder.join(training_name).display());
+    let training = ImageFolder::open(&folder.join(training_name), options)?;
+    let held_out = ImageFolder::open(&folder.join(held_out_name), options);
+    let held_out = held_out.map_err(|error| anyhow::anyhow!("{error}{hint}"))?;
     anyhow::ensure!(
-        parts.training.classes() == parts.held_out.classes(),
-        "{}: train and val have other classes: a folder for each class is expected in both, of the same names",
+        training.classes() == held_out.classes(),
+        "{}: {training_name} and {held_out_name} have other classes: a folder for each class is expected in both, of the \
+         same names{hint}",
         folder.display()
     );
-    expect_classes(folder, &parts.training)?;
-    let kind = image_kind(&parts.training);
-    let mut left_out = LeftOut::beside(folder, &PARTS)?;
-    left_out.extend(parts.training.left_out().clone());
-    left_out.extend(parts.held_out.left_out().clone());
-    tell(folder, &parts, &named(parts.training.classes()), &left_out);
-    Ok(Data::Images(Parts { training: Box::new(parts.training), held_out: Box::new(parts.held_out) }, kind))
+    expect_classes(folder, &training)?;
+    let kind = image_kind(&training);
+    let mut left_out = LeftOut::beside(folder, &names)?;
+    left_out.extend(training.left_out().clone());
+    left_out.extend(held_out.left_out().clone());
+    let counts = [(training.len(), training_name), (held_out.len(), held_out_name)];
+    tell(folder, counts, &named(training.classes()), &left_out);
+    Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+}
+
+/// Returns the names of the folders in a folder, in order, without hidden ones.
+fn subfolders(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // It may be a link.
+        if entry.path().is_dir() && !name.starts_with('.') && name != "__MACOSX" {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Returns the first of the folders that has one of the names `known`, of which the first are preferred.
+fn part_named<'a>(folders: &'a [String], known: &[&str]) -> Option<&'a str> {
+    let mut found = known.iter().filter_map(|known| folders.iter().find(|folder| folder.eq_ignore_ascii_case(known)));
+    found.next().map(String::as_str)
 }
 
 fn image_kind(folder: &ImageFolder) -> ImageKind {
     ImageKind { channels: 3, classes: folder.classes().len() }
 }
 
-/// Says what was found in a folder of images, and what was not read there.
-fn tell<D: Dataset>(folder: &Path, parts: &Parts<D>, classes: &str, left_out: &LeftOut) {
+/// Says how many images a folder has to train on and to hold out, and in which folders, and what was not read there.
+fn tell(folder: &Path, [training, held_out]: [(usize, &str); 2], classes: &str, left_out: &LeftOut) {
+    let place = |name: &str| if name.is_empty() { String::new() } else { format!(" ({name})") };
     files::complain(&format!(
-        "{}: {} images to train on and {} held out, of {classes}{left_out}",
+        "{}: {} images to train on{} and {} held out{}, of {classes}{left_out}",
         folder.display(),
-        parts.training.len(),
-        parts.held_out.len()
+        training.0,
+        place(training.1),
+        held_out.0,
+        place(held_out.1)
     ));
 }
 

@@ -318,7 +318,7 @@ fn about_checkpoint(path: &Path, error: nn::Error) -> anyhow::Error {
         nn::Error::Checkpoint(_) => error.into(),
         nn::Error::Train(TrainError::OtherRun { ref name, .. }) if name == EXAMPLES => {
             let to_do = "put the data back as it was, or add --changed-data to go on with it as it is now \
-                         (the order of the examples is then another, and without a folder val, which are held out)";
+                         (the order of the examples is then another, and without a folder of its own, which are held out)";
             files::about(path, format!("{error}: {to_do}"))
         }
         _ => files::about(path, error),
