@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use tenure_core::user_files::without_mark;
 use tenure_tensor::TensorError;
-use tokenizers::{EncodeInput, Tokenizer, TruncationParams};
+use tokenizers::{EncodeInput, PostProcessor, Tokenizer, TruncationParams};
 
 use super::files::{CONFIG, TOKENIZER, optional, read, required};
 use super::prompt::default_prompt;
@@ -90,6 +90,13 @@ fn tokenizer(folder: &Path, max_tokens: usize, vocab_size: Option<usize>) -> Res
     let largest = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
     if let Some(vocab_size) = vocab_size.filter(|size| largest > *size) {
         let reason = format!("{largest} tokens, but {CONFIG} says {vocab_size} (vocab_size): of another model?");
+        return Err(CheckpointError::format(&path, reason).into());
+    }
+    let around = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+    if max_tokens < around {
+        let reason = format!(
+            "it adds {around} tokens to each text, which is cut to {max_tokens}: make max_seq_length or model_max_length larger"
+        );
         return Err(CheckpointError::format(&path, reason).into());
     }
     // The file's own limits are those of whatever it was saved for.

@@ -156,6 +156,14 @@ fn the_length_of_a_text_is_the_encoders_the_tokenizers_or_the_models() {
     assert_eq!(length(&changed("sentence_bert_config.json", |text| text.replace("12", "99"))), 16);
 }
 
+#[test]
+fn a_length_without_room_for_the_tokens_around_a_text_is_refused() {
+    let cut_to = |length: &str| changed("sentence_bert_config.json", |text| text.replace("12", length));
+    assert!(SentenceEncoder::open(cut_to("2").path()).unwrap().embed(&["a cat"]).is_ok());
+    let expected = "tokenizer.json: it adds 2 tokens to each text, which is cut to 1: make max_seq_length or";
+    assert!(error(&cut_to("1")).starts_with(expected), "{}", error(&cut_to("1")));
+}
+
 fn error(folder: &TempDir) -> String {
     let error = SentenceEncoder::open(folder.path()).err().unwrap().to_string();
     error.strip_prefix(&format!("{}/", folder.path().display())).unwrap().to_owned()
