@@ -311,7 +311,7 @@ class Outcome:
     recorded_reserved_bytes
         Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
     recorded_reserved_end_bytes
-        Bytes that the recorded allocator held of the device after the last event; 0 if the trace says nothing of segments.
+        Bytes that the recorded allocator held after the last event; 0 if the trace says nothing of segments.
     operations
         Allocations and frees of one pass, those after its last event included.
     peak_requested_bytes

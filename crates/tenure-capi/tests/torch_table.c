@@ -118,7 +118,7 @@ static void no_memory(void) {
     CHECK(!applies);
 }
 
-static void keep(void *user, void *context) { *(void **)user = context; }
+static void keep_context(void *user, void *context) { *(void **)user = context; }
 
 static void history(void) {
     static int hundred = 100, thousand = 1000, events[10];
@@ -133,7 +133,7 @@ static void history(void) {
     OK(api->annotate(0, metadata, 1));
     OK(api->annotate_block(block, nothing));
     CHECK(api->annotate_block(&block, nothing) == TENURE_UNKNOWN_ADDRESS);
-    OK(api->context(block, keep, &context));
+    OK(api->context(block, keep_context, &context));
     CHECK(context == &hundred);
     const struct seen seen = look(common);
     CHECK(seen.segments > 0 && seen.live == 1 && seen.with_context == 1 && seen.annotations == 1);

@@ -14,7 +14,7 @@ use tenure_alloc::{
 use tenure_core::StreamId;
 
 const POOL: PoolId = PoolId(1, 0);
-const ACTIONS: [Action; 9] = Action::ALL;
+const ACTIONS: [Action; 10] = Action::ALL;
 
 #[derive(Clone, Debug)]
 enum Step {

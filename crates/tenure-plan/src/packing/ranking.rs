@@ -22,7 +22,7 @@ pub(super) enum Measure {
 /// buffer with the most comes first.
 pub(super) type Ranking = [Measure; 3];
 
-/// The rankings that a search takes in turn, because no one can know before which is good.
+/// The rankings that a search takes in turn, since which is good is not known before.
 pub(super) const RANKINGS: [Ranking; 6] = [
     [Sections, Area, Fullness],
     [Fullness, Area, Sections],

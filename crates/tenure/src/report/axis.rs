@@ -26,7 +26,7 @@ pub(super) struct Frame {
     pub(super) right: f64,
     pub(super) top: f64,
     pub(super) bottom: f64,
-    /// Of the whole drawing.
+    /// The height of the whole drawing.
     pub(super) height: f64,
 }
 

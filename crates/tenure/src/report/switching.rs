@@ -84,7 +84,7 @@ impl<'a> SwitchReport<'a> {
     }
 }
 
-/// What stands beside a bar.
+/// The text beside a bar.
 fn figure(ms: f64) -> String {
     format!("{ms:.2}")
 }

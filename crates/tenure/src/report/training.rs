@@ -174,7 +174,7 @@ impl<'a> TrainingReport<'a> {
         }
     }
 
-    /// What tags come to: at the fullest of each step's three moments, and each at its highest.
+    /// Bytes by tag: at the fullest of each step's three moments, and each at its highest.
     fn holders(&self) -> String {
         let fullest = self.steps.iter().map(|step| step.memory.tags).max_by_key(TagBytes::total).unwrap_or_default();
         let highest = |tag| self.steps.iter().map(|step| step.memory.tag_peaks.of(tag)).max().unwrap_or(0);

@@ -102,7 +102,7 @@ template <typename Config> auto rejects_early(int) -> decltype(Config::throw_on_
 }
 template <typename Config> bool rejects_early(long) { return false; }
 
-/// Whether one of the settings expandable_segments_reserve and expandable_segments_reserve_by_class is given. PyTorch
+/// Returns whether expandable_segments_reserve or expandable_segments_reserve_by_class is given. PyTorch
 /// shows neither but in the text of all.
 inline bool has_setting(const std::string &settings, const std::string &name) {
   for (size_t at = settings.find(name); at != std::string::npos; at = settings.find(name, at + 1))
