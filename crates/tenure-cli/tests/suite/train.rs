@@ -303,12 +303,12 @@ fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("csr-fp16, which is lossy"), "{said}");
     let page = fs::read_to_string(folder.path().join("run.html")).unwrap();
+    // Whether that step's saved tensors go to disk or are computed again is up to the speeds that were measured.
     for said in [
         "csr-fp16, which is lossy",
         "Memory by tier during step 3",
         "Links during step 3",
         "What was saved in step 3",
-        "spilled to disk",
         "written to disk, peak ",
         "limit, peak ",
     ] {
