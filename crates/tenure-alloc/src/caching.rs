@@ -147,8 +147,11 @@ pub trait CachingAllocator: Resource {
     /// Stops sending allocations to `pool`.
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError>;
 
-    /// Whether allocations are sent to a private pool now, so that a stream may be captured: then the device must not be
-    /// waited for.
+    /// Says what `pool` is used for from now on, as a capture begins or ends while allocations go to it. Does nothing if
+    /// none do.
+    fn set_pool_use(&self, pool: PoolId, purpose: PoolUse);
+
+    /// Whether a private pool is used for [a capture](PoolUse::Capture) now: then the device must not be waited for.
     fn is_capturing(&self) -> bool;
 
     /// Gives up one use of `pool`. With the last one its memory may go back to the backing as its blocks are freed.

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change that an older shim would not understand. */
-#define TENURE_TORCH_ABI 2
+#define TENURE_TORCH_ABI 3
 
 /* A private pool: PyTorch's MempoolId_t. */
 typedef struct tenure_pool {
@@ -212,10 +212,13 @@ typedef struct tenure_torch_api {
     /* Gives up one use. With the last one, its memory goes back as its blocks are freed. */
     tenure_status (*release_pool)(int device, tenure_pool pool);
     tenure_status (*pool_uses)(int device, tenure_pool pool, size_t *uses);
-    /* Sends allocations on streams that pass the filter to a pool, made if it is not there. That is one use more. The
-     * filter is called on the allocating thread, and must not allocate. */
-    tenure_status (*begin_pool)(int device, tenure_pool pool, bool (*filter)(void *user, void *stream),
+    /* Sends allocations on streams that pass the filter to a pool, made if it is not there. That is one use more.
+     * `captures`: whether a stream may be captured until end_pool(). The filter is called on the allocating thread, and
+     * must not allocate. */
+    tenure_status (*begin_pool)(int device, tenure_pool pool, bool captures, bool (*filter)(void *user, void *stream),
                                 tenure_object user);
+    /* Says that a capture begins or ends while allocations go to a pool. Nothing if none do. */
+    tenure_status (*set_capturing)(int device, tenure_pool pool, bool captures);
     tenure_status (*end_pool)(int device, tenure_pool pool);
     /* Whether requests outside the pool may use its free blocks before there is no memory. */
     tenure_status (*use_pool_on_oom)(int device, tenure_pool pool, bool on);

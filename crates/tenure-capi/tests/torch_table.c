@@ -155,7 +155,7 @@ static void pools(void) {
     int live = 0, told = 0;
     tenure_checkpoint *checkpoint;
     OK(api->create_pool(0, mine, NULL));
-    OK(api->begin_pool(0, mine, yes, (tenure_object){&million, drop}));
+    OK(api->begin_pool(0, mine, true, yes, (tenure_object){&million, drop}));
     OK(api->allocate(0, 4 << 20, NULL, nothing, &block));
     OK(api->checkpoint(0, mine, &checkpoint));
     OK(api->allocate(0, 4 << 20, NULL, nothing, &other));
@@ -179,7 +179,7 @@ static void pools(void) {
     const tenure_pool theirs = {0, 8};
     const tenure_pool_source source = {{&million, drop}, source_allocate, source_free};
     OK(api->create_pool(0, theirs, &source));
-    OK(api->begin_pool(0, theirs, yes, nothing));
+    OK(api->begin_pool(0, theirs, true, yes, nothing));
     OK(api->allocate(0, 1 << 20, NULL, nothing, &block));
     OK(api->end_pool(0, theirs));
     CHECK(block == segment_bytes);

@@ -233,6 +233,50 @@ def test_a_pool_lends_when_memory_runs_out_if_it_may() -> None:
         assert tensor(20 * MIB).data_ptr() == address
 
 
+def marks_captures() -> bool:
+    """Whether PyTorch tells its allocator where captures begin: before, every use of a pool may be one."""
+    header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
+    return "markCaptureBegin" in header.read_text()
+
+
+@pytest.mark.skipif(not marks_captures(), reason="this PyTorch takes every use of a pool for a capture")
+def test_a_pool_gets_what_is_cached_outside_before_memory_runs_out() -> None:
+    limit(80 * MIB)
+    tensor(60 * MIB)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        assert tensor(40 * MIB).numel() == 40 * MIB
+
+
+@pytest.mark.skipif(not marks_captures(), reason="this PyTorch takes every use of a pool for a capture")
+def test_a_block_of_a_pool_is_used_again_once_other_streams_have_passed() -> None:
+    stream, pool = torch.cuda.Stream(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        block = tensor(40 * MIB)
+        block.record_stream(stream)
+        address = block.data_ptr()
+        del block
+        stream.synchronize()
+        assert tensor(40 * MIB).data_ptr() == address
+
+
+def test_a_capture_gets_nothing_that_is_cached_outside() -> None:
+    """Also if the program uses a pool of its own within the capture."""
+    limit(80 * MIB)
+    pool, graph = torch.cuda.MemPool(), torch.cuda.CUDAGraph()
+    # Unlike this, `torch.cuda.graph` empties the cache first.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        tensor(60 * MIB)
+        graph.capture_begin()
+        with pytest.raises(torch.OutOfMemoryError):
+            tensor(40 * MIB)
+        with torch.cuda.use_mem_pool(pool), pytest.raises(torch.OutOfMemoryError):
+            tensor(40 * MIB)
+        graph.capture_end()
+        del graph, pool
+        assert tensor(80 * MIB).numel() == 80 * MIB
+
+
 def test_a_pool_that_is_gone_lends_nothing() -> None:
     """Covers TestMemPool.test_deleted_mempool_not_used_on_oom."""
     limit(40 * MIB)

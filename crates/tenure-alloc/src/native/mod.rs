@@ -191,6 +191,10 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().end_pool(pool)
     }
 
+    fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
+        self.engine.lock().set_pool_use(pool, purpose);
+    }
+
     fn is_capturing(&self) -> bool {
         self.engine.lock().captures.any()
     }

@@ -30,8 +30,8 @@ struct Underway {
 }
 
 impl Captures {
-    /// Whether a stream may be capturing: then none must be asked or awaited. (PyTorch takes every use of a private pool
-    /// for a capture.)
+    /// Whether a stream may be capturing: then none must be asked or awaited. (PyTorch 2.11 takes every use of a
+    /// private pool for a capture.)
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.capturing > 0
@@ -108,6 +108,15 @@ impl Engine {
         let ended = self.captures.underway.remove(begun.ok_or(AllocError::UnknownPool(id))?);
         self.captures.capturing -= usize::from(ended.purpose == PoolUse::Capture);
         Ok(())
+    }
+
+    pub(crate) fn set_pool_use(&mut self, id: PoolId, purpose: PoolUse) {
+        let Some(owner) = self.pools.find(id) else { return };
+        if let Some(underway) = self.captures.underway.iter_mut().find(|underway| underway.owner == owner) {
+            self.captures.capturing -= usize::from(underway.purpose == PoolUse::Capture);
+            self.captures.capturing += usize::from(purpose == PoolUse::Capture);
+            underway.purpose = purpose;
+        }
     }
 
     pub(crate) fn release_pool(&mut self, id: PoolId) -> Result<(), AllocError> {

@@ -147,6 +147,10 @@ impl CachingAllocator for PagedAllocator {
         ended
     }
 
+    fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
+        self.state.lock().set_pool_use(pool, purpose);
+    }
+
     fn is_capturing(&self) -> bool {
         self.state.lock().progress.is_capturing()
     }

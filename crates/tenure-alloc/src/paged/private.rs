@@ -79,6 +79,11 @@ impl State {
         ended
     }
 
+    pub(super) fn set_pool_use(&mut self, pool: PoolId, purpose: PoolUse) {
+        self.private.engine.set_pool_use(pool, purpose);
+        self.progress.set_capturing(self.private.engine.captures.any());
+    }
+
     /// A block of the private pool that allocations on the request's stream go to.
     pub(super) fn allocate_private(
         state: &mut MutexGuard<'_, Self>,

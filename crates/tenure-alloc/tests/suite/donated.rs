@@ -509,6 +509,12 @@ fn a_gate_is_told_when_the_last_capture_has_ended() {
     begin(1, PoolUse::Capture);
     begin(2, PoolUse::Capture);
     assert_eq!([ended(1), ended(2)], [0, 1]);
+    begin(1, PoolUse::Eager);
+    f.donated.set_pool_use(PoolId(0, 1), PoolUse::Capture);
+    assert_eq!(gate.captures_ended.load(Ordering::Relaxed), 1);
+    f.donated.set_pool_use(PoolId(0, 1), PoolUse::Eager);
+    assert_eq!(gate.captures_ended.load(Ordering::Relaxed), 2);
+    assert_eq!(ended(1), 2);
 }
 
 #[test]

@@ -118,6 +118,38 @@ fn a_pool_is_begun_once_at_a_time_and_the_common_pool_never() {
 }
 
 #[test]
+fn only_a_capture_keeps_freed_blocks_and_cached_memory_from_others() {
+    each(80 * MIB, |f| {
+        f.backing.hold_streams();
+        f.free(f.alloc(60 * MIB));
+        f.allocator.begin_pool(POOL, PoolUse::Eager, Box::new(|_| true)).unwrap();
+        let set_use = |purpose| f.allocator.set_pool_use(POOL, purpose);
+        set_use(PoolUse::Capture);
+        assert!(f.allocator.is_capturing());
+        f.try_alloc(40 * MIB, A).unwrap_err();
+        set_use(PoolUse::Eager);
+        assert!(!f.allocator.is_capturing());
+        let block = f.alloc(40 * MIB);
+        assert!(f.segments(PoolId::default()).is_empty(), "the pool got what was cached outside");
+
+        f.allocator.record_stream(block, B).unwrap();
+        set_use(PoolUse::Capture);
+        let records = || f.backing.calls().get("record").copied();
+        let before = records();
+        f.free(block);
+        assert_eq!(records(), before, "a capture would break");
+        set_use(PoolUse::Eager);
+        f.alloc(512);
+        f.backing.pass(B);
+        assert_eq!(f.alloc(40 * MIB), block);
+        f.allocator.end_pool(POOL).unwrap();
+
+        set_use(PoolUse::Capture);
+        assert!(!f.allocator.is_capturing(), "no allocations go to the pool");
+    });
+}
+
+#[test]
 fn segments_have_pytorchs_sizes_and_small_requests_their_own() {
     each(GIB, |f| {
         if f.name.contains("expandable") {

@@ -60,7 +60,8 @@ pub struct Table {
     create_pool: unsafe extern "C" fn(c_int, Pool, *mut Source) -> Status,
     release_pool: extern "C" fn(c_int, Pool) -> Status,
     pool_uses: unsafe extern "C" fn(c_int, Pool, *mut usize) -> Status,
-    begin_pool: extern "C" fn(c_int, Pool, Filter, Object) -> Status,
+    begin_pool: extern "C" fn(c_int, Pool, bool, Filter, Object) -> Status,
+    set_capturing: extern "C" fn(c_int, Pool, bool) -> Status,
     end_pool: extern "C" fn(c_int, Pool) -> Status,
     use_pool_on_oom: extern "C" fn(c_int, Pool, bool) -> Status,
     set_no_split: extern "C" fn(c_int, Pool) -> Status,
@@ -77,7 +78,7 @@ pub struct Table {
 
 static TABLE: Table = Table {
     size: size_of::<Table>(),
-    abi: 2,
+    abi: 3,
     last_error: crate::tenure_last_error,
     configure: devices::configure,
     is_open: devices::is_open,
@@ -107,6 +108,7 @@ static TABLE: Table = Table {
     release_pool: pools::release_pool,
     pool_uses: pools::pool_uses,
     begin_pool: pools::begin_pool,
+    set_capturing: pools::set_capturing,
     end_pool: pools::end_pool,
     use_pool_on_oom: pools::use_pool_on_oom,
     set_no_split: pools::set_no_split,

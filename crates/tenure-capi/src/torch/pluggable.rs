@@ -95,7 +95,8 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(
 ) {
     // SAFETY: by the function's contract.
     let filter = Box::into_raw(Box::new(unsafe { (*filter).copy() }));
-    check(pools::begin_pool(device, pool, passes, Object::new(filter.cast(), drop_filter)));
+    // PyTorch tells a pluggable allocator of no capture: every use of a pool may be one.
+    check(pools::begin_pool(device, pool, true, passes, Object::new(filter.cast(), drop_filter)));
 }
 
 /// Ends what [`tenure_torch_plug_begin_pool`] began.

@@ -69,13 +69,18 @@ pub(super) unsafe extern "C" fn pool_uses(number: c_int, pool: Pool, uses: *mut 
     })
 }
 
-pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, filter: Filter, user: Object) -> Status {
+pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, captures: bool, filter: Filter, user: Object) -> Status {
     guarded(|| {
         // SAFETY: the filter was handed over with its object, which lives as long as this closure.
         let filter = move |stream: StreamId| unsafe { filter(user.pointer(), pointer(stream.0)) };
-        // PyTorch does not say whether a capture begins, and a query would break one.
-        let begun = device(number)?.memory.allocator().begin_pool(pool.into(), PoolUse::Capture, Box::new(filter));
-        Ok(begun?)
+        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), purpose(captures), Box::new(filter))?)
+    })
+}
+
+pub(super) extern "C" fn set_capturing(number: c_int, pool: Pool, captures: bool) -> Status {
+    guarded(|| {
+        device(number)?.memory.allocator().set_pool_use(pool.into(), purpose(captures));
+        Ok(())
     })
 }
 
@@ -166,4 +171,8 @@ unsafe fn visit_all(addresses: &[Address], visit: Visit, user: *mut c_void) {
 /// An address, or a stream's handle, as C has them.
 fn pointer(value: u64) -> *mut c_void {
     ptr::without_provenance_mut(value as usize)
+}
+
+fn purpose(captures: bool) -> PoolUse {
+    if captures { PoolUse::Capture } else { PoolUse::Eager }
 }

@@ -62,6 +62,8 @@ public:
   // pools.cpp: private pools
   void emptyCache(MempoolId_t pool) override;
   void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override;
+  void markCaptureBegin(DeviceIndex device) override;
+  void markCaptureEnd(DeviceIndex device) override;
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override;
   void releasePool(DeviceIndex device, MempoolId_t pool) override;
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override;

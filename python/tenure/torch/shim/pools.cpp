@@ -13,6 +13,18 @@ using Source = std::shared_ptr<caching::CUDAAllocator>;
 
 tenure_pool pool_of(MempoolId_t id) { return {id.first, id.second}; }
 
+/// A use of a pool.
+struct Begun {
+  int device;
+  tenure_pool pool;
+};
+
+/// The use that this thread began last: PyTorch begins one right before the capture for which it does.
+thread_local Begun begun_last{};
+
+/// The captures that this thread began, the last one last.
+thread_local std::vector<Begun> captured;
+
 /// A checkpoint, as PyTorch holds one.
 struct Checkpoint final : caching::AllocatorState {
   explicit Checkpoint(tenure_checkpoint *it) : it(it) {}
@@ -75,7 +87,25 @@ void Allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t pool, Filter
     const auto call = [&] { return value_of<Filter>(user)(static_cast<cudaStream_t>(stream)); };
     return shielded(call, false);
   };
-  check(api->begin_pool(device, pool_of(pool), passes, hand_over(std::move(filter))));
+  constexpr bool may_capture = !marks_captures<caching::CUDAAllocator>(0);
+  check(api->begin_pool(device, pool_of(pool), may_capture, passes, hand_over(std::move(filter))));
+  begun_last = {device, pool_of(pool)};
+}
+
+void Allocator::markCaptureBegin(DeviceIndex device) {
+  check_device(device);
+  captured.push_back(begun_last);
+  check(api->set_capturing(begun_last.device, begun_last.pool, true));
+}
+
+void Allocator::markCaptureEnd(DeviceIndex device) {
+  check_device(device);
+  // A capture that another thread began ends with the use of its pool.
+  if (captured.empty())
+    return;
+  const Begun ended = captured.back();
+  captured.pop_back();
+  check(api->set_capturing(ended.device, ended.pool, false));
 }
 
 void Allocator::endAllocateToPool(DeviceIndex device, MempoolId_t pool) {

@@ -74,10 +74,17 @@ public:
 
   /// Observes the setting throw_on_cudamalloc_oom, which Tenure does not follow: there is never anything to observe.
   virtual void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) {}
+  /// A capture on a device begins or ends, on the thread that began to allocate to its pool.
+  virtual void markCaptureBegin(DeviceIndex device) = 0;
+  virtual void markCaptureEnd(DeviceIndex device) = 0;
   virtual bool supportsUserMetadata() { return true; }
   virtual std::shared_ptr<c10::GatheredContext> getContextForPointer(const void *address) = 0;
   virtual void annotateMemory(const void *address, const std::string &metadata) = 0;
 };
+
+/// Whether PyTorch says where captures begin and end. If not, every use of a private pool may be one.
+template <typename Base> constexpr auto marks_captures(int) -> decltype(&Base::markCaptureBegin, true) { return true; }
+template <typename Base> constexpr bool marks_captures(long) { return false; }
 
 /// Reserved bytes of private pools, where statistics have them: `fill` is given the map.
 template <typename Statistics, typename Fill>

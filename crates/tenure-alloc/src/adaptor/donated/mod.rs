@@ -356,6 +356,12 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         Ok(())
     }
 
+    fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
+        self.inner.set_pool_use(pool, purpose);
+        let told = self.donated.ranges.lock().set_pool_use(pool, purpose);
+        told.iter().for_each(|gate| gate.after_captures());
+    }
+
     fn is_capturing(&self) -> bool {
         self.inner.is_capturing()
     }

@@ -284,6 +284,19 @@ impl Ranges {
         if let Some(at) = self.pools.iter().rposition(|(id, ..)| *id == pool) {
             drop(self.pools.remove(at));
         }
+        self.gates_after_captures(was_capturing)
+    }
+
+    /// Returns the same gates as [`end_pool`](Self::end_pool).
+    pub(super) fn set_pool_use(&mut self, pool: PoolId, purpose: PoolUse) -> Vec<Arc<dyn Gate>> {
+        let was_capturing = self.is_capturing();
+        if let Some((_, known, _)) = self.pools.iter_mut().rfind(|(id, ..)| *id == pool) {
+            *known = purpose;
+        }
+        self.gates_after_captures(was_capturing)
+    }
+
+    fn gates_after_captures(&self, was_capturing: bool) -> Vec<Arc<dyn Gate>> {
         let is_over = was_capturing && !self.is_capturing();
         self.ranges.values().filter(|_| is_over).filter_map(|range| range.gate.clone()).collect()
     }
