@@ -1,10 +1,15 @@
 //! Files as other programs leave them, whatever their format is.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
+/// A gzip file's first bytes. RFC 1952.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Returns the bytes of a text in UTF-8 without the byte order mark that some editors begin files with.
@@ -32,6 +37,37 @@ pub fn expect_fetched(bytes: &[u8]) -> io::Result<()> {
         )),
         false => Ok(()),
     }
+}
+
+/// Refuses a text that begins with `bytes` if it is UTF-16, as some editors and shells write it.
+///
+/// # Errors
+/// It is UTF-16, with a byte order mark or without: [`io::ErrorKind::InvalidData`], with how to make it UTF-8.
+pub fn expect_no_utf_16(bytes: &[u8]) -> io::Result<()> {
+    let is_utf_16 = match *bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => true,
+        [a, 0, b, 0, ..] | [0, a, 0, b, ..] => a.is_ascii_graphic() && b.is_ascii_graphic(),
+        _ => false,
+    };
+    match is_utf_16 {
+        true => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "this is UTF-16, not UTF-8: convert it, such as by `iconv -f UTF-16 -t UTF-8`",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Opens a file that is no pointer of git-lfs. One that gzip has packed is unpacked as it is read, whatever its name is.
+///
+/// # Errors
+/// It cannot be read, or is a pointer of git-lfs.
+pub fn open_unpacked(path: &Path) -> io::Result<Box<dyn BufRead>> {
+    let mut file = BufReader::new(File::open(path)?);
+    let beginning = file.fill_buf()?;
+    expect_fetched(beginning)?;
+    let is_packed = beginning.starts_with(&GZIP);
+    Ok(if is_packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) })
 }
 
 /// Refuses an open file that is a pointer of git-lfs, as [`expect_fetched`] does. The next read begins where it would have.

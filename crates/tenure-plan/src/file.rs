@@ -1,11 +1,11 @@
 //! Files that appear whole or not at all, and what their readers say in one line.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use serde::Serialize;
-use tenure_core::user_files::expect_fetched;
+use tenure_core::user_files::{expect_no_utf_16, open_unpacked};
 
 /// Writes beside `path` and renames when everything is there, so that nobody ever sees a part.
 pub(crate) fn write_atomically(
@@ -29,10 +29,12 @@ pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()
     write_atomically(path, |out| Ok(serde_json::to_writer(&mut *out, content)?).and_then(|()| out.flush()))
 }
 
-/// Reads a text that git-lfs has fetched.
+/// Reads a text in UTF-8, which gzip may have packed.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
-    let text = fs::read_to_string(path)?;
-    expect_fetched(text.as_bytes()).map(|()| text)
+    let mut bytes = Vec::new();
+    open_unpacked(path)?.read_to_end(&mut bytes)?;
+    expect_no_utf_16(&bytes)?;
+    String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// What is wrong with a text, which may repeat a part of it, as one line.

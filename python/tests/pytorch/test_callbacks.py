@@ -29,7 +29,8 @@ class Callbacks:
             pytest.skip(str(error))
         self.path = folder / "callbacks.so"
         includes = [flag for path in paths for flag in ("-idirafter", str(path))]
-        command = ["c++", f"-std={torch_.cxx_standard}", "-shared", "-fPIC", *includes, "-x", "c++", "-", "-o", str(self.path)]
+        output = ["-shared", "-fPIC", "-x", "c++", "-", "-o", str(self.path)]
+        command = ["c++", f"-std={torch_.cxx_standard}", *includes, *output]
         libraries = [f"-L{torch_.root / 'lib'}", "-lc10", "-lc10_cuda"]
         source = Path(__file__).with_name("callbacks.cpp").read_text()
         subprocess.run([*command, *libraries], input=source, text=True, check=True)

@@ -1,10 +1,13 @@
 //! `tenure plan`, run as its users run it.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tenure::plan::Mapping;
 use tenure::plan::packing::{Buffer, PackingProblem};
@@ -61,20 +64,24 @@ fn json_says_whether_buffers_fit() {
 }
 
 #[test]
-fn a_byte_order_mark_before_buffers_or_a_problem_is_skipped() {
+fn buffers_and_problems_are_read_after_a_byte_order_mark_and_out_of_gzip() {
     let folder = here();
-    let read = |name: &str, content: &str| {
-        let path = folder.path().join(name);
-        fs::write(&path, format!("\u{feff}{content}")).unwrap();
-        answer(&[path.to_str().unwrap()])
-    };
-    assert_eq!(read("buffers.csv", "id,lower,upper,size\na,0,3,8\n")["height"], 8);
+    let buffers = "id,lower,upper,size\r\na,0,3,8\r\n";
     let problem = r#"{"format": "tenure-problem", "version": 1, "name": "mine",
         "tiers": [{"name": "DRAM", "capacity": 100, "read_bandwidth": 100, "write_bandwidth": 80},
             {"name": "PM", "read_bandwidth": 30, "write_bandwidth": 8}],
         "tensors": [{"key": "w", "bytes": 8, "tag": "weight"}],
         "kernels": [{"name": "k", "time_ns": 1000, "reads": [{"tensor": 0, "bytes": 8}], "writes": []}]}"#;
-    assert_eq!(read("problem.json", problem)["problem"], "mine");
+    for (content, key, value) in [(buffers, "height", json!(8)), (problem, "problem", json!("mine"))] {
+        let marked = format!("\u{feff}{content}").into_bytes();
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+        packed.write_all(&marked).unwrap();
+        for bytes in [marked, packed.finish().unwrap()] {
+            let path = folder.path().join("file");
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(answer(&[path.to_str().unwrap()])[key], value);
+        }
+    }
 }
 
 #[test]
@@ -172,9 +179,23 @@ fn offsets_that_do_not_fit_are_not_written() {
 #[test]
 fn what_cannot_be_used_gets_one_line_and_no_output() {
     let folder = here();
-    fs::write(folder.path().join("bad.csv"), "id,lower,upper,size\na,0,3,4\nb,3,3,4\n").unwrap();
+    let utf_16: Vec<u8> = "id,lower".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let files: [(&str, &[u8]); 5] = [
+        ("bad.csv", b"id,lower,upper,size\na,0,3,4\nb,3,3,4\n"),
+        ("wide.csv", &utf_16),
+        ("marked.json", &[b"\xff\xfe", &utf_16[..]].concat()),
+        ("zip.pickle", b"PK\x03\x04\x14\0\0\0"),
+        ("data.db", b"SQLite format 3\0"),
+    ];
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
     for (args, said) in [
         (&["bad.csv"][..], "tenure: bad.csv: line 3: it begins at 3 and ends at 3: "),
+        (&["wide.csv"], "tenure: wide.csv: this is UTF-16, not UTF-8: convert it"),
+        (&["marked.json"], "tenure: marked.json: this is UTF-16, not UTF-8: convert it"),
+        (&["zip.pickle", "--fast-bytes", "50%"], "tenure: zip.pickle: it is a zip archive"),
+        (&["data.db", "--fast-bytes", "50%"], "tenure: data.db: it is an SQLite database"),
         (&["absent.csv"], "tenure: absent.csv: No such file"),
         (&["."], "tenure: .: Is a directory"),
         (&[ODD, "-o", "missing/out.csv"], "tenure: missing/out.csv: "),
@@ -188,7 +209,7 @@ fn what_cannot_be_used_gets_one_line_and_no_output() {
         assert_eq!(text(&output.stdout), "", "{args:?}");
         assert!(text(&output.stderr).starts_with(said), "{args:?}: {}", text(&output.stderr));
     }
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files.len(), "nothing was written");
 }
 
 /// Two layers forward and back, two of whose activations do not fit at once.

@@ -9,3 +9,4 @@ mod layout_limits;
 mod layout_model;
 mod storage;
 mod tag;
+mod user_files;

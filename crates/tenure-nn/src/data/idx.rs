@@ -4,9 +4,10 @@
 use std::io::Read;
 use std::path::Path;
 
+use tenure_core::user_files::open_unpacked;
 use tenure_tensor::{Tensor, TensorError};
 
-use super::{DataError, Dataset, Result, unpacked};
+use super::{DataError, Dataset, Result};
 
 /// An array of bytes from an IDX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +24,8 @@ impl Idx {
     /// # Errors
     /// It cannot be read, or is not IDX of bytes.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::parse(unpacked::open(path)?).map_err(|error| DataError::format(path, error.to_string()))
+        let file = open_unpacked(path).map_err(DataError::io(path))?;
+        Self::parse(file).map_err(|error| DataError::format(path, error.to_string()))
     }
 
     /// Reads what must be one whole array of bytes.

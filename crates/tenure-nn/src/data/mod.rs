@@ -6,7 +6,6 @@ mod images;
 mod loader;
 mod subset;
 mod text;
-mod unpacked;
 
 use std::path::{Path, PathBuf};
 

@@ -3,12 +3,11 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::loader::{below, generator};
-use super::{DataError, Dataset, Result, unpacked};
+use tenure_core::user_files::{expect_no_utf_16, open_unpacked};
 use tenure_tensor::TensorError;
 
-/// The byte order marks that files in UTF-16 begin with.
-const UTF_16: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
+use super::loader::{below, generator};
+use super::{DataError, Dataset, Result};
 
 /// A sequence of tokens in windows, for a model that says the next one: an example is the tokens of a window, and for
 /// each the one that follows.
@@ -27,15 +26,11 @@ impl TextWindows {
     /// The bytes of a file: 256 tokens, whatever is in it. One that gzip has packed is unpacked, whatever its name is.
     ///
     /// # Errors
-    /// It cannot be read, begins with the byte order mark of UTF-16, or is shorter than a window and the byte after it.
+    /// It cannot be read, is UTF-16, or is shorter than a window and the byte after it.
     pub fn open_bytes(path: &Path, length: usize) -> Result<Self> {
         let mut bytes = Vec::new();
-        unpacked::open(path)?.read_to_end(&mut bytes).map_err(DataError::io(path))?;
-        if UTF_16.iter().any(|mark| bytes.starts_with(mark)) {
-            let reason = "this is UTF-16, and its bytes are no text to learn from: make it UTF-8, such as by \
-                          `iconv -f UTF-16 -t UTF-8`";
-            return Err(DataError::format(path, reason));
-        }
+        let read = open_unpacked(path).and_then(|mut file| file.read_to_end(&mut bytes));
+        read.and_then(|_| expect_no_utf_16(&bytes)).map_err(DataError::io(path))?;
         Self::new(Tokens::Bytes(bytes), length).map_err(|error| DataError::format(path, error.to_string()))
     }
 

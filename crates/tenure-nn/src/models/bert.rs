@@ -26,7 +26,8 @@ pub struct BertConfig {
     pub intermediate_size: usize,
     /// Positions that there are.
     pub max_position_embeddings: usize,
-    /// The position of a text's first token: RoBERTa and MPNet count from the one after `pad_token_id`.
+    /// The position of a text's first token. If it is not 0, the token of the number before it is padding, which has that
+    /// number as its position wherever it stands in a text, as in RoBERTa (`pad_token_id`) and MPNet (1).
     pub first_position: usize,
     /// How many distances of two tokens are told apart by what attention adds for them. MPNet does so; none adds nothing.
     pub relative_attention_num_buckets: Option<usize>,
@@ -180,7 +181,10 @@ impl Embeddings {
         let positions = &self.position_embeddings.weight;
         let most = positions.size(0)?.saturating_sub(self.first_position);
         let length = config::text_length("Bert", tokens, Some((most, "max_position_embeddings")))?;
-        let positions = positions.narrow(0, self.first_position, length)?;
+        let positions = match self.first_position.checked_sub(1) {
+            Some(padding) => self.position_embeddings.forward(&positions_from(padding, tokens)?)?,
+            None => positions.narrow(0, 0, length)?,
+        };
         let mut x = self.word_embeddings.forward(tokens)?.add(&positions)?;
         if let Some(kinds) = &self.token_type_embeddings {
             // All tokens are of the first kind.
@@ -188,6 +192,14 @@ impl Embeddings {
         }
         self.dropout.forward(&self.norm.forward(&x)?)
     }
+}
+
+/// The positions of `tokens`, counted from the one after that of the token `padding`, which has its own number as its
+/// position wherever it stands. Source: Transformers' `create_position_ids_from_input_ids`.
+fn positions_from(padding: usize, tokens: &Tensor) -> Result<Tensor> {
+    let padding = padding as i64;
+    let is_counted = tokens.ne(padding)?.to_dtype(DType::I64)?;
+    is_counted.cumsum(1)?.mul(&is_counted)?.add(padding)
 }
 
 struct EncoderLayer {

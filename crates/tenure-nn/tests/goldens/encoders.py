@@ -27,6 +27,7 @@ TEXTS = [
     "the dog and the memory, on the mat.",
     "memory " * 9,
     "the quick brown fox jumps over the lazy dog " * 4,
+    "a [PAD] cat \u2603 on the mat",
 ]
 WIDTH = 8
 

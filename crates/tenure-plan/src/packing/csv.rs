@@ -1,10 +1,9 @@
 //! MiniMalloc's format: <https://github.com/google/minimalloc>.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use tenure_core::user_files::{expect_fetched, without_mark};
+use tenure_core::user_files::{expect_no_utf_16, open_unpacked, without_mark};
 
 use super::{Buffer, BufferError, PackingError, PackingProblem, error};
 
@@ -37,11 +36,11 @@ struct Header {
 
 pub(super) fn read(path: &Path) -> Result<PackingProblem, PackingError> {
     let mut content = Vec::new();
-    File::open(path)?.take(LIMIT_BYTES + 1).read_to_end(&mut content)?;
+    open_unpacked(path)?.take(LIMIT_BYTES + 1).read_to_end(&mut content)?;
     if content.len() as u64 > LIMIT_BYTES {
         return Err(PackingError::TooLarge { limit_bytes: LIMIT_BYTES });
     }
-    expect_fetched(&content)?;
+    expect_no_utf_16(&content)?;
     parse(&content)
 }
 

@@ -2,15 +2,14 @@ mod packing;
 mod placement;
 mod train;
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use tenure::plan::Problem;
 use tenure::units::Amount;
-use tenure_core::user_files::{expect_fetched, without_mark};
+use tenure_core::user_files::{expect_no_utf_16, open_unpacked, without_mark};
 
 use crate::args::Source;
 use crate::{files, output};
@@ -150,26 +149,34 @@ enum Content {
     Buffers,
 }
 
-/// Told by the first byte that is no space, after a byte order mark if there is one: problems are JSON, and traces no text.
+/// Returns what a file has: problems are JSON, and traces no text. A byte order mark and gzip do not matter.
 fn content(path: &Path) -> io::Result<Content> {
-    let mut file = BufReader::new(File::open(path)?);
+    let mut file = open_unpacked(path)?;
     let beginning = file.fill_buf()?;
-    expect_fetched(beginning)?;
+    expect_no_utf_16(beginning)?;
     let mark_bytes = beginning.len() - without_mark(beginning).len();
     file.consume(mark_bytes);
     loop {
         let buffer = file.fill_buf()?;
-        match buffer.iter().find(|byte| !byte.is_ascii_whitespace()) {
-            Some(b'{') => return Ok(Content::Problem),
-            Some(byte) if !byte.is_ascii_graphic() => return Ok(Content::Trace),
-            Some(_) => return Ok(Content::Buffers),
-            None if buffer.is_empty() => return Ok(Content::Buffers),
-            None => {
-                let read = buffer.len();
-                file.consume(read);
+        let Some(at) = buffer.iter().position(|byte| !byte.is_ascii_whitespace()) else {
+            let read = buffer.len();
+            if read == 0 {
+                return Ok(Content::Buffers);
             }
-        }
+            file.consume(read);
+            continue;
+        };
+        let is_binary = !buffer[at].is_ascii() || buffer[at..].iter().take(64).any(|&byte| is_of_no_text(byte));
+        return Ok(match buffer[at] {
+            _ if is_binary => Content::Trace,
+            b'{' => Content::Problem,
+            _ => Content::Buffers,
+        });
     }
+}
+
+fn is_of_no_text(byte: u8) -> bool {
+    byte.is_ascii_control() && !byte.is_ascii_whitespace()
 }
 
 /// Whether a search goes on.
