@@ -14,7 +14,7 @@ use tenure_tensor::{DType, Device, Tensor, autograd};
 use self::encoder::{Encoder, EncoderConfig};
 pub use self::module_list::{ListedModule, MODULES, PoolingMode, token_width};
 use self::modules::{Modules, SentenceModule, mean, normalized};
-use self::prompt::default_prompt;
+pub use self::prompt::{SETTINGS, default_prompt};
 pub use self::tokenizer::SentenceTokenizer;
 use crate::Result;
 use crate::models::Bert;

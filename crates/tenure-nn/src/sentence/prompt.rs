@@ -11,7 +11,8 @@ use super::modules::Modules;
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 
-const SETTINGS: &str = "config_sentence_transformers.json";
+/// The file of an encoder's prompts and of what else sentence-transformers does with its vectors.
+pub const SETTINGS: &str = "config_sentence_transformers.json";
 
 /// [`SETTINGS`].
 #[derive(Default, Deserialize)]
@@ -26,7 +27,7 @@ struct Settings {
 ///
 /// # Errors
 /// Settings with which the vectors would be others: `truncate_dim`, and a prompt that a Pooling leaves out.
-pub(super) fn default_prompt(folder: &Path) -> Result<String> {
+pub fn default_prompt(folder: &Path) -> Result<String> {
     let refused = |reason| CheckpointError::format(&folder.join(SETTINGS), reason);
     let mut settings: Settings = optional(folder, SETTINGS)?.unwrap_or_default();
     if let Some(numbers) = settings.truncate_dim {

@@ -65,6 +65,9 @@ pub enum RepositoryError {
         /// What may be.
         allowed: &'static str,
     },
+    /// A setting of a sentence encoder with which its vectors would be others than those computed here.
+    #[error(transparent)]
+    Encoder(#[from] tenure_nn::Error),
     /// A link out of the repository.
     #[error(
         "{}: leads to {}, out of the repository: copy the file, or make the model's folder the link",

@@ -396,6 +396,34 @@ fn a_python_takes_sentences_that_are_pooled_in_other_ways() {
 }
 
 #[test]
+fn settings_of_an_encoder_that_change_its_vectors_are_refused_by_name() {
+    let (root, folder) = one_bert();
+    let without_prompt = POOLING.replacen('{', "{\"include_prompt\": false, ", 1);
+    let prompt = r#"{"prompts": {"query": "find: "}, "default_prompt_name": "query"}"#;
+    let cases = [
+        (r#"{"truncate_dim": 8}"#, POOLING, "config_sentence_transformers.json: truncate_dim is 8: "),
+        (prompt, &*without_prompt, "1_Pooling/config.json: include_prompt is false: "),
+        (
+            r#"{"default_prompt_name": "query"}"#,
+            POOLING,
+            "config_sentence_transformers.json: default_prompt_name is \"query\", which prompts does not have",
+        ),
+    ];
+    for (settings, pooling, expected) in cases {
+        fs::write(folder.join("config_sentence_transformers.json"), settings).unwrap();
+        write_sentence_modules(&folder, MODULES, pooling);
+        for said in [read(root.path()).unwrap_err(), read_with_python(root.path()).unwrap_err()] {
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
+    write_sentence_modules(&folder, MODULES, POOLING);
+    for settings in [r#"{"truncate_dim": null}"#, prompt] {
+        fs::write(folder.join("config_sentence_transformers.json"), settings).unwrap();
+        assert_eq!(read(root.path()).unwrap().architecture, "sentences");
+    }
+}
+
+#[test]
 fn networks_here_compute_what_they_can_beside_a_python() {
     let (root, _) = one_bert();
     let config = read_with_python(root.path()).unwrap();

@@ -1,7 +1,7 @@
 //! Folders of sentence-transformers: what follows the network that computes the tokens' vectors.
 
 use serde_json::{Map, Value};
-use tenure_nn::sentence::{ListedModule, MODULES, PoolingMode, token_width};
+use tenure_nn::sentence::{ListedModule, MODULES, PoolingMode, SETTINGS, default_prompt, token_width};
 
 use super::{CONFIG, ComputedBy, Described, START_PYTHON, WRITE_CONFIG, refusal, size, tokens};
 use crate::repository::config::json;
@@ -32,7 +32,7 @@ pub(super) fn check_native(folder: &Folder) -> Result<(), RepositoryError> {
         let given = format!("is {}, and only averages of tokens (mean) are computed here", modes.join(" and "));
         return Err(refusal(folder, &pooling.file, "the pooling", given, START_PYTHON));
     }
-    Ok(())
+    check_settings(folder)
 }
 
 /// Describes a folder as Python computes it.
@@ -60,6 +60,7 @@ pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<
         return Err(refusal(folder, CONFIG, "is_encoder_decoder", given, WRITE_CONFIG));
     }
     let mut width = Pooling::read(folder, pooling)?.vector();
+    check_settings(folder)?;
     for dense in rest.iter().filter(|module| module.kind() == "Dense") {
         let said: Map<String, Value> = json(folder, &config_of(dense))?;
         width = size(folder, &config_of(dense), "out_features", said.get("out_features").unwrap_or(&Value::Null))?;
@@ -77,6 +78,15 @@ fn check_transformer(folder: &Folder, module: &ListedModule) -> Result<(), Repos
     }
     let given = format!("is in {:?}, and only one in the folder itself can be computed", module.path);
     Err(refusal(folder, MODULES, "the Transformer", given, WRITE_CONFIG))
+}
+
+/// Refuses settings that the tokenizer of texts or the vectors cannot follow. The Pooling's file must have been read.
+fn check_settings(folder: &Folder) -> Result<(), RepositoryError> {
+    if folder.path(SETTINGS).exists() {
+        folder.file(SETTINGS)?;
+        default_prompt(&folder.path(""))?;
+    }
+    Ok(())
 }
 
 impl Pooling {
