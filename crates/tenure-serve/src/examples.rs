@@ -6,18 +6,17 @@ use std::path::{Path, PathBuf};
 
 use tenure_nn::checkpoint;
 use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConfig};
-use tenure_nn::sentence::SentenceTokenizer;
+use tenure_nn::sentence::{SETTINGS, SentenceTokenizer};
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::Generator;
 
 use crate::repository::{RepositoryError, check_encoder};
 
-/// The files of a sentence encoder's folder that are served, and the tokenizer's.
+/// The files of a sentence encoder's model that are served, and the tokenizer's.
 const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
 
-/// The files that state how long a text may be and what comes before it, where there are some.
-const TEXT_FILES: [&str; 3] =
-    ["sentence_bert_config.json", "tokenizer_config.json", "config_sentence_transformers.json"];
+/// The files beside them that state how long a text may be, where there are some.
+const TEXT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
 
 const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels: of weights that nobody trained.
 architecture = "resnet18"
@@ -143,10 +142,12 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
     if let Some(path) = folders.iter().find(|path| path.exists()) {
         return Err(ExampleError::Exists { path: path.clone() });
     }
-    if let Some((_, from)) = encoder {
-        check_encoder(from)?;
+    let encoder = encoder.map(|(_, from)| {
+        let model = check_encoder(from)?;
         SentenceTokenizer::open(from)?;
-    }
+        Ok::<_, ExampleError>([model, from.to_owned()])
+    });
+    let encoder = encoder.transpose()?;
     folders.iter().try_for_each(|path| fs::create_dir_all(path).map_err(io_error(path)))?;
     let [digits, next_byte, sentences] = &folders;
     let scope = |seed| Scope::new(&Generator::new(seed));
@@ -163,10 +164,12 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
     };
     model(next_byte, NEXT_BYTE, &Llama::new(&scope(2), &config).map_err(Error::from)?)?;
     match encoder {
-        Some((_, from)) => {
-            let text_files = TEXT_FILES.into_iter().filter(|file| from.join(file).exists());
-            for file in ENCODER_FILES.into_iter().chain(text_files) {
-                fs::copy(from.join(file), sentences.join(file)).map_err(io_error(&from.join(file)))?;
+        Some([model, from]) => {
+            let text_files = TEXT_FILES.map(|file| model.join(file)).into_iter().chain([from.join(SETTINGS)]);
+            let text_files = text_files.filter(|file| file.exists());
+            for file in ENCODER_FILES.map(|file| model.join(file)).into_iter().chain(text_files) {
+                let name = file.file_name().unwrap_or_default();
+                fs::copy(&file, sentences.join(name)).map_err(io_error(&file))?;
             }
             text(sentences, "config.toml", SENTENCES)?;
         }

@@ -55,10 +55,12 @@ def images(folder: str) -> nn.Module:
 def sentences(folder: str) -> nn.Module:
     """A model of sentence-transformers, which takes ``input_ids`` and ``attention_mask``."""
     transformers = _transformers()
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    encoder = _load(transformers.AutoModel, config, folder)
-    after = [_sentence_module(folder, each) for each in _json(folder, "modules.json")[1:]]
-    dtype = _stored_dtype(folder)
+    first, *others = _json(folder, "modules.json")
+    at = str(Path(folder, first["path"]))
+    config = transformers.AutoConfig.from_pretrained(at, local_files_only=True, trust_remote_code=False)
+    encoder = _load(transformers.AutoModel, config, at)
+    after = [_sentence_module(folder, each) for each in others]
+    dtype = _stored_dtype(at)
     return _Sentences(_Pretrained(encoder, ("input_ids", "attention_mask"), dtype), nn.Sequential(*after).to(dtype))
 
 

@@ -40,13 +40,13 @@ def save(folder: Path, model: Any) -> None:
     model.save_pretrained(folder)
 
 
-def write_sentences(folder: Path, model: Any, pooling: dict[str, Any], *after: str) -> None:
-    """A folder of sentence-transformers, with a tokenizer of words."""
+def write_sentences(folder: Path, model: Any, pooling: dict[str, Any], *after: str, path: str = "") -> None:
+    """A folder of sentence-transformers, its model and a tokenizer of words in its folder ``path``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    save(folder, model)
+    save(folder / path, model)
     modules = ["Transformer", "Pooling", *after]
-    paths = ["", *(f"{place}_{name}" for place, name in enumerate(modules) if place)]
+    paths = [path, *(f"{place}_{name}" for place, name in enumerate(modules) if place)]
     described = [
         {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{name}"}
         for place, (name, path) in enumerate(zip(modules, paths, strict=True))
@@ -57,7 +57,7 @@ def write_sentences(folder: Path, model: Any, pooling: dict[str, Any], *after: s
     words = {"[UNK]": 0, "a": 5, "cat": 9, "on": 3, "mat": 7, "dog": 2}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / path / "tokenizer.json"))
 
 
 def serving(models: Path) -> Server:
@@ -169,7 +169,7 @@ def test_sentences_that_are_no_averages_have_vectors_of_texts_too(tmp_path: Path
     write_sentences(tmp_path / "cls", t.BertModel(t.BertConfig(**SIZES)), cls, "Normalize")
     last = {"pooling_mode": "lasttoken"}
     decoder = t.Qwen3Model(t.Qwen3Config(**DECODER)).to(torch.bfloat16)
-    write_sentences(tmp_path / "last", decoder, last, "Normalize")
+    write_sentences(tmp_path / "last", decoder, last, "Normalize", path="0_Transformer")
     mean = {"pooling_mode_mean_tokens": True}
     write_sentences(tmp_path / "dense", t.MPNetModel(t.MPNetConfig(**SIZES)), mean, "Dense")
     (tmp_path / "dense/2_Dense").mkdir()
@@ -207,7 +207,8 @@ def test_sentences_that_are_no_averages_have_vectors_of_texts_too(tmp_path: Path
         texts = torch.tensor([[5, 9, 3, 5, 7], [5, 2, 0, 0, 0]]), torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
         hidden = t.BertModel.from_pretrained(tmp_path / "cls")(*texts).last_hidden_state
         assert torch.allclose(torch.tensor(vectors("cls")), torch.nn.functional.normalize(hidden[:, 0]), atol=1e-6)
-        hidden = t.Qwen3Model.from_pretrained(tmp_path / "last", dtype=torch.bfloat16)(*texts).last_hidden_state
+        decoder = t.Qwen3Model.from_pretrained(tmp_path / "last/0_Transformer", dtype=torch.bfloat16)
+        hidden = decoder(*texts).last_hidden_state
         expected = torch.nn.functional.normalize(hidden[[0, 1], [4, 1]]).float()
         assert torch.allclose(torch.tensor(vectors("last")), expected, atol=1e-2)
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use tenure_tensor::{DType, Device, Tensor, autograd};
 
 use self::encoder::{Encoder, EncoderConfig};
-pub use self::module_list::{ListedModule, MODULES, PoolingMode, token_width};
+pub use self::module_list::{ListedModule, MODULES, PoolingMode, model_path, token_width};
 use self::modules::{Modules, SentenceModule, mean, normalized};
 pub use self::prompt::{SETTINGS, default_prompt};
 pub use self::tokenizer::SentenceTokenizer;

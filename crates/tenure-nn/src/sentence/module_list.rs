@@ -26,6 +26,11 @@ impl ListedModule {
     }
 }
 
+/// Returns the folder of the model among an encoder's modules, relative to the encoder's: empty if it is that folder.
+pub fn model_path(modules: &[ListedModule]) -> &str {
+    modules.first().filter(|first| first.kind() == "Transformer").map_or("", |first| &first.path)
+}
+
 /// How a Pooling makes one vector of those of a text's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolingMode {

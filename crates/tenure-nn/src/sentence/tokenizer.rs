@@ -7,7 +7,8 @@ use tenure_core::user_files::without_mark;
 use tenure_tensor::TensorError;
 use tokenizers::{EncodeInput, PostProcessor, Tokenizer, TruncationParams};
 
-use super::files::{CONFIG, TOKENIZER, optional, read, required};
+use super::files::{CONFIG, TOKENIZER, inside, optional, read, required};
+use super::module_list::{ListedModule, MODULES, model_path};
 use super::prompt::default_prompt;
 use crate::Result;
 use crate::checkpoint::CheckpointError;
@@ -52,7 +53,9 @@ impl SentenceTokenizer {
     /// # Errors
     /// [`CheckpointError`]: a file is missing or not what it should be.
     pub fn open(folder: &Path) -> Result<Self> {
-        Self::of(folder, &required(folder, CONFIG)?, default_prompt(folder)?)
+        let modules: Vec<ListedModule> = optional(folder, MODULES)?.unwrap_or_default();
+        let model = inside(folder, &folder.join(MODULES), model_path(&modules))?;
+        Self::of(&model, &required(&model, CONFIG)?, default_prompt(folder)?)
     }
 
     /// Opens the tokenizer of a folder, for a model of these limits, and for texts with `prompt` before each.

@@ -144,7 +144,7 @@ struct Written {
 
 impl Config {
     pub(super) fn read(folder: &Folder, hugging_face: &mut HuggingFace) -> Result<Self, RepositoryError> {
-        if !folder.path(CONFIG).exists() && folder.path(hugging_face::CONFIG).exists() {
+        if !folder.path(CONFIG).exists() && hugging_face::is_one(folder) {
             return hugging_face.read(folder);
         }
         let text = folder.text(CONFIG, MAX_CONFIG_BYTES)?;

@@ -30,6 +30,11 @@ impl Folder {
         self.path.join(name)
     }
 
+    /// A folder in this one, whose files may lead to the same places.
+    pub(super) fn inside(&self, name: &str) -> Self {
+        Self { path: self.path(name), allowed: self.allowed.clone() }
+    }
+
     /// Where a file really is, if it may be read.
     pub(super) fn file(&self, name: &str) -> Result<PathBuf, RepositoryError> {
         let path = self.path(name);

@@ -37,7 +37,7 @@
 //!
 //! A folder without a `config.toml` that has Hugging Face's `config.json` is served by what that says, if a network here computes
 //! it: `LlamaForCausalLM`, `GPT2LMHeadModel`, `BertModel`, and sentence-transformers (`modules.json`) whose vectors are averages of a
-//! BERT's, of length 1. A Python that has `transformers` computes the others, if the server has one:
+//! BERT's, of length 1, also where that is in a subfolder. A Python that has `transformers` computes the others, if the server has one:
 //!
 //! | classes of `config.json` | take | answer |
 //! | --- | --- | --- |

@@ -4,21 +4,17 @@ use std::sync::Arc;
 use std::{fs, io};
 
 use super::files::Folder;
-use super::hugging_face::HuggingFace;
+use super::hugging_face::{HuggingFace, encoder_path};
 use super::{ModelName, RepositoryError, StoredModel};
 
 /// Hugging Face's, of which a model need not have any.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// What says how it is used.
-const BESIDE_TOKENIZER: [&str; 6] = [
-    "config.json",
-    "sentence_bert_config.json",
-    "tokenizer_config.json",
-    "config_sentence_transformers.json",
-    "modules.json",
-    "1_Pooling/config.json",
-];
+/// The files in the same folder that say how it is used.
+const BESIDE_TOKENIZER: [&str; 3] = ["config.json", "sentence_bert_config.json", "tokenizer_config.json"];
+
+/// The files of a sentence encoder's own folder that say so.
+const OF_ENCODER: [&str; 3] = ["config_sentence_transformers.json", "modules.json", "1_Pooling/config.json"];
 
 /// A folder of models, as it was at the last [scan](Self::scan).
 #[derive(Debug)]
@@ -89,13 +85,17 @@ impl Repository {
     /// The folder of a model that has a tokenizer, all of whose files may be read.
     pub(crate) fn tokenizer(&self, name: &str) -> Result<Option<PathBuf>, RepositoryError> {
         let path = self.root.join(name);
-        if !path.join(TOKENIZER).exists() {
+        let folder = Folder::open(&self.root, path.clone())?;
+        let model = folder.inside(&encoder_path(&folder)?);
+        if !model.path(TOKENIZER).exists() {
             return Ok(None);
         }
-        let folder = Folder::open(&self.root, path.clone())?;
-        for file in [TOKENIZER].into_iter().chain(BESIDE_TOKENIZER).filter(|file| path.join(file).exists()) {
-            folder.file(file)?;
+        for (folder, files) in [(&model, BESIDE_TOKENIZER), (&folder, OF_ENCODER)] {
+            for file in files.into_iter().filter(|file| folder.path(file).exists()) {
+                folder.file(file)?;
+            }
         }
+        model.file(TOKENIZER)?;
         Ok(Some(path))
     }
 

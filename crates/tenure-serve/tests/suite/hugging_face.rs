@@ -229,8 +229,8 @@ fn what_is_not_computed_here_is_a_broken_model_that_says_what_to_do() {
         );
         assert_eq!(modules(MODULES, &pooling).unwrap_err(), expected);
     }
-    let elsewhere = MODULES.replacen("\"path\": \"\"", "\"path\": \"0_Transformer\"", 1);
-    assert!(modules(&elsewhere, POOLING).unwrap_err().contains("the Transformer is in \"0_Transformer\""));
+    let elsewhere = MODULES.replacen("\"path\": \"\"", "\"path\": \"../other\"", 1);
+    assert!(modules(&elsewhere, POOLING).unwrap_err().contains("the Transformer is in \"../other\": it must be"));
 }
 
 #[test]

@@ -76,6 +76,39 @@ fn texts_have_the_vectors_of_an_encoder_with_a_default_prompt_and_lower_case() {
 }
 
 #[test]
+fn an_encoder_whose_model_is_in_a_subfolder_answers_as_the_library_does() {
+    let golden = goldens().join("tiny_bert");
+    let root = tempfile::tempdir().unwrap();
+    let encoder = root.path().join("tiny");
+    fs::create_dir_all(encoder.join("0_Transformer")).unwrap();
+    fs::create_dir_all(encoder.join("1_Pooling")).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(golden.join(file), encoder.join("0_Transformer").join(file)).unwrap();
+    }
+    let write = |file: &str, text: &str| fs::write(encoder.join(file), text).unwrap();
+    write("0_Transformer/sentence_bert_config.json", r#"{"max_seq_length": 9, "do_lower_case": true}"#);
+    write("1_Pooling/config.json", r#"{"pooling_mode": "mean"}"#);
+    write(
+        "config_sentence_transformers.json",
+        r#"{"prompts": {"query": "The dog: "}, "default_prompt_name": "query"}"#,
+    );
+    let module =
+        |path: &str, kind: &str| format!("{{\"path\": {path:?}, \"type\": \"sentence_transformers.models.{kind}\"}}");
+    let modules = [("0_Transformer", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        .map(|(path, kind)| module(path, kind));
+    write("modules.json", &format!("[{}]", modules.join(", ")));
+    let text = "the memory and the CAT and the dog and the mat";
+    let expected = SentenceEncoder::open(&encoder).unwrap().embed(&[text]).unwrap().to_bytes().unwrap();
+    let examples = tempfile::tempdir().unwrap();
+    examples::write(examples.path(), Some(("tiny", &encoder))).unwrap();
+    for folder in [root, examples] {
+        let served = Served::new(folder, 1 << 30);
+        let tokenizer = Runtime::new().unwrap().block_on(served.serving.texts("tiny")).unwrap().tokenizer.unwrap();
+        assert_eq!(answer(&served, &tokenizer(text).unwrap())[..], expected);
+    }
+}
+
+#[test]
 fn an_encoder_of_other_modules_is_no_example() {
     let encoders = goldens().join("encoders");
     for (name, expected) in

@@ -10,20 +10,20 @@ mod transformers;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tenure_nn::sentence::MODULES;
+use tenure_nn::sentence::{ListedModule, MODULES, model_path};
 
 use self::datatype::StoredDatatypes;
 use super::config::{Config, PYTORCH, json};
-use super::files::Folder;
+use super::files::{Folder, is_inside};
 use super::{Batching, Dimension, PythonFunction, RepositoryError, TensorSpec, WeightFile};
 use crate::protocol::Datatype;
 
-/// The file that makes a folder one of Hugging Face's.
-pub(super) const CONFIG: &str = "config.json";
+/// The file that describes a model.
+const CONFIG: &str = "config.json";
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -67,21 +67,23 @@ enum ComputedBy {
 }
 
 impl HuggingFace {
-    /// Reads a folder's `config.json` as a model's configuration.
+    /// Reads the `config.json` of a folder's model as its configuration.
     pub(super) fn read(&mut self, folder: &Folder) -> Result<Config, RepositoryError> {
-        let options: Map<String, Value> = json(folder, CONFIG)?;
-        let described = match native::describe(folder, &options) {
+        let path = encoder_path(folder)?;
+        let model = folder.inside(&path);
+        let options: Map<String, Value> = json(&model, CONFIG)?;
+        let described = match native::describe(folder, &model, &options) {
             Ok(described) => described,
             Err(refused) => {
-                let described = transformers::describe(folder, &options)?;
+                let described = transformers::describe(folder, &model, &options)?;
                 if !self.has_python {
                     return Err(refused);
                 }
                 described
             }
         };
-        let weights = weights(folder)?;
-        let first = WeightFile::named(folder, weights)?.into_iter().next();
+        let weights = in_folder(&path, weights(&model)?);
+        let first = WeightFile::named(folder, &weights)?.into_iter().next();
         let datatype = first.map_or(Ok(Datatype::Fp32), |name| self.datatypes.of(folder, &name))?;
         let (architecture, python) = match described.computed_by {
             ComputedBy::Network(architecture) => (architecture, None),
@@ -94,7 +96,7 @@ impl HuggingFace {
             architecture: architecture.into(),
             python,
             options,
-            weights: Some(weights.into()),
+            weights: Some(weights),
             dtype: None,
             inputs: described.inputs,
             outputs: described.outputs.into_iter().map(output).collect(),
@@ -111,12 +113,38 @@ impl HuggingFace {
     }
 }
 
-/// Refuses the folder of a sentence encoder that lists modules which the network here does not compute.
-pub(crate) fn check_encoder(path: &Path) -> Result<(), RepositoryError> {
-    if !path.join(MODULES).exists() {
-        return Ok(());
+/// Whether a folder is one of Hugging Face's.
+pub(super) fn is_one(folder: &Folder) -> bool {
+    [CONFIG, MODULES].into_iter().any(|name| folder.path(name).exists())
+}
+
+/// Returns where a folder's model is, relative to it: its own folder, unless it is an encoder whose list of modules names another.
+pub(super) fn encoder_path(folder: &Folder) -> Result<String, RepositoryError> {
+    if !folder.path(MODULES).exists() {
+        return Ok(String::new());
     }
-    sentences::check_native(&Folder::open(path, path.to_owned())?)
+    let modules: Vec<ListedModule> = json(folder, MODULES)?;
+    let path = model_path(&modules);
+    if path.is_empty() || is_inside(path) {
+        return Ok(path.to_owned());
+    }
+    let given = format!("is in {path:?}");
+    Err(refusal(folder, MODULES, "the Transformer", given, "it must be in a folder inside of the model's"))
+}
+
+/// Returns the name of a file in a folder, or the file's own where that is the model's.
+fn in_folder(path: &str, file: &str) -> String {
+    if path.is_empty() { file.into() } else { format!("{path}/{file}") }
+}
+
+/// Refuses the folder of a sentence encoder that lists modules which the network here does not compute. Returns the folder of
+/// the encoder's model.
+pub(crate) fn check_encoder(path: &Path) -> Result<PathBuf, RepositoryError> {
+    let folder = Folder::open(path, path.to_owned())?;
+    if folder.path(MODULES).exists() {
+        sentences::check_native(&folder)?;
+    }
+    Ok(folder.path(&encoder_path(&folder)?))
 }
 
 /// The file or index of a folder's weights.

@@ -7,18 +7,22 @@ use super::{CONFIG, ComputedBy, Described, START_PYTHON, class, model_type, refu
 use crate::repository::files::Folder;
 use crate::repository::{Dimension, RepositoryError};
 
-/// Describes a folder as its network takes it.
-pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<Described, RepositoryError> {
-    let size = |key: &str| size(folder, CONFIG, key, options.get(key).unwrap_or(&Value::Null));
+/// Describes a folder as its network takes it. `options` are those of the `config.json` in `model`, which may be in `folder`.
+pub(super) fn describe(
+    folder: &Folder,
+    model: &Folder,
+    options: &Map<String, Value>,
+) -> Result<Described, RepositoryError> {
+    let size = |key: &str| size(model, CONFIG, key, options.get(key).unwrap_or(&Value::Null));
     let only = |known: &[&str]| match class(options) {
         Some(class) if !known.contains(&class) => {
             let given = format!("has {class:?}, and only {} of this type is computed here", known.join(" and "));
-            Err(refusal(folder, CONFIG, "architectures", given, START_PYTHON))
+            Err(refusal(model, CONFIG, "architectures", given, START_PYTHON))
         }
         _ => Ok(()),
     };
     let is_sentences = folder.path(MODULES).exists();
-    let (architecture, inputs, output) = match model_type(folder, options)? {
+    let (architecture, inputs, output) = match model_type(model, options)? {
         "bert" if is_sentences => {
             sentences::check_native(folder)?;
             let shape = vec![Dimension::Free, size("hidden_size")?];
@@ -38,7 +42,7 @@ pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<
         }
         other => {
             let given = format!("is {other:?}, and only bert, gpt2 and llama are computed here");
-            return Err(refusal(folder, CONFIG, "model_type", given, START_PYTHON));
+            return Err(refusal(model, CONFIG, "model_type", given, START_PYTHON));
         }
     };
     Ok(Described { computed_by: ComputedBy::Network(architecture), inputs: tokens(inputs), outputs: vec![output] })

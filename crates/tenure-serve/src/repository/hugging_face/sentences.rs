@@ -25,7 +25,6 @@ pub(super) fn check_native(folder: &Folder) -> Result<(), RepositoryError> {
         let given = format!("are {}, and only Transformer, Pooling, Normalize are computed here", kinds.join(", "));
         return Err(refusal(folder, MODULES, "modules", given, START_PYTHON));
     }
-    check_transformer(folder, &modules[0])?;
     let pooling = Pooling::read(folder, &modules[1])?;
     if pooling.modes != [PoolingMode::Mean] {
         let modes: Vec<String> = pooling.modes.iter().map(PoolingMode::to_string).collect();
@@ -36,9 +35,13 @@ pub(super) fn check_native(folder: &Folder) -> Result<(), RepositoryError> {
 }
 
 /// Describes a folder as Python computes it.
-pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<Described, RepositoryError> {
+pub(super) fn describe(
+    folder: &Folder,
+    model: &Folder,
+    options: &Map<String, Value>,
+) -> Result<Described, RepositoryError> {
     let modules: Vec<ListedModule> = json(folder, MODULES)?;
-    let [transformer, pooling, rest @ ..] = &modules[..] else {
+    let [_, pooling, rest @ ..] = &modules[..] else {
         let given = "have no Transformer and Pooling".into();
         return Err(refusal(folder, MODULES, "modules", given, WRITE_CONFIG));
     };
@@ -54,10 +57,9 @@ pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<
         );
         return Err(refusal(folder, MODULES, "modules", given, WRITE_CONFIG));
     }
-    check_transformer(folder, transformer)?;
     if options.get("is_encoder_decoder") == Some(&Value::Bool(true)) {
         let given = "is true, and only encoders or decoders alone can be computed".into();
-        return Err(refusal(folder, CONFIG, "is_encoder_decoder", given, WRITE_CONFIG));
+        return Err(refusal(model, CONFIG, "is_encoder_decoder", given, WRITE_CONFIG));
     }
     let mut width = Pooling::read(folder, pooling)?.vector();
     check_settings(folder)?;
@@ -70,14 +72,6 @@ pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<
         inputs: tokens(&["input_ids", "attention_mask"]),
         outputs: vec![("sentence_embedding", vec![Dimension::Free, width])],
     })
-}
-
-fn check_transformer(folder: &Folder, module: &ListedModule) -> Result<(), RepositoryError> {
-    if module.path.is_empty() {
-        return Ok(());
-    }
-    let given = format!("is in {:?}, and only one in the folder itself can be computed", module.path);
-    Err(refusal(folder, MODULES, "the Transformer", given, WRITE_CONFIG))
 }
 
 /// Refuses settings that the tokenizer of texts or the vectors cannot follow. The Pooling's file must have been read.

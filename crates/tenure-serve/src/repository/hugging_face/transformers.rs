@@ -11,15 +11,19 @@ use crate::repository::{Dimension, RepositoryError, TensorSpec};
 /// Names of the size of a token's vector, by types of models. Where several are there, the first is that of the output.
 const HIDDEN_SIZES: [&str; 5] = ["word_embed_proj_dim", "hidden_size", "d_model", "n_embd", "dim"];
 
-/// Describes a folder as its class takes it.
-pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<Described, RepositoryError> {
-    let config = ModelConfig { folder, options };
-    let model_type = model_type(folder, options)?;
+/// Describes a folder as its class takes it. `options` are those of the `config.json` in `model`, which may be in `folder`.
+pub(super) fn describe(
+    folder: &Folder,
+    model: &Folder,
+    options: &Map<String, Value>,
+) -> Result<Described, RepositoryError> {
+    let config = ModelConfig { folder: model, options };
+    let model_type = model_type(model, options)?;
     if folder.path(MODULES).exists() {
-        return sentences::describe(folder, options);
+        return sentences::describe(folder, model, options);
     }
     let Some(class) = class(options) else {
-        return Err(refusal(folder, CONFIG, "architectures", "is not there".into(), WRITE_CONFIG));
+        return Err(refusal(model, CONFIG, "architectures", "is not there".into(), WRITE_CONFIG));
     };
     let is = |suffix: &str| class.ends_with(suffix);
     let is_multimodal = is("ForConditionalGeneration") && options.contains_key("text_config");
@@ -47,7 +51,7 @@ pub(super) fn describe(folder: &Folder, options: &Map<String, Value>) -> Result<
         of_each_token("last_hidden_state", config.first_size(&HIDDEN_SIZES)?)
     } else {
         let given = format!("has {class:?}, a class whose inputs and outputs are not known here");
-        return Err(refusal(folder, CONFIG, "architectures", given, WRITE_CONFIG));
+        return Err(refusal(model, CONFIG, "architectures", given, WRITE_CONFIG));
     };
     let inputs = tokens(&["input_ids", "attention_mask"]);
     Ok(Described { computed_by: ComputedBy::Loader("masked_tokens"), inputs, outputs })
