@@ -46,9 +46,17 @@ fn first_line_about(folders: &[&str]) -> String {
 
 #[test]
 fn folders_for_training_and_for_testing_are_no_classes() {
-    for (training, held_out) in
-        [("train", "test"), ("training", "validation"), ("Train", "valid"), ("Training", "Testing")]
-    {
+    for (training, held_out) in [
+        ("train", "test"),
+        ("training", "validation"),
+        ("Train", "valid"),
+        ("Training", "Testing"),
+        ("train", "dev"),
+        ("train", "eval"),
+        ("train2017", "val2017"),
+        ("train_images", "Evaluation-Set"),
+        ("dataset_train", "testset_01"),
+    ] {
         let expected =
             format!("2 images to train on ({training}) and 2 held out ({held_out}), of 2 classes (cats, dogs)");
         assert_eq!(first_line_about(&[training, held_out]), expected);
@@ -56,9 +64,21 @@ fn folders_for_training_and_for_testing_are_no_classes() {
     let beside = first_line_about(&["train", "valid", "test"]);
     assert!(beside.starts_with("2 images to train on (train) and 2 held out (valid), "), "{beside}");
     assert!(beside.ends_with("1 outside of the folders that are read (photos/test)"), "{beside}");
+    let beside = first_line_about(&["train", "test", "dev"]);
+    assert!(beside.starts_with("2 images to train on (train) and 2 held out (dev), "), "{beside}");
     // A train is a vehicle too.
     let vehicles = first_line_about(&["bus", "train"]);
     assert_eq!(vehicles, "4 images to train on and 0 held out, of 2 classes (bus, train)");
+}
+
+#[test]
+fn folders_that_systems_add_are_no_classes() {
+    let added = ["@eaDir", "__pycache__", "$RECYCLE.BIN", "lost+found", "__MACOSX"];
+    let said = first_line_about(&[&["cats", "dogs"], &added[..]].concat());
+    let expected = "4 images to train on and 0 held out, of 2 classes (cats, dogs); left out: 5 hidden (such as ";
+    assert!(said.starts_with(expected), "{said}");
+    let alone = first_line_about(&["train", "@eaDir"]);
+    assert!(alone.starts_with("there is a folder train, but none that is held out"), "{alone}");
 }
 
 #[test]

@@ -35,6 +35,10 @@ impl Default for ImageOptions {
 /// Endings of file names that are read, in lower case.
 const ENDINGS: [&str; 12] = ["bmp", "gif", "jfif", "jpeg", "jpg", "pbm", "pgm", "png", "ppm", "tif", "tiff", "webp"];
 
+/// Folders that programs and systems add to those of the user: Synology's previews, Python's cache, Windows' bin, files that were
+/// recovered, and what macOS adds to archives.
+const ADDED: [&str; 5] = ["@eaDir", "__pycache__", "$RECYCLE.BIN", "lost+found", "__MACOSX"];
+
 /// Images (JPEG, PNG, WebP, GIF, BMP, TIFF, PNM) in a folder for each class, or in folders inside of that. torchvision's
 /// `ImageFolder`.
 ///
@@ -70,7 +74,7 @@ impl ImageFolder {
     pub fn open(folder: &Path, options: ImageOptions) -> Result<Self> {
         let mut set = Self { classes: Vec::new(), images: Vec::new(), left_out: LeftOut::default(), options };
         for entry in entries(folder)? {
-            if is_hidden(&entry) {
+            if Self::is_hidden(&entry) {
                 set.left_out.add(Reason::Hidden, entry);
             } else if entry.is_dir() {
                 set.add_class(&entry)?;
@@ -91,7 +95,13 @@ impl ImageFolder {
 
     /// Whether a file of this name in a class's folder is one of its images.
     pub fn reads(name: &Path) -> bool {
-        !is_hidden(name) && ENDINGS.contains(&&*ending(name))
+        !Self::is_hidden(name) && ENDINGS.contains(&&*ending(name))
+    }
+
+    /// Whether a file or folder of this name is none of the user's, such as `.ipynb_checkpoints` or `@eaDir`.
+    pub fn is_hidden(name: &Path) -> bool {
+        let name = name.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with('.') || ADDED.contains(&&*name)
     }
 
     /// The classes, by number.
@@ -131,7 +141,7 @@ impl ImageFolder {
         around.push(resolved);
         let label = self.classes.len() as i64;
         for entry in entries(folder)? {
-            if is_hidden(&entry) {
+            if Self::is_hidden(&entry) {
                 left_out.add(Reason::Hidden, entry);
             } else if entry.is_dir() {
                 self.add_images(&entry, around, left_out)?;
@@ -154,7 +164,7 @@ impl LeftOut {
     pub fn beside(folder: &Path, parts: &[&str]) -> Result<Self> {
         let mut left_out = Self::default();
         for entry in entries(folder)? {
-            if is_hidden(&entry) {
+            if ImageFolder::is_hidden(&entry) {
                 left_out.add(Reason::Hidden, entry);
             } else if !parts.iter().any(|part| entry == folder.join(part)) {
                 left_out.add(Reason::OutsideOfParts, entry);
@@ -192,12 +202,6 @@ impl fmt::Display for LeftOut {
         }
         Ok(())
     }
-}
-
-/// Whether a file or folder is none of the user's, such as `.ipynb_checkpoints` or what macOS adds to archives.
-fn is_hidden(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.starts_with('.') || name == "__MACOSX"
 }
 
 /// Returns the part behind the last point of a name, in lower case.

@@ -27,8 +27,9 @@ Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train i
 TinyLlama's size.
 
 Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder \
-for each class, in DIR/train (or training) and DIR/val (or valid, validation, or else test or testing), or in DIR itself, \
-of which every tenth image is held out. Images are JPEG, PNG, \
+for each class, in DIR/train (or training) and DIR/val (or valid, validation, dev, eval, evaluation, test or testing, the \
+first of them that is there), or in DIR itself, of which every tenth image is held out. A number may end the names of \
+these folders, and set, images or data stand beside them: train2017, val_images. Images are JPEG, PNG, \
 WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and folders are \
 left out. The first line says what was found, and what was left out. \
 text:FILE is any file, unpacked if gzip has packed it; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \

@@ -13,10 +13,12 @@ use crate::{files, output};
 
 /// Where Debian's package puts Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
-/// Names of a folder of images to train on, in upper or lower case, the preferred ones first.
+/// Names of a folder of images to train on, the preferred ones first. See [`plain_part`].
 const TRAINING: [&str; 2] = ["train", "training"];
 /// Names of a folder of images that are held out.
-const HELD_OUT_PART: [&str; 5] = ["val", "valid", "validation", "test", "testing"];
+const HELD_OUT_PART: [&str; 8] = ["val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing"];
+/// Words that may stand before or after those names, as in `train_images`.
+const AROUND_PART: [&str; 3] = ["set", "images", "data"];
 /// One example of so many is held out, where nothing says which.
 const HELD_OUT: usize = 10;
 /// Classes whose names are shown.
@@ -173,7 +175,7 @@ fn subfolders(folder: &Path) -> io::Result<Vec<String>> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         // It may be a link.
-        if entry.path().is_dir() && !name.starts_with('.') && name != "__MACOSX" {
+        if entry.path().is_dir() && !ImageFolder::is_hidden(name.as_ref()) {
             names.push(name);
         }
     }
@@ -183,8 +185,24 @@ fn subfolders(folder: &Path) -> io::Result<Vec<String>> {
 
 /// Returns the first of the folders that has one of the names `known`, of which the first are preferred.
 fn part_named<'a>(folders: &'a [String], known: &[&str]) -> Option<&'a str> {
-    let mut found = known.iter().filter_map(|known| folders.iter().find(|folder| folder.eq_ignore_ascii_case(known)));
+    let mut found = known.iter().filter_map(|known| folders.iter().find(|folder| plain_part(folder) == *known));
     found.next().map(String::as_str)
+}
+
+/// Returns a folder's name in lower case, without numbers at its end and the words that may stand around that of a part:
+/// `train` for `Train2017` and `train_images`.
+fn plain_part(folder: &str) -> String {
+    let lower = folder.to_lowercase();
+    let mut name = lower.as_str();
+    loop {
+        let trimmed = name.trim_end_matches(|last: char| last.is_ascii_digit()).trim_matches(['_', '-']);
+        let without = |word| trimmed.strip_suffix(word).or_else(|| trimmed.strip_prefix(word));
+        match AROUND_PART.into_iter().find_map(without) {
+            Some(shorter) => name = shorter,
+            None if trimmed == name => return name.to_owned(),
+            None => name = trimmed,
+        }
+    }
 }
 
 fn image_kind(folder: &ImageFolder) -> ImageKind {
