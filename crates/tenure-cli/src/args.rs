@@ -259,3 +259,46 @@ impl ValueEnum for Allocators {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    use super::*;
+
+    const COLUMNS: usize = 80;
+
+    /// Calls `check` with a command and each of those inside of it.
+    fn for_each(command: &mut Command, check: &mut impl FnMut(&mut Command)) {
+        check(command);
+        command.get_subcommands_mut().for_each(|inner| for_each(inner, check));
+    }
+
+    fn too_long(text: &str) -> Vec<&str> {
+        text.lines().filter(|line| line.chars().count() > COLUMNS).collect()
+    }
+
+    fn program() -> Command {
+        let mut program = Args::command().term_width(COLUMNS);
+        program.build();
+        program
+    }
+
+    #[test]
+    fn every_help_fits_into_the_columns_of_a_terminal() {
+        for_each(&mut program(), &mut |command| {
+            let help = command.render_long_help().to_string();
+            assert_eq!(too_long(&help), [""; 0], "tenure {}", command.get_name());
+        });
+    }
+
+    #[test]
+    fn examples_are_broken_where_a_shell_goes_on() {
+        for_each(&mut program(), &mut |command| {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples = help.rsplit_once("Example").unwrap_or_default().1;
+            let indented = too_long(examples).into_iter().filter(|line| line.starts_with("  "));
+            assert_eq!(indented.collect::<Vec<_>>(), [""; 0], "tenure {}", command.get_name());
+        });
+    }
+}

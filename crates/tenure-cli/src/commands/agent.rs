@@ -27,6 +27,9 @@ pub(crate) enum AgentCommand {
 
 /// Plan for other processes where their tensors should live, until interrupted
 #[derive(clap::Args)]
+#[command(override_usage = "\
+tenure agent serve [OPTIONS] --results <DIR>
+       <--socket <PATH>|--tcp <ADDRESS:PORT>>")]
 #[command(after_help = "\
 Clients ask over a socket, and are answered with a mapping, in a file that any number of processes may read. \
 docs/agent-protocol.md says what is spoken, and what clients may use up: with --tcp, every user's may. Files \
@@ -35,7 +38,8 @@ of earlier answers are left where they are.
 Planners are those of `tenure plan`, as for the score; scheduled, if none is named.
 
 Examples:
-  tenure agent serve --socket /run/user/1000/agent.sock --results /dev/shm/mappings
+  tenure agent serve --socket /run/user/1000/agent.sock \\
+    --results /dev/shm/mappings
   tenure agent serve --tcp 127.0.0.1:7007 --results /dev/shm/mappings")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -50,6 +54,9 @@ pub(crate) struct ServeArgs {
 
 /// Ask an agent where the tensors of a problem should live
 #[derive(clap::Args)]
+#[command(override_usage = "\
+tenure agent ask [OPTIONS] <--socket <PATH>|--tcp <ADDRESS:PORT>>
+       <FILE.json>")]
 #[command(after_help = "\
 The answer is read, matched with the problem by key, and played: what is printed is what the simulator says here.
 
@@ -58,7 +65,8 @@ not match: unplaced (of the problem; they live in the first tier) and unknown (o
 
 Examples:
   tenure agent ask problem.json --socket /run/user/1000/agent.sock
-  tenure agent ask bert.json --tcp 127.0.0.1:7007 --fast-bytes 20% --planner evolutionary --json")]
+  tenure agent ask bert.json --tcp 127.0.0.1:7007 --fast-bytes 20% \\
+    --planner evolutionary --json")]
 pub(crate) struct AskArgs {
     /// The problem, or a kernel trace (docs/problem-format.md)
     #[arg(value_name = "FILE.json")]

@@ -39,7 +39,7 @@ Processes map the pool as a whole and lease ranges of it, or lease chunks of the
 When the daemon ends, what they have mapped stays valid.
 
 Examples:
-  tenure memory daemon --chunks 1GiB,11GiB    a pool for parameters and for computation, as tenure.torch uses it
+  tenure memory daemon --chunks 1GiB,11GiB  # parameters, computation
   tenure memory daemon --pool-bytes 16GiB
   tenure memory daemon --lease-bytes 64GiB --socket /run/user/1000/gpu.sock")]
 pub(crate) struct DaemonArgs {

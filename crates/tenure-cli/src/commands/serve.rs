@@ -38,7 +38,8 @@ Examples:
   tenure models init models && tenure serve models
   tenure serve models --device-bytes 4GiB --listen 127.0.0.1:0 --json
   tenure serve models --listen 0.0.0.0:8000 --tokens tokens.txt
-  tenure serve models --listen 0.0.0.0:8443 --tokens tokens.txt --tls-cert cert.pem --tls-key key.pem
+  tenure serve models --listen 0.0.0.0:8443 --tokens tokens.txt \\
+    --tls-cert cert.pem --tls-key key.pem
   tenure serve models --device cuda --device-bytes 40GB --host-bytes 200GB
   tenure serve models --device cuda --python ~/venv/bin/python
   tenure serve models --grpc-port 8001
@@ -46,7 +47,8 @@ Examples:
   tenure serve models --log json 2>>requests.jsonl
 
   curl localhost:8000/v2/models/next-byte/infer -d \\
-    '{\"inputs\": [{\"name\": \"tokens\", \"datatype\": \"INT64\", \"shape\": [1, 3], \"data\": [72, 101, 108]}]}'")]
+    '{\"inputs\": [{\"name\": \"tokens\", \"datatype\": \"INT64\", \"shape\": [1, 3],
+      \"data\": [72, 101, 108]}]}'")]
 pub(crate) struct ServeArgs {
     /// The folder of models
     #[arg(value_name = "DIR")]

@@ -51,7 +51,8 @@ Ctrl-C ends a search with what it has found.
 
 Examples:
   tenure plan bert.json --fast-bytes 20%
-  tenure plan bert.json --fast-bytes 8000000000 --planner all --seconds 10 --json
+  tenure plan bert.json --fast-bytes 8000000000 --planner all \\
+    --seconds 10 --json
   tenure plan training.json --objective score -o mapping.json
   tenure plan train -o policy.safetensors --report curve.html
   tenure plan snapshot.pickle.xz --fast-bytes 50% --planner density

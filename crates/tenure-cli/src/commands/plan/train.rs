@@ -27,7 +27,8 @@ of leanings, how many times less a plan takes than the density rule's.
 
 Examples:
   tenure plan train -o policy.safetensors --report curve.html
-  tenure plan bert.json --fast-bytes 20% --planner marl --policy policy.safetensors")]
+  tenure plan bert.json --fast-bytes 20% --planner marl \\
+    --policy policy.safetensors")]
 pub(super) struct PlanTrainArgs {
     /// Where to write the policy
     #[arg(short, long, value_name = "OUT.safetensors")]

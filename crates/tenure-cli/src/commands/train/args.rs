@@ -46,7 +46,7 @@ On several devices the losses are those of one, but for rounding and dropout: ex
 are divided. Batch normalisation sees a device's own examples, and dropout draws other numbers on each. A run goes on \
 from its checkpoint on any number of devices with as many steps of an epoch.
 
-The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\
+The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...], \"step_ms_median\",\
 \"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; \
 accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --budget, there are also \
 \"budget_bytes\"; \"resident_bytes\", what the process grew by; of a step, medians: \"spilled_bytes\",\"recomputed_us\",\
@@ -60,13 +60,19 @@ On the CPU, --problem writes what the third step allocates as a problem, for whi
 Examples:
   tenure train --model llama-mini --data text:README.md
   tenure train --model resnet18 --data fashion-mnist --report run.html
-  tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
-  tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors
-  tenure train --model resnet50 --data images:photos --device cuda --devices 2 --batch-size 256
-  tenure train --model resnet18 --data fashion-mnist --batch-size 256 --budget 80% --spill /mnt/ssd
-  tenure train --model llama-mini --data text:README.md --steps 3 --problem llama.json
+  tenure train --model resnet50 --data images:photos --epochs 10 \\
+    --checkpoint run.safetensors
+  tenure train --model resnet50 --data images:photos --epochs 10 \\
+    --resume run.safetensors
+  tenure train --model resnet50 --data images:photos --device cuda \\
+    --devices 2 --batch-size 256
+  tenure train --model resnet18 --data fashion-mnist --batch-size 256 \\
+    --budget 80% --spill /mnt/ssd
+  tenure train --model llama-mini --data text:README.md --steps 3 \\
+    --problem llama.json
   tenure plan llama.json --fast-bytes 50% --objective score -o mapping.json
-  tenure train --model llama-mini --data text:README.md --mapping mapping.json --tier device=dram --tier host=/mnt/pmem@8GiB")]
+  tenure train --model llama-mini --data text:README.md --mapping mapping.json \\
+    --tier device=dram --tier host=/mnt/pmem@8GiB")]
 pub(crate) struct TrainArgs {
     /// The model: one of those below
     #[arg(long, value_enum, hide_possible_values = true, value_name = "NAME")]

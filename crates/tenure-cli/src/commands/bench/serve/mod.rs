@@ -53,7 +53,8 @@ weights were resident and of those that waited for weights (switched).
 
 Examples:
   tenure bench serve --load cycles --models 2 --cycle 5 --seconds 60
-  tenure bench serve --load zipf --models 20 --rate 50 --report serve.html --figure serve.svg
+  tenure bench serve --load zipf --models 20 --rate 50 \\
+    --report serve.html --figure serve.svg
   tenure bench serve --load poisson --url http://localhost:8000 --rate 10 --json
   tenure bench serve --load closed --connections 64")]
 pub(crate) struct BenchServeArgs {

@@ -32,7 +32,7 @@ file. Times are in ms, from a request to its answer, and the median of --repeats
   no pinning   tensors come one by one from memory that is not pinned, and are computed with afterwards
   one process  the same, and memory was given back to the driver before
 
---json prints a line for each model: {\"model\",\"device\",\"bytes\",\"ready_ms\",\"cold_ms\",\"resident_ms\",\"copy_ms\",\"compute_ms\",\
+--json prints a line for each model: {\"model\",\"device\",\"bytes\",\"ready_ms\",\"cold_ms\",\"resident_ms\", \"copy_ms\",\"compute_ms\",\
 \"groups\",\"peak_bytes\",\"equal\"} and the other times. copy_ms is that of all weights, compute_ms what the device computes. \
 peak_bytes is the most that weights took of the device. equal says whether every answer of a model that was learned or cold was its own, bit for bit.
 
