@@ -14,6 +14,9 @@ use crate::checkpoint::CheckpointError;
 /// The file of an encoder's prompts and of what else sentence-transformers does with its vectors.
 pub const SETTINGS: &str = "config_sentence_transformers.json";
 
+/// Prompts that sentence-transformers has in every folder, empty where the folder does not state them.
+const EMPTY: [&str; 2] = ["query", "document"];
+
 /// [`SETTINGS`].
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -35,8 +38,9 @@ pub fn default_prompt(folder: &Path) -> Result<String> {
         return Err(refused(reason).into());
     }
     let Some(name) = settings.default_prompt_name else { return Ok(String::new()) };
+    let known = settings.prompts.remove(&name).or_else(|| EMPTY.contains(&&*name).then(String::new));
     let missing = || refused(format!("default_prompt_name is {name:?}, which prompts does not have"));
-    let prompt = settings.prompts.remove(&name).ok_or_else(missing)?;
+    let prompt = known.ok_or_else(missing)?;
     if !prompt.is_empty() {
         expect_pooled_prompts(folder)?;
     }

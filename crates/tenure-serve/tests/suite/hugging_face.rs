@@ -404,9 +404,9 @@ fn settings_of_an_encoder_that_change_its_vectors_are_refused_by_name() {
         (r#"{"truncate_dim": 8}"#, POOLING, "config_sentence_transformers.json: truncate_dim is 8: "),
         (prompt, &*without_prompt, "1_Pooling/config.json: include_prompt is false: "),
         (
-            r#"{"default_prompt_name": "query"}"#,
+            r#"{"default_prompt_name": "search"}"#,
             POOLING,
-            "config_sentence_transformers.json: default_prompt_name is \"query\", which prompts does not have",
+            "config_sentence_transformers.json: default_prompt_name is \"search\", which prompts does not have",
         ),
     ];
     for (settings, pooling, expected) in cases {
@@ -417,7 +417,9 @@ fn settings_of_an_encoder_that_change_its_vectors_are_refused_by_name() {
         }
     }
     write_sentence_modules(&folder, MODULES, POOLING);
-    for settings in [r#"{"truncate_dim": null}"#, prompt] {
+    // Every folder has an empty prompt of this name.
+    let unstated = r#"{"default_prompt_name": "document"}"#;
+    for settings in [r#"{"truncate_dim": null}"#, prompt, unstated] {
         fs::write(folder.join("config_sentence_transformers.json"), settings).unwrap();
         assert_eq!(read(root.path()).unwrap().architecture, "sentences");
     }
