@@ -93,8 +93,8 @@ pub(crate) enum Source {
 }
 
 impl Making {
-    /// What it is made of now. None if something is not where it was when that was measured. What is saved later is not
-    /// looked for.
+    /// The inputs that it is made of now. None if one is not where it was when that was measured: a step that does something
+    /// else may never save it.
     pub(crate) fn hold(
         &self,
         recompute: &dyn Recompute,
@@ -108,7 +108,7 @@ impl Making {
             }
             known.push(id);
             match sources.next()? {
-                Source::Saved => held.saved.extend(saved(id)),
+                Source::Saved => held.saved.push(saved(id)?),
                 Source::Stays => held.staying.push(here?),
                 Source::Made => rest.extend(recompute?.inputs()),
             }

@@ -22,14 +22,14 @@ const SIDES: [isize; 2] = [4, 8];
 /// An operation on registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instruction {
-    operation: Operation,
-    a: usize,
-    b: usize,
-    to: usize,
+    pub(crate) operation: Operation,
+    pub(crate) a: usize,
+    pub(crate) b: usize,
+    pub(crate) to: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Operation {
+pub(crate) enum Operation {
     Add,
     Sub,
     Mul,

@@ -253,8 +253,8 @@ fn modules_that_cannot_be_computed_are_refused_by_name() {
         (
             "bert",
             "config_sentence_transformers.json",
-            "\"query\":",
-            "\"other\":",
+            "name\": \"query\"",
+            "name\": \"search\"",
             "config_sentence_transformers.json: default_",
         ),
         ("mpnet", "config.json", "32", "3", "config.json: relative_attention_num_buckets is 3"),
