@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use tenure::plan::Mapping;
 use tenure::plan::packing::{Buffer, PackingProblem};
 
+use crate::program::allocation;
+
 /// At no moment is more alive than 8 bytes, and 9 are needed.
 const ODD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/odd.csv");
 
@@ -87,12 +89,8 @@ fn buffers_and_problems_are_read_after_a_byte_order_mark_and_out_of_gzip() {
 #[test]
 fn a_memory_snapshot_is_planned_from_with_its_notes() {
     let folder = here();
-    let event = |device: u32| {
-        let address = 512 * (1 + u64::from(device));
-        format!("(dVaction\nValloc\nsVaddr\nI{address}\nsVsize\nI{address}\nsVstream\nI0\nsa")
-    };
     let later = "(dVaction\nVlater\nsVaddr\nI512\nsVsize\nI512\nsVstream\nI0\nsa";
-    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}{later}as.", event(0), event(1));
+    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}{later}as.", allocation(512), allocation(1024));
     fs::write(folder.path().join("two.pickle"), [b"\x80\x02", snapshot.as_bytes()].concat()).unwrap();
     for (device, bytes, notes) in [(0, 512, 1), (1, 1024, 2)] {
         let args = ["two.pickle", "--device", &device.to_string(), "--fast-bytes", "100%", "--json"];

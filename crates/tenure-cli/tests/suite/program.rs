@@ -449,14 +449,15 @@ fn what_was_there_before_the_history_is_told_and_counted() {
     }
 }
 
+/// The event of a memory snapshot, as a pickle's text, that so many bytes are allocated, at an address of that number.
+pub(super) fn allocation(bytes: u64) -> String {
+    format!("(dVaction\nValloc\nsVaddr\nI{bytes}\nsVsize\nI{bytes}\nsVstream\nI0\nsa")
+}
+
 #[test]
 fn a_snapshot_of_several_devices_names_them() {
     let folder = here();
-    let event = |device: u32| {
-        let address = 512 * (1 + u64::from(device));
-        format!("(dVaction\nValloc\nsVaddr\nI{address}\nsVsize\nI{address}\nsVstream\nI0\nsa")
-    };
-    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}as.", event(0), event(1));
+    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}as.", allocation(512), allocation(1024));
     fs::write(folder.path().join("two.pickle"), snapshot).unwrap();
     let note = "devices with allocations: 0 (512 bytes at the peak), 1 (1024 bytes at the peak)";
     for (args, device) in [(&["--device", "0"][..], 0), (&[], 1)] {

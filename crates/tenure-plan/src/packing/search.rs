@@ -74,21 +74,22 @@ fn solve(
 ) -> Verdict<Vec<(usize, u64)>> {
     let mut state = State::new(problem, capacity, buffers);
     let mut random = Random::seed_from_u64(SEED);
-    for run in 0.. {
+    let mut run = 0;
+    loop {
         let ranking = RANKINGS[run % RANKINGS.len()];
         state.restart(ranking, (run >= RANKINGS.len()).then_some(&mut random));
-        let limit = RUN.saturating_mul(luby(run as u64 + 1)).min(*nodes);
+        run += 1;
+        let limit = RUN.saturating_mul(luby(run as u64)).min(*nodes);
         let mut left = limit;
         let verdict = descend(&mut state, &mut left, control);
         *nodes -= limit - left;
         match verdict {
             Verdict::Found(()) => return Verdict::Found(state.offsets()),
             Verdict::Exhausted => return Verdict::Exhausted,
-            Verdict::OutOfNodes if *nodes == 0 || control.is_over() => break,
+            Verdict::OutOfNodes if *nodes == 0 || control.is_over() => return Verdict::OutOfNodes,
             Verdict::OutOfNodes => {}
         }
     }
-    Verdict::OutOfNodes
 }
 
 /// The sequence 1, 1, 2, 1, 1, 2, 4, 1, ..., from its first term on, which is number 1.

@@ -220,6 +220,14 @@ fn minimallocs_instances_fit() {
 }
 
 #[test]
+fn a_search_that_went_wrong_early_begins_again() {
+    // 4096 bytes, cut into 100 buffers that leave none free. Three orders in turn, without new beginnings, were open after 2.8 million places.
+    let problem = PackingProblem::read(data("full.csv")).unwrap();
+    let options = PackingOptions { capacity_bytes: Some(4096), node_limit: Some(1 << 17), ..PackingOptions::default() };
+    assert_eq!(pack(&problem, options).is_feasible(4096), Some(true));
+}
+
+#[test]
 fn a_range_cut_into_buffers_is_put_together_again() {
     for seed in 0..8 {
         let options =

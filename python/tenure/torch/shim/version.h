@@ -39,8 +39,8 @@ struct StreamSegmentSize {
 using caching::StreamSegmentSize;
 #endif
 
-/// PyTorch's CUDAAllocator with the functions of 2.11 and later ones: what an older PyTorch calls is turned into a call of those, and
-/// what it never calls is there all the same.
+/// PyTorch's CUDAAllocator with the functions of 2.11 and later ones: what an older PyTorch calls is turned into a call of
+/// those, and what it never calls is there all the same.
 class Interface : public caching::CUDAAllocator {
 public:
 #if TENURE_TORCH_BEFORE(11)
@@ -88,7 +88,8 @@ template <typename Base> constexpr bool marks_captures(long) { return false; }
 
 /// Reserved bytes of private pools, where statistics have them: `fill` is given the map.
 template <typename Statistics, typename Fill>
-auto fill_private_pools(Statistics &statistics, Fill fill, int) -> decltype(statistics.reserved_bytes_by_private_pools, void()) {
+auto fill_private_pools(Statistics &statistics, Fill fill, int)
+    -> decltype(statistics.reserved_bytes_by_private_pools, void()) {
   fill(statistics.reserved_bytes_by_private_pools);
 }
 template <typename Statistics, typename Fill> void fill_private_pools(Statistics &, Fill, long) {}
@@ -109,8 +110,7 @@ template <typename Config> auto rejects_early(int) -> decltype(Config::throw_on_
 }
 template <typename Config> bool rejects_early(long) { return false; }
 
-/// Returns whether expandable_segments_reserve or expandable_segments_reserve_by_class is given. PyTorch
-/// shows neither but in the text of all.
+/// Returns whether a setting is given. PyTorch shows some, such as expandable_segments_reserve, only in the text of all.
 inline bool has_setting(const std::string &settings, const std::string &name) {
   for (size_t at = settings.find(name); at != std::string::npos; at = settings.find(name, at + 1))
     if (const size_t end = at + name.size(); end < settings.size() && settings[end] == ':')
