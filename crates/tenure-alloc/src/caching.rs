@@ -16,12 +16,16 @@ pub struct OutOfMemory {
     pub allowed: u64,
     /// Bytes of this process beside the allocator's: [`Backing::overhead_bytes`](crate::Backing::overhead_bytes).
     pub overhead: u64,
+    /// Bytes in live blocks.
+    pub allocated: u64,
     /// Bytes reserved but not allocated.
     pub inactive: u64,
     /// Bytes of the device.
     pub total: u64,
     /// Bytes free on the device.
     pub free: u64,
+    /// Whether [`Tuning::RejectAbove`] refused the request.
+    pub rejected: bool,
 }
 
 /// Called when memory runs short; returns whether it may have freed any of this allocator's blocks.
@@ -47,6 +51,10 @@ pub enum Tuning {
     /// See [`native::Config::expandable_segments`](crate::native::Config::expandable_segments): for segments made from
     /// now on. Those there are serve blocks of their kind only.
     ExpandableSegments(bool),
+    /// The part of the device, 0 to 1, beyond which requests are refused; `None` for no such limit. It holds beside
+    /// [`set_memory_fraction`](CachingAllocator::set_memory_fraction); what it alone refuses is counted as
+    /// [`num_oom_rejections`](crate::Statistics::num_oom_rejections). PyTorch's `throw_on_cudamalloc_oom`.
+    RejectAbove(Option<f64>),
 }
 
 /// A device's caching allocator: PyTorch's `DeviceCachingAllocator`, as its users see it.

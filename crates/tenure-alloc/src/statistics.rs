@@ -177,6 +177,8 @@ pub struct Statistics {
     pub num_alloc_retries: u64,
     /// Out-of-memory errors.
     pub num_ooms: u64,
+    /// Requests that [`Tuning::RejectAbove`](crate::Tuning::RejectAbove) refused, which are not in `num_ooms`.
+    pub num_oom_rejections: u64,
     /// Times that the host waited for every stream.
     pub num_sync_all_streams: u64,
     /// Calls that took memory from the backing.
@@ -278,10 +280,16 @@ impl Statistics {
         }
         self.num_alloc_retries += other.num_alloc_retries;
         self.num_ooms += other.num_ooms;
+        self.num_oom_rejections += other.num_oom_rejections;
         self.num_sync_all_streams += other.num_sync_all_streams;
         self.num_device_alloc += other.num_device_alloc;
         self.num_device_free += other.num_device_free;
         self.max_split_size = self.max_split_size.or(other.max_split_size);
+    }
+
+    /// Counts an out-of-memory error.
+    pub(crate) fn count_out_of_memory(&mut self, rejected: bool) {
+        *(if rejected { &mut self.num_oom_rejections } else { &mut self.num_ooms }) += 1;
     }
 
     /// Sets every peak to the current value.
@@ -296,6 +304,7 @@ impl Statistics {
         self.reserved_in_private_pools.values_mut().flatten().for_each(Stat::reset_accumulated);
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
+        self.num_oom_rejections = 0;
         self.num_sync_all_streams = 0;
         self.num_device_alloc = 0;
         self.num_device_free = 0;
@@ -320,6 +329,7 @@ impl Statistics {
         push(&mut flat, "oversize_segments", &self.oversize_segments);
         flat.push(("num_alloc_retries".into(), signed(self.num_alloc_retries)));
         flat.push(("num_ooms".into(), signed(self.num_ooms)));
+        flat.push(("num_oom_rejections".into(), signed(self.num_oom_rejections)));
         flat.push(("num_sync_all_streams".into(), signed(self.num_sync_all_streams)));
         flat.push(("num_device_alloc".into(), signed(self.num_device_alloc)));
         flat.push(("num_device_free".into(), signed(self.num_device_free)));
@@ -360,7 +370,7 @@ mod tests {
         let keys: Vec<String> = Statistics::default().flat().into_iter().map(|(key, _)| key).collect();
         assert!(keys.is_sorted());
         let pytorch = keys.iter().filter(|key| !Tag::ALL.iter().any(|tag| key.contains(&format!(".{tag}."))));
-        assert_eq!(pytorch.count(), 9 * 3 * 4 + 2 * 4 + 6);
+        assert_eq!(pytorch.count(), 9 * 3 * 4 + 2 * 4 + 7);
         for key in
             ["active_bytes.large_pool.peak", "oversize_segments.freed", "num_ooms", "requested_bytes.weight.peak"]
         {

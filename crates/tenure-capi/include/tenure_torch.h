@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Grows with every change that an older shim would not understand. */
-#define TENURE_TORCH_ABI 3
+#define TENURE_TORCH_ABI 4
 
 /* A private pool: PyTorch's MempoolId_t. */
 typedef struct tenure_pool {
@@ -46,12 +46,14 @@ typedef struct tenure_statistics {
     tenure_stat oversize_allocations, oversize_segments;
     int64_t num_alloc_retries, num_ooms, num_sync_all_streams, num_device_alloc, num_device_free;
     int64_t max_split_size; /* -1: no limit */
+    int64_t num_oom_rejections; /* of TENURE_REJECT_ABOVE, not in num_ooms */
 } tenure_statistics;
 
 /* What an observer of out-of-memory errors is told, in bytes. */
 typedef struct tenure_out_of_memory {
     int device;
-    uint64_t requested, allowed, total, free;
+    uint64_t requested, allowed, allocated, total, free;
+    bool rejected; /* by TENURE_REJECT_ABOVE */
 } tenure_out_of_memory;
 
 /* Something that happened: PyTorch's TraceEntry. `action` numbers PyTorch's actions in their order. `context` and `note`
@@ -128,7 +130,8 @@ typedef enum tenure_setting {
     TENURE_ROUNDUP_POWER2_DIVISIONS = 0, /* 16 whole numbers */
     TENURE_MAX_SPLIT_BYTES = 1,          /* negative: no limit */
     TENURE_GARBAGE_COLLECTION_THRESHOLD = 2,
-    TENURE_EXPANDABLE_SEGMENTS = 3 /* 0 or 1 */
+    TENURE_EXPANDABLE_SEGMENTS = 3, /* 0 or 1 */
+    TENURE_REJECT_ABOVE = 4         /* a part of the device; negative: none */
 } tenure_setting;
 
 /* Called with one address after another. */

@@ -123,6 +123,25 @@ def test_observers_are_told_first() -> None:
     assert 0 <= free <= total
 
 
+def test_a_request_beyond_the_configured_fraction_is_rejected() -> None:
+    """Covers TestCuda.test_throw_on_cudamalloc_oom: nothing more than the configured fraction is ever asked for."""
+    if "num_oom_rejections" not in torch.cuda.memory_stats():
+        pytest.skip("this PyTorch has no such setting")
+    total = torch.cuda.mem_get_info()[1]
+    fraction = (torch.cuda.memory_reserved() + 200 * MIB) / total
+    torch.cuda.memory._set_allocator_settings(f"per_process_memory_fraction:{fraction},throw_on_cudamalloc_oom:True")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    held = tensor(100 * MIB)
+    ooms = torch.cuda.memory_stats()["num_ooms"]
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(150 * MIB)
+    stats = torch.cuda.memory_stats()
+    assert (stats["num_oom_rejections"], stats["num_ooms"]) == (1, ooms)
+    torch.cuda.memory._set_allocator_settings("throw_on_cudamalloc_oom:False")
+    assert tensor(150 * MIB).numel() == 150 * MIB
+    del held
+
+
 def test_what_an_observer_raises_reaches_the_program() -> None:
     raising = [ValueError("the observer's")]
 

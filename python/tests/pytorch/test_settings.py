@@ -94,7 +94,7 @@ SETTINGS = {
     "pinned_use_cuda_host_register:True": False,
     "release_lock_on_cudamalloc:True": True,
     "roundup_power2_divisions:4": False,
-    "throw_on_cudamalloc_oom:True": True,
+    "throw_on_cudamalloc_oom:True": False,
 }
 
 # Settings that came after 2.11: an older PyTorch refuses them.

@@ -131,16 +131,18 @@ impl Engine {
         let bytes = self.config.round(request.bytes)?;
         let info = self.backing.memory_info()?;
         let allowed = self.limit.bytes();
-        self.statistics.num_ooms += 1;
+        let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
+        let (inactive, overhead) = (reserved - allocated, self.limit.counted_overhead(&*self.backing));
+        let requested = segment_size(bytes);
+        let rejected = self.limit.rejects(reserved + overhead + requested);
+        self.statistics.count_out_of_memory(rejected);
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
         let pool = self.pool_for(stream);
         self.history
             .record(|| Event::new(Action::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool));
-        let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
-        let (inactive, overhead) = (reserved - allocated, self.limit.counted_overhead(&*self.backing));
         let MemoryInfo { free, total } = info;
-        let seen = OutOfMemory { requested: segment_size(bytes), allowed, overhead, inactive, total, free };
+        let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
         let error = AllocError::OutOfMemory {
             requested: request.bytes,
             stream,
@@ -225,6 +227,7 @@ impl Engine {
             Tuning::MaxSplitSize(bytes) => config.max_split_size = bytes,
             Tuning::GarbageCollectionThreshold(threshold) => config.garbage_collection_threshold = threshold,
             Tuning::ExpandableSegments(on) => config.expandable_segments = on,
+            Tuning::RejectAbove(fraction) => self.limit.set_rejection(fraction)?,
         }
         config.validate(self.backing.granularity())?;
         self.statistics.max_split_size = config.max_split_size;

@@ -257,11 +257,14 @@ impl PagedAllocator {
         let free = self.backing.memory_info()?.free;
         let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
         let overhead = state.limit().counted_overhead(&*self.backing);
-        state.note_out_of_memory(Request { bytes, ..request }, free);
+        let rejected = state.limit().rejects(reserved + overhead + bytes);
+        state.note_out_of_memory(Request { bytes, ..request }, free, rejected);
         drop(state);
         let allocated = self.statistics().all.allocated_bytes.current;
         let inactive = reserved.saturating_sub(allocated);
-        self.hooks.out_of_memory(&OutOfMemory { requested: bytes, allowed, overhead, inactive, total, free });
+        let requested = bytes;
+        let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
+        self.hooks.out_of_memory(&seen);
         let (requested, stream) = (request.bytes, request.stream);
         let error = AllocError::OutOfMemory {
             requested,

@@ -232,8 +232,8 @@ impl State {
     }
 
     /// Counts and records an out-of-memory error.
-    pub(super) fn note_out_of_memory(&mut self, request: Request, free: u64) {
-        self.statistics_mut().num_ooms += 1;
+    pub(super) fn note_out_of_memory(&mut self, request: Request, free: u64, rejected: bool) {
+        self.statistics_mut().count_out_of_memory(rejected);
         let Request { bytes, stream, tag, key } = request;
         let pool = self.private.engine.pool_for(stream);
         self.history

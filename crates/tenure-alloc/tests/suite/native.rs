@@ -254,8 +254,16 @@ fn observers_of_out_of_memory_run_without_the_lock() {
         told.set((*error, allocator.upgrade().unwrap().statistics().num_ooms)).unwrap();
     }));
     f.try_alloc(30 * MIB + 1, A).unwrap_err();
-    let (allowed, total, free) = (50 * MIB, 50 * MIB, 20 * MIB);
-    let expected = OutOfMemory { requested: 32 * MIB, allowed, overhead: 0, inactive: 0, total, free };
+    let expected = OutOfMemory {
+        requested: 32 * MIB,
+        allowed: 50 * MIB,
+        overhead: 0,
+        allocated: 30 * MIB,
+        inactive: 0,
+        total: 50 * MIB,
+        free: 20 * MIB,
+        rejected: false,
+    };
     assert_eq!(seen.get(), Some(&(expected, 1)));
 }
 

@@ -349,7 +349,16 @@ fn a_full_device_asks_the_callbacks_then_waits_then_tells_the_observers() {
 
     let error = f.try_alloc(500 * MIB + 1, B).unwrap_err();
     let (free, inactive) = (GIB - f.reserved(), f.reserved() - 700 * MIB);
-    let expected = OutOfMemory { requested: 500 * MIB + 512, allowed: GIB, overhead: 0, inactive, total: GIB, free };
+    let expected = OutOfMemory {
+        requested: 500 * MIB + 512,
+        allowed: GIB,
+        overhead: 0,
+        allocated: 700 * MIB,
+        inactive,
+        total: GIB,
+        free,
+        rejected: false,
+    };
     assert_eq!(seen.get(), Some(&expected));
     let AllocError::OutOfMemory { requested, allocated, reserved, .. } = error else { panic!("{error}") };
     assert_eq!((requested, allocated, reserved), (500 * MIB + 1, 700 * MIB, f.reserved()));

@@ -9,7 +9,8 @@ use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::{Segment, SnapshotState};
 use tenure_alloc::{
-    Address, AllocError, Backing, BackingError, CachingAllocator, PoolId, PoolSource, PoolUse, Request, Tuning,
+    Address, AllocError, Backing, BackingError, CachingAllocator, OutOfMemory, PoolId, PoolSource, PoolUse, Request,
+    Tuning,
 };
 use tenure_core::StreamId;
 
@@ -632,6 +633,39 @@ fn settings_of_the_native_policy_mean_nothing_to_the_paged_allocator() {
         let tunings = [Tuning::MaxSplitSize(Some(40 * MIB)), Tuning::GarbageCollectionThreshold(0.8)];
         tunings.into_iter().for_each(|tuning| assert_eq!(f.allocator.tune(tuning), Ok(means)));
         assert_eq!(f.allocator.statistics().max_split_size, means.then_some(40 * MIB));
+    });
+}
+
+#[test]
+fn what_only_the_rejection_limit_refuses_is_counted_and_told_apart() {
+    each(GIB, |f| {
+        let seen: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
+        let told = Arc::clone(&seen);
+        f.allocator.add_out_of_memory_observer(Box::new(move |error| told.lock().push(*error)));
+        let counts = || (f.allocator.statistics().num_ooms, f.allocator.statistics().num_oom_rejections);
+        assert_eq!(f.allocator.tune(Tuning::RejectAbove(Some(0.5))), Ok(true));
+        let held = f.alloc(200 * MIB);
+        f.free(f.alloc(200 * MIB));
+        // What is cached goes first.
+        f.free(f.alloc(300 * MIB));
+        f.try_alloc(400 * MIB, A).unwrap_err();
+        assert_eq!(counts(), (0, 1), "{}", f.name);
+        // Where another limit refuses too, it is an out-of-memory error as always.
+        f.allocator.set_memory_fraction(0.5).unwrap();
+        f.try_alloc(400 * MIB, A).unwrap_err();
+        f.allocator.set_memory_fraction(1.0).unwrap();
+        assert_eq!(f.allocator.memory_fraction(), 1.0);
+        assert_eq!(counts(), (1, 1), "{}", f.name);
+        let told = seen.lock().clone();
+        let told: Vec<_> = told.iter().map(|it| (it.requested, it.allocated, it.allowed, it.rejected)).collect();
+        let of = |rejected| (400 * MIB, 200 * MIB, 512 * MIB, rejected);
+        assert_eq!(told, [of(true), of(false)], "{}", f.name);
+
+        assert_eq!(f.allocator.tune(Tuning::RejectAbove(None)), Ok(true));
+        f.free(f.alloc(400 * MIB));
+        f.free(held);
+        let invalid = f.allocator.tune(Tuning::RejectAbove(Some(1.5)));
+        assert!(matches!(invalid, Err(AllocError::InvalidSetting { .. })), "{}", f.name);
     });
 }
 

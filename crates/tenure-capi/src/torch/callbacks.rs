@@ -14,8 +14,10 @@ pub(super) struct OutOfMemory {
     device: c_int,
     requested: u64,
     allowed: u64,
+    allocated: u64,
     total: u64,
     free: u64,
+    rejected: bool,
 }
 
 pub(super) type Observer = unsafe extern "C" fn(*mut c_void, *const OutOfMemory);
@@ -27,8 +29,8 @@ pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Ob
         tell_all(None, move |device, allocator| {
             let user = Arc::clone(&user);
             allocator.add_out_of_memory_observer(Box::new(move |error| {
-                let (requested, allowed) = (error.requested, error.allowed);
-                let error = OutOfMemory { device, requested, allowed, total: error.total, free: error.free };
+                let tenure_alloc::OutOfMemory { requested, allowed, allocated, total, free, rejected, .. } = *error;
+                let error = OutOfMemory { device, requested, allowed, allocated, total, free, rejected };
                 // SAFETY: the observer was handed over with its object, which lives as long as this closure.
                 unsafe { observer(user.pointer(), &error) }
             }));

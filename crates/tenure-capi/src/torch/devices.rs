@@ -88,7 +88,7 @@ pub(super) fn set_fraction_at_first(fraction: f64) {
 /// Whether a setting means anything for the allocator that devices are opened with.
 pub(super) fn applies(tuning: &Tuning) -> bool {
     let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
-    matches!((policy, tuning), (_, Tuning::Rounding(_) | Tuning::ExpandableSegments(_)) | (Policy::Native(_), _))
+    !matches!((policy, tuning), (Policy::Paged(_), Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_)))
 }
 
 #[cold]

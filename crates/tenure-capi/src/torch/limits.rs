@@ -76,6 +76,7 @@ fn tuning_of(setting: c_int, values: &[f64]) -> Result<Tuning, Failure> {
         (1, &[bytes]) => Tuning::MaxSplitSize((bytes >= 0.0).then_some(bytes as u64)),
         (2, &[threshold]) => Tuning::GarbageCollectionThreshold(threshold),
         (3, &[on]) => Tuning::ExpandableSegments(on != 0.0),
+        (4, &[fraction]) => Tuning::RejectAbove((fraction >= 0.0).then_some(fraction)),
         _ => return Err(unknown()),
     })
 }
@@ -91,6 +92,8 @@ mod tests {
         assert_eq!(tuning(1, &[1e9]), Tuning::MaxSplitSize(Some(1_000_000_000)));
         assert_eq!(tuning(1, &[-1.0]), Tuning::MaxSplitSize(None));
         assert_eq!(tuning(3, &[1.0]), Tuning::ExpandableSegments(true));
-        assert!(tuning_of(0, &[4.0; 15]).is_err() && tuning_of(4, &[0.0]).is_err());
+        assert_eq!(tuning(4, &[0.5]), Tuning::RejectAbove(Some(0.5)));
+        assert_eq!(tuning(4, &[-1.0]), Tuning::RejectAbove(None));
+        assert!(tuning_of(0, &[4.0; 15]).is_err() && tuning_of(5, &[0.0]).is_err());
     }
 }

@@ -78,7 +78,7 @@ pub struct Table {
 
 static TABLE: Table = Table {
     size: size_of::<Table>(),
-    abi: 3,
+    abi: 4,
     last_error: crate::tenure_last_error,
     configure: devices::configure,
     is_open: devices::is_open,

@@ -75,6 +75,7 @@ pub(super) struct CStatistics {
     num_device_alloc: i64,
     num_device_free: i64,
     max_split_size: i64,
+    num_oom_rejections: i64,
 }
 
 impl From<&Stat> for CStat {
@@ -110,6 +111,7 @@ impl From<&Statistics> for CStatistics {
             num_device_alloc: signed(statistics.num_device_alloc),
             num_device_free: signed(statistics.num_device_free),
             max_split_size: statistics.max_split_size.map_or(-1, signed),
+            num_oom_rejections: signed(statistics.num_oom_rejections),
         }
     }
 }

@@ -41,6 +41,7 @@ public:
   void setMemoryFraction(double fraction, DeviceIndex device) override;
   void cacheInfo(DeviceIndex device, size_t *largest) override;
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override;
+  void attachOomRejectionObserver(RejectionObserver observer) override;
   std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
 
   // snapshot.cpp: what there is

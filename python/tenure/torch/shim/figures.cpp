@@ -51,6 +51,7 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(DeviceIndex d
   result.num_device_alloc = figures.num_device_alloc;
   result.num_device_free = figures.num_device_free;
   result.max_split_size = figures.max_split_size;
+  set_oom_rejections(result, figures.num_oom_rejections, 0);
   const auto fill = [device](auto &pools) {
     using Pools = std::remove_reference_t<decltype(pools)>;
     const auto add = [](void *pools, tenure_pool pool, const tenure_stat *reserved) {
@@ -99,8 +100,20 @@ void Allocator::cacheInfo(DeviceIndex device, size_t *largest) {
 
 void Allocator::attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) {
   const auto tell = [](void *user, const tenure_out_of_memory *error) {
+    if (error->rejected)
+      return;
     const auto &observe = value_of<caching::OutOfMemoryObserver>(user);
     shielded([&] { observe(error->device, error->requested, std::min(error->allowed, error->total), error->free); });
+  };
+  check(api->add_out_of_memory_observer(tell, hand_over(std::move(observer))));
+}
+
+void Allocator::attachOomRejectionObserver(RejectionObserver observer) {
+  const auto tell = [](void *user, const tenure_out_of_memory *error) {
+    if (!error->rejected)
+      return;
+    const auto &observe = value_of<RejectionObserver>(user);
+    shielded([&] { observe(error->device, error->requested, error->allocated, error->total); });
   };
   check(api->add_out_of_memory_observer(tell, hand_over(std::move(observer))));
 }

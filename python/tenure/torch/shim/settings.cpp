@@ -107,8 +107,8 @@ void apply_settings() {
   static Known expandable(TENURE_EXPANDABLE_SEGMENTS, "expandable_segments", {0});
   static Unused lock_release("release_lock_on_cudamalloc"), stream_reuse("graph_capture_record_stream_reuse");
   static Unused segment("large_segment_size_mb"), non_split("max_non_split_rounding_mb");
-  static Unused rejection("throw_on_cudamalloc_oom"), reserve("expandable_segments_reserve");
-  static Unused reserve_by_class("expandable_segments_reserve_by_class");
+  static Known rejection(TENURE_REJECT_ABOVE, "throw_on_cudamalloc_oom", {-1});
+  static Unused reserve("expandable_segments_reserve"), reserve_by_class("expandable_segments_reserve_by_class");
   const std::lock_guard<std::mutex> lock(mutex);
   rounding.set(divisions());
   split.set({max_split_bytes()});
@@ -117,7 +117,7 @@ void apply_settings() {
   lock_release.warn_if(CUDAAllocatorConfig::release_lock_on_cudamalloc());
   stream_reuse.warn_if(reuses_recorded_streams());
   segment.warn_if(large_segment_size() != kLargeSegment);
-  rejection.warn_if(rejects_early<CUDAAllocatorConfig>(0));
+  rejection.set({rejects_early<CUDAAllocatorConfig>(0) ? process_fraction() : -1});
   const std::string given = Settings::last_allocator_settings();
   reserve.warn_if(has_setting(given, "expandable_segments_reserve"));
   reserve_by_class.warn_if(has_setting(given, "expandable_segments_reserve_by_class"));

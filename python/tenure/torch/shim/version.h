@@ -39,6 +39,9 @@ struct StreamSegmentSize {
 using caching::StreamSegmentSize;
 #endif
 
+/// Is told the device, the bytes of the request, and the bytes allocated and in all of the device.
+using RejectionObserver = std::function<void(int64_t, size_t, size_t, size_t)>;
+
 /// PyTorch's CUDAAllocator with the functions of 2.11 and later ones: what an older PyTorch calls is turned into a call of
 /// those, and what it never calls is there all the same.
 class Interface : public caching::CUDAAllocator {
@@ -72,8 +75,8 @@ public:
 
   // Functions that came after 2.11. Without `override`, they are there under an older PyTorch too, which never calls them.
 
-  /// Observes the setting throw_on_cudamalloc_oom, which Tenure does not follow: there is never anything to observe.
-  virtual void attachOomRejectionObserver(std::function<void(int64_t, size_t, size_t, size_t)>) {}
+  /// Adds what is told of each request that throw_on_cudamalloc_oom refuses.
+  virtual void attachOomRejectionObserver(RejectionObserver observer) = 0;
   /// A capture on a device begins or ends, on the thread that began to allocate to its pool.
   virtual void markCaptureBegin(DeviceIndex device) = 0;
   virtual void markCaptureEnd(DeviceIndex device) = 0;
@@ -93,6 +96,13 @@ auto fill_private_pools(Statistics &statistics, Fill fill, int)
   fill(statistics.reserved_bytes_by_private_pools);
 }
 template <typename Statistics, typename Fill> void fill_private_pools(Statistics &, Fill, long) {}
+
+/// Requests that throw_on_cudamalloc_oom refused, where statistics have them.
+template <typename Statistics>
+auto set_oom_rejections(Statistics &statistics, int64_t count, int) -> decltype(statistics.num_oom_rejections, void()) {
+  statistics.num_oom_rejections = count;
+}
+template <typename Statistics> void set_oom_rejections(Statistics &, int64_t, long) {}
 
 /// Limits of the cache of pinned memory, which PyTorch keeps itself.
 struct PinnedLimits {
