@@ -315,11 +315,20 @@ class GraphPool:
         except BaseException:
             # PyTorch's allocators still take the capture for open. The host's cannot be told otherwise, so no other
             # capture has the pool.
-            for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-                with contextlib.suppress(Exception):
-                    end(self._device.index, self._handle)
+            with contextlib.suppress(Exception):
+                _give_up(graph, self._device.index, self._handle)
             self._handle = None
             raise
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, device: int, handle: Any) -> None:
+    """Ends the use that a capture which failed makes of its pool."""
+    if torch.__version__ >= (2, 14):
+        graph.reset()
+        return
+    # Earlier graphs leave the pool in use for good.
+    torch._C._cuda_endAllocateToPool(device, handle)
+    torch._C._cuda_releasePool(device, handle)
 
 
 class CapturedCall:

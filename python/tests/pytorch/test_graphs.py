@@ -22,12 +22,16 @@ from memory import MIB, capture, graph_segments, live_blocks, segments, stat, te
 def test_segments_have_pytorch_s_sizes(size: int, taken: int, count: int, kind: str) -> None:
     """Covers TestCuda.test_graph_memory_stats_and_use_result_after_destroy_graph."""
     names = [f"{name}.{kind}.current" for name in ("segment", "reserved_bytes", "active_bytes")]
-    # The random state of graphs is made with the first one, outside their pools.
-    other, _ = capture(lambda: None)
-    before = [stat(name) for name in names]
+    # The random state of graphs is made with the first one, outside their pools; by 2.12 with each one.
+    first, _ = capture(lambda: None)
+    one = [stat(name) for name in names]
+    second, _ = capture(lambda: None)
+    two = [stat(name) for name in names]
     graph, result = capture(lambda: tensor(size))
-    assert [stat(name) - old for name, old in zip(names, before, strict=True)] == [count, taken, result.numel()]
-    del graph, other
+    three = [stat(name) for name in names]
+    added = [(new - old) - (old - older) for new, old, older in zip(three, two, one, strict=True)]
+    assert added == [count, taken, result.numel()]
+    del graph, second, first
 
 
 def test_a_result_outlives_its_graph_and_then_takes_only_its_own_segment() -> None:

@@ -372,3 +372,18 @@ def test_a_pool_of_the_allocator_that_is_installed_is_like_any_other() -> None:
         block = tensor(3 * MIB)
     assert [segment["address"] for segment in pool.snapshot()] == [block.data_ptr()]
     del block, pool
+
+
+def test_a_pool_s_memory_is_one_allocation_of_the_driver_s_that_others_can_register() -> None:
+    """Network cards and NCCL register what cudaMalloc gave, where mapped memory may be refused."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = tensor(64 * MIB)
+    (segment,) = segments(pool.id)
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    driver = ctypes.CDLL("libcuda.so.1")
+    status = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(held.data_ptr()))
+    assert status == 0
+    assert (base.value, size.value) == (segment["address"], segment["total_size"])
+    assert not segment["is_expandable"]
+    del held, pool
