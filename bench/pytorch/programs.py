@@ -1,4 +1,4 @@
-"""The programs that are measured: three that train, one that trains with checkpointing, one that serves.
+"""The programs that are measured: some that train, one that serves, one that generates text.
 
 Each is a function that makes its models and yields a function for every step, in order. A step puts its work on the
 device and returns a tensor that stands for its result: a loss, or a sum over its answers. Sizes and order follow from
@@ -149,9 +149,66 @@ def multi_model_serve(requests: int = 120) -> Steps:
         yield answer(model, request, stream)
 
 
+def generate_varlen() -> Steps:
+    """transformers' generate on a Llama of 1.1 billion parameters, bf16: prompts of changing lengths, 16 tokens each."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32)
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    chance = random.Random(5)
+    for _ in range(20):
+        tokens = torch.randint(1, 32000, (chance.randint(1, 8), chance.randint(16, 2000)))
+
+        def step(tokens: Tensor = tokens) -> Tensor:
+            prompts = tokens.cuda()
+            settings = {"min_new_tokens": 16, "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+            return model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings).float().sum()
+
+        yield step
+
+
+def gcn_varsize() -> Steps:
+    """Three graph convolutions of 256 features on graphs of changing sizes: gathered, scaled and added up, Adam."""
+    layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(3)).cuda()
+    optimizer = torch.optim.Adam(layers.parameters(), lr=1e-3)
+    chance = random.Random(9)
+    for _ in range(20):
+        nodes = chance.randint(50_000, 400_000)
+        edges = torch.randint(nodes, (2, nodes * chance.randint(3, 8)))
+
+        def step(nodes: int = nodes, edges: Tensor = edges) -> Tensor:
+            sources, targets = edges.cuda()
+            scale = torch.zeros(nodes, device="cuda").index_add_(0, targets, torch.ones(len(targets), device="cuda"))
+            scale = scale.clamp(min=1).rsqrt()
+            weights = (scale[sources] * scale[targets]).unsqueeze(1)
+            x = torch.ones(nodes, 256, device="cuda")
+            for layer in layers:
+                x = torch.zeros_like(x).index_add_(0, targets, layer(x)[sources] * weights).relu()
+            return _descend(x.mean(), optimizer)
+
+        yield step
+
+
+def vit_autocast() -> Steps:
+    """timm's ViT-B/16, batches of 192 and fewer, bf16 autocast, AdamW."""
+    import timm
+
+    model = timm.create_model("vit_base_patch16_224").cuda()
+    return _classify(model, torch.optim.AdamW(model.parameters(), lr=1e-4), [192, 192, 160, 128] * 5)
+
+
 PROGRAMS: dict[str, Callable[[], Steps]] = {
     program.__name__: program
-    for program in (resnet50_train, densenet201_train, gpt2_varlen, llama_ckpt_varlen, multi_model_serve)
+    for program in (
+        resnet50_train,
+        densenet201_train,
+        gpt2_varlen,
+        llama_ckpt_varlen,
+        multi_model_serve,
+        generate_varlen,
+        gcn_varsize,
+        vit_autocast,
+    )
 }
 
 

@@ -5,7 +5,7 @@ Each program (programs.py) runs in a process of its own under `native`, `expanda
 from round to round. Said of each: the time of a step beside the better of PyTorch's two, what was reserved beside what
 was requested at most, what the device itself says is in use, and whether losses are the same.
 
-    workloads.py                          # everything: some ten minutes
+    workloads.py                          # everything: some twenty minutes
     workloads.py --program gpt2_varlen --rounds 1
     workloads.py --json figures.json      # the figures for machines too
 """
@@ -25,6 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 MIB = 1 << 20
 ALLOCATORS = ["native", "expandable", "tenure"]
 PROGRAMS = ["resnet50_train", "densenet201_train", "gpt2_varlen", "llama_ckpt_varlen", "multi_model_serve"]
+PROGRAMS += ["generate_varlen", "gcn_varsize", "vit_autocast"]
 # Native runs, without which nothing is said of the spread of losses.
 SPREAD_RUNS = 5
 # What a step may take beside the better of PyTorch's two allocators.
