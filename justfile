@@ -92,6 +92,25 @@ test-torch *args: venv
     [[ -z ${LD_PRELOAD:-} ]] || run python/tests/cudart
     run python/tests/pytorch python/tests/tags
 
+# The same under other releases of PyTorch, each in an environment of its own: `just test-torch-on 2.11.0 2.15.0`
+test-torch-on +versions: (install-torch versions)
+    #!/usr/bin/env bash
+    set -euo pipefail
+    for version in {{ versions }}; do
+        TENURE_VENV="target/torch-$version" just features="{{ features }}" test-torch
+    done
+
+# Releases of PyTorch, each in an environment of its own
+[private]
+install-torch +versions:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    for version in {{ versions }}; do
+        folder="target/torch-$version"
+        [[ -x $folder/bin/python ]] || python3 -m venv "$folder"
+        "$folder/bin/pip" install --quiet --disable-pip-version-check "torch==$version" 'nvidia-cuda-crt>=13,<14'
+    done
+
 # The Python package and what its tests need, in target/venv
 venv:
     test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}

@@ -10,7 +10,7 @@ Mode = Literal["not installed", "prebuilt shim", "built shim", "pluggable"]
 Allocator = Literal["paged", "native", "expandable"]
 
 #: The versions of PyTorch that Tenure's tests run on; for others from 2.8 to 2.15, the shim is only compiled.
-_TESTED = ("2.11",)
+_TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 #: What PyTorch's own interface for allocators of elsewhere cannot do.
 _PLUGGABLE_LIMITS = (
