@@ -6,6 +6,9 @@ venv := env("TENURE_VENV", "target/venv")
 # Features of the program and the Python package: `TENURE_FEATURES=milp just test` tests the planner `milp` too.
 features := env("TENURE_FEATURES", "")
 
+# The releases of PyTorch that wheels have shims for.
+pytorch := "2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0"
+
 # `cargo run` and `cargo test --workspace` need Rust and a C compiler, with `milp` also cmake, a C++ compiler and libclang.
 # `.ci/run` installs what the other recipes need.
 
@@ -120,9 +123,9 @@ venv:
 shim *versions:
     {{ venv }}/bin/python scripts/build-shims {{ versions }}
 
-# A wheel of the Python package, with the shims that `just shim` made, in target/wheels
-wheel:
-    {{ venv }}/bin/pip wheel --no-deps --wheel-dir target/wheels .
+# Wheels of the Python package to be published, in target/wheels: with the program, and with shims for those versions of PyTorch
+wheels *versions=pytorch:
+    scripts/build-wheels {{ versions }}
 
 # Format, clippy and documentation, no warning allowed; no test by the wall clock
 lint:

@@ -25,7 +25,8 @@ use serde::Serialize;
 
 use crate::errors::complaint;
 
-#[pymodule]
+// What is shared has locks of its own, as Python's own may be off: what waits lets go of it anyway.
+#[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
