@@ -238,3 +238,23 @@ def test_modules_are_graphed_in_one_pool() -> None:
     for module, value in zip(plain, expected, strict=True):
         graphed = torch.cuda.make_graphed_callables(module, (inputs,), pool=pool)
         torch.testing.assert_close(graphed(inputs), value)
+
+
+def test_a_graph_keeps_the_pools_that_it_allocated_from_while_it_lives() -> None:
+    if not hasattr(torch.cuda.CUDAGraph, "pools"):
+        pytest.skip("graphs of this PyTorch have one pool")
+    pool = torch.cuda.MemPool()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outside = tensor(MIB)
+        with torch.cuda.use_mem_pool(pool):
+            inside = tensor(4 * MIB)
+    identity = pool.id
+    assert set(graph.pools()) == {graph.pool(), identity}
+    assert live_blocks(identity) == 1 and live_blocks(graph.pool()) == 1
+    del inside, outside, pool
+    torch.cuda.empty_cache()
+    assert segments(identity) != []
+    del graph
+    torch.cuda.empty_cache()
+    assert segments(identity) == []

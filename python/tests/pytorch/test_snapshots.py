@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -271,3 +272,17 @@ def test_a_live_block_says_where_it_was_allocated() -> None:
         address = held.data_ptr()
         del held
         assert torch.cuda.memory._allocation_traceback(address) is None
+
+
+def test_pinned_memory_has_its_segments_and_events_beside_the_device_s() -> None:
+    if "record_pinned_host_memory" not in inspect.signature(torch.cuda.memory._record_memory_history).parameters:
+        pytest.skip("this PyTorch records no pinned memory")
+    with recorded(record_pinned_host_memory=True) as snapshot:
+        pinned = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
+        device = tensor(MIB)
+        taken = snapshot()
+    (segment,) = [it for it in taken["host_segments"] if it["address"] == pinned.data_ptr()]
+    assert segment["allocated_size"] >= 3 * MIB and segment["blocks"][0]["state"] == "active_allocated"
+    assert "alloc" in {event["action"] for event in taken["host_traces"] if event["addr"] == pinned.data_ptr()}
+    assert device.data_ptr() in {event["addr"] for event in taken["device_traces"][0]}
+    assert device.data_ptr() not in {event["addr"] for event in taken["host_traces"]}
