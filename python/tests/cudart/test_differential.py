@@ -60,7 +60,8 @@ class Kind:
     #: PyTorch tells, and what they are merged with depends on it.
     users: int = 1
     pools: bool = True
-    captures: bool = True
+    #: PyTorch 2.12 and 2.13 await what captures have used in ways of their own.
+    captures: bool = int(torch.__version__.split(".")[1]) not in (12, 13)
 
 
 class Program:
@@ -356,7 +357,7 @@ def is_of_order(name: str) -> bool:
 )
 def test_pytorchs_policy_in_tenure_is_pytorchs(allocator: str, settings: str) -> None:
     # A collection of garbage breaks a capture.
-    captures = "garbage_collection" not in settings
+    captures = Kind.captures and "garbage_collection" not in settings
     for seed in range(8):
         compare(allocator, seed, Kind(settings, captures=captures), everything)
         compare(allocator, seed, Kind(settings, captures=captures, users=3), all_but_order)
