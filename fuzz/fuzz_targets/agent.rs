@@ -1,7 +1,8 @@
-//! Any bytes, as what a client sends to an agent: a frame, and in it a request.
+//! Any bytes, as what a client sends to an agent: a frame, and in it a request or measured times.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use tenure_agent::Measured;
 use tenure_agent::serve::Request;
 use tenure_agent::serve::frame::{Frame, Kind, MAGIC, VERSION};
 
@@ -17,6 +18,10 @@ fuzz_target!(|bytes: &[u8]| {
     framed.extend((bytes.len() as u32).to_le_bytes());
     framed.extend(bytes);
     let frame = Frame::read(&framed[..]).expect("a frame").expect("not the end");
+    if let Ok(measured) = Measured::from_json(&frame.body) {
+        let again = measured.to_json().expect("it came as JSON");
+        assert_eq!(Measured::from_json(&again).expect("it was valid"), measured);
+    }
     match Request::from_json(&frame.body) {
         Ok(request) => {
             let again = request.to_json().expect("it came as JSON");

@@ -5,11 +5,12 @@
 //! sees what is wanted of each and says how its price changes; a round of the market is one plan. Where tensors may move or
 //! be computed again, *groups* of tensors share another network, which sees what each costs at these prices and says what it
 //! leans to. A [`Policy`] is both. [`train`](train::train) teaches it on made-up problems, and the planner [`Marl`] uses what
-//! was learned on any other.
+//! was learned on any other. A [`Learner`] corrects what a problem tells by times that its program reports.
 #![forbid(unsafe_code)]
 
 mod choices;
 mod features;
+mod learning;
 mod market;
 mod marl;
 mod play;
@@ -18,5 +19,6 @@ mod random;
 pub mod serve;
 pub mod train;
 
+pub use learning::{LearnedError, Learner, Measured, ReportError};
 pub use marl::Marl;
 pub use policy::{Policy, PolicyError};

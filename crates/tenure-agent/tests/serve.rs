@@ -223,7 +223,7 @@ fn the_examples_of_the_documentation_are_what_is_spoken() {
     let options = Options { evaluations: Some(4000), fast_bytes: Some(100_000_000), ..with_planner("density") };
     assert_eq!(*asked.options(), options);
     let placed: Placed = serde_json::from_str(example(1)).unwrap();
-    let refusal: Refusal = serde_json::from_str(example(2)).unwrap();
+    let refusal: Refusal = serde_json::from_str(example(4)).unwrap();
     assert_eq!(refusal.code, "planner");
     serve(
         |_| {},

@@ -16,7 +16,8 @@ use tenure_plan::{Mapping, Plan, Problem, simulate};
 use super::address::Stream;
 use super::connection::Connection;
 use super::frame::{Frame, FrameError, Kind, MAX_BODY_BYTES};
-use super::{Address, Placed, Refusal, Request, ServeError};
+use super::{Address, Learned, Placed, Refusal, Request, ServeError};
+use crate::Measured;
 
 /// How long an answer may take beyond the time that was asked for.
 const GRACE: Duration = Duration::from_secs(60);
@@ -70,10 +71,12 @@ impl Client {
     /// The agent refused, or does not answer within the time of the request and a minute; its mapping cannot be read, has
     /// other tiers than the problem, or asks for more room than they have.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ServeError> {
-        let placed = self.exchange(request)?;
+        let asked = Frame { kind: Kind::Place, body: request.to_json()? };
+        let body = self.exchange(&asked, Kind::Placed, request.time_limit() + GRACE)?;
+        let placed = self.placed(&body)?;
         let mapping = self.read(&placed.mapping)?;
         let problem = request.problem();
-        let outcome = simulate(problem, &plan(problem, &mapping)?)?;
+        let outcome = simulate(problem, &plan_of(problem, &mapping)?)?;
         let keys: BTreeSet<&str> = problem.tensors().iter().map(|tensor| tensor.key.as_str()).collect();
         let unplaced = keys.iter().filter(|key| mapping.place(key).is_none()).map(ToString::to_string).collect();
         let unknown = mapping.places().filter(|(key, _)| !keys.contains(key)).map(|(key, _)| key.to_owned()).collect();
@@ -81,30 +84,42 @@ impl Client {
         Ok(Answer { placed, mapping, score, makespan_us, unplaced, unknown })
     }
 
-    fn exchange(&mut self, request: &Request) -> Result<Placed, ServeError> {
+    /// Reports times of a step under a mapping that the agent gave, and returns what it does with them.
+    ///
+    /// # Errors
+    /// The agent refused, as it remembers no such mapping or the times are not of its problem; it does not answer within a
+    /// minute, or knows no reports.
+    pub fn report(&mut self, measured: &Measured) -> Result<Learned, ServeError> {
+        let body = measured.to_json()?;
+        let body = self.exchange(&Frame { kind: Kind::Report, body }, Kind::Learned, GRACE)?;
+        let learned: Learned = self.parse(&body)?;
+        Ok(Learned { message: one_line(&learned.message), ..learned })
+    }
+
+    /// Sends a frame and returns the body of the answer, which must be of a kind.
+    fn exchange(&mut self, asked: &Frame, expected: Kind, patience: Duration) -> Result<Vec<u8>, ServeError> {
         let mut connection = match self.connection.take().filter(|connection| !connection.is_gone()) {
             Some(connection) => connection,
             None => connect(&self.address)?,
         };
-        let asked = Frame { kind: Kind::Place, body: request.to_json()? };
-        let sent = connection.send_frame(&asked);
+        let sent = connection.send_frame(asked);
         // An agent that has said why it does not listen is asked why.
         let received = match sent {
             Err(error @ FrameError::Length { .. }) => Err(error),
-            Ok(()) => connection.receive(request.time_limit() + GRACE),
+            Ok(()) => connection.receive(patience),
             Err(error) => connection.receive(Duration::from_secs(1)).map_err(|_| error),
         };
         let frame = received.map_err(|reason| ServeError::Frame { address: self.address.clone(), reason })?;
         let frame = frame.ok_or_else(|| self.nonsense("it ended the connection"))?;
         self.connection = Some(connection);
         match frame.kind {
-            Kind::Placed => self.placed(&frame.body),
+            kind if kind == expected => Ok(frame.body),
             Kind::Refused => {
                 let Refusal { code, message } = self.parse(&frame.body)?;
                 let refusal = Refusal { code: one_line(&code), message: one_line(&message) };
                 Err(ServeError::Refused { address: self.address.clone(), refusal })
             }
-            Kind::Place => Err(self.nonsense("it is a request")),
+            kind => Err(self.nonsense(&format!("it is a frame of kind {}", kind.number()))),
         }
     }
 
@@ -157,8 +172,11 @@ fn one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// A mapping as a plan: tiers and tensors by their names.
-fn plan(problem: &Problem, mapping: &Mapping) -> Result<Plan, ServeError> {
+/// Returns the plan of `mapping` for `problem`: tiers and tensors by their names. What has no place lives in the first tier.
+///
+/// # Errors
+/// [`ServeError::Tiers`] if they have other tiers.
+pub fn plan_of(problem: &Problem, mapping: &Mapping) -> Result<Plan, ServeError> {
     let tier = |name: &String| problem.tiers().iter().position(|tier| tier.name == *name);
     let tiers: Option<Vec<usize>> = mapping.tiers().iter().map(tier).collect();
     let tiers = tiers.filter(|tiers| tiers.len() == problem.tiers().len()).ok_or_else(|| ServeError::Tiers {

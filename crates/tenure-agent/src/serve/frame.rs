@@ -20,10 +20,14 @@ pub enum Kind {
     Placed,
     /// Why there is no answer.
     Refused,
+    /// Measured times.
+    Report,
+    /// What the agent does with them.
+    Learned,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Place, Self::Placed, Self::Refused];
+    const ALL: [Self; 5] = [Self::Place, Self::Placed, Self::Refused, Self::Report, Self::Learned];
 
     /// Its number in a frame.
     pub fn number(self) -> u16 {
@@ -31,6 +35,8 @@ impl Kind {
             Self::Place => 1,
             Self::Placed => 2,
             Self::Refused => 3,
+            Self::Report => 4,
+            Self::Learned => 5,
         }
     }
 }

@@ -9,6 +9,7 @@ use tenure_plan::planner::{Objective, PlannerOptions};
 use tenure_plan::{Problem, ProblemError};
 
 use super::frame::FrameError;
+use crate::{Measured, ReportError};
 
 /// The longest search that can be asked for, in seconds.
 pub const MAX_SECONDS: f64 = 3600.0;
@@ -62,6 +63,17 @@ pub struct Placed {
     pub evaluations: u64,
     /// How long it took.
     pub seconds: f64,
+}
+
+/// What an agent does with measured times.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Learned {
+    /// Whether its next answers for the program follow from them.
+    pub learns: bool,
+    /// Reports on the program that it has learned from.
+    pub reports: u64,
+    /// The same for people, in one line.
+    pub message: String,
 }
 
 /// Why there is no answer.
@@ -153,6 +165,24 @@ impl Request {
     }
 }
 
+impl Measured {
+    /// The report that a frame's body says.
+    ///
+    /// # Errors
+    /// One line that says what is wrong with it.
+    pub fn from_json(body: &[u8]) -> Result<Self, MessageError> {
+        Ok(serde_json::from_slice(body)?)
+    }
+
+    /// A frame's body.
+    ///
+    /// # Errors
+    /// A path that is not UTF-8.
+    pub fn to_json(&self) -> Result<Vec<u8>, MessageError> {
+        Ok(serde_json::to_vec(self)?)
+    }
+}
+
 impl Refusal {
     pub(super) fn new(code: &str, reason: impl ToString) -> Self {
         Self { code: code.into(), message: reason.to_string().replace(['\n', '\r'], " ") }
@@ -168,6 +198,16 @@ impl From<FrameError> for Refusal {
             FrameError::Length { .. } => "length",
             FrameError::Cut => "cut",
             FrameError::Io(_) => "time",
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<ReportError> for Refusal {
+    fn from(error: ReportError) -> Self {
+        let code = match error {
+            ReportError::File(_) => "results",
+            _ => "report",
         };
         Self::new(code, error)
     }

@@ -40,7 +40,7 @@ mod message;
 mod server;
 
 pub use address::Address;
-pub use client::{Answer, Client};
+pub use client::{Answer, Client, plan_of};
 pub use error::ServeError;
-pub use message::{MAX_SECONDS, MessageError, Options, Placed, Refusal, Request};
+pub use message::{Learned, MAX_SECONDS, MessageError, Options, Placed, Refusal, Request};
 pub use server::{Server, ServerConfig, Serving};

@@ -17,7 +17,8 @@ use tenure_plan::{Mapping, Planner, simulate};
 use super::connection::{Connection, TICK};
 use super::frame::{Frame, Kind};
 use super::listener::Listener;
-use super::{Address, Placed, Refusal, Request, ServeError};
+use super::{Address, Learned, Placed, Refusal, Request, ServeError};
+use crate::{Learner, Measured, ReportError};
 
 /// How often it is looked whether a client is still there, while its request is planned.
 const LOOK: Duration = Duration::from_millis(10);
@@ -60,6 +61,7 @@ pub struct Server {
     listener: Listener,
     config: ServerConfig,
     planners: Vec<Box<dyn Planner + Send + Sync>>,
+    learner: Option<Learner>,
     connections: AtomicUsize,
     answered: AtomicU64,
     /// Makes the names of its files others than another server's.
@@ -89,11 +91,19 @@ impl Server {
             listener: Listener::bind(address)?,
             config,
             planners,
+            learner: None,
             connections: AtomicUsize::new(0),
             answered: AtomicU64::new(0),
             run: RandomState::new().hash_one(()),
             files: AtomicU64::new(0),
         })
+    }
+
+    /// Has `learner` plan for requests that name no planner, or its name, and learn from what clients report.
+    #[must_use]
+    pub fn with_learner(mut self, learner: Learner) -> Self {
+        self.learner = Some(learner);
+        self
     }
 
     /// Where it listens: with the port that was found, if port 0 was asked for.
@@ -163,6 +173,18 @@ impl Server {
                         }
                     },
                 },
+                Ok(Some(Frame { kind: Kind::Report, body })) => match Measured::from_json(&body) {
+                    Err(error) => (Refusal::new("body", error), false),
+                    Ok(measured) => match self.learn(&measured) {
+                        Err(error) => (error.into(), true),
+                        Ok(learned) => {
+                            if connection.send(Kind::Learned, &learned).is_err() {
+                                return;
+                            }
+                            continue;
+                        }
+                    },
+                },
                 Ok(Some(frame)) => {
                     (Refusal::new("kind", format!("an agent is not told of kind {}", frame.kind.number())), false)
                 }
@@ -193,6 +215,9 @@ impl Server {
         let name = format!("mapping-{:016x}-{}.json", self.run, self.files.fetch_add(1, Ordering::Relaxed));
         let path = self.config.results.join(name);
         mapping.write(&path).map_err(|error| Refusal::new("results", error))?;
+        if let Some(learner) = &self.learner {
+            learner.remember(request.problem(), &path, &planned.plan);
+        }
         Ok(Some(Placed {
             mapping: path,
             planner: planner.name().to_owned(),
@@ -203,8 +228,19 @@ impl Server {
         }))
     }
 
+    fn learn(&self, measured: &Measured) -> Result<Learned, ReportError> {
+        let Some(learner) = &self.learner else {
+            let message = "this agent does not learn: start it with `tenure agent serve --learn`".into();
+            return Ok(Learned { learns: false, reports: 0, message });
+        };
+        let reports = learner.report(measured)?;
+        let message = format!("learned from {reports} reports on the program: ask again for a mapping");
+        Ok(Learned { learns: true, reports, message })
+    }
+
     fn planner(&self, name: Option<&str>) -> Result<&(dyn Planner + Send + Sync), Refusal> {
-        let mut planners = self.planners.iter().map(|planner| &**planner);
+        let learner = self.learner.iter().map(|learner| learner as &(dyn Planner + Send + Sync));
+        let mut planners = learner.chain(self.planners.iter().map(|planner| &**planner));
         planners.find(|planner| name.is_none_or(|name| name == planner.name())).ok_or_else(|| {
             let names: Vec<&str> = self.planners.iter().map(|planner| planner.name()).collect();
             let name = name.unwrap_or_default();

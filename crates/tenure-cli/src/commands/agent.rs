@@ -12,6 +12,7 @@ use tenure::plan::planner::Scheduled;
 use tenure::plan::{Planner, Problem};
 use tenure::units::{Amount, Count, Micros};
 use tenure_agent::serve::{Address, Answer, Client, Options, Request, ServeError, Server, ServerConfig};
+use tenure_agent::{Learner, Marl};
 
 use super::plan::PlannerName;
 use crate::{files, output, progress};
@@ -35,7 +36,8 @@ Clients ask over a socket, and are answered with a mapping, in a file that any n
 docs/agent-protocol.md says what is spoken, and what clients may use up: with --tcp, every user's may. Files \
 of earlier answers are left where they are.
 
-Planners are those of `tenure plan`, as for the score; scheduled, if none is named.
+Planners are those of `tenure plan`, as for the score; scheduled, if none is named. With --learn it is marl, \
+which learns from the times that clients report how long accesses really take.
 
 Examples:
   tenure agent serve --socket /run/user/1000/agent.sock \\
@@ -47,6 +49,9 @@ pub(crate) struct ServeArgs {
     /// The folder for mappings, which must be there; best in memory, as under /dev/shm
     #[arg(long, value_name = "DIR")]
     results: PathBuf,
+    /// Learn from measured times that clients report, and keep what was learned in this file
+    #[arg(long, value_name = "FILE")]
+    learn: Option<PathBuf>,
     /// The most connections at once
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     clients: u16,
@@ -133,9 +138,9 @@ fn serve(args: &ServeArgs) -> ExitCode {
     // The first plans if none is named.
     planners.sort_by_key(|planner| planner.name() != Scheduled.name());
     let config = ServerConfig { connections: args.clients.into(), ..ServerConfig::new(&args.results) };
-    let server = match Server::bind(&args.place.address(), config, planners) {
+    let server = match bind(args, config, planners) {
         Ok(server) => server,
-        Err(error) => return files::print(Err(error.into())),
+        Err(error) => return files::print(Err(error)),
     };
     let said =
         files::print(Ok(format!("serving at {}, results in {}\n", server.address(), server.results().display())));
@@ -150,6 +155,20 @@ fn serve(args: &ServeArgs) -> ExitCode {
     });
     line.finish_and_clear();
     ExitCode::SUCCESS
+}
+
+/// Begins to listen, with what was learned before if there is any.
+fn bind(
+    args: &ServeArgs,
+    config: ServerConfig,
+    planners: Vec<Box<dyn Planner + Send + Sync>>,
+) -> anyhow::Result<Server> {
+    let learner = args.learn.as_ref().map(|path| anyhow::Ok(Learner::open(Marl::trained()?, path)?)).transpose()?;
+    let server = Server::bind(&args.place.address(), config, planners)?;
+    Ok(match learner {
+        Some(learner) => server.with_learner(learner),
+        None => server,
+    })
 }
 
 /// What is printed for machines.

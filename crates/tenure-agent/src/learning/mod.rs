@@ -1,0 +1,231 @@
+//! Learning from the programs that are served: their measured times correct what their problems tell.
+
+mod costs;
+mod file;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tenure_plan::planner::{Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
+use tenure_plan::{Plan, Problem, simulate};
+
+use crate::marl::Marl;
+
+pub use file::LearnedError;
+
+/// Programs that are remembered: those that asked last.
+const PROGRAMS: usize = 16;
+/// Mappings of a program whose times may still be reported, and mappings whose times are remembered: the last ones.
+const GIVEN: usize = 64;
+const OBSERVATIONS: usize = 32;
+
+/// The planner [`Marl`], which also learns from measured times what the costs of each program really are.
+///
+/// Before the first report it plans as [`Marl`] does. Afterwards it places tensors so that the time is least that kernels
+/// lose by accesses to slower tiers, as it was measured. A program is known by what it computes with: its name, tensors,
+/// kernels, and the names of its tiers; not by times or bandwidths that were told.
+pub struct Learner {
+    marl: Marl,
+    programs: Mutex<VecDeque<Program>>,
+    path: Option<PathBuf>,
+}
+
+/// Times of one step of a program under a mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// The mapping's file, as the agent's answer named it.
+    pub mapping: PathBuf,
+    /// Nanoseconds of one step, at least 1.
+    pub step_ns: u64,
+    /// Nanoseconds of each of the problem's kernels, in their order.
+    pub kernels_ns: Vec<u64>,
+}
+
+/// Why measured times are not learned from. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// No mapping of this agent, or too old a one.
+    #[error("{:?} is no mapping that this agent remembers: ask it again, and report times of the new one", .0.display().to_string())]
+    Mapping(PathBuf),
+    /// Times of another problem.
+    #[error("times of {found} kernels: the mapping's problem has {kernels}: report a time for each")]
+    Kernels {
+        /// Times that were reported.
+        found: usize,
+        /// Kernels of the problem.
+        kernels: usize,
+    },
+    /// A step takes time.
+    #[error("a step of 0 ns cannot be: report its time in nanoseconds")]
+    Step,
+    /// What was learned cannot be kept.
+    #[error(transparent)]
+    File(#[from] LearnedError),
+}
+
+/// What is known of a program.
+#[derive(Debug, PartialEq)]
+struct Program {
+    problem: Problem,
+    given: VecDeque<Given>,
+    observations: Vec<Observation>,
+    reports: u64,
+}
+
+/// A mapping that was given: its file, and each tensor's tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Given {
+    mapping: PathBuf,
+    places: Vec<usize>,
+}
+
+/// Mean times of the reports on one placement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Observation {
+    places: Vec<usize>,
+    step_ns: f64,
+    kernels_ns: Vec<f64>,
+    reports: u64,
+}
+
+impl Learner {
+    /// Learns as long as it lives.
+    pub fn new(marl: Marl) -> Self {
+        Self { marl, programs: Mutex::default(), path: None }
+    }
+
+    /// Goes on with what was learned before, in a file that is written after each report; begins anew if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is none of this version.
+    pub fn open(marl: Marl, path: impl Into<PathBuf>) -> Result<Self, LearnedError> {
+        let path = path.into();
+        let programs = Mutex::new(file::read(&path)?);
+        Ok(Self { marl, programs, path: Some(path) })
+    }
+
+    /// Remembers a mapping that was given for `problem`, so that its times can be reported.
+    pub fn remember(&self, problem: &Problem, mapping: &Path, plan: &Plan) {
+        let mut programs = self.programs();
+        let known = programs.iter().position(|program| is_same(&program.problem, problem));
+        let mut program = known.and_then(|number| programs.remove(number)).unwrap_or_else(|| Program {
+            problem: problem.clone(),
+            given: VecDeque::new(),
+            observations: Vec::new(),
+            reports: 0,
+        });
+        program.given.push_front(Given { mapping: mapping.to_owned(), places: plan.places.clone() });
+        program.given.truncate(GIVEN);
+        programs.push_front(program);
+        programs.truncate(PROGRAMS);
+    }
+
+    /// Learns from measured times. Returns how many reports on the program there were.
+    ///
+    /// # Errors
+    /// [`ReportError`]; if it is [`ReportError::File`], the times are learned from until the agent ends.
+    pub fn report(&self, measured: &Measured) -> Result<u64, ReportError> {
+        let mut programs = self.programs();
+        let found = programs.iter_mut().find_map(|program| {
+            let given = program.given.iter().find(|given| given.mapping == measured.mapping)?;
+            let places = given.places.clone();
+            Some((program, places))
+        });
+        let (program, places) = found.ok_or_else(|| ReportError::Mapping(measured.mapping.clone()))?;
+        let (found, kernels) = (measured.kernels_ns.len(), program.problem.kernels().len());
+        if found != kernels {
+            return Err(ReportError::Kernels { found, kernels });
+        }
+        if measured.step_ns == 0 {
+            return Err(ReportError::Step);
+        }
+        program.learn(places, measured);
+        let reports = program.reports;
+        self.path.as_ref().map_or(Ok(()), |path| file::write(path, &programs))?;
+        Ok(reports)
+    }
+
+    fn programs(&self) -> MutexGuard<'_, VecDeque<Program>> {
+        // Nothing is left half done by a panic: programs are changed by single assignments.
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was measured of a program.
+    fn observations(&self, problem: &Problem) -> Vec<Observation> {
+        let programs = self.programs();
+        let program = programs.iter().find(|program| is_same(&program.problem, problem));
+        program.map_or_else(Vec::new, |program| program.observations.clone())
+    }
+}
+
+impl Planner for Learner {
+    fn name(&self) -> &str {
+        self.marl.name()
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        let observations = self.observations(problem);
+        // A plan in which tensors move is not what was measured.
+        if observations.is_empty() || options.objective == Objective::Makespan {
+            return self.marl.plan(problem, options, watch);
+        }
+        let failed =
+            |error: tenure_plan::ProblemError| PlannerError::Failed { planner: "marl", reason: error.to_string() };
+        let corrected = costs::corrected(problem, &observations).map_err(failed)?;
+        let planned = self.marl.plan(&corrected, options, watch)?;
+        // A placement that was measured teaches nothing new: then the fastest one is as good as any can be told to be.
+        let is_measured = observations.iter().any(|known| known.places == planned.plan.places);
+        let fastest = observations.iter().min_by(|left, right| left.step_ns.total_cmp(&right.step_ns));
+        let fastest = fastest.map(|known| Plan { places: known.places.clone(), steps: Vec::new() });
+        let plan = fastest.filter(|plan| is_measured && simulate(problem, plan).is_ok()).unwrap_or(planned.plan);
+        // The bound is of time, not of the score.
+        Ok(Planned { plan, bound: None, ..planned })
+    }
+}
+
+impl Program {
+    /// Adds times to those of the same placement.
+    fn learn(&mut self, places: Vec<usize>, measured: &Measured) {
+        let step_ns = measured.step_ns as f64;
+        let kernels_ns: Vec<f64> = measured.kernels_ns.iter().map(|ns| *ns as f64).collect();
+        self.reports += 1;
+        if let Some(known) = self.observations.iter_mut().find(|known| known.places == places) {
+            known.reports += 1;
+            let share = 1.0 / known.reports as f64;
+            known.step_ns += share * (step_ns - known.step_ns);
+            let kernels = known.kernels_ns.iter_mut().zip(kernels_ns);
+            kernels.for_each(|(mean, ns)| *mean += share * (ns - *mean));
+            return;
+        }
+        if self.observations.len() == OBSERVATIONS {
+            self.observations.remove(0);
+        }
+        self.observations.push(Observation { places, step_ns, kernels_ns, reports: 1 });
+    }
+}
+
+/// Whether two problems are of one program.
+fn is_same(left: &Problem, right: &Problem) -> bool {
+    let tiers = |problem: &Problem| problem.tiers().iter().map(|tier| tier.name.clone()).collect::<Vec<_>>();
+    let is_same_program = left.name() == right.name() && tiers(left) == tiers(right);
+    let (tensors, kernels) = (left.tensors().iter().zip(right.tensors()), left.kernels().iter().zip(right.kernels()));
+    is_same_program
+        && (left.tensors().len(), left.kernels().len()) == (right.tensors().len(), right.kernels().len())
+        && tensors
+            .into_iter()
+            .all(|(left, right)| (&left.key, left.bytes, left.tag) == (&right.key, right.bytes, right.tag))
+        && kernels
+            .into_iter()
+            .all(|(left, right)| (&left.name, &left.reads, &left.writes) == (&right.name, &right.reads, &right.writes))
+}

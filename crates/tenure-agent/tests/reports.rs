@@ -1,0 +1,99 @@
+//! What clients report to an agent, and what it says to that.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use tenure_agent::serve::{Address, Client, Learned, Request, ServeError, Server, ServerConfig};
+use tenure_agent::{Learner, Marl, Measured};
+use tenure_plan::Rule;
+
+/// An example of the documentation, by its number.
+fn example(number: usize) -> &'static str {
+    let document = include_str!("../../../docs/agent-protocol.md");
+    document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap()
+}
+
+fn request() -> Request {
+    Request::from_json(example(0).as_bytes()).unwrap()
+}
+
+/// Calls `client` with an agent that serves meanwhile.
+fn serve(learner: Option<Learner>, client: impl FnOnce(Client)) {
+    let results = tempfile::tempdir().unwrap();
+    let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
+    let server = Server::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
+    let server = match learner {
+        Some(learner) => server.with_learner(learner),
+        None => server,
+    };
+    let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            server.run(
+                |_| if is_done.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) },
+            )
+        });
+        let _ends = Ends(&is_done);
+        client(Client::connect(&address).unwrap());
+    });
+}
+
+/// Ends the agent, also if its client panics.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn learner(path: &Path) -> Learner {
+    Learner::open(Marl::trained().unwrap(), path).unwrap()
+}
+
+#[test]
+fn a_report_is_answered_as_the_documentation_says() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(Some(learner(&folder.path().join("learned.json"))), |mut client| {
+        let mapping = client.ask(&request()).unwrap().placed.mapping;
+        let measured = Measured { mapping, ..Measured::from_json(example(2).as_bytes()).unwrap() };
+        assert_eq!(client.report(&measured).unwrap(), serde_json::from_str::<Learned>(example(3)).unwrap());
+    });
+}
+
+#[test]
+fn times_of_no_mapping_or_of_other_kernels_are_refused_and_the_connection_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(Some(learner(&folder.path().join("learned.json"))), |mut client| {
+        let mapping = client.ask(&request()).unwrap().placed.mapping;
+        let measured = |mapping: &Path, step_ns, kernels_ns| Measured { mapping: mapping.into(), step_ns, kernels_ns };
+        let missing = measured(Path::new("/missing"), 1, vec![1]);
+        for wrong in [missing, measured(&mapping, 1, vec![]), measured(&mapping, 0, vec![1])] {
+            let error = client.report(&wrong).unwrap_err();
+            assert!(matches!(&error, ServeError::Refused { refusal, .. } if refusal.code == "report"), "{error}");
+        }
+        assert_eq!(client.report(&measured(&mapping, 1, vec![1])).unwrap().reports, 1);
+    });
+}
+
+#[test]
+fn what_was_learned_cannot_be_kept_where_no_folder_is() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(Some(learner(&folder.path().join("missing/learned.json"))), |mut client| {
+        let mapping = client.ask(&request()).unwrap().placed.mapping;
+        let error = client.report(&Measured { mapping, step_ns: 1, kernels_ns: vec![1] }).unwrap_err();
+        assert!(matches!(&error, ServeError::Refused { refusal, .. } if refusal.code == "results"), "{error}");
+    });
+}
+
+#[test]
+fn an_agent_that_does_not_learn_says_so() {
+    serve(None, |mut client| {
+        let mapping = client.ask(&request()).unwrap().placed.mapping;
+        let learned = client.report(&Measured { mapping, step_ns: 1, kernels_ns: vec![1] }).unwrap();
+        assert!(!learned.learns && learned.message.contains("--learn"), "{learned:?}");
+    });
+}
