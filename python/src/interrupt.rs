@@ -30,7 +30,7 @@ impl Interrupt {
     }
 
     /// Asks Python, if it is time to.
-    fn ask(&mut self) -> ControlFlow<()> {
+    pub(crate) fn ask(&mut self) -> ControlFlow<()> {
         if self.asked.elapsed() < PERIOD {
             return ControlFlow::Continue(());
         }

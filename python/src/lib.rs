@@ -12,6 +12,7 @@ mod interrupt;
 mod memory;
 mod operations;
 mod placement;
+mod plan;
 mod purpose;
 mod recipe;
 mod sharing;
@@ -43,6 +44,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::placement::{Placement, Recorder, cpu_api, leave_placement, placed_in};
+    #[pymodule_export]
+    use crate::plan::{AgentClient, Mapping, Problem, plan, planners, simulate_mapping};
     #[pymodule_export]
     use crate::purpose::{
         begin_span, current_purpose, end_span, enter_purpose, intern_key, leave_purpose, module_of_key, retag,

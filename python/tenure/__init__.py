@@ -7,12 +7,13 @@
 `tenure.memory`           what this process holds on its devices
 `tenure.trace`            what a program did with its memory, and what another allocator would have
                           made of it
+`tenure.plan`             in which tier of memory each tensor of a program lives
 ========================  ============================================================================
 
 `tenure.torch` and `tenure.ray` are imported by their names, since they import PyTorch and Ray.
 """
 
-from tenure import memory, trace
+from tenure import memory, plan, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
 from tenure._native import VERSION as __version__
@@ -30,5 +31,6 @@ __all__ = [
     "__version__",
     "devices",
     "memory",
+    "plan",
     "trace",
 ]

@@ -1,12 +1,16 @@
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, final
 from weakref import ReferenceType
 
 __all__ = [
+    "AgentClient",
     "Budget",
+    "Mapping",
     "Packed",
     "Placement",
+    "Problem",
     "Recorder",
     "SwitchedWeights",
     "Switcher",
@@ -45,6 +49,8 @@ __all__ = [
     "owns_shared_cache",
     "parse_amount",
     "placed_in",
+    "plan",
+    "planners",
     "publish_shared_parameters",
     "recv_shared_cache",
     "reset_peak_stats",
@@ -54,6 +60,7 @@ __all__ = [
     "set_purpose",
     "shared_cache_socket",
     "shared_parameter_range",
+    "simulate_mapping",
     "tags",
     "torch_api",
     "torch_background",
@@ -100,6 +107,41 @@ class Recorder:
     def enter(self) -> int: ...
     def begin_iteration(self) -> None: ...
     def write(self, path: str | PathLike[str], name: str) -> None: ...
+
+@final
+class Problem:
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Problem: ...
+    @staticmethod
+    def from_json(text: str) -> Problem: ...
+    def to_json(self) -> str: ...
+    def save(self, path: str | PathLike[str]) -> None: ...
+    @property
+    def peak_bytes(self) -> int: ...
+
+@final
+class Mapping:
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Mapping: ...
+    def save(self, path: str | PathLike[str]) -> None: ...
+    @property
+    def program(self) -> str: ...
+    @property
+    def tiers(self) -> list[str]: ...
+    @property
+    def places(self) -> list[tuple[str, int]]: ...
+
+@final
+class AgentClient:
+    def __new__(cls, address: str) -> AgentClient: ...
+    def plan(self, problem: Problem, options: str) -> tuple[Mapping, Path, str]: ...
+    def report(self, mapping: str | PathLike[str], step_ns: int, kernels_ns: list[int]) -> str: ...
+
+def planners() -> list[tuple[str, str]]: ...
+def plan(
+    problem: Problem, options: str, progress: Callable[[int, float | None], object] | None
+) -> tuple[Mapping, str]: ...
+def simulate_mapping(problem: Problem, mapping: Mapping) -> str: ...
 
 @final
 class Packed: ...
