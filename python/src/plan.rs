@@ -9,9 +9,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::json;
 use tenure::agent::serve::{Address, Client, Options, Request, plan_of};
-use tenure::agent::{Marl, Measured};
-use tenure::plan::planner::{Evolutionary, FlashNeuron, Planner, Scheduled, milp};
-use tenure::plan::{Rule, bound, simulate};
+use tenure::agent::{Measured, Policy};
+use tenure::plan::planner::{Planner, Scheduled};
+use tenure::plan::{bound, simulate};
 
 use crate::errors::complaint;
 use crate::interrupt::Interrupt;
@@ -20,7 +20,7 @@ type AnyPlanner = Box<dyn Planner + Send + Sync>;
 
 /// A validated problem.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Problem(tenure::plan::Problem);
+pub(crate) struct Problem(pub(crate) tenure::plan::Problem);
 
 #[pymethods]
 impl Problem {
@@ -86,21 +86,7 @@ pub(crate) fn planners() -> PyResult<Vec<(String, &'static str)>> {
 }
 
 fn all() -> PyResult<Vec<(AnyPlanner, &'static str)>> {
-    let mut all: Vec<(AnyPlanner, &str)> = vec![
-        (Box::new(Scheduled), "prices of room, then evolution; the default"),
-        (Box::new(Marl::trained().map_err(said)?), "networks that have learned placement on other programs"),
-        (Box::new(Evolutionary::default()), "evolutionary search"),
-        (Box::new(FlashNeuron), "FlashNeuron's two phases"),
-        (Box::new(Rule::FirstTouch), "tensors in the order in which they come to be"),
-        (Box::new(Rule::WeightsFirst), "weights, then what comes first"),
-        (Box::new(Rule::ActivationsFirst), "all that is no weight, then weights"),
-        (Box::new(Rule::Hotness), "the most accessed for each byte first"),
-        (Box::new(Rule::Density), "the most accessed for each byte and kernel of their life first"),
-    ];
-    if let Ok(milp) = milp() {
-        all.push((milp, "a mixed-integer program, solved by HiGHS"));
-    }
-    Ok(all)
+    Policy::trained().map(tenure::agent::planners).map_err(said)
 }
 
 /// Plans. Returns the mapping, and as JSON what is known of it.
@@ -112,12 +98,11 @@ pub(crate) fn plan(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(Mapping, String)> {
     let request = request(problem, options)?;
-    let name = request.options().planner.clone();
+    let name = request.options().planner.as_deref().unwrap_or(Scheduled.name());
     let mut planners = all()?;
     let names: Vec<String> = planners.iter().map(|(planner, _)| format!("{:?}", planner.name())).collect();
-    let found = planners.iter().position(|(planner, _)| name.as_deref().is_none_or(|name| name == planner.name()));
+    let found = planners.iter().position(|(planner, _)| name == planner.name());
     let found = found.ok_or_else(|| {
-        let name = name.unwrap_or_default();
         PyValueError::new_err(format!("planner={name:?}: there is none; expected one of {}", names.join(", ")))
     })?;
     let (planner, _) = planners.swap_remove(found);

@@ -13,6 +13,7 @@ mod features;
 mod learning;
 mod market;
 mod marl;
+mod planners;
 mod play;
 mod policy;
 mod random;
@@ -21,4 +22,5 @@ pub mod train;
 
 pub use learning::{LearnedError, Learner, Measured, ReportError};
 pub use marl::Marl;
+pub use planners::planners;
 pub use policy::{Policy, PolicyError};

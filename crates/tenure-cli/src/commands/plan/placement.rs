@@ -5,13 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use tenure::agent::{Marl, Policy};
+use tenure::agent::Policy;
 use tenure::plan::bound;
-use tenure::plan::planner::{
-    self, Evolutionary, FlashNeuron, Objective, Planned, PlannerError, PlannerOptions, Scheduled,
-};
+use tenure::plan::planner::{self, Objective, Planned, PlannerError, PlannerOptions};
 use tenure::plan::simulator::Outcome;
-use tenure::plan::{Mapping, Planner, Problem, Rule, simulate};
+use tenure::plan::{Mapping, Planner, Problem, simulate};
 use tenure::units::{Bytes, Count, Micros, Percent};
 
 use super::{PlanArgs, going_on};
@@ -60,31 +58,19 @@ type AnyPlanner = Box<dyn Planner + Send + Sync>;
 impl PlannerName {
     /// In the order of reports.
     pub(crate) fn planners(self, policy: Option<&Path>) -> anyhow::Result<Vec<AnyPlanner>> {
-        if self != Self::All {
-            return Ok(vec![self.planner(policy)?]);
+        if self == Self::Milp {
+            return Ok(vec![milp()?]);
         }
-        let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
-        let built = all.filter(|name| **name != Self::Milp || planner::milp().is_ok());
-        built.map(|name| name.planner(policy)).collect()
-    }
-
-    fn planner(self, policy: Option<&Path>) -> anyhow::Result<AnyPlanner> {
-        Ok(match self {
-            Self::FirstTouch => Box::new(Rule::FirstTouch),
-            Self::WeightsFirst => Box::new(Rule::WeightsFirst),
-            Self::ActivationsFirst => Box::new(Rule::ActivationsFirst),
-            Self::Hotness => Box::new(Rule::Hotness),
-            Self::Density => Box::new(Rule::Density),
-            Self::Flashneuron => Box::new(FlashNeuron),
-            Self::Milp => milp()?,
-            Self::Evolutionary => Box::new(Evolutionary::default()),
-            Self::Marl => Box::new(Marl::new(match policy {
-                Some(path) => Policy::read(path).map_err(|error| files::about(path, error))?,
-                None => Policy::trained()?,
-            })),
-            // Nobody in particular: ours.
-            Self::Scheduled | Self::All => Box::new(Scheduled),
-        })
+        let policy = match policy {
+            Some(path) => Policy::read(path).map_err(|error| files::about(path, error))?,
+            None => Policy::trained()?,
+        };
+        let name = clap::ValueEnum::to_possible_value(&self);
+        let is_wanted = |planner: &AnyPlanner| {
+            self == Self::All || name.as_ref().is_some_and(|name| name.get_name() == planner.name())
+        };
+        let all = tenure::agent::planners(policy).into_iter().map(|(planner, _)| planner);
+        Ok(all.filter(is_wanted).collect())
     }
 }
 

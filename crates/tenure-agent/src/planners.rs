@@ -1,0 +1,24 @@
+//! The planners that there are.
+
+use tenure_plan::Rule;
+use tenure_plan::planner::{Evolutionary, FlashNeuron, Planner, Scheduled, milp};
+
+use crate::{Marl, Policy};
+
+/// All planners of this build, in the order of reports, each with a line about it: `milp` only with that feature. `policy` is
+/// that of [`Marl`].
+pub fn planners(policy: Policy) -> Vec<(Box<dyn Planner + Send + Sync>, &'static str)> {
+    let mut planners: Vec<(Box<dyn Planner + Send + Sync>, &str)> = vec![
+        (Box::new(Rule::FirstTouch), "tensors in the order in which they come to be"),
+        (Box::new(Rule::WeightsFirst), "weights, then what comes first"),
+        (Box::new(Rule::ActivationsFirst), "all that is no weight, then weights"),
+        (Box::new(Rule::Hotness), "the most accessed for each byte first"),
+        (Box::new(Rule::Density), "the most accessed for each byte and kernel of their life first"),
+        (Box::new(FlashNeuron), "FlashNeuron's two phases"),
+        (Box::new(Scheduled), "prices of room, then evolution; the default"),
+    ];
+    planners.extend(milp().map(|milp| (milp, "a mixed-integer program, solved by HiGHS")));
+    planners.push((Box::new(Evolutionary::default()), "evolutionary search"));
+    planners.push((Box::new(Marl::new(policy)), "networks that have learned placement on other programs"));
+    planners
+}
