@@ -123,6 +123,21 @@ impl Placement {
         py.detach(|| self.placement.release_cached()).map_err(|error| complaint(error.to_string()))
     }
 
+    /// `tenure_tier::Placement::measure`.
+    fn measure(&self, problem: &crate::plan::Problem) {
+        self.placement.measure(&problem.0, tenure_device::Clock::default());
+    }
+
+    /// `tenure_tier::Placement::begin_iteration`.
+    fn begin_iteration(&self) {
+        self.placement.begin_iteration();
+    }
+
+    /// `tenure_tier::Placement::kernel_times_ns`.
+    fn kernel_times_ns(&self) -> PyResult<Vec<u64>> {
+        self.placement.kernel_times_ns().map_err(|error| complaint(error.to_string()))
+    }
+
     /// Raises if a key of the mapping never came.
     fn check_all_came(&self) -> PyResult<()> {
         self.placement.check_all_came().map_err(|error| complaint(error.to_string()))

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tenure  # noqa: E402
+import tenure.plan  # noqa: E402
 import tenure.torch  # noqa: E402
 
 STEPS = 4
@@ -102,6 +103,40 @@ def test_a_training_run_follows_its_mapping_and_learns_the_same(tmp_path: Path) 
         assert report["keys"]["unmapped"] == [] and report["keys"]["missed"] == []
         assert report["is_emulated"] == ("EMULATED" in report["tiers"][1]["nature"])
     assert ("EMULATED" in str(placement)) == reports[0]["is_emulated"]
+
+
+def test_each_kernel_of_the_recorded_problem_is_measured(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(rows: int = 16) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(rows, 64)).sum().backward()
+        optimizer.step()
+
+    with tenure.torch.record() as recording, tenure.torch.tag(model, optimizer):
+        for _ in range(2):
+            recording.begin_iteration()
+            step()
+    recording.write(tmp_path / "problem.json", name="small")
+    problem = tenure.plan.Problem.load(tmp_path / "problem.json")
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    placement = tenure.torch.install(device="cpu", mapping=mapping, tiers=tiers(tmp_path))
+    with placement, tenure.torch.tag(model, optimizer):
+        step()
+        with pytest.raises(tenure.Error, match="nothing is measured"):
+            placement.kernel_times()
+        placement.measure(problem)
+        placement.begin_iteration()
+        model(torch.ones(16, 64))
+        with pytest.raises(tenure.Error, match="fewer allocations"):
+            placement.kernel_times()
+        for _ in range(3):
+            placement.begin_iteration()
+            step()
+        kernels_ns = placement.kernel_times()
+    assert len(kernels_ns) == len(problem.kernels)
+    assert sum(kernels_ns) > 0
 
 
 def test_a_thread_that_did_not_enter_is_not_placed(tmp_path: Path) -> None:

@@ -110,4 +110,12 @@ pub enum TierError {
         /// One of them.
         first: String,
     },
+    /// No times of kernels.
+    #[error(
+        "kernels were not measured: {reason}: measure a problem that was recorded of this program, and begin each iteration"
+    )]
+    NotMeasured {
+        /// Why.
+        reason: String,
+    },
 }

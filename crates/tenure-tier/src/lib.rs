@@ -14,6 +14,7 @@ mod dax;
 mod disk;
 mod error;
 mod forks;
+mod kernel_times;
 mod medium;
 mod mover;
 mod placement;

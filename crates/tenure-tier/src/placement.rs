@@ -2,12 +2,14 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use tenure_alloc::Address;
-use tenure_core::{Allocator, AllocatorError, AllocatorScope, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
-use tenure_plan::Mapping;
+use tenure_core::{Allocator, AllocatorError, AllocatorScope, Clock, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
+use tenure_plan::{Mapping, Problem};
 
+use crate::kernel_times::KernelTimes;
 use crate::tier::Live;
 use crate::{Report, Tier, TierError};
 
@@ -72,6 +74,9 @@ struct Shared {
     places: Unforked<FxHashMap<KeyId, Option<usize>>>,
     /// Keys that live elsewhere since their tier was full, and bytes of all of their allocations.
     missed: Unforked<(FxHashSet<KeyId>, u64)>,
+    /// Times of kernels, once they are asked for.
+    is_measured: AtomicBool,
+    times: Unforked<Option<KernelTimes>>,
 }
 
 /// Keeps a thread's allocations placed while it lives.
@@ -102,8 +107,16 @@ impl Placement {
         let ordered: Option<Vec<Tier>> = mapping.tiers().iter().map(find).collect();
         match ordered {
             Some(ordered) if ordered.len() == tiers.len() => {
-                let (places, missed) = (Unforked::default(), Unforked::default());
-                Ok(Self { shared: Arc::new(Shared { mapping, tiers: ordered, options, places, missed }) })
+                let shared = Shared {
+                    mapping,
+                    tiers: ordered,
+                    options,
+                    places: Unforked::default(),
+                    missed: Unforked::default(),
+                    is_measured: AtomicBool::new(false),
+                    times: Unforked::default(),
+                };
+                Ok(Self { shared: Arc::new(shared) })
             }
             _ => Err(TierError::Tiers { mapped: mapping.tiers().to_vec(), opened: opened() }),
         }
@@ -112,6 +125,38 @@ impl Placement {
     /// Places what the calling thread allocates on the CPU, and what threads do that work for it.
     pub fn enter(&self) -> PlacementGuard {
         PlacementGuard { _scope: AllocatorScope::enter(Arc::new(self.clone())) }
+    }
+
+    /// Measures the kernels of `problem` from the next [`begin_iteration`](Self::begin_iteration) on, in place of what was
+    /// measured before. A [`Recorder`](crate::Recorder) made the problem of the same program: its kernels begin with
+    /// allocations. Each allocation with a key reads the clock once.
+    pub fn measure(&self, problem: &Problem, clock: Clock) {
+        *self.shared.times.lock() = Some(KernelTimes::new(problem, clock));
+        self.shared.is_measured.store(true, Relaxed);
+    }
+
+    /// From here on it is another step of the program, if kernels are measured. Steps that allocate something else than the
+    /// problem says do not count.
+    pub fn begin_iteration(&self) {
+        self.with_times(KernelTimes::begin_step);
+    }
+
+    /// Ends the step. Returns nanoseconds of each of the problem's kernels, the mean over steps. Between the last allocation and
+    /// the end of a step with an optimizer, two kernels share the time by the bytes that they access.
+    ///
+    /// # Errors
+    /// [`TierError::NotMeasured`] if nothing is measured, or no step allocated what the problem says.
+    pub fn kernel_times_ns(&self) -> Result<Vec<u64>, TierError> {
+        self.with_times(KernelTimes::mean_ns)
+            .unwrap_or_else(|| Err(TierError::NotMeasured { reason: "nothing is measured".into() }))
+    }
+
+    /// Outside of the lock, since names of keys have a lock of their own.
+    fn with_times<T>(&self, call: impl FnOnce(&mut KernelTimes) -> T) -> Option<T> {
+        let mut times = self.shared.times.lock().take()?;
+        let result = call(&mut times);
+        *self.shared.times.lock() = Some(times);
+        Some(result)
     }
 
     /// What is followed.
@@ -247,7 +292,11 @@ unsafe impl Allocator for Placement {
 
     fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
         let (tag, key) = Purpose::identify();
-        self.shared.allocate(bytes, tag, key)
+        let data = self.shared.allocate(bytes, tag, key)?;
+        if self.shared.is_measured.load(Relaxed) && !data.is_null() && key.key().is_some() {
+            self.shared.times.lock().iter_mut().for_each(|times| times.note(key));
+        }
+        Ok(data)
     }
 
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {

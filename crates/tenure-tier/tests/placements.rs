@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::time::Duration;
 
-use tenure_core::{AllocatorError, AllocatorScope, Context, DataPtr, Device, KeyId, Name, Purpose, Site, Tag};
+use tenure_core::{AllocatorError, AllocatorScope, Clock, Context, DataPtr, Device, KeyId, Name, Purpose, Site, Tag};
 use tenure_plan::problem::Tier as PlannedTier;
 use tenure_plan::{Mapping, Rule};
 use tenure_tier::{Event, Medium, Options, Placement, Recorder, TagReport, Tier, TierError, WhenFull};
@@ -256,4 +257,62 @@ fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
     let mapping = Mapping::of_plan(&problem, &plan).unwrap();
     assert_eq!(mapping.place("a/parameter/weight#0"), Some(0));
     assert_eq!([mapping.place("a/linear/out#0"), mapping.place("a/relu/out#0")], [Some(1); 2]);
+}
+
+#[test]
+fn kernels_of_the_recorded_problem_are_measured_in_steps_that_allocate_the_same() {
+    let recorder = Recorder::new().unwrap();
+    let guard = recorder.enter();
+    recorder.begin_iteration();
+    let blocks = [result("a", "linear", 400).unwrap(), result("a", "relu", 300).unwrap()];
+    drop((blocks, guard));
+    let problem = recorder.problem("test", Vec::new(), Vec::new()).unwrap();
+
+    let placement = placement(&[("a/linear/out#0", 1)], Options::default());
+    let clock = Clock::manual();
+    let step = |begin_ns, kernels: &[(&'static str, u64)]| {
+        let _entered = placement.enter();
+        placement.begin_iteration();
+        clock.advance(Duration::from_nanos(begin_ns));
+        for (op, ns) in kernels {
+            let _block = result("a", op, 400).unwrap();
+            clock.advance(Duration::from_nanos(*ns));
+        }
+    };
+    step(1, &[("linear", 1), ("relu", 1)]);
+    assert!(placement.kernel_times_ns().unwrap_err().to_string().contains("nothing is measured"));
+    placement.measure(&problem, clock.clone());
+    assert!(placement.kernel_times_ns().unwrap_err().to_string().contains("no step has begun"));
+    step(5, &[("mean", 1), ("relu", 1)]);
+    let error = placement.kernel_times_ns().unwrap_err().to_string();
+    assert!(error.contains(r#""a/mean/out#0" where the problem has "a/linear/out#0""#), "{error}");
+    step(10, &[("linear", 200), ("relu", 3000)]);
+    step(5, &[("linear", 1), ("relu", 1), ("relu", 1)]);
+    step(5, &[("linear", 1)]);
+    step(30, &[("linear", 400), ("relu", 5000)]);
+    assert_eq!(placement.kernel_times_ns().unwrap(), [20, 300, 4000]);
+}
+
+#[test]
+fn the_optimizer_shares_the_end_of_a_step_with_the_last_allocation() {
+    let gradient = || {
+        let key = tenure_core::Key { module: "a".into(), op: "backward".into(), role: "weight".into(), occurrence: 0 };
+        let _purpose = Purpose::enter(Tag::Gradient, KeyId::intern(key));
+        allocate(400).unwrap()
+    };
+    let recorder = Recorder::new().unwrap();
+    let guard = recorder.enter();
+    let block = gradient();
+    drop(guard);
+    // The gradient is written, then read by the optimizer.
+    let problem = recorder.problem("test", Vec::new(), Vec::new()).unwrap();
+    drop(block);
+
+    let placement = placement(&[], Options::default());
+    let (clock, _entered) = (Clock::manual(), placement.enter());
+    placement.measure(&problem, clock.clone());
+    placement.begin_iteration();
+    let _block = gradient();
+    clock.advance(Duration::from_nanos(1000));
+    assert_eq!(placement.kernel_times_ns().unwrap(), [500, 500]);
 }

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from tenure import Error, _native
 from tenure.torch import build
 from tenure.torch.purpose import address_of, new_token
+
+if TYPE_CHECKING:
+    from tenure.plan import Problem
 
 __all__ = ["Placement", "Recording", "WhenFull", "install", "is_alone", "put_under", "record", "settle"]
 
@@ -81,6 +84,35 @@ class Placement(_Entered):
     def empty_cache(self) -> None:
         """Gives memory that no tensor uses back to the system: of DRAM, since files keep the room that they have."""
         self._native.release_cached()
+
+    def measure(self, problem: Problem) -> None:
+        """Measures how long the kernels of a problem take that was recorded of this program.
+
+        Call `begin_iteration` before each step from here on, and then `kernel_times`. Each allocation reads the clock
+        once.
+        """
+        self._native.measure(problem._native)
+
+    def begin_iteration(self) -> None:
+        """Has a step begin, whose kernels are measured if `measure` was called."""
+        self._native.begin_iteration()
+
+    def kernel_times(self) -> list[int]:
+        """Ends the step that is measured. Steps that allocate something else than the problem says do not count.
+
+        Returns
+        -------
+        list of int
+            Nanoseconds of each of the problem's kernels, the mean over steps, for `tenure.plan.Agent.report`. An
+            allocator cannot tell the optimizer's kernel from the one before it: they share their time by the bytes
+            that they access.
+
+        Raises
+        ------
+        tenure.Error
+            No step allocated what the problem says; the text names the first difference.
+        """
+        return self._native.kernel_times_ns()
 
     def check(self) -> None:
         """Raises `tenure.Error` if a key of the mapping never came: it is another program's then."""
