@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tenure_agent::serve::{Address, Client, Learned, Request, ServeError, Server, ServerConfig};
+use tenure_agent::serve::{Address, Client, Learned, Options, Request, ServeError, Server, ServerConfig};
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::Rule;
 
@@ -61,6 +61,24 @@ fn a_report_is_answered_as_the_documentation_says() {
         let mapping = client.ask(&request()).unwrap().placed.mapping;
         let measured = Measured { mapping, ..Measured::from_json(example(2).as_bytes()).unwrap() };
         assert_eq!(client.report(&measured).unwrap(), serde_json::from_str::<Learned>(example(3)).unwrap());
+    });
+}
+
+#[test]
+fn the_time_of_an_answer_follows_what_was_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    serve(Some(learner(&folder.path().join("learned.json"))), |mut client| {
+        let options = Options { planner: None, ..request().options().clone() };
+        let request = Request::new(request().problem().clone(), options).unwrap();
+        let first = client.ask(&request).unwrap().placed;
+        assert_eq!(first.makespan_us, 400.0, "as it was told");
+        client.report(&Measured { mapping: first.mapping, step_ns: 900_000, kernels_ns: vec![900_000] }).unwrap();
+        let second = client.ask(&request).unwrap();
+        assert_eq!(
+            (second.placed.makespan_us, second.makespan_us),
+            (900.0, 400.0),
+            "as measured, and as simulated here"
+        );
     });
 }
 

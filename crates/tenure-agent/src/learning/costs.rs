@@ -14,9 +14,13 @@ use super::Observation;
 
 /// How far measured times are off: standard deviation, as a share of the time.
 const NOISE: f64 = 0.03;
-/// How far told costs of a kind are off, and members of a kind from it: standard deviations of factors.
+/// And in any case, in ns: clocks and interrupts.
+const JITTER_NS: f64 = 100.0;
+/// How far told costs of a kind are off, and members of a kind from it: standard deviations of factors. Kernels of one name
+/// are much alike; accesses to one tensor may go to and fro, and take several times as long as those to another.
 const KIND_SPREAD: f64 = 1.0;
-const MEMBER_SPREAD: f64 = 0.3;
+const KERNEL_SPREAD: f64 = 0.3;
+const TENSOR_SPREAD: f64 = 1.0;
 /// Rounds in which each factor is fitted to what the others leave.
 const SWEEPS: usize = 60;
 /// An access costs no less than this share of what was told.
@@ -30,7 +34,7 @@ enum Factor<'a> {
     /// Kernels of one name, and one of them.
     Name(&'a str),
     Kernel(usize),
-    /// Accesses to a tier, in one direction, of one size, and all of one tensor.
+    /// Accesses to a tier, in one direction, of one size, and in one direction of one tensor.
     Accesses {
         tier: usize,
         is_write: bool,
@@ -38,6 +42,7 @@ enum Factor<'a> {
     },
     Tensor {
         tier: usize,
+        is_write: bool,
         tensor: usize,
     },
 }
@@ -48,8 +53,9 @@ impl Factor<'_> {
     }
 }
 
-/// The factors that were found.
-struct Fit<'a> {
+/// What a problem's kernels and accesses cost, as it was measured.
+pub(super) struct Costs<'a> {
+    problem: &'a Problem,
     numbers: HashMap<Factor<'a>, usize>,
     values: Vec<f64>,
 }
@@ -60,54 +66,66 @@ struct Row {
     measured_ns: f64,
 }
 
-/// `problem` with what each access costs more in the next tier than in the first, as it was met, in place of its bytes. So
-/// the best score is the least time.
-///
-/// # Errors
-/// None that is known of: [`ProblemError`] if that were no problem.
-pub(super) fn corrected(problem: &Problem, observations: &[Observation]) -> Result<Problem, ProblemError> {
-    let Some(tier) = (1..problem.tiers().len()).find(|tier| problem.tiers()[*tier].is_reachable) else {
-        return Ok(problem.clone());
-    };
-    let fit = fit(problem, observations);
-    let costs: Vec<Vec<f64>> = (problem.kernels().iter())
-        .map(|kernel| accesses(kernel).map(|access| fit.cost_ns(problem, tier, access)).collect())
-        .collect();
-    let all: f64 = costs.iter().flatten().sum();
-    let scale = ALL_COSTS / all.max(1.0);
-    let mut parts = problem.clone().into_parts();
-    for (kernel, costs) in parts.kernels.iter_mut().zip(costs) {
-        let accesses = kernel.reads.iter_mut().chain(&mut kernel.writes);
-        accesses.zip(costs).for_each(|(access, cost)| access.bytes = (cost * scale) as u64);
-    }
-    Problem::new(parts)
-}
-
-fn fit<'a>(problem: &'a Problem, observations: &[Observation]) -> Fit<'a> {
-    let mut fit = Fit { numbers: HashMap::new(), values: Vec::new() };
-    let rows: Vec<Row> = observations.iter().flat_map(|observation| fit.rows(problem, observation)).collect();
-    let mut uses = vec![Vec::new(); fit.values.len()];
-    for (number, row) in rows.iter().enumerate() {
-        row.parts.iter().for_each(|(factor, ns)| uses[*factor].push((number, *ns)));
-    }
-    let priors = fit.priors();
-    let mut left: Vec<f64> = rows.iter().map(|row| row.measured_ns - row.sum(&fit.values)).collect();
-    let weights: Vec<f64> = rows.iter().map(|row| (NOISE * row.measured_ns.max(1.0)).powi(-2)).collect();
-    for _ in 0..SWEEPS {
-        for (factor, uses) in uses.iter().enumerate() {
-            let (prior, spread) = priors[factor];
-            let trust = spread.powi(-2);
-            let pull: f64 = uses.iter().map(|(row, ns)| weights[*row] * ns * left[*row]).sum();
-            let weight: f64 = uses.iter().map(|(row, ns)| weights[*row] * ns * ns).sum();
-            let change = (pull + trust * (prior - fit.values[factor])) / (weight + trust);
-            fit.values[factor] += change;
-            uses.iter().for_each(|(row, ns)| left[*row] -= change * ns);
+impl<'a> Costs<'a> {
+    /// Fits factors as long as `may_go_on` says so: fewer rounds find less exact ones.
+    pub(super) fn fit(problem: &'a Problem, observations: &[Observation], may_go_on: &mut dyn FnMut() -> bool) -> Self {
+        let mut costs = Self { problem, numbers: HashMap::new(), values: Vec::new() };
+        let rows: Vec<Row> = observations.iter().flat_map(|observation| costs.rows(observation)).collect();
+        let mut uses = vec![Vec::new(); costs.values.len()];
+        for (number, row) in rows.iter().enumerate() {
+            row.parts.iter().for_each(|(factor, ns)| uses[*factor].push((number, *ns)));
         }
+        let priors = costs.priors();
+        let mut left: Vec<f64> = rows.iter().map(|row| row.measured_ns - row.sum(&costs.values)).collect();
+        let weights: Vec<f64> = rows.iter().map(|row| (NOISE * row.measured_ns + JITTER_NS).powi(-2)).collect();
+        for _ in 0..SWEEPS {
+            if !may_go_on() {
+                break;
+            }
+            for (factor, uses) in uses.iter().enumerate() {
+                let (prior, spread) = priors[factor];
+                let trust = spread.powi(-2);
+                let pull: f64 = uses.iter().map(|(row, ns)| weights[*row] * ns * left[*row]).sum();
+                let weight: f64 = uses.iter().map(|(row, ns)| weights[*row] * ns * ns).sum();
+                let change = (pull + trust * (prior - costs.values[factor])) / (weight + trust);
+                costs.values[factor] += change;
+                uses.iter().for_each(|(row, ns)| left[*row] -= change * ns);
+            }
+        }
+        costs
     }
-    fit
-}
 
-impl<'a> Fit<'a> {
+    /// The problem with what each access costs more in slower tiers than in the first in place of its bytes. So the best
+    /// score is the least time.
+    ///
+    /// # Errors
+    /// None that is known of: [`ProblemError`] if that were no problem.
+    pub(super) fn problem(&self) -> Result<Problem, ProblemError> {
+        let shares = slower_shares(self.problem);
+        let cost_ns = |access| shares.iter().map(|(tier, share)| share * self.cost_ns(*tier, access)).sum::<f64>();
+        let costs: Vec<Vec<f64>> =
+            self.problem.kernels().iter().map(|kernel| accesses(kernel).map(cost_ns).collect()).collect();
+        let all: f64 = costs.iter().flatten().sum();
+        let scale = ALL_COSTS / all.max(1.0);
+        let mut parts = self.problem.clone().into_parts();
+        for (kernel, costs) in parts.kernels.iter_mut().zip(costs) {
+            let accesses = kernel.reads.iter_mut().chain(&mut kernel.writes);
+            accesses.zip(costs).for_each(|(access, cost)| access.bytes = (cost * scale) as u64);
+        }
+        Problem::new(parts)
+    }
+
+    /// Nanoseconds of a step whose tensors live in these tiers.
+    pub(super) fn step_ns(&self, places: &[usize]) -> f64 {
+        let kernel_ns = |(number, kernel): (usize, &'a Kernel)| {
+            let own = self.value(Factor::Name(&kernel.name), 1.0) + self.value(Factor::Kernel(number), 0.0);
+            let slower = accesses(kernel).map(|access| (places[access.access.tensor], access));
+            let lost: f64 = slower.filter(|(tier, _)| *tier > 0).map(|(tier, access)| self.cost_ns(tier, access)).sum();
+            own.max(0.0) * own_ns(self.problem, kernel) + lost
+        };
+        self.problem.kernels().iter().enumerate().map(kernel_ns).sum()
+    }
+
     /// The factor's number. Told costs are taken for true at first.
     fn number(&mut self, factor: Factor<'a>) -> usize {
         let next = self.values.len();
@@ -120,38 +138,36 @@ impl<'a> Fit<'a> {
 
     /// Of each factor what it is if nothing was measured, and how far it may be from that.
     fn priors(&self) -> Vec<(f64, f64)> {
-        let mut priors = vec![(0.0, MEMBER_SPREAD); self.values.len()];
-        for (_, number) in self.numbers.iter().filter(|(factor, _)| factor.is_of_a_kind()) {
-            priors[*number] = (1.0, KIND_SPREAD);
+        let mut priors = vec![(0.0, 0.0); self.values.len()];
+        for (factor, number) in &self.numbers {
+            priors[*number] = match factor {
+                Factor::Name(_) | Factor::Accesses { .. } => (1.0, KIND_SPREAD),
+                Factor::Kernel(_) => (0.0, KERNEL_SPREAD),
+                Factor::Tensor { .. } => (0.0, TENSOR_SPREAD),
+            };
         }
         priors
     }
 
     /// A row for each kernel.
-    fn rows(&mut self, problem: &'a Problem, observation: &Observation) -> Vec<Row> {
-        let kernels = problem.kernels().iter().zip(&observation.kernels_ns).enumerate();
+    fn rows(&mut self, observation: &Observation) -> Vec<Row> {
+        let kernels = self.problem.kernels().iter().zip(&observation.kernels_ns).enumerate();
         let row = |(number, (kernel, measured_ns)): (usize, (&'a Kernel, &f64))| Row {
-            parts: self.parts(problem, observation, number, kernel),
+            parts: self.parts(observation, number, kernel),
             measured_ns: *measured_ns,
         };
         kernels.map(row).collect()
     }
 
     /// What a kernel's time is the sum of.
-    fn parts(
-        &mut self,
-        problem: &'a Problem,
-        observation: &Observation,
-        number: usize,
-        kernel: &'a Kernel,
-    ) -> Vec<(usize, f64)> {
-        let own_ns = kernel.time_ns.max(1) as f64;
+    fn parts(&mut self, observation: &Observation, number: usize, kernel: &'a Kernel) -> Vec<(usize, f64)> {
+        let own_ns = own_ns(self.problem, kernel);
         let mut parts =
             vec![(self.number(Factor::Name(&kernel.name)), own_ns), (self.number(Factor::Kernel(number)), own_ns)];
         for access in accesses(kernel) {
             let tier = observation.places[access.access.tensor];
             if tier > 0 {
-                let told_ns = access.told_ns(problem, tier);
+                let told_ns = access.told_ns(self.problem, tier);
                 parts.extend(access.factors(tier).map(|factor| (self.number(factor), told_ns)));
             }
         }
@@ -159,11 +175,39 @@ impl<'a> Fit<'a> {
     }
 
     /// Nanoseconds that an access takes longer in a tier than in the first.
-    fn cost_ns(&self, problem: &Problem, tier: usize, access: KernelAccess) -> f64 {
-        let [kind, tensor] =
-            access.factors(tier).map(|factor| self.numbers.get(&factor).map(|number| self.values[*number]));
-        access.told_ns(problem, tier) * (kind.unwrap_or(1.0) + tensor.unwrap_or(0.0)).max(LEAST_FACTOR)
+    fn cost_ns(&self, tier: usize, access: KernelAccess) -> f64 {
+        let [kind, tensor] = access.factors(tier);
+        access.told_ns(self.problem, tier) * (self.value(kind, 1.0) + self.value(tensor, 0.0)).max(LEAST_FACTOR)
     }
+
+    /// A factor; `told` if nothing that was measured has it.
+    fn value(&self, factor: Factor<'_>, told: f64) -> f64 {
+        self.numbers.get(&factor).map_or(told, |number| self.values[*number])
+    }
+}
+
+/// Nanoseconds of a kernel in the fastest tier, as the problem tells: no less than its accesses take there, since recordings
+/// do not know what the last kernel of a step takes.
+fn own_ns(problem: &Problem, kernel: &Kernel) -> f64 {
+    let fastest = &problem.tiers()[0];
+    let accesses_ns = accesses(kernel).map(|access| access.bytes_ns(fastest)).fold(0.0, f64::max);
+    accesses_ns.max(kernel.time_ns as f64).max(1.0)
+}
+
+/// Slower tiers that kernels reach, and the shares of the bytes beyond the first tier that they hold when each is filled
+/// before the next.
+fn slower_shares(problem: &Problem) -> Vec<(usize, f64)> {
+    let first_bytes = problem.tiers().first().and_then(|tier| tier.capacity).unwrap_or(u64::MAX);
+    let all = problem.peak_bytes().saturating_sub(first_bytes).max(1);
+    let mut left = all;
+    let slower = problem.tiers().iter().enumerate().skip(1).filter(|(_, tier)| tier.is_reachable);
+    slower
+        .map(|(number, tier)| {
+            let held = tier.capacity.unwrap_or(left).min(left);
+            left -= held;
+            (number, held as f64 / all as f64)
+        })
+        .collect()
 }
 
 impl Row {
@@ -188,17 +232,22 @@ impl KernelAccess {
     fn factors<'a>(self, tier: usize) -> [Factor<'a>; 2] {
         let Access { tensor, bytes } = self.access;
         let size = bytes.max(1).ilog2();
-        [Factor::Accesses { tier, is_write: self.is_write, size }, Factor::Tensor { tier, tensor }]
+        let is_write = self.is_write;
+        [Factor::Accesses { tier, is_write, size }, Factor::Tensor { tier, is_write, tensor }]
     }
 
     /// Nanoseconds that it takes longer in a tier than in the first, as the problem tells. A tier that is said to be as fast
     /// costs a little all the same: what costs nothing cannot be corrected by a factor.
     fn told_ns(self, problem: &Problem, tier: usize) -> f64 {
-        let bandwidth = |tier: &Tier| if self.is_write { tier.write_bandwidth } else { tier.read_bandwidth } as f64;
         let (fastest, tier) = (&problem.tiers()[0], &problem.tiers()[tier]);
-        let fastest_ns = self.access.bytes as f64 * 1e9 / bandwidth(fastest);
-        let slower_ns = self.access.bytes as f64 * 1e9 / bandwidth(tier) - fastest_ns;
+        let fastest_ns = self.bytes_ns(fastest);
+        let slower_ns = self.bytes_ns(tier) - fastest_ns;
         let waits_ns = tier.latency_ns.saturating_sub(fastest.latency_ns) as f64;
         slower_ns.max(0.1 * fastest_ns) + waits_ns
+    }
+    /// Nanoseconds that its bytes take at a tier's bandwidth.
+    fn bytes_ns(self, tier: &Tier) -> f64 {
+        let bandwidth = if self.is_write { tier.write_bandwidth } else { tier.read_bandwidth };
+        self.access.bytes as f64 * 1e9 / bandwidth as f64
     }
 }

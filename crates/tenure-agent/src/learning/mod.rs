@@ -6,26 +6,31 @@ mod file;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tenure_plan::planner::{Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
+use tenure_plan::planner::{Objective, Planned, Planner, PlannerError, PlannerOptions, PlannerProgress, Watch};
 use tenure_plan::{Plan, Problem, simulate};
 
 use crate::marl::Marl;
+use costs::Costs;
 
 pub use file::LearnedError;
 
 /// Programs that are remembered: those that asked last.
 const PROGRAMS: usize = 16;
-/// Mappings of a program whose times may still be reported, and mappings whose times are remembered: the last ones.
+/// Mappings of a program whose times may still be reported: the last ones. Placements whose times are remembered: the fastest.
 const GIVEN: usize = 64;
 const OBSERVATIONS: usize = 32;
+/// Placements of a program that are tried. Afterwards the fastest of them is the answer.
+const TRIED: usize = 9;
 
 /// The planner [`Marl`], which also learns from measured times what the costs of each program really are.
 ///
 /// Before the first report it plans as [`Marl`] does. Afterwards it places tensors so that the time is least that kernels
-/// lose by accesses to slower tiers, as it was measured. A program is known by what it computes with: its name, tensors,
-/// kernels, and the names of its tiers; not by times or bandwidths that were told.
+/// lose by accesses to slower tiers, as it was measured; after nine placements it answers with the fastest. A program is known
+/// by what it computes with: its name, tensors, kernels, and the names of its tiers; not by times or bandwidths that were
+/// told.
 pub struct Learner {
     marl: Marl,
     programs: Mutex<VecDeque<Program>>,
@@ -151,6 +156,50 @@ impl Learner {
         Ok(reports)
     }
 
+    /// Plans, as [`Planner::plan`]. Returns also how long a step takes with the plan, in ns, if times were reported.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub(crate) fn plan_by_times(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<(Planned, Option<f64>), PlannerError> {
+        let observations = self.observations(problem);
+        let fastest = observations.iter().min_by(|left, right| left.step_ns.total_cmp(&right.step_ns));
+        // A plan in which tensors move is not what was measured.
+        let Some(fastest) = fastest.filter(|_| options.objective == Objective::Score) else {
+            return Ok((self.marl.plan(problem, options, watch)?, None));
+        };
+        let begun = Instant::now();
+        let settled = Plan { places: fastest.places.clone(), steps: Vec::new() };
+        let is_playable = simulate(problem, &settled).is_ok();
+        if observations.len() >= TRIED && is_playable {
+            let planned = Planned { plan: settled, evaluations: 0, bound: None, elapsed: begun.elapsed() };
+            return Ok((planned, Some(fastest.step_ns)));
+        }
+        // The search has the other half of the time.
+        let may_fit = options.time_limit / 2;
+        let nothing = PlannerProgress { evaluations: 0, best: None };
+        let mut may_go_on = || begun.elapsed() < may_fit && watch(&nothing).is_continue();
+        let costs = Costs::fit(problem, &observations, &mut may_go_on);
+        let failed =
+            |error: tenure_plan::ProblemError| PlannerError::Failed { planner: "marl", reason: error.to_string() };
+        let corrected = costs.problem().map_err(failed)?;
+        let time_limit = options.time_limit.saturating_sub(begun.elapsed());
+        // Its bound is of time, not of the score.
+        let found = self.marl.plan(&corrected, &PlannerOptions { time_limit, ..*options }, watch)?;
+        let planned = Planned { bound: None, elapsed: begun.elapsed(), ..found };
+        let step_ns = costs.step_ns(&planned.plan.places);
+        // A placement that was measured teaches nothing new: then the fastest one is as good as any can be told to be.
+        let is_measured = observations.iter().any(|known| known.places == planned.plan.places);
+        if (is_measured || step_ns >= fastest.step_ns) && is_playable {
+            return Ok((Planned { plan: settled, ..planned }, Some(fastest.step_ns)));
+        }
+        Ok((planned, Some(step_ns)))
+    }
+
     fn programs(&self) -> MutexGuard<'_, VecDeque<Program>> {
         // Nothing is left half done by a panic: programs are changed by single assignments.
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
@@ -175,22 +224,7 @@ impl Planner for Learner {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        let observations = self.observations(problem);
-        // A plan in which tensors move is not what was measured.
-        if observations.is_empty() || options.objective == Objective::Makespan {
-            return self.marl.plan(problem, options, watch);
-        }
-        let failed =
-            |error: tenure_plan::ProblemError| PlannerError::Failed { planner: "marl", reason: error.to_string() };
-        let corrected = costs::corrected(problem, &observations).map_err(failed)?;
-        let planned = self.marl.plan(&corrected, options, watch)?;
-        // A placement that was measured teaches nothing new: then the fastest one is as good as any can be told to be.
-        let is_measured = observations.iter().any(|known| known.places == planned.plan.places);
-        let fastest = observations.iter().min_by(|left, right| left.step_ns.total_cmp(&right.step_ns));
-        let fastest = fastest.map(|known| Plan { places: known.places.clone(), steps: Vec::new() });
-        let plan = fastest.filter(|plan| is_measured && simulate(problem, plan).is_ok()).unwrap_or(planned.plan);
-        // The bound is of time, not of the score.
-        Ok(Planned { plan, bound: None, ..planned })
+        self.plan_by_times(problem, options, watch).map(|(planned, _)| planned)
     }
 }
 
@@ -209,7 +243,11 @@ impl Program {
             return;
         }
         if self.observations.len() == OBSERVATIONS {
-            self.observations.remove(0);
+            let times = self.observations.iter().map(|known| known.step_ns).enumerate();
+            let slowest = times.max_by(|(_, left), (_, right)| left.total_cmp(right));
+            if let Some((number, _)) = slowest {
+                self.observations.remove(number);
+            }
         }
         self.observations.push(Observation { places, step_ns, kernels_ns, reports: 1 });
     }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure_core::Clock;
-use tenure_plan::planner::Planned;
+use tenure_plan::planner::{Planned, PlannerProgress};
 use tenure_plan::{Mapping, Planner, simulate};
 
 use super::connection::{Connection, TICK};
@@ -204,7 +204,7 @@ impl Server {
         let begun = Instant::now();
         // A planner that panics is one request's misfortune, not the agent's.
         let planned = catch_unwind(AssertUnwindSafe(|| plan(planner, request, connection)));
-        let planned =
+        let (planned, step_ns) =
             planned.map_err(|_| Refusal::new("plan", "the planner failed: tell who made it of this problem"))??;
         if connection.is_gone() {
             return Ok(None);
@@ -222,7 +222,7 @@ impl Server {
             mapping: path,
             planner: planner.name().to_owned(),
             score: outcome.score(),
-            makespan_us: outcome.makespan_ns / 1e3,
+            makespan_us: step_ns.unwrap_or(outcome.makespan_ns) / 1e3,
             evaluations: planned.evaluations,
             seconds: begun.elapsed().as_secs_f64(),
         }))
@@ -238,10 +238,13 @@ impl Server {
         Ok(Learned { learns: true, reports, message })
     }
 
-    fn planner(&self, name: Option<&str>) -> Result<&(dyn Planner + Send + Sync), Refusal> {
-        let learner = self.learner.iter().map(|learner| learner as &(dyn Planner + Send + Sync));
-        let mut planners = learner.chain(self.planners.iter().map(|planner| &**planner));
-        planners.find(|planner| name.is_none_or(|name| name == planner.name())).ok_or_else(|| {
+    fn planner(&self, name: Option<&str>) -> Result<Chosen<'_>, Refusal> {
+        let is_named = |planner: &str| name.is_none_or(|name| name == planner);
+        if let Some(learner) = self.learner.as_ref().filter(|learner| is_named(learner.name())) {
+            return Ok(Chosen::Learner(learner));
+        }
+        let planner = self.planners.iter().find(|planner| is_named(planner.name()));
+        planner.map(|planner| Chosen::Planner(&**planner)).ok_or_else(|| {
             let names: Vec<&str> = self.planners.iter().map(|planner| planner.name()).collect();
             let name = name.unwrap_or_default();
             Refusal::new("planner", format!("there is no planner {name:?}: there are {}", names.join(", ")))
@@ -249,16 +252,42 @@ impl Server {
     }
 }
 
-/// Plans until that is done, the server is to stop, or the client has gone.
-fn plan(planner: &dyn Planner, request: &Request, connection: &Connection<'_>) -> Result<Planned, Refusal> {
+/// The planner of a request.
+#[derive(Clone, Copy)]
+enum Chosen<'a> {
+    Learner(&'a Learner),
+    Planner(&'a (dyn Planner + Send + Sync)),
+}
+
+impl Chosen<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Self::Learner(learner) => learner.name(),
+            Self::Planner(planner) => planner.name(),
+        }
+    }
+}
+
+/// Plans until that is done, the server is to stop, or the client has gone. Returns also the time of a step, in ns, if it was
+/// learned.
+fn plan(
+    planner: Chosen<'_>,
+    request: &Request,
+    connection: &Connection<'_>,
+) -> Result<(Planned, Option<f64>), Refusal> {
     let looked = Cell::new(Instant::now());
-    let planned = planner.plan(request.problem(), &request.planner_options(), &mut |_| {
+    let mut watch = |_: &PlannerProgress| {
         if looked.get().elapsed() < LOOK {
             return ControlFlow::Continue(());
         }
         looked.set(Instant::now());
         if connection.is_stopped() || connection.is_gone() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
+    };
+    let (problem, options) = (request.problem(), request.planner_options());
+    let planned = match planner {
+        Chosen::Learner(learner) => learner.plan_by_times(problem, &options, &mut watch),
+        Chosen::Planner(planner) => planner.plan(problem, &options, &mut watch).map(|planned| (planned, None)),
+    };
     planned.map_err(|error| Refusal::new("plan", error))
 }
 

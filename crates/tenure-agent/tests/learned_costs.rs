@@ -1,0 +1,100 @@
+//! Which of several tiers' costs a learner plans by, for how long, and when it has tried enough.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tenure_agent::{Learner, Marl, Measured};
+use tenure_core::Tag;
+use tenure_plan::planner::{Objective, Planned, PlannerOptions};
+use tenure_plan::problem::{Access, Kernel, Parts, Tensor, Tier};
+use tenure_plan::{Plan, Planner, Problem};
+
+const MB: u64 = 1_000_000;
+
+/// Tensors of 90 MB, of each of which one kernel reads so many; tiers of so many MB and ns for each byte.
+fn problem(read_mb: &[u64], tiers: &[(Option<u64>, u64)]) -> Problem {
+    let tier = |(number, (capacity_mb, byte_ns)): (usize, &(Option<u64>, u64))| Tier {
+        name: number.to_string(),
+        capacity: capacity_mb.map(|mb| mb * MB),
+        is_reachable: true,
+        read_bandwidth: 1_000_000_000 / byte_ns,
+        write_bandwidth: 1_000_000_000 / byte_ns,
+        latency_ns: 0,
+        loaded: Vec::new(),
+    };
+    let tensor = |number: usize| Tensor {
+        key: number.to_string(),
+        bytes: 90 * MB,
+        tag: Tag::Weight,
+        compression: None,
+        recompute: None,
+    };
+    let kernel = |(tensor, mb): (usize, &u64)| Kernel {
+        name: tensor.to_string(),
+        time_ns: mb * MB,
+        reads: vec![Access { tensor, bytes: mb * MB }],
+        writes: Vec::new(),
+    };
+    Problem::new(Parts {
+        name: "weights".into(),
+        tiers: tiers.iter().enumerate().map(tier).collect(),
+        tensors: (0..read_mb.len()).map(tensor).collect(),
+        kernels: read_mb.iter().enumerate().map(kernel).collect(),
+        ..Parts::default()
+    })
+    .unwrap()
+}
+
+fn report(learner: &Learner, problem: &Problem, places: &[usize], kernels_ms: &[u64]) {
+    let mapping = PathBuf::from(format!("/results/{places:?}"));
+    learner.remember(problem, &mapping, &Plan { places: places.to_vec(), steps: Vec::new() });
+    let kernels_ns: Vec<u64> = kernels_ms.iter().map(|ms| ms * MB).collect();
+    learner.report(&Measured { mapping, step_ns: kernels_ns.iter().sum(), kernels_ns }).unwrap();
+}
+
+/// A plan by a learner whose search is told to stop when it first asks, or never. Returns also how often it asked.
+fn plan(learner: &Learner, problem: &Problem, is_stopped: bool) -> (Planned, u64) {
+    let options =
+        PlannerOptions { objective: Objective::Score, time_limit: Duration::MAX, evaluations: Some(40), seed: 1 };
+    let mut asked = 0;
+    let planned = learner.plan(problem, &options, &mut |_| {
+        asked += 1;
+        if is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    (planned.unwrap(), asked)
+}
+
+#[test]
+fn costs_of_all_slower_tiers_count() {
+    let learner = Learner::new(Marl::trained().unwrap());
+    let problem = problem(&[90, 80, 30], &[(Some(100), 1), (Some(100), 2), (None, 4)]);
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, [0, 1, 2]);
+    // A byte of the last takes ten times as much longer as was told; the second tier is as it was said to be.
+    report(&learner, &problem, &[0, 1, 2], &[90, 160, 30 + 10 * 90]);
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, [1, 2, 0]);
+}
+
+#[test]
+fn a_fit_that_is_to_stop_stops_and_there_is_a_plan() {
+    let learner = Learner::new(Marl::trained().unwrap());
+    let problem = problem(&[90, 80, 30], &[(Some(100), 1), (None, 4)]);
+    report(&learner, &problem, &[0, 1, 1], &[90, 320, 1000]);
+    let (planned, asked) = plan(&learner, &problem, true);
+    assert_eq!((planned.evaluations, asked), (1, 2), "once before the first round of the fit, and once after a plan");
+}
+
+#[test]
+fn after_nine_placements_the_fastest_is_the_answer() {
+    let learner = Learner::new(Marl::trained().unwrap());
+    let problem = problem(&[10; 10], &[(Some(100), 1), (None, 4)]);
+    let places = |fast: usize| (0..10).map(|tensor| usize::from(tensor != fast)).collect::<Vec<_>>();
+    // The tenth tensor loses most in the slow tier, so it would be tried next.
+    for fast in 0..9 {
+        let kernels_ms: Vec<u64> = (0..10).map(|kernel| if kernel == fast { 10 } else { 40 + kernel as u64 }).collect();
+        report(&learner, &problem, &places(fast), &kernels_ms);
+    }
+    let (planned, _) = plan(&learner, &problem, false);
+    assert_eq!((planned.plan.places, planned.evaluations), (places(8), 0));
+}
