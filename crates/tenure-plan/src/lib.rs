@@ -15,6 +15,7 @@
 
 pub mod bound;
 mod file;
+mod interner;
 pub mod mapping;
 pub mod packing;
 mod pickle;
@@ -35,6 +36,6 @@ pub use problem::{Problem, ProblemError};
 pub use rule::Rule;
 pub use simulator::simulate;
 pub use trace::{
-    Action, Event, EventError, Format, LiveBlock, ReadOptions, Settings, SizeClass, SizeClassSummary, Summary, Trace,
-    TraceError,
+    Action, Event, EventError, Format, Frame, LiveBlock, ReadOptions, Settings, SizeClass, SizeClassSummary, Stacks,
+    Summary, Trace, TraceError,
 };

@@ -1,12 +1,18 @@
 //! Pickles that hold data and nothing else, read in bounded memory.
 //!
 //! [`op`] cuts the bytes into operations and refuses every one that could import, call or construct; [`machine`] runs
-//! them. Neither recurses. Python's `pickletools.py` documents every operation.
+//! them. Neither recurses. Python's `pickletools.py` documents every operation. [`objects`] keeps the lists and dicts,
+//! and [`memo`] what may be referred to again.
 
 mod machine;
+mod memo;
+mod objects;
 mod op;
+mod value;
 
-pub(crate) use machine::{Dict, Machine, Value};
+pub(crate) use machine::Machine;
+pub(crate) use objects::{Dict, Fold};
+pub(crate) use value::{StringId, Strings, Value};
 
 /// The beginning of `text`, fit for one line of an error.
 pub(crate) fn excerpt(text: &str) -> String {

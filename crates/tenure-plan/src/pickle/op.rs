@@ -183,10 +183,9 @@ impl<'i, 'a> Operations<'i, 'a> {
         if length > STRING_LIMIT as u64 {
             return Err(TraceError::TooLarge { offset: self.start, what: "a string", limit: STRING_LIMIT as u64 });
         }
-        self.input.exactly(length as usize, &mut self.buffer)?;
-        let text = std::str::from_utf8(&self.buffer).map_err(|_| self.error("a string is not UTF-8"))?;
-        self.text.clear();
-        self.text.push_str(text);
+        let mut bytes = std::mem::take(&mut self.text).into_bytes();
+        self.input.exactly(length as usize, &mut bytes)?;
+        self.text = String::from_utf8(bytes).map_err(|_| self.error("a string is not UTF-8"))?;
         Ok(Op::Str)
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
-use super::history::Completed;
+use super::history::Additions;
 use super::{Action, Event, Input, ReadOptions, Settings, Trace, TraceError};
 
 pub(super) const MAGIC: [u8; 8] = *b"\x89TTRACE\n";
@@ -87,11 +87,11 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
         fields.finish()?;
     }
     input.finish()?;
-    let completed = Completed::of(events, header.earlier).ok_or_else(|| TraceError::Compact {
+    let additions = Additions::recorded(events.len(), header.earlier).ok_or_else(|| TraceError::Compact {
         offset: 0,
         reason: format!("of {} events it calls {} earlier ones", header.events, header.earlier),
     })?;
-    Trace::completed(header.source, header.device, header.settings, completed)
+    Trace::completed(header.source, header.device, header.settings, events, &additions)
 }
 
 impl Event {

@@ -6,22 +6,68 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Action, Event};
 
-/// A history from an empty device on.
+/// What a recorded history lacks to begin with an empty device.
 #[derive(Default)]
-pub(super) struct Completed {
-    /// First the segments and blocks that were there before, then the history.
-    pub(super) events: Vec<Event>,
-    /// How many events make what was there before.
-    pub(super) earlier: usize,
-    /// Positions of all events that the recorder did not write, ascending.
-    pub(super) inserted: Vec<usize>,
+pub(super) struct Additions {
+    /// Events before the history that make what was there before it.
+    earlier: Vec<Event>,
+    /// How many of the history's own events do that, in a file that says so.
+    recorded_earlier: usize,
+    /// Events that the recorder left out, each with the number of recorded events before it, which ascends.
+    inserted: Vec<(usize, Event)>,
 }
 
-impl Completed {
-    /// Events of a file that says how many of them make what was there before.
-    pub(super) fn of(events: Vec<Event>, earlier: u64) -> Option<Self> {
-        let earlier = usize::try_from(earlier).ok().filter(|&earlier| earlier <= events.len())?;
-        Some(Self { events, earlier, inserted: (0..earlier).collect() })
+impl Additions {
+    /// None to `count` events, in a file that says how many of them make what was there before.
+    pub(super) fn recorded(count: usize, earlier: u64) -> Option<Self> {
+        let recorded_earlier = usize::try_from(earlier).ok().filter(|&earlier| earlier <= count)?;
+        Some(Self { recorded_earlier, ..Self::default() })
+    }
+
+    /// How many events, once all are added, make what was there before.
+    pub(super) fn earlier_events(&self) -> usize {
+        self.earlier.len() + self.recorded_earlier
+    }
+
+    /// Positions, once all are added, of the events that the recorder did not write, ascending.
+    pub(super) fn positions(&self) -> Vec<usize> {
+        let earlier = self.earlier_events();
+        let inserted = self.inserted.iter().zip(self.earlier.len()..);
+        (0..earlier).chain(inserted.map(|(&(before, _), additions)| before + additions)).collect()
+    }
+
+    /// The whole history: `recorded` and all that is added.
+    pub(super) fn merged(&self, recorded: &[Event]) -> impl Iterator<Item = Event> {
+        let mut inserted = self.inserted.iter().peekable();
+        let mut recorded = recorded.iter().enumerate().peekable();
+        let rest = std::iter::from_fn(move || {
+            let next = recorded.peek().map_or(usize::MAX, |&(number, _)| number);
+            match inserted.next_if(|&&(before, _)| before <= next) {
+                Some(&(_, event)) => Some(event),
+                None => recorded.next().map(|(_, &event)| event),
+            }
+        });
+        self.earlier.iter().copied().chain(rest)
+    }
+
+    /// Adds to `items`, one for each recorded event, items that `make` makes of the added events. Needs no memory but
+    /// for these.
+    pub(super) fn add_to<T: Copy>(&self, items: &mut Vec<T>, make: impl Fn(Event) -> T) {
+        let Some(&any) = self.earlier.first().or(self.inserted.first().map(|(_, event)| event)) else { return };
+        let (mut from, count) = (items.len(), self.earlier.len() + self.inserted.len());
+        items.reserve_exact(count);
+        items.resize(from + count, make(any));
+        let mut to = items.len();
+        for &(before, event) in self.inserted.iter().rev() {
+            items.copy_within(before..from, to - (from - before));
+            to -= from - before + 1;
+            from = before;
+            items[to] = make(event);
+        }
+        items.copy_within(..from, self.earlier.len());
+        for (item, &event) in items.iter_mut().zip(&self.earlier) {
+            *item = make(event);
+        }
     }
 }
 
@@ -34,8 +80,8 @@ impl Completed {
 ///
 /// `_record_memory_history(skip_actions=...)` leaves actions out. A free that completes unrequested was requested at
 /// that moment. If no free ever completes, each completes when it is requested, unless the snapshot still lists its
-/// block as live. Histories that lack nothing come out as they are.
-pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Completed {
+/// block as live. Histories that lack nothing get no additions.
+pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Additions {
     let completed = completed_when_requested(history, at_end);
     let mut completion = Completion::default();
     for (position, event) in history.iter().enumerate() {
@@ -81,8 +127,9 @@ struct Completion {
     segment_ranges: Ranges,
     mapped_ranges: Ranges,
     earlier: Vec<Event>,
-    events: Vec<Event>,
-    inserted: Vec<usize>,
+    /// Recorded events so far.
+    recorded: usize,
+    inserted: Vec<(usize, Event)>,
 }
 
 impl Completion {
@@ -116,7 +163,7 @@ impl Completion {
             Action::SegmentUnmap => self.find(&Event { action: Action::SegmentMap, ..*event }),
             Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => {}
         }
-        self.events.push(*event);
+        self.recorded += 1;
     }
 
     /// Completes the free that `request` requests, at once.
@@ -159,18 +206,15 @@ impl Completion {
     }
 
     fn insert(&mut self, event: Event) {
-        self.inserted.push(self.events.len());
-        self.events.push(event);
+        self.inserted.push((self.recorded, event));
     }
 
-    fn finish(self, first_us: u64) -> Completed {
-        let Self { mut earlier, events, inserted, .. } = self;
+    fn finish(self, first_us: u64) -> Additions {
+        let Self { mut earlier, inserted, .. } = self;
         // Segment by segment, each before its blocks.
         earlier.sort_unstable_by_key(|event| (event.address, event.action == Action::Alloc));
-        let count = earlier.len();
-        let inserted = (0..count).chain(inserted.into_iter().map(|position| position + count)).collect();
-        let events = earlier.into_iter().map(|event| Event { time_us: first_us, ..event }).chain(events).collect();
-        Completed { events, earlier: count, inserted }
+        earlier.iter_mut().for_each(|event| event.time_us = first_us);
+        Additions { earlier, recorded_earlier: 0, inserted }
     }
 }
 
@@ -218,5 +262,44 @@ impl Ranges {
         }
         self.0.insert(merged_start, merged_end);
         gaps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tenure_core::StreamId;
+
+    use super::*;
+
+    fn at(time_us: u64) -> Event {
+        Event { time_us, address: 0, bytes: 0, stream: StreamId::NULL, action: Action::UserDefined }
+    }
+
+    proptest! {
+        #[test]
+        fn additions_come_where_they_were_made(
+            count in 0usize..20,
+            earlier in 0u64..4,
+            mut befores in prop::collection::vec(0usize..20, 0..10),
+        ) {
+            befores.iter_mut().for_each(|before| *before = (*before).min(count));
+            befores.sort_unstable();
+            let recorded: Vec<_> = (0..count as u64).map(at).collect();
+            let inserted = befores.iter().zip(100..).map(|(&before, time_us)| (before, at(time_us))).collect();
+            let additions = Additions { earlier: (50..50 + earlier).map(at).collect(), recorded_earlier: 0, inserted };
+            let mut expected = recorded.clone();
+            for (&before, (additions, time_us)) in befores.iter().zip((0..).zip(100..)) {
+                expected.insert(before + additions, at(time_us));
+            }
+            expected.splice(0..0, (50..50 + earlier).map(at));
+
+            prop_assert_eq!(&additions.merged(&recorded).collect::<Vec<_>>(), &expected);
+            let mut added = recorded;
+            additions.add_to(&mut added, |event| event);
+            prop_assert_eq!(&added, &expected);
+            let positions: Vec<_> = (0..expected.len()).filter(|&position| expected[position].time_us >= 50).collect();
+            prop_assert_eq!(additions.positions(), positions);
+        }
     }
 }

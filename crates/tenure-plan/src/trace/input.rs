@@ -18,9 +18,13 @@ const HEAD_BYTES: usize = 128;
 
 /// The decompressed bytes of a trace, counted and limited.
 pub(crate) struct Input<'a> {
-    content: Box<dyn BufRead + 'a>,
+    content: Box<dyn Read + 'a>,
     head: Vec<u8>,
-    offset: u64,
+    /// Content that was read from `content`; what comes from `next` on is still to be given.
+    buffer: Vec<u8>,
+    next: usize,
+    /// Where the buffer begins in the content.
+    buffer_offset: u64,
     limit: u64,
     compression: Option<&'static str>,
     compressed_offset: Rc<Cell<u64>>,
@@ -32,19 +36,26 @@ impl<'a> Input<'a> {
         let compressed_offset = Rc::new(Cell::new(0));
         let counted = Counted { reader, offset: Rc::clone(&compressed_offset) };
         let (head, raw) = peek(BufReader::with_capacity(BUFFER_BYTES, counted))?;
-        let (compression, content): (_, Box<dyn BufRead + 'a>) = if head.starts_with(&XZ_MAGIC) {
+        let (compression, content): (_, Box<dyn Read + 'a>) = if head.starts_with(&XZ_MAGIC) {
             let stream = Stream::new_stream_decoder(XZ_MEMORY_BYTES, CONCATENATED).map_err(io::Error::from)?;
-            (Some("xz"), Box::new(BufReader::with_capacity(BUFFER_BYTES, XzDecoder::new_stream(raw, stream))))
+            (Some("xz"), Box::new(XzDecoder::new_stream(raw, stream)))
         } else if head.starts_with(&GZIP_MAGIC) {
-            (Some("gzip"), Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(raw))))
+            (Some("gzip"), Box::new(MultiGzDecoder::new(raw)))
         } else {
             (None, Box::new(raw))
         };
-        let mut input = Self { content, head: Vec::new(), offset: 0, limit, compression, compressed_offset };
-        let (head, content) =
-            peek(input.content).map_err(|error| explain(error, compression, 0, input.compressed_offset.get()))?;
-        input.head = head;
-        input.content = Box::new(content);
+        let mut input = Self {
+            content,
+            head: Vec::new(),
+            buffer: Vec::new(),
+            next: 0,
+            buffer_offset: 0,
+            limit,
+            compression,
+            compressed_offset,
+        };
+        while input.buffer.len() < HEAD_BYTES && input.read_more()? > 0 {}
+        input.head = input.buffer.iter().copied().take(HEAD_BYTES).collect();
         Ok(input)
     }
 
@@ -55,18 +66,27 @@ impl<'a> Input<'a> {
 
     /// Bytes of content read so far.
     pub(crate) fn offset(&self) -> u64 {
-        self.offset
+        self.buffer_offset + self.next as u64
     }
 
     /// The next byte.
+    #[inline]
     pub(crate) fn byte(&mut self) -> Result<u8, TraceError> {
-        let byte = self.fill()?.first().copied().ok_or(TraceError::Truncated { offset: self.offset })?;
-        self.consume(1);
+        let byte = match self.buffer.get(self.next) {
+            Some(&byte) => byte,
+            None => self.fill_some()?[0],
+        };
+        self.next += 1;
         Ok(byte)
     }
 
     /// The next `N` bytes.
+    #[inline]
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], TraceError> {
+        if let Some(&bytes) = self.buffer[self.next..].first_chunk() {
+            self.next += N;
+            return Ok(bytes);
+        }
         let mut bytes = [0; N];
         let mut filled = 0;
         while filled < N {
@@ -74,7 +94,7 @@ impl<'a> Input<'a> {
             let taken = available.len().min(N - filled);
             bytes[filled..filled + taken].copy_from_slice(&available[..taken]);
             filled += taken;
-            self.consume(taken);
+            self.next += taken;
         }
         Ok(bytes)
     }
@@ -87,7 +107,7 @@ impl<'a> Input<'a> {
             let available = self.fill_some()?;
             let taken = available.len().min(missing);
             bytes.extend_from_slice(&available[..taken]);
-            self.consume(taken);
+            self.next += taken;
         }
         Ok(())
     }
@@ -99,7 +119,7 @@ impl<'a> Input<'a> {
             match self.byte()? {
                 b'\n' => return Ok(()),
                 _ if bytes.len() == limit => {
-                    return Err(TraceError::TooLarge { offset: self.offset, what: "a line", limit: limit as u64 });
+                    return Err(TraceError::TooLarge { offset: self.offset(), what: "a line", limit: limit as u64 });
                 }
                 byte => bytes.push(byte),
             }
@@ -111,34 +131,43 @@ impl<'a> Input<'a> {
         if self.fill()?.is_empty() {
             return Ok(());
         }
-        Err(TraceError::Trailing { offset: self.offset })
+        Err(TraceError::Trailing { offset: self.offset() })
     }
 
     fn fill_some(&mut self) -> Result<&[u8], TraceError> {
-        let offset = self.offset;
+        let offset = self.offset();
         let available = self.fill()?;
         if available.is_empty() { Err(TraceError::Truncated { offset }) } else { Ok(available) }
     }
 
+    /// What is left of the buffer, filled again if that is nothing; empty at the end of the content.
     fn fill(&mut self) -> Result<&[u8], TraceError> {
-        let Self { content, offset, limit, compression, compressed_offset, .. } = self;
-        if *offset > *limit {
-            return Err(TraceError::TooLarge { offset: *offset, what: "decompressed content", limit: *limit });
+        if self.next == self.buffer.len() {
+            self.buffer_offset += self.next as u64;
+            self.next = 0;
+            self.buffer.clear();
+            self.read_more()?;
         }
-        loop {
-            // The retry must not hold the borrow that is returned, hence the second call.
-            match content.fill_buf() {
-                Ok(_) => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(explain(error, *compression, *offset, compressed_offset.get())),
-            }
-        }
-        content.fill_buf().map_err(|error| explain(error, *compression, *offset, compressed_offset.get()))
+        Ok(&self.buffer[self.next..])
     }
 
-    fn consume(&mut self, count: usize) {
-        self.content.consume(count);
-        self.offset += count as u64;
+    /// Adds to the buffer, up to the first byte that is too much.
+    fn read_more(&mut self) -> Result<usize, TraceError> {
+        let end = self.buffer_offset + self.buffer.len() as u64;
+        if end > self.limit {
+            return Err(TraceError::TooLarge { offset: end, what: "decompressed content", limit: self.limit });
+        }
+        let filled = self.buffer.len();
+        let room = (self.limit - end).saturating_add(1).min(BUFFER_BYTES as u64) as usize;
+        self.buffer.resize(filled + room, 0);
+        let count = loop {
+            match self.content.read(&mut self.buffer[filled..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        self.buffer.truncate(filled + count.as_ref().map_or(0, |&count| count));
+        count.map_err(|error| explain(error, self.compression, end, self.compressed_offset.get()))
     }
 }
 

@@ -6,8 +6,10 @@ mod event;
 mod file;
 mod history;
 mod input;
+mod records;
 mod settings;
 mod snapshot;
+mod stacks;
 mod summary;
 mod validate;
 
@@ -17,9 +19,10 @@ use std::path::Path;
 pub use error::{EventError, TraceError};
 pub use event::{Action, Event};
 pub use file::Format;
-use history::Completed;
+use history::Additions;
 pub(crate) use input::Input;
 pub use settings::Settings;
+pub use stacks::{Frame, Stacks};
 pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
 
 /// Everything one device's allocator did, from an empty device on.
@@ -37,6 +40,7 @@ pub struct Trace {
     events: Vec<Event>,
     earlier_events: usize,
     notes: Vec<String>,
+    stacks: Stacks,
 }
 
 impl Trace {
@@ -55,20 +59,27 @@ impl Trace {
         settings: Settings,
         events: Vec<Event>,
     ) -> Result<Self, TraceError> {
-        Self::completed(source.into(), device, settings, Completed { events, ..Completed::default() })
+        Self::completed(source.into(), device, settings, events, &Additions::default())
     }
 
-    /// A trace of a history that may have begun late.
-    fn completed(source: String, device: u32, settings: Settings, completed: Completed) -> Result<Self, TraceError> {
-        let Completed { mut events, earlier: earlier_events, inserted } = completed;
+    /// A trace of a history that may have begun late. `events` have all `additions`.
+    fn completed(
+        source: String,
+        device: u32,
+        settings: Settings,
+        mut events: Vec<Event>,
+        additions: &Additions,
+    ) -> Result<Self, TraceError> {
         if device >= Self::DEVICES {
             let reason = format!("device {device} cannot be: devices are numbered from 0 to {}", Self::DEVICES - 1);
             return Err(TraceError::NoTrace { reason });
         }
         settings.validate()?;
         validate::order_times(&mut events);
-        validate::check(&events, &inserted)?;
-        Ok(Self { source, device, settings, events, earlier_events, notes: Vec::new() })
+        validate::check(&events, &additions.positions())?;
+        let earlier_events = additions.earlier_events();
+        let (notes, stacks) = (Vec::new(), Stacks::default());
+        Ok(Self { source, device, settings, events, earlier_events, notes, stacks })
     }
 
     /// Reads the file at `path`, whatever its format: a PyTorch snapshot or a compact trace, plain, xz or gzip, told
@@ -147,6 +158,11 @@ impl Trace {
         &self.notes
     }
 
+    /// The call stacks that a snapshot has of its events. They are not written to files.
+    pub fn stacks(&self) -> &Stacks {
+        &self.stacks
+    }
+
     /// Counts, peaks and holders.
     pub fn summary(&self) -> Summary {
         summary::summarize(&self.events, self.earlier_events)
@@ -155,14 +171,14 @@ impl Trace {
 
 /// Which trace of a file to read, and how much of the machine that may take.
 ///
-/// The defaults read any snapshot that PyTorch writes in practice, and end a hostile file early.
+/// The defaults read snapshots of 50 million events, and end a hostile file before it fills the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
     /// The device to read; `None` takes the one with most live bytes at its peak.
     pub device: Option<u32>,
-    /// Most bytes to hold while reading, events included; at most 64 GiB count. An event of a snapshot takes about
-    /// 160 bytes if its list was written in batches, as Python's pickler does, and 420 if it was written in one. The
-    /// xz decoder may take 128 MiB more.
+    /// Most bytes to hold while reading, events included; at most 8 GiB count. An event of a snapshot takes about 80
+    /// bytes, and its call stack none that another event has, but 12 bytes for each frame and 8 for each string where
+    /// the file writes the frames out again for each event. The xz decoder may take 128 MiB more.
     pub memory_bytes: u64,
     /// Most bytes to accept after decompression.
     pub decoded_bytes: u64,
@@ -170,6 +186,6 @@ pub struct ReadOptions {
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { device: None, memory_bytes: 1 << 30, decoded_bytes: 8 << 30 }
+        Self { device: None, memory_bytes: 4 << 30, decoded_bytes: 64 << 30 }
     }
 }

@@ -1,52 +1,25 @@
 //! PyTorch's memory snapshots (`torch/csrc/cuda/Module.cpp`, `THCPModule_memorySnapshot`): a dict whose
 //! `device_traces` holds a list of events for each device.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::ops::Range;
 
 use tenure_alloc::snapshot::pickle::Writer;
-use tenure_core::StreamId;
 
-use super::history::{self, Completed};
+use super::history::{self, Additions};
+use super::records::{Record, Records, Segment};
 use super::{Action, Event, EventError, Input, ReadOptions, Settings, Trace, TraceError};
 use crate::pickle::{Dict, Machine, Value, excerpt};
 
 /// A key of the snapshots that [`write`] makes, which lack nothing.
 const EARLIER_EVENTS: &str = "tenure_earlier_events";
 
-/// A dict of use in a snapshot.
-enum Record {
-    Event(Event),
-    /// An event of an action that this version does not know, by its name.
-    Skipped(Value),
-    Segment(Segment),
-    Block(Block),
-}
-
-/// Memory that the allocator held when the snapshot was taken.
-#[derive(Clone, Copy)]
-struct Segment {
-    device: u64,
-    address: u64,
-    bytes: u64,
-    stream: StreamId,
-    expandable: bool,
-    blocks: Value,
-}
-
-/// A part of a segment.
-#[derive(Clone, Copy)]
-struct Block {
-    /// PyTorch before 2.1 does not say: the block follows the one before it.
-    address: Option<u64>,
-    bytes: u64,
-    requested_bytes: u64,
-    live: bool,
-}
-
 /// Reads the device that `options` asks for.
 pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
-    let (machine, root) = Machine::run(input, fold, options.memory_bytes)?;
+    let mut records = Records::new();
+    let (machine, root) = Machine::run(input, &mut records, options.memory_bytes)?;
     let root = machine.dict(root).ok_or_else(|| not_a_snapshot("it is not a dict"))?;
     let traces = root.find("device_traces").ok_or_else(|| not_a_snapshot("it has no device_traces"))?;
     let (traces, left_out) = machine.list(traces).ok_or_else(|| not_a_snapshot("device_traces is not a list"))?;
@@ -57,22 +30,84 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         Some(settings) => read_settings(&machine, settings)?,
         None => Settings::default(),
     };
-    let snapshot = Snapshot { machine: &machine, root, traces };
-    let (device, (completed, mut notes), peaks) = snapshot.choose(options.device)?;
+    let snapshot = Snapshot { machine: &machine, records: &records, root, traces: traces.collect() };
+    let (device, History { order, additions, mut notes }, peaks) = snapshot.choose(options.device)?;
     notes.extend(note_of_devices(device, &peaks));
-    let trace = Trace::completed(name.into(), device as u32, settings, completed)?;
-    Ok(Trace { notes, ..trace })
+    let mut events = order.take(&mut records.events);
+    let mut stacks = order.take(&mut records.stacks_of_events);
+    let stacks = {
+        additions.add_to(&mut stacks, |_| 0);
+        records.into_stacks(stacks, machine.strings())
+    };
+    // What follows needs memory of its own.
+    drop(machine);
+    additions.add_to(&mut events, |event| event);
+    let trace = Trace::completed(name.into(), device as u32, settings, events, &additions)?;
+    Ok(Trace { notes, stacks, ..trace })
 }
 
 /// A snapshot's histories, one for each device.
 struct Snapshot<'a> {
     machine: &'a Machine<Record>,
-    root: Dict<'a>,
-    traces: &'a [Value],
+    records: &'a Records,
+    root: Dict<'a, Record>,
+    traces: Vec<Value>,
 }
 
-/// The history of a device, and a note of what was skipped in it.
-type History = (Completed, Vec<String>);
+/// The history of a device.
+struct History {
+    order: Order,
+    /// What it lacks.
+    additions: Additions,
+    /// A note of what was skipped in it.
+    notes: Vec<String>,
+}
+
+/// Which events of a snapshot make a device's history.
+enum Order {
+    /// As a pickler writes them.
+    Range(Range<usize>),
+    /// By their numbers.
+    Numbers(Vec<u32>),
+}
+
+impl Order {
+    fn of(numbers: impl Iterator<Item = u32>) -> Self {
+        let mut order = Self::Range(0..0);
+        for number in numbers {
+            match &mut order {
+                Self::Range(range) if range.start == range.end => *range = number as usize..number as usize + 1,
+                Self::Range(range) if range.end == number as usize => range.end += 1,
+                Self::Range(range) => {
+                    let before = range.clone().map(|before| before as u32);
+                    order = Self::Numbers(before.chain([number]).collect());
+                }
+                Self::Numbers(numbers) => numbers.push(number),
+            }
+        }
+        order
+    }
+
+    fn of_all<'a, T: Copy>(&self, all: &'a [T]) -> Cow<'a, [T]> {
+        match self {
+            Self::Range(range) => Cow::Borrowed(&all[range.clone()]),
+            Self::Numbers(numbers) => numbers.iter().map(|&number| all[number as usize]).collect(),
+        }
+    }
+
+    /// What [`of_all`](Self::of_all) gives, in the memory of `all` if it can be.
+    fn take<T: Copy>(&self, all: &mut Vec<T>) -> Vec<T> {
+        let mut all = std::mem::take(all);
+        match self {
+            Self::Range(range) => {
+                all.truncate(range.end);
+                all.drain(..range.start);
+                all
+            }
+            Self::Numbers(_) => self.of_all(&all).into_owned(),
+        }
+    }
+}
 
 /// The most bytes live at once on devices, each by its number.
 type Peaks = Vec<(usize, u64)>;
@@ -80,7 +115,7 @@ type Peaks = Vec<(usize, u64)>;
 impl Snapshot<'_> {
     fn has_events(&self, device: usize) -> bool {
         let list = self.machine.list(self.traces[device]);
-        list.is_none_or(|(events, left_out)| !events.is_empty() || left_out.is_some())
+        list.is_none_or(|(events, left_out)| events.len() > 0 || left_out.is_some())
     }
 
     /// The device asked for, or else the one with most bytes live at once, of equal ones the first; its history; and the
@@ -96,7 +131,7 @@ impl Snapshot<'_> {
         let mut chosen: Option<(usize, History, u64)> = None;
         for device in (0..count).filter(|&device| asked == Some(device) || self.has_events(device)) {
             let history = self.history(device)?;
-            let bytes = peak_bytes(&history.0.events);
+            let bytes = peak_bytes(history.additions.merged(&history.order.of_all(&self.records.events)));
             peaks.push((device, bytes));
             let is_it = match asked {
                 Some(asked) => asked == device,
@@ -113,25 +148,100 @@ impl Snapshot<'_> {
         Ok((device, history, peaks))
     }
 
-    /// The history of `device`, and a note of what was skipped in it.
+    /// The history of `device`.
     fn history(&self, device: usize) -> Result<History, TraceError> {
-        let (events, notes) = collect(self.machine, self.traces[device])?;
-        let completed = match self.root.find(EARLIER_EVENTS) {
+        let (order, notes) = self.collect(self.traces[device])?;
+        let events = order.of_all(&self.records.events);
+        let additions = match self.root.find(EARLIER_EVENTS) {
             Some(earlier) => earlier
                 .as_u64()
-                .and_then(|earlier| Completed::of(events, earlier))
+                .and_then(|earlier| Additions::recorded(events.len(), earlier))
                 .ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is no number of its events")))?,
             None => {
                 let segments = self.root.find("segments");
-                history::complete(&events, &live_at_end(self.machine, segments, device as u64)?)
+                history::complete(&events, &self.live_at_end(segments, device as u64)?)
             }
         };
-        Ok((completed, notes))
+        Ok(History { order, additions, notes })
+    }
+
+    /// Events that make the segments of `device` and their live blocks.
+    fn live_at_end(&self, segments: Option<Value>, device: u64) -> Result<Vec<Event>, TraceError> {
+        let Some(segments) = segments else { return Ok(Vec::new()) };
+        let (segments, left_out) =
+            self.machine.list(segments).ok_or_else(|| not_a_snapshot("segments is not a list"))?;
+        let mut events = Vec::new();
+        for segment in segments {
+            let Some(Record::Segment(segment)) = self.machine.record(segment) else {
+                return Err(not_a_snapshot("segments holds something that is not a segment"));
+            };
+            let segment = &self.records.segments[segment as usize];
+            if segment.device == device {
+                self.add_segment(segment, &mut events)?;
+            }
+        }
+        if left_out.is_some() {
+            return Err(not_a_snapshot("segments holds something that is not a segment"));
+        }
+        Ok(events)
+    }
+
+    fn add_segment(&self, segment: &Segment, events: &mut Vec<Event>) -> Result<(), TraceError> {
+        let wrong = || not_a_snapshot(&format!("the segment at {:#x} has strange blocks", segment.address));
+        let (blocks, left_out) = self.machine.list(segment.blocks).ok_or_else(wrong)?;
+        if left_out.is_some() {
+            return Err(wrong());
+        }
+        let action = if segment.expandable { Action::SegmentMap } else { Action::SegmentAlloc };
+        let mut add = |action, address: u64, bytes: u64| {
+            let event = Event { time_us: 0, address, bytes, stream: segment.stream, action };
+            events.push(event);
+            event.end().ok_or_else(wrong)
+        };
+        add(action, segment.address, segment.bytes)?;
+        let mut next = segment.address;
+        for block in blocks {
+            let Some(Record::Block(block)) = self.machine.record(block) else { return Err(wrong()) };
+            let block = &self.records.blocks[block as usize];
+            let address = block.address.unwrap_or(next);
+            if block.live {
+                add(Action::Alloc, address, block.requested_bytes)?;
+            }
+            next = address.checked_add(block.bytes).ok_or_else(wrong)?;
+        }
+        Ok(())
+    }
+
+    /// The events of a device, and a note of what was skipped.
+    fn collect(&self, trace: Value) -> Result<(Order, Vec<String>), TraceError> {
+        let (items, left_out) =
+            self.machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
+        let stray = |index| TraceError::Event { index, reason: EventError::NotAnEvent };
+        if let Some(index) = left_out {
+            return Err(stray(index));
+        }
+        let mut skipped = BTreeMap::new();
+        let mut wrong = None;
+        let order = Order::of(items.enumerate().filter_map(|(index, item)| match self.machine.record(item) {
+            Some(Record::Event(number)) => Some(number),
+            Some(Record::Skipped(name)) => {
+                *skipped.entry(self.machine.strings().resolve(name)).or_insert(0) += 1;
+                None
+            }
+            _ => {
+                wrong.get_or_insert(index);
+                None
+            }
+        }));
+        match wrong {
+            Some(index) => Err(stray(index)),
+            None => Ok((order, note_of_skipped(&skipped).into_iter().collect())),
+        }
     }
 }
 
 /// Most bytes live at once. The events may not have been validated.
-fn peak_bytes(events: &[Event]) -> u64 {
+fn peak_bytes(events: impl Iterator<Item = Event>) -> u64 {
     let (mut live, mut peak) = (0_u64, 0);
     for event in events {
         match event.action {
@@ -167,135 +277,6 @@ fn note_of_skipped(skipped: &BTreeMap<&str, usize>) -> Option<String> {
     }
     let names = names.join(", ");
     (count > 0).then(|| format!("{count} events skipped, whose actions a later PyTorch recorded: {names}"))
-}
-
-/// Events that make the segments of `device` and their live blocks.
-fn live_at_end(machine: &Machine<Record>, segments: Option<Value>, device: u64) -> Result<Vec<Event>, TraceError> {
-    let Some(segments) = segments else { return Ok(Vec::new()) };
-    let (segments, left_out) = machine.list(segments).ok_or_else(|| not_a_snapshot("segments is not a list"))?;
-    let mut events = Vec::new();
-    for &segment in segments {
-        let Some(&Record::Segment(segment)) = machine.record(segment) else {
-            return Err(not_a_snapshot("segments holds something that is not a segment"));
-        };
-        if segment.device == device {
-            add_segment(machine, &segment, &mut events)?;
-        }
-    }
-    if left_out.is_some() {
-        return Err(not_a_snapshot("segments holds something that is not a segment"));
-    }
-    Ok(events)
-}
-
-fn add_segment(machine: &Machine<Record>, segment: &Segment, events: &mut Vec<Event>) -> Result<(), TraceError> {
-    let wrong = || not_a_snapshot(&format!("the segment at {:#x} has strange blocks", segment.address));
-    let (blocks, left_out) = machine.list(segment.blocks).ok_or_else(wrong)?;
-    if left_out.is_some() {
-        return Err(wrong());
-    }
-    let action = if segment.expandable { Action::SegmentMap } else { Action::SegmentAlloc };
-    let mut add = |action, address: u64, bytes: u64| {
-        let event = Event { time_us: 0, address, bytes, stream: segment.stream, action };
-        events.push(event);
-        event.end().ok_or_else(wrong)
-    };
-    add(action, segment.address, segment.bytes)?;
-    let mut next = segment.address;
-    for &block in blocks {
-        let Some(&Record::Block(block)) = machine.record(block) else { return Err(wrong()) };
-        let address = block.address.unwrap_or(next);
-        if block.live {
-            add(Action::Alloc, address, block.requested_bytes)?;
-        }
-        next = address.checked_add(block.bytes).ok_or_else(wrong)?;
-    }
-    Ok(())
-}
-
-/// The events of a device, and a note of what was skipped.
-fn collect(machine: &Machine<Record>, trace: Value) -> Result<(Vec<Event>, Vec<String>), TraceError> {
-    let (items, left_out) =
-        machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
-    let stray = |index| TraceError::Event { index, reason: EventError::NotAnEvent };
-    if let Some(index) = left_out {
-        return Err(stray(index));
-    }
-    let mut events = Vec::with_capacity(items.len());
-    let mut skipped = BTreeMap::new();
-    for (index, &item) in items.iter().enumerate() {
-        match machine.record(item) {
-            Some(&Record::Event(event)) => events.push(event),
-            Some(&Record::Skipped(name)) => *skipped.entry(machine.text(name).unwrap_or_default()).or_insert(0) += 1,
-            _ => return Err(stray(index)),
-        }
-    }
-    Ok((events, note_of_skipped(&skipped).into_iter().collect()))
-}
-
-/// Makes a record of a dict. `index` is its place in its list.
-fn fold(dict: &Dict<'_>, index: usize) -> Result<Option<Record>, TraceError> {
-    let record = fold_event(dict, index)?;
-    let record = record.or_else(|| fold_segment(dict).map(Record::Segment));
-    Ok(record.or_else(|| fold_block(dict).map(Record::Block)))
-}
-
-fn fold_segment(dict: &Dict<'_>) -> Option<Segment> {
-    let field = |name| dict.find(name).and_then(Value::as_u64);
-    Some(Segment {
-        blocks: dict.find("blocks")?,
-        device: field("device")?,
-        address: field("address")?,
-        bytes: field("total_size")?,
-        stream: StreamId(field("stream").unwrap_or(0)),
-        expandable: dict.find("is_expandable") == Some(Value::Bool(true)),
-    })
-}
-
-fn fold_block(dict: &Dict<'_>) -> Option<Block> {
-    let Value::Str(state) = dict.find("state")? else { return None };
-    let field = |name| dict.find(name).and_then(Value::as_u64);
-    let bytes = field("size")?;
-    Some(Block {
-        address: field("address"),
-        bytes,
-        // PyTorch before 2.1 says only the rounded size.
-        requested_bytes: field("requested_size").unwrap_or(bytes),
-        live: matches!(dict.strings().resolve(state), "active_allocated" | "active_pending_free"),
-    })
-}
-
-/// Makes an event of a dict that has an action. `index` is its place in its list.
-fn fold_event(dict: &Dict<'_>, index: usize) -> Result<Option<Record>, TraceError> {
-    let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
-    for (key, value) in dict.iter() {
-        match key {
-            "action" => action = Some(value),
-            // An OOM has no address, but says what the device had free.
-            "addr" | "device_free" => address = Some(value),
-            "size" => bytes = Some(value),
-            "stream" => stream = Some(value),
-            "time_us" => time_us = Some(value),
-            _ => {}
-        }
-    }
-    let Some(action) = action else { return Ok(None) };
-    let event = || {
-        let Value::Str(action) = action else { return Err(EventError::NotAnEvent) };
-        let Some(action) = Action::from_name(dict.strings().resolve(action)) else {
-            return Ok(Record::Skipped(Value::Str(action)));
-        };
-        let field = |name, value: Option<Value>| value.and_then(Value::as_u64).ok_or(EventError::BadField(name));
-        Ok(Record::Event(Event {
-            action,
-            address: field(if action == Action::Oom { "device_free" } else { "addr" }, address)?,
-            bytes: field("size", bytes)?,
-            stream: StreamId(field("stream", stream)?),
-            // PyTorch before 2.2 had no clock.
-            time_us: time_us.map_or(Ok(0), |time_us| field("time_us", Some(time_us)))?,
-        }))
-    };
-    event().map(Some).map_err(|reason| TraceError::Event { index, reason })
 }
 
 fn read_settings(machine: &Machine<Record>, value: Value) -> Result<Settings, TraceError> {

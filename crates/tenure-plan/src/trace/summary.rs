@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use rustc_hash::FxHashMap;
@@ -101,12 +101,13 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
     summary.earlier_bytes = earlier_blocks.iter().map(|block| block.bytes).sum();
     (summary.peak_segment_bytes, summary.end_segment_bytes) = segment_bytes(events);
     let mut classes = BTreeMap::<SizeClass, SizeClassSummary>::new();
+    let mut streams = BTreeSet::new();
     let mut live = 0u64;
     for (index, event) in events.iter().enumerate() {
         match event.action {
             Action::Alloc => {
                 summary.allocations += 1;
-                summary.streams.push(event.stream);
+                streams.insert(event.stream);
                 live += event.bytes;
                 if live > summary.peak_requested_bytes {
                     summary.peak_requested_bytes = live;
@@ -128,8 +129,7 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
             _ => {}
         }
     }
-    summary.streams.sort_unstable();
-    summary.streams.dedup();
+    summary.streams = streams.into_iter().collect();
     summary.live_at_end_bytes = live;
     if let (Some(first), Some(last)) = (events.first(), events.last()) {
         summary.duration_us = last.time_us - first.time_us;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bounds;
+mod call_stacks;
 mod common;
 mod compact;
 mod drawn;

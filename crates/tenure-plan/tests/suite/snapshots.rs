@@ -42,8 +42,13 @@ fn expected() -> Trace {
 
 #[test]
 fn every_protocol_says_the_same() {
+    let first = read(PROTOCOLS[0]).unwrap();
+    assert!(!first.stacks().is_empty());
     for (protocol, bytes) in PROTOCOLS.into_iter().enumerate() {
-        assert_eq!(read(bytes).unwrap(), expected(), "protocol {protocol}");
+        let (trace, expected) = (read(bytes).unwrap(), expected());
+        assert_eq!(trace, first, "protocol {protocol}");
+        assert_eq!((trace.device(), trace.settings()), (expected.device(), expected.settings()));
+        assert_eq!(trace.events(), expected.events());
     }
 }
 

@@ -1,0 +1,47 @@
+//! Equal values, kept once.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+/// Distinct values, numbered in the order in which they came.
+pub(crate) struct Interner<T: ?Sized> {
+    numbers: FxHashMap<Arc<T>, u32>,
+    values: Vec<Arc<T>>,
+}
+
+impl<T: ?Sized> Default for Interner<T> {
+    fn default() -> Self {
+        Self { numbers: FxHashMap::default(), values: Vec::new() }
+    }
+}
+
+impl<T: ?Sized + Hash + Eq> Interner<T> {
+    /// Bytes that a value takes in both tables, besides itself.
+    pub(crate) const ENTRY_BYTES: usize = 64;
+
+    /// The number of `value`, if it came before.
+    pub(crate) fn find(&self, value: &T) -> Option<u32> {
+        self.numbers.get(value).copied()
+    }
+
+    /// Adds a value that did not come before. Returns its number.
+    pub(crate) fn add(&mut self, value: impl Into<Arc<T>>) -> u32 {
+        let value = value.into();
+        let number = self.values.len() as u32;
+        self.values.push(Arc::clone(&value));
+        self.numbers.insert(value, number);
+        number
+    }
+
+    /// The value with this number.
+    pub(crate) fn get(&self, number: u32) -> &Arc<T> {
+        &self.values[number as usize]
+    }
+
+    /// All values, in the order of their numbers.
+    pub(crate) fn into_values(self) -> Vec<Arc<T>> {
+        self.values
+    }
+}

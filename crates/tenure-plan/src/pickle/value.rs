@@ -1,0 +1,47 @@
+use crate::interner::Interner;
+
+/// A decoded value: small and copied freely. Containers and strings lie in the machine and are shared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    /// An integer from 2^63 to 2^64 - 1.
+    Large(u64),
+    Float(f64),
+    Str(StringId),
+    /// A tuple, whose items are not kept.
+    Tuple,
+    Object(ObjectId),
+}
+
+impl Value {
+    /// The integer, if it is one from 0 to 2^64 - 1.
+    pub(crate) fn as_u64(self) -> Option<u64> {
+        match self {
+            Self::Int(value) => value.try_into().ok(),
+            Self::Large(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StringId(pub(super) u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ObjectId(pub(super) u32);
+
+/// The distinct strings of a pickle.
+pub(crate) type Strings = Interner<str>;
+
+impl Strings {
+    pub(crate) fn resolve(&self, id: StringId) -> &str {
+        self.get(id.0)
+    }
+
+    /// The string itself, to be kept longer than the machine.
+    pub(crate) fn share(&self, id: StringId) -> std::sync::Arc<str> {
+        std::sync::Arc::clone(self.get(id.0))
+    }
+}

@@ -1,0 +1,209 @@
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use tenure_core::StreamId;
+
+use super::stacks::{Frame, Stacks};
+use super::{Action, Event, EventError, TraceError};
+use crate::interner::Interner;
+use crate::pickle::{Dict, Fold, StringId, Strings, Value};
+
+/// A dict or a list of use in a snapshot, by its number in [`Records`].
+#[derive(Clone, Copy)]
+pub(super) enum Record {
+    Event(u32),
+    /// An event of an action that this version does not know, by its name.
+    Skipped(StringId),
+    Segment(u32),
+    Block(u32),
+    Frame(u32),
+    Stack(u32),
+}
+
+/// Memory that the allocator held when the snapshot was taken.
+#[derive(Clone, Copy)]
+pub(super) struct Segment {
+    pub(super) device: u64,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamId,
+    pub(super) expandable: bool,
+    pub(super) blocks: Value,
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// PyTorch before 2.1 does not say: the block follows the one before it.
+    pub(super) address: Option<u64>,
+    pub(super) bytes: u64,
+    pub(super) requested_bytes: u64,
+    pub(super) live: bool,
+}
+
+/// The name and the file of a frame, and its line.
+type FrameKey = (StringId, StringId, u32);
+
+/// What a snapshot holds, folded as it is read.
+pub(super) struct Records {
+    pub(super) events: Vec<Event>,
+    /// The stack of each event.
+    pub(super) stacks_of_events: Vec<u32>,
+    pub(super) segments: Vec<Segment>,
+    pub(super) blocks: Vec<Block>,
+    frame_numbers: FxHashMap<FrameKey, u32>,
+    frames: Vec<FrameKey>,
+    stacks: Interner<[u32]>,
+    /// The frames of the stack that is folded.
+    stack: Vec<u32>,
+    held_bytes: usize,
+}
+
+/// Bytes of a frame in both tables.
+const FRAME_BYTES: usize = 48;
+const EVENT_BYTES: usize = size_of::<Event>() + size_of::<u32>();
+
+impl Records {
+    pub(super) fn new() -> Self {
+        let mut stacks = Interner::default();
+        stacks.add(Vec::new());
+        Self {
+            events: Vec::new(),
+            stacks_of_events: Vec::new(),
+            segments: Vec::new(),
+            blocks: Vec::new(),
+            frame_numbers: FxHashMap::default(),
+            frames: Vec::new(),
+            stacks,
+            stack: Vec::new(),
+            held_bytes: 0,
+        }
+    }
+
+    /// The stacks of events that have `of_events`.
+    pub(super) fn into_stacks(self, of_events: Vec<u32>, strings: &Strings) -> Stacks {
+        if of_events.iter().all(|&stack| stack == 0) {
+            return Stacks::default();
+        }
+        let share = |&(name, filename, line): &FrameKey| Frame {
+            name: strings.share(name),
+            filename: strings.share(filename),
+            line,
+        };
+        let frames = self.frames.iter().map(share).collect();
+        Stacks { of_events, stacks: self.stacks.into_values(), frames }
+    }
+
+    fn event(&mut self, dict: &Dict<'_, Record>, index: usize) -> Result<Option<Record>, TraceError> {
+        let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
+        let mut frames = None;
+        for (key, value) in dict.iter() {
+            match key {
+                "action" => action = Some(value),
+                // An OOM has no address, but says what the device had free.
+                "addr" | "device_free" => address = Some(value),
+                "size" => bytes = Some(value),
+                "stream" => stream = Some(value),
+                "time_us" => time_us = Some(value),
+                "frames" => frames = Some(value),
+                _ => {}
+            }
+        }
+        let Some(action) = action else { return Ok(None) };
+        let mut event = || {
+            let Value::Str(action) = action else { return Err(EventError::NotAnEvent) };
+            let Some(action) = Action::from_name(dict.strings().resolve(action)) else {
+                return Ok(Record::Skipped(action));
+            };
+            let field = |name, value: Option<Value>| value.and_then(Value::as_u64).ok_or(EventError::BadField(name));
+            self.events.push(Event {
+                action,
+                address: field(if action == Action::Oom { "device_free" } else { "addr" }, address)?,
+                bytes: field("size", bytes)?,
+                stream: StreamId(field("stream", stream)?),
+                // PyTorch before 2.2 had no clock.
+                time_us: time_us.map_or(Ok(0), |time_us| field("time_us", Some(time_us)))?,
+            });
+            self.stacks_of_events.push(match frames.and_then(|frames| dict.record(frames)) {
+                Some(Record::Stack(stack)) => stack,
+                _ => 0,
+            });
+            self.held_bytes += EVENT_BYTES;
+            Ok(Record::Event(self.events.len() as u32 - 1))
+        };
+        event().map(Some).map_err(|reason| TraceError::Event { index, reason })
+    }
+
+    fn frame(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+        let Value::Str(filename) = dict.find("filename")? else { return None };
+        let Value::Str(name) = dict.find("name")? else { return None };
+        let line = u32::try_from(dict.find("line")?.as_u64()?).ok()?;
+        let frame = (name, filename, line);
+        let number = *self.frame_numbers.entry(frame).or_insert_with(|| {
+            self.held_bytes += FRAME_BYTES;
+            self.frames.push(frame);
+            self.frames.len() as u32 - 1
+        });
+        Some(Record::Frame(number))
+    }
+
+    fn segment(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+        let field = |name| dict.find(name).and_then(Value::as_u64);
+        self.segments.push(Segment {
+            blocks: dict.find("blocks")?,
+            device: field("device")?,
+            address: field("address")?,
+            bytes: field("total_size")?,
+            stream: StreamId(field("stream").unwrap_or(0)),
+            expandable: dict.find("is_expandable") == Some(Value::Bool(true)),
+        });
+        self.held_bytes += size_of::<Segment>();
+        Some(Record::Segment(self.segments.len() as u32 - 1))
+    }
+
+    fn block(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+        let Value::Str(state) = dict.find("state")? else { return None };
+        let field = |name| dict.find(name).and_then(Value::as_u64);
+        let bytes = field("size")?;
+        self.blocks.push(Block {
+            address: field("address"),
+            bytes,
+            // PyTorch before 2.1 says only the rounded size.
+            requested_bytes: field("requested_size").unwrap_or(bytes),
+            live: matches!(dict.strings().resolve(state), "active_allocated" | "active_pending_free"),
+        });
+        self.held_bytes += size_of::<Block>();
+        Some(Record::Block(self.blocks.len() as u32 - 1))
+    }
+}
+
+impl Fold for Records {
+    type Record = Record;
+
+    fn list(&mut self, key: &str, records: impl Iterator<Item = Record>) -> Option<Record> {
+        if key != "frames" {
+            return None;
+        }
+        self.stack.clear();
+        self.stack.extend(records.filter_map(|record| match record {
+            Record::Frame(frame) => Some(frame),
+            _ => None,
+        }));
+        let stack = self.stack.as_slice();
+        let number = self.stacks.find(stack).unwrap_or_else(|| {
+            self.held_bytes += size_of_val(stack) + Interner::<[u32]>::ENTRY_BYTES;
+            self.stacks.add(Arc::<[u32]>::from(stack))
+        });
+        Some(Record::Stack(number))
+    }
+
+    fn dict(&mut self, dict: &Dict<'_, Record>, position: usize) -> Result<Option<Record>, TraceError> {
+        let record = self.event(dict, position)?;
+        let record = record.or_else(|| self.frame(dict));
+        Ok(record.or_else(|| self.segment(dict)).or_else(|| self.block(dict)))
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.held_bytes as u64
+    }
+}
