@@ -86,9 +86,10 @@ impl Replay {
         trace: &Trace,
         mut observe: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Outcome, Error> {
+        let summary = trace.summary();
         let mut play = |script: Vec<_>| {
-            let machine = Simulated::new(&trace.summary(), self.lag_us, script);
-            Player::new(self, trace, Box::new(machine))?.play(&mut observe)
+            let machine = Simulated::new(&summary, self.lag_us, script);
+            Player::new(self, trace, &summary, Box::new(machine))?.play(&mut observe)
         };
         if self.allocator == AllocatorKind::Native && player::has_native_addresses(trace) {
             // Segments get the addresses that they had when the trace was recorded.
@@ -119,7 +120,8 @@ impl Replay {
         trace: &Trace,
         mut observe: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Outcome, Error> {
-        let machine = Real::new(&trace.summary(), Arc::clone(driver))?;
-        Player::new(self, trace, Box::new(machine))?.play(&mut observe)
+        let summary = trace.summary();
+        let machine = Real::new(&summary, Arc::clone(driver))?;
+        Player::new(self, trace, &summary, Box::new(machine))?.play(&mut observe)
     }
 }

@@ -14,7 +14,7 @@ use crate::Error;
 pub(super) struct Player<'a> {
     replay: &'a Replay,
     trace: &'a Trace,
-    summary: Summary,
+    summary: &'a Summary,
     // Before the machine, which ends the streams that it made.
     allocator: Box<dyn CachingAllocator>,
     machine: Box<dyn Machine>,
@@ -47,8 +47,12 @@ impl Gauge {
 }
 
 impl<'a> Player<'a> {
-    pub(super) fn new(replay: &'a Replay, trace: &'a Trace, machine: Box<dyn Machine>) -> Result<Self, Error> {
-        let summary = trace.summary();
+    pub(super) fn new(
+        replay: &'a Replay,
+        trace: &'a Trace,
+        summary: &'a Summary,
+        machine: Box<dyn Machine>,
+    ) -> Result<Self, Error> {
         let allocator = replay.allocator.build(trace.settings(), trace.device(), machine.backing())?;
         let samples = summary.allocations * replay.repeat.max(1) as usize;
         Ok(Self {
