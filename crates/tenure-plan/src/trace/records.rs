@@ -39,6 +39,8 @@ pub(super) struct Block {
     pub(super) bytes: u64,
     pub(super) requested_bytes: u64,
     pub(super) live: bool,
+    /// The stack that it was allocated under.
+    pub(super) stack: u32,
 }
 
 /// The name and the file of a frame, and its line.
@@ -124,10 +126,7 @@ impl Records {
                 // PyTorch before 2.2 had no clock.
                 time_us: time_us.map_or(Ok(0), |time_us| field("time_us", Some(time_us)))?,
             });
-            self.stacks_of_events.push(match frames.and_then(|frames| dict.record(frames)) {
-                Some(Record::Stack(stack)) => stack,
-                _ => 0,
-            });
+            self.stacks_of_events.push(stack_of(dict, frames));
             self.held_bytes += EVENT_BYTES;
             Ok(Record::Event(self.events.len() as u32 - 1))
         };
@@ -171,9 +170,18 @@ impl Records {
             // PyTorch before 2.1 says only the rounded size.
             requested_bytes: field("requested_size").unwrap_or(bytes),
             live: matches!(dict.strings().resolve(state), "active_allocated" | "active_pending_free"),
+            stack: stack_of(dict, dict.find("frames")),
         });
         self.held_bytes += size_of::<Block>();
         Some(Record::Block(self.blocks.len() as u32 - 1))
+    }
+}
+
+/// The number of the stack that a dict's `frames` became; 0 if they are none.
+fn stack_of(dict: &Dict<'_, Record>, frames: Option<Value>) -> u32 {
+    match frames.and_then(|frames| dict.record(frames)) {
+        Some(Record::Stack(stack)) => stack,
+        _ => 0,
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
 use tenure_alloc::snapshot::pickle::Writer;
 
 use super::history::{self, Additions};
@@ -33,12 +34,14 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     let snapshot = Snapshot { machine: &machine, records: &records, root, traces: traces.collect() };
     let (device, History { order, additions, mut notes }, peaks) = snapshot.choose(options.device)?;
     notes.extend(note_of_devices(device, &peaks));
+    let kept = snapshot.stacks_of_kept_blocks(device as u64, &order);
     let mut events = order.take(&mut records.events);
     let mut stacks = order.take(&mut records.stacks_of_events);
-    let stacks = {
-        additions.add_to(&mut stacks, |_| 0);
-        records.into_stacks(stacks, machine.strings())
-    };
+    additions.add_to(&mut stacks, |event| match event.action {
+        Action::Alloc => kept.get(&event.address).copied().unwrap_or(0),
+        _ => 0,
+    });
+    let stacks = records.into_stacks(stacks, machine.strings());
     // What follows needs memory of its own.
     drop(machine);
     additions.add_to(&mut events, |event| event);
@@ -163,6 +166,35 @@ impl Snapshot<'_> {
             }
         };
         Ok(History { order, additions, notes })
+    }
+
+    /// The stacks of blocks that are live at the end and that the history never freed, by their addresses.
+    fn stacks_of_kept_blocks(&self, device: u64, order: &Order) -> FxHashMap<u64, u32> {
+        let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
+        let mut stacks = FxHashMap::default();
+        for segment in segments.into_iter().flat_map(|(segments, _)| segments) {
+            let Some(Record::Segment(segment)) = self.machine.record(segment) else { continue };
+            let segment = &self.records.segments[segment as usize];
+            let Some((blocks, _)) = self.machine.list(segment.blocks).filter(|_| segment.device == device) else {
+                continue;
+            };
+            for block in blocks {
+                let Some(Record::Block(block)) = self.machine.record(block) else { continue };
+                let block = &self.records.blocks[block as usize];
+                // PyTorch before 2.1 gives blocks no address.
+                if let Some(address) = block.address.filter(|_| block.live && block.stack > 0) {
+                    stacks.insert(address, block.stack);
+                }
+            }
+        }
+        if !stacks.is_empty() {
+            for event in order.of_all(&self.records.events).iter() {
+                if matches!(event.action, Action::FreeRequested | Action::FreeCompleted) {
+                    stacks.remove(&event.address);
+                }
+            }
+        }
+        stacks
     }
 
     /// Events that make the segments of `device` and their live blocks.

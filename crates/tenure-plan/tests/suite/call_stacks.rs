@@ -2,7 +2,7 @@
 //! needed.
 
 use crate::common::{read, refusal};
-use tenure_plan::{Event, ReadOptions, Trace};
+use tenure_plan::{Action, Event, ReadOptions, Trace};
 
 /// Events whose stacks are the same.
 const EVENTS_OF_A_STACK: usize = 50;
@@ -176,4 +176,20 @@ fn devices_that_share_an_event_each_have_it() {
     };
     assert_eq!(times_of(0), [1, 2]);
     assert_eq!(times_of(1), [1, 3]);
+}
+
+#[test]
+fn a_block_that_was_there_before_the_history_has_the_stack_that_its_segment_gives() {
+    let frames = "(l(dVname\nVload\nsVfilename\nVmodel.py\nsVline\nI3\nsa";
+    let block =
+        |address: u32| format!("(dVaddress\nI{address}\nsVsize\nI8\nsVstate\nVactive_allocated\nsVframes\n{frames}sa");
+    let segment =
+        format!("(dVdevice\nI0\nsVaddress\nI4096\nsVtotal_size\nI32\nsVblocks\n(l{}{}sa", block(4096), block(4104));
+    // The block at 4104 takes the place of one that the history frees.
+    let freed = "(dVaction\nVfree_completed\nsVaddr\nI4104\nsVsize\nI8\nsVstream\nI0\nsVframes\n(lsa";
+    let bytes = format!("(dVsegments\n(l{segment}sVdevice_traces\n(l(l{freed}as.");
+    let trace = read(bytes.as_bytes()).unwrap();
+    let blocks = trace.events().iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
+    let stacks = blocks.map(|(index, event)| (event.address, trace.stacks().of_event(index).len()));
+    assert_eq!(stacks.collect::<Vec<_>>(), [(4096, 1), (4104, 0)]);
 }
