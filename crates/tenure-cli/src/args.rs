@@ -6,6 +6,7 @@ use clap::builder::PossibleValue;
 use clap::{Parser, Subcommand, ValueEnum};
 use tenure::prelude::AllocatorKind;
 use tenure::tensor::Device;
+use tenure::units::parse_bytes;
 
 use crate::commands::agent::AgentCommand;
 use crate::commands::background::BackgroundArgs;
@@ -105,9 +106,14 @@ pub(crate) struct ConvertArgs {
 /// Draw a trace, and every allocator's replay of it, as one HTML file
 #[derive(clap::Args)]
 #[command(after_help = "\
+The page shows every block over time with its stack, and the segments at any moment, in any browser of 2023 or later and \
+without a network. Stacks are those of PyTorch snapshots; compact traces have none. Where the blocks do not fit into the \
+page, those with most bytes × events are shown one by one, and the others are summed.
+
 Examples:
   tenure trace report snapshot.pickle
-  tenure trace report snapshot.pickle -o report.html --svg comparison.svg")]
+  tenure trace report snapshot.pickle -o report.html --svg comparison.svg
+  tenure trace report snapshot.pickle --from 1000000 --to 1200000")]
 pub(crate) struct ReportArgs {
     /// A PyTorch memory snapshot or a compact trace
     #[arg(value_name = "FILE")]
@@ -118,6 +124,15 @@ pub(crate) struct ReportArgs {
     /// Also write the chart that compares the allocators, as a picture of its own
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) svg: Option<PathBuf>,
+    /// Show blocks from this event on; the first event of the trace is 0
+    #[arg(long, default_value_t = 0, value_name = "EVENT")]
+    pub(crate) from: usize,
+    /// Show blocks up to this event; by default to the end
+    #[arg(long, value_name = "EVENT")]
+    pub(crate) to: Option<usize>,
+    /// Most bytes of the page, of which charts and tables take up to half a megabyte
+    #[arg(long, default_value = "4MB", value_parser = parse_bytes, value_name = "SIZE")]
+    pub(crate) page_size: u64,
     #[command(flatten)]
     pub(crate) source: Source,
 }

@@ -91,7 +91,7 @@ class Browser:
         document.querySelector('#secret').value = arguments[0];
         document.querySelector('#token').requestSubmit();
         """
-        post(f"{self._session}/execute/sync", {"script": script, "args": [token]})
+        self.run(script, token)
 
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG."""
@@ -106,8 +106,16 @@ class Browser:
     def _command(self, name: str, params: Mapping[str, object]) -> Any:
         return post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})["value"]
 
+    def run(self, script: str, *args: object) -> Any:
+        """What a script returns."""
+        return post(f"{self._session}/execute/sync", {"script": script, "args": args})["value"]
+
+    def input(self, kind: str, **params: object) -> None:
+        """What a person does with mouse or keys, such as `MouseEvent`."""
+        self._command(f"Input.dispatch{kind}", params)
+
     def read(self) -> Any:
-        return post(f"{self._session}/execute/sync", {"script": READ, "args": []})["value"]
+        return self.run(READ)
 
     def wait_for(self, is_so: Callable[[Any], bool]) -> Any:
         """The page, when it shows something."""

@@ -141,6 +141,20 @@ fn report_writes_a_page_and_a_picture() {
     assert!(fs::read_to_string(folder.path().join("chart.svg")).unwrap().starts_with("<svg"));
 }
 
+#[test]
+fn report_shows_a_part_of_the_history_that_has_events() {
+    let folder = here();
+    let part = ["--from", "1000", "--to", "1200", "--page-size", "1MB"];
+    let output = tenure(folder.path(), &[&["trace", "report", SAMPLE, "-o", "part.html"][..], &part].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = fs::read_to_string(folder.path().join("part.html")).unwrap();
+    assert!(page.contains("Shown are events 1,000 to 1,200 of") && page.len() <= 1_000_000);
+    let output = tenure(folder.path(), &["trace", "report", SAMPLE, "--from", "9999999"]);
+    assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""));
+    assert!(stderr(&output).contains("shows nothing: the trace has events 0 to "), "{}", stderr(&output));
+    assert_eq!(files(folder.path()), [PathBuf::from("part.html")]);
+}
+
 /// Files that no command can use, and what is said of each.
 fn bad_files(folder: &Path) -> Vec<(&'static str, &'static str)> {
     let sample = fs::read(SAMPLE).unwrap();

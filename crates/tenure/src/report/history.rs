@@ -100,13 +100,18 @@ const SIZES: [(u64, &str); 6] = [
     (u64::MAX, "larger"),
 ];
 
+/// The number of the size that a block of `bytes` belongs to.
+pub(super) fn size_class(bytes: u64) -> usize {
+    SIZES.iter().position(|&(upper, _)| bytes <= upper).unwrap_or(SIZES.len() - 1)
+}
+
 /// Streams that have a colour of their own; the others share the last.
 const STREAMS: usize = 8;
 
 impl Composition {
     pub(super) fn by_size(trace: &Trace, bins: &Bins) -> Self {
         let names = SIZES.iter().map(|(_, name)| (*name).to_owned()).collect();
-        let size = |event: &Event| SIZES.iter().position(|&(upper, _)| event.bytes <= upper).unwrap_or(SIZES.len() - 1);
+        let size = |event: &Event| size_class(event.bytes);
         Self::of(trace, bins, names, "size", size)
     }
 

@@ -2,10 +2,11 @@
 //! running program, by tag and module; [`TrainingReport`] is of a training run, [`LearningReport`] of a
 //! policy's; [`SwitchReport`] is of models that share a device, [`ServingReport`] of requests to them.
 //!
-//! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
-//! charts' hover texts what the lines stand for.
+//! Each is one file. It needs no network, and no script but for the blocks of a trace. It follows the reader's light or
+//! dark setting, and says in its charts' hover texts what the lines stand for.
 
 mod axis;
+mod blocks;
 #[cfg_attr(not(feature = "nn"), expect(dead_code, reason = "what the reports of training show"))]
 mod chart;
 mod history;
@@ -26,6 +27,7 @@ use std::ops::ControlFlow;
 
 use tenure_plan::{Summary, Trace};
 
+pub use blocks::PageOptions;
 #[cfg(feature = "nn")]
 pub use learning::LearningReport;
 pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
@@ -125,7 +127,12 @@ impl<'a> Report<'a> {
 
     /// The whole report: one HTML file.
     pub fn html(&self) -> String {
-        page::page(self)
+        self.html_with(&PageOptions::default())
+    }
+
+    /// [`html`](Self::html), of which `options` say how large it may be and which blocks it shows.
+    pub fn html_with(&self, options: &PageOptions) -> String {
+        page::page(self, options)
     }
 
     /// The chart that compares the allocators: one SVG file.

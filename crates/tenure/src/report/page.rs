@@ -1,6 +1,7 @@
 //! The page of a trace's report.
 
 use super::Report;
+use super::blocks::{self, PageOptions};
 use super::history::Holders;
 use super::html::{self, document, figure, remark, row, section, table};
 use crate::replay::{Outcome, before_history, recorded, verdict};
@@ -9,9 +10,9 @@ use crate::units::{Bytes, Count, Micros, Percent};
 /// Groups of equal blocks that the peak's table names one by one.
 const HOLDERS: usize = 15;
 
-pub(super) fn page(report: &Report<'_>) -> String {
+pub(super) fn page(report: &Report<'_>, options: &PageOptions) -> String {
+    let header = header(report);
     let sections = [
-        header(report),
         section(
             "Allocator beside allocator",
             "What each allocator holds of the device while the program runs. Everything above the grey area is memory \
@@ -38,7 +39,9 @@ pub(super) fn page(report: &Report<'_>) -> String {
     ];
     let footer = "Each point of a chart shows the highest value of its interval. The allocators were replayed on a \
                   simulated device; driver times are modelled after measurements of one NVIDIA H200.";
-    document(report.trace.source(), &sections.concat(), footer)
+    let charts = sections.concat();
+    let blocks = blocks::section(report.trace, options, document(&header, &charts, footer).len());
+    document(report.trace.source(), &[header, blocks, charts].concat(), footer)
 }
 
 fn header(report: &Report<'_>) -> String {

@@ -1,6 +1,7 @@
 //! Reports are whole, safe and small.
 
 use tenure::prelude::*;
+use tenure::report::PageOptions;
 
 use crate::common::assert_self_contained;
 
@@ -20,13 +21,22 @@ fn small(source: &str, blocks: &[(u64, u64)]) -> Trace {
     Trace::new(source, 0, Settings::default(), blocks.collect()).unwrap()
 }
 
+/// The page without its scripts.
+fn without_scripts(html: &str) -> String {
+    let parts = html.split("<script").enumerate();
+    parts.map(|(index, part)| if index == 0 { part } else { part.split_once("</script>").unwrap().1 }).collect()
+}
+
 #[test]
-fn a_report_needs_no_network_and_no_script() {
+fn a_report_needs_no_network_and_its_charts_no_script() {
     let trace = sample();
     let report = Report::new(&trace).unwrap();
     let html = report.html();
     assert!(html.len() < 1_000_000, "{} bytes", html.len());
-    assert_self_contained(&html);
+    assert_self_contained(&without_scripts(&html));
+    for reference in ["http:", "https:", "import ", "fetch("] {
+        assert!(!html.replace("http://www.w3.org/2000/svg", "").contains(reference), "{reference}");
+    }
 }
 
 #[test]
@@ -65,7 +75,7 @@ fn a_page_says_what_the_recording_itself_reserved_and_calls_a_replay_a_model() {
 fn names_from_a_trace_are_text() {
     let trace = small("<script>alert('&')</script>\u{7}", &[(512, 0)]);
     let report = Report::new(&trace).unwrap();
-    for page in [report.html(), report.comparison_svg()] {
+    for page in [without_scripts(&report.html()), report.comparison_svg()] {
         assert!(!page.contains("<script>") && !page.contains('\u{7}'));
         assert!(page.contains("&lt;script&gt;alert('&amp;')&lt;/script&gt;\\u{7}"));
     }
@@ -82,7 +92,7 @@ fn a_block_counts_for_the_stream_that_it_was_allocated_on() {
         action,
     });
     let trace = Trace::new("a free on another stream", 0, Settings::default(), events.to_vec()).unwrap();
-    assert_self_contained(&Report::new(&trace).unwrap().html());
+    assert_self_contained(&without_scripts(&Report::new(&trace).unwrap().html()));
 }
 
 #[test]
@@ -98,6 +108,53 @@ fn streams_are_told_apart_when_there_are_several() {
 #[test]
 fn an_empty_trace_has_a_report() {
     let trace = small("empty", &[]);
-    let html = Report::new(&trace).unwrap().html();
+    let html = without_scripts(&Report::new(&trace).unwrap().html());
     assert!(!html.contains("NaN") && !html.contains("inf"));
+}
+
+/// A training loop of so many events: blocks of many sizes and lives.
+fn long_history(events: usize) -> Trace {
+    let mut random = 1_u64;
+    let mut next = move || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random >> 33
+    };
+    let mut history = Vec::with_capacity(events + 2);
+    let mut live: Vec<Event> = Vec::new();
+    let mut time_us = 0;
+    while history.len() < events {
+        time_us += 1 + next() % 20;
+        if live.len() < 200 || (live.len() < 5000 && next() % 2 == 0) {
+            let class = next() % 16;
+            let bytes = (512 << class) + next() % 512;
+            let event = Event {
+                time_us,
+                address: (history.len() as u64 + 1) << 26,
+                bytes,
+                stream: StreamId(0),
+                action: Action::Alloc,
+            };
+            live.push(event);
+            history.push(event);
+        } else {
+            let block = live.swap_remove((next() % live.len() as u64) as usize);
+            for action in [Action::FreeRequested, Action::FreeCompleted] {
+                history.push(Event { time_us, action, ..block });
+            }
+        }
+    }
+    Trace::new("a long history", 0, Settings::default(), history).unwrap()
+}
+
+#[test]
+fn a_page_stays_within_its_bytes_and_says_what_it_sums() {
+    let trace = long_history(20_000);
+    let report = Report::new(&trace).unwrap();
+    let whole = report.html();
+    assert!(!whole.contains("are summed in grey"));
+    let small = report.html_with(&PageOptions { page_bytes: 430_000, ..PageOptions::default() });
+    assert!(small.len() <= 430_000 && small.len() < whole.len(), "{} of {} bytes", small.len(), whole.len());
+    assert!(small.contains("are summed in grey"));
+    let part = report.html_with(&PageOptions { page_bytes: 430_000, from: 5000, to: 5500 });
+    assert!(part.contains("Shown are events 5,000 to 5,500 of") && !part.contains("are summed in grey"));
 }

@@ -1,0 +1,243 @@
+//! The data of the page: columns of variable-length integers, deflated, in base64.
+//!
+//! The layout, which `viewer.js` reads in the same order; every number is an unsigned LEB128 integer, and *signed* ones
+//! are zigzag-encoded:
+//!
+//! | table | columns, each written whole |
+//! | --- | --- |
+//! | span | from, to (event numbers) |
+//! | strings | count; for each: bytes, UTF-8 text |
+//! | frames | count; function (string), file (string), line |
+//! | stacks | count; frames of each; then all frames, the innermost of a stack first |
+//! | streams | count; string of each |
+//! | blocks | count; events since the block before was made; events it lived + 1, or 0; bytes; signed address difference; stream; stack + 1 |
+//! | sum of the others | count; events since the step before; signed difference of bytes |
+//! | segments | as blocks, without stacks |
+//! | times | count; events since the one before; µs since the one before |
+//! | marks | count; events since the one before; action (string) |
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
+use rustc_hash::FxHashMap;
+use tenure_plan::{Frame, Trace};
+
+use super::history::{BlockHistory, Life, Summed};
+use super::overview::{Colors, overview};
+
+/// Blocks that the browser sorts by a number of 53 bits: 32 of an event, 21 of a block.
+const MOST_BLOCKS: usize = 1 << 21;
+/// Steps of the sum of the blocks that are left out.
+const MOST_STEPS: usize = 200_000;
+/// Events whose times are told; times between them are interpolated.
+const MOST_TIMES: usize = 10_000;
+/// Longest text of a frame.
+const MOST_CHARACTERS: usize = 400;
+/// Integers in the browser are exact below 2^53. Real addresses and sizes are smaller.
+const MOST: u64 = (1 << 52) - 1;
+
+/// Packed data, and what it holds.
+pub(super) struct Packed {
+    /// The columns, in base64.
+    pub(super) text: String,
+    /// The first picture of them, in base64.
+    pub(super) overview: String,
+    pub(super) kept: usize,
+    pub(super) summed: Summed,
+}
+
+/// As many blocks as fit into `budget` bytes.
+pub(super) fn within(trace: &Trace, history: &BlockHistory, budget: usize) -> Packed {
+    let order = history.by_weight();
+    // A block takes two to ten bytes.
+    let mut count = order.len().min(budget / 2).min(MOST_BLOCKS);
+    let mut steps = MOST_STEPS.min(budget / 16);
+    loop {
+        let packed = pack(trace, history, &order[..count], steps);
+        let length = packed.text.len() + packed.overview.len();
+        if length <= budget || (count == 0 && steps == 1) {
+            return packed;
+        }
+        let share = 0.97 * budget as f64 / length as f64;
+        if count == 0 {
+            steps = 1;
+        }
+        count = (count as f64 * share.min(0.95)) as usize;
+    }
+}
+
+fn pack(trace: &Trace, history: &BlockHistory, kept: &[u32], most_steps: usize) -> Packed {
+    let mut is_kept = vec![false; history.blocks.len()];
+    kept.iter().for_each(|&number| is_kept[number as usize] = true);
+    let blocks: Vec<&Life> = history.blocks.iter().zip(&is_kept).filter(|(_, kept)| **kept).map(|(b, _)| b).collect();
+    let summed = history.summed(&is_kept, most_steps);
+
+    let mut tables = Tables::default();
+    let stacks: Vec<u64> = blocks.iter().map(|block| tables.stack(trace, block.born)).collect();
+    let lives = |lives: &[&Life], tables: &mut Tables, out: &mut Vec<u8>| {
+        put_column(out, differences(lives.iter().map(|life| life.born as u64)));
+        put_column(out, lives.iter().map(|life| life.died.map_or(0, |died| (died - life.born) as u64 + 1)));
+        put_column(out, lives.iter().map(|life| life.bytes.min(MOST)));
+        put_column(out, signed_differences(lives.iter().map(|life| life.address & MOST)));
+        put_column(out, lives.iter().map(|life| tables.stream(life.stream.0)).collect::<Vec<_>>().into_iter());
+    };
+    let mut body = Vec::new();
+    put(&mut body, blocks.len() as u64);
+    lives(&blocks, &mut tables, &mut body);
+    put_column(&mut body, stacks.iter().copied());
+    put(&mut body, summed.steps.len() as u64);
+    put_column(&mut body, differences(summed.steps.iter().map(|step| step.0 as u64)));
+    put_column(&mut body, signed_differences(summed.steps.iter().map(|step| step.1.min(MOST))));
+    let segments: Vec<&Life> = history.segments.iter().collect();
+    put(&mut body, segments.len() as u64);
+    lives(&segments, &mut tables, &mut body);
+    put_times(&mut body, trace, history);
+    put(&mut body, history.marks.len() as u64);
+    put_column(&mut body, differences(history.marks.iter().map(|&event| event as u64)));
+    for &event in &history.marks {
+        put(&mut body, tables.string(trace.events()[event].action.name()));
+    }
+
+    let mut head = Vec::new();
+    put(&mut head, history.span.start as u64);
+    put(&mut head, history.span.end as u64);
+    tables.put(&mut head);
+    let colors = if tables.stacks.is_empty() { Colors::OfSizes } else { Colors::OfStacks(&stacks) };
+    Packed { text: deflated(&[&head, &body]), overview: overview(history, &blocks, &colors), kept: kept.len(), summed }
+}
+
+/// All `parts`, deflated, in base64.
+pub(super) fn deflated(parts: &[&[u8]]) -> String {
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
+    let written = parts.iter().try_for_each(|part| encoder.write_all(part)).and_then(|()| encoder.finish());
+    base64(&written.expect("a vector takes every byte"))
+}
+
+fn put_times(out: &mut Vec<u8>, trace: &Trace, history: &BlockHistory) {
+    let step = history.span.len().div_ceil(MOST_TIMES).max(1);
+    let last = history.span.end.checked_sub(1).filter(|last| history.span.contains(last));
+    let mut told: Vec<usize> = history.span.clone().step_by(step).collect();
+    told.extend(last.filter(|last| told.last() != Some(last)));
+    let first_us = trace.events().first().map_or(0, |event| event.time_us);
+    put(out, told.len() as u64);
+    put_column(out, differences(told.iter().map(|&event| event as u64)));
+    put_column(out, differences(told.iter().map(|&event| trace.events()[event].time_us - first_us)));
+}
+
+/// Texts, frames, stacks and streams, each distinct one once.
+#[derive(Default)]
+struct Tables {
+    strings: Vec<String>,
+    string_numbers: FxHashMap<String, u64>,
+    /// Function, file and line.
+    frames: Vec<[u64; 3]>,
+    frame_numbers: FxHashMap<Frame, u64>,
+    stacks: Vec<Vec<u64>>,
+    /// The trace's number of each stack, and its number here plus one.
+    stack_numbers: FxHashMap<u32, u64>,
+    streams: Vec<u64>,
+    stream_numbers: FxHashMap<u64, u64>,
+}
+
+impl Tables {
+    fn string(&mut self, text: &str) -> u64 {
+        let text: String = text.chars().take(MOST_CHARACTERS).collect();
+        let Self { strings, string_numbers, .. } = self;
+        *string_numbers.entry(text).or_insert_with_key(|text| {
+            strings.push(text.clone());
+            strings.len() as u64 - 1
+        })
+    }
+
+    /// The number of an event's stack plus one, or 0.
+    fn stack(&mut self, trace: &Trace, event: usize) -> u64 {
+        let stack = trace.stacks().number_of_event(event);
+        if stack == 0 {
+            return 0;
+        }
+        if let Some(&number) = self.stack_numbers.get(&stack) {
+            return number;
+        }
+        let frames = trace.stacks().frames(stack).map(|frame| self.frame(frame)).collect();
+        self.stacks.push(frames);
+        self.stack_numbers.insert(stack, self.stacks.len() as u64);
+        self.stacks.len() as u64
+    }
+
+    fn frame(&mut self, frame: &Frame) -> u64 {
+        if let Some(&known) = self.frame_numbers.get(frame) {
+            return known;
+        }
+        let packed = [self.string(&frame.name), self.string(&frame.filename), frame.line.into()];
+        self.frames.push(packed);
+        self.frame_numbers.insert(frame.clone(), self.frames.len() as u64 - 1);
+        self.frames.len() as u64 - 1
+    }
+
+    fn stream(&mut self, stream: u64) -> u64 {
+        if let Some(&number) = self.stream_numbers.get(&stream) {
+            return number;
+        }
+        let text = self.string(&format!("{stream:#x}"));
+        self.streams.push(text);
+        self.stream_numbers.insert(stream, self.streams.len() as u64 - 1);
+        self.streams.len() as u64 - 1
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        put(out, self.strings.len() as u64);
+        for text in &self.strings {
+            put(out, text.len() as u64);
+            out.extend(text.as_bytes());
+        }
+        put(out, self.frames.len() as u64);
+        (0..3).for_each(|column| put_column(out, self.frames.iter().map(|frame| frame[column])));
+        put(out, self.stacks.len() as u64);
+        put_column(out, self.stacks.iter().map(|stack| stack.len() as u64));
+        put_column(out, self.stacks.iter().flatten().copied());
+        put(out, self.streams.len() as u64);
+        put_column(out, self.streams.iter().copied());
+    }
+}
+
+/// Differences of numbers that do not descend.
+fn differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+    numbers.scan(0, |before, number| Some(number - std::mem::replace(before, number)))
+}
+
+/// Zigzag-encoded differences of numbers below 2^52.
+fn signed_differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+    numbers.scan(0, |before, number| {
+        let difference = number as i64 - std::mem::replace(before, number) as i64;
+        Some((difference << 1 ^ difference >> 63) as u64)
+    })
+}
+
+fn put_column(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64>) {
+    numbers.for_each(|number| put(out, number));
+}
+
+/// Seven bits a byte, lowest first; the top bit says that more follow (LEB128).
+pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let byte = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let value = bits >> (18 - 6 * digit) & 0x3f;
+            text.push(if digit <= group.len() { char::from(DIGITS[value as usize]) } else { '=' });
+        }
+    }
+    text
+}

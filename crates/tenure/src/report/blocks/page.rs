@@ -1,0 +1,102 @@
+//! The interactive section of a trace's page.
+
+use tenure_plan::Trace;
+
+use super::history::BlockHistory;
+use super::pack::Packed;
+use crate::report::html::{escape, row, section as titled, table};
+use crate::units::{Bytes, Count};
+
+const STYLE: &str = include_str!("viewer/viewer.css");
+const SCRIPTS: [&str; 7] = [
+    include_str!("viewer/data.js"),
+    include_str!("viewer/overview.js"),
+    include_str!("viewer/history.js"),
+    include_str!("viewer/colors.js"),
+    include_str!("viewer/timeline.js"),
+    include_str!("viewer/segments.js"),
+    include_str!("viewer/viewer.js"),
+];
+
+/// Bytes of the section besides its data, at most.
+pub(super) fn frame_bytes() -> usize {
+    const WORDS: usize = 8192;
+    STYLE.len() + SCRIPTS.iter().map(|script| script.len()).sum::<usize>() + WORDS
+}
+
+pub(super) fn section(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
+    let grows = trace.settings().expandable_segments;
+    let content = format!(
+        "<style>\n{STYLE}</style>\n\
+         <noscript><p>The blocks need scripts; the charts around them do not.</p></noscript>\n\
+         <p id=\"unshown\" class=\"verdict unfinished\" hidden></p>\n\
+         <div id=\"viewer\" data-expandable=\"{grows}\" hidden inert>\n\
+         <div class=\"tools\"><input type=\"search\" id=\"search\" aria-label=\"Search functions and files\" \
+         placeholder=\"Search functions and files\">\
+         <label>Colour by <select id=\"color\"><option value=\"stack\">stack</option><option value=\"size\">size</option>\
+         <option value=\"stream\">stream</option><option value=\"block\">block</option></select></label>\
+         <button id=\"whole\" type=\"button\">Whole history</button><output id=\"found\"></output></div>\n\
+         <canvas id=\"timeline\" tabindex=\"0\" role=\"img\" aria-label=\"Blocks over time\"></canvas>\n\
+         <p class=\"muted\">Across: event numbers. Wheel or +/− zooms, Shift and wheel zooms the bytes, dragging or arrow keys \
+         move, Home shows everything.</p>\n\
+         <div id=\"about\" aria-live=\"polite\"></div>\n\
+         <h2>Segments over time</h2>\n\
+         <p class=\"muted\">Each bar is a segment, to scale, at the moment of the dashed line above. Grey is free, or taken by \
+         blocks that are not shown one by one.</p>\n\
+         <div class=\"tools\"><label for=\"moment\">Moment</label><input type=\"range\" id=\"moment\"></div>\n\
+         <p id=\"held\"></p>\n\
+         <div class=\"map\"><canvas id=\"segments\" role=\"img\" aria-label=\"Segments\"></canvas></div>\n\
+         <div id=\"tip\" hidden></div>\n</div>\n\
+         {}<script type=\"text/plain\" id=\"overview-data\">{}</script>\n<script>\n{}</script>\n\
+         <script type=\"text/plain\" id=\"block-data\">{}</script>\n",
+        settings(trace),
+        packed.overview,
+        SCRIPTS.concat(),
+        packed.text
+    );
+    titled("Every block over time", &words(trace, history, packed), &content)
+}
+
+/// What the picture shows, and what it leaves out.
+fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
+    let mut words =
+        "Each band is a block, as tall as its bytes, stacked in the order of their allocation. Where a block \
+                     below is freed, those above it fall."
+            .to_owned();
+    if history.span != (0..trace.events().len()) {
+        words += &format!(
+            " Shown are events {} to {} of {}.",
+            Count(history.span.start as u64),
+            Count(history.span.end as u64),
+            Count(trace.events().len() as u64)
+        );
+    }
+    let summed = &packed.summed;
+    if summed.blocks > 0 {
+        words += &format!(
+            " {} blocks are shown. {} smaller or shorter ones, at most {} at once, are summed in grey{}: <code>--from</code> \
+             and <code>--to</code> show a part of the history in full, and <code>--page-size</code> a larger page.",
+            Count(packed.kept as u64),
+            Count(summed.blocks as u64),
+            Bytes(summed.peak_bytes),
+            if summed.is_exact { "" } else { ", each stretch of time at its highest" }
+        );
+    }
+    words
+}
+
+/// The recorded allocator's settings.
+fn settings(trace: &Trace) -> String {
+    let settings = trace.settings();
+    let conf = if settings.conf.is_empty() { "–" } else { &settings.conf };
+    let divisions: Vec<String> = settings.roundup_power2_divisions.iter().map(u32::to_string).collect();
+    let limit = settings.max_split_size_bytes.map_or("no limit".to_owned(), |bytes| Bytes(bytes).to_string());
+    let rows = [
+        row("PYTORCH_CUDA_ALLOC_CONF", &[&format_args!("<span class=\"long\">{}</span>", escape(conf))]),
+        row("expandable_segments", &[&settings.expandable_segments]),
+        row("max_split_size", &[&limit]),
+        row("garbage_collection_threshold", &[&settings.garbage_collection_threshold]),
+        row("roundup_power2_divisions", &[&divisions.join(", ")]),
+    ];
+    format!("<details><summary>Settings</summary>\n{}</details>\n", table(&["Setting", "Value"], rows.into_iter()))
+}

@@ -1,0 +1,226 @@
+//! The page's data says what the trace says.
+
+use proptest::prelude::*;
+use tenure_alloc::snapshot::pickle::Writer;
+use tenure_core::StreamId;
+use tenure_plan::{Action, Event, ReadOptions, Settings, Trace};
+
+use super::history::BlockHistory;
+use super::pack::{Packed, within};
+use super::unpack::{Unpacked, unpack, unpack_overview};
+use super::{PageOptions, section};
+
+/// A trace of `events`, read from a snapshot that gives each allocation one frame: function, file and line.
+fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -> Trace {
+    let event = |writer: &mut Writer<_>, event: &Event| {
+        writer.dict(|writer| {
+            writer.text_entry("action", event.action.name())?;
+            let numbers = [("addr", event.address), ("size", event.bytes), ("time_us", event.time_us)];
+            numbers.into_iter().try_for_each(|(key, number)| writer.entry(key, number))?;
+            writer.entry("stream", event.stream.0)?;
+            if event.action != Action::Alloc {
+                return Ok(());
+            }
+            let (name, file, line) = frame(event);
+            writer.text("frames")?;
+            writer.list(|writer| {
+                writer.dict(|writer| {
+                    writer.text_entry("name", &name)?;
+                    writer.text_entry("filename", &file)?;
+                    writer.entry("line", line)
+                })
+            })
+        })
+    };
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    let written = writer.dict(|writer| {
+        writer.text("device_traces")?;
+        writer.list(|writer| writer.list(|writer| events.iter().try_for_each(|made| event(writer, made))))
+    });
+    written.unwrap();
+    Trace::read_from(&writer.finish().unwrap()[..], "random", &ReadOptions::default()).unwrap()
+}
+
+/// Each choice allocates a block of so many bytes, or frees the live block of that number.
+fn trace_of(choices: &[(bool, u16)]) -> Trace {
+    let mut events: Vec<Event> = Vec::new();
+    let mut live: Vec<Event> = Vec::new();
+    for (index, &(allocates, number)) in choices.iter().enumerate() {
+        let stream = StreamId(u64::from(number % 3));
+        if allocates || live.is_empty() {
+            let address = (index as u64 + 1) << 20;
+            let event =
+                Event { time_us: index as u64 * 7, address, bytes: number.into(), stream, action: Action::Alloc };
+            live.push(event);
+            events.push(event);
+        } else {
+            let block = live.swap_remove(usize::from(number) % live.len());
+            for action in [Action::FreeRequested, Action::FreeCompleted] {
+                events.push(Event { action, time_us: index as u64 * 7, ..block });
+            }
+        }
+    }
+    if events.is_empty() {
+        return Trace::new("random", 0, Settings::default(), events).unwrap();
+    }
+    recorded(&events, |event| ("make".into(), format!("file{}.py", event.bytes % 5), event.bytes as u32))
+}
+
+/// Live bytes after each event.
+fn live_bytes(trace: &Trace) -> Vec<u64> {
+    let mut live = 0;
+    let after = trace.events().iter().map(|event| {
+        match event.action {
+            Action::Alloc => live += event.bytes,
+            Action::FreeCompleted => live -= event.bytes,
+            _ => {}
+        }
+        live
+    });
+    after.collect()
+}
+
+fn kept_bytes(data: &Unpacked, event: u64) -> u64 {
+    let live = data.blocks.iter().filter(|b| b.born <= event && b.died.is_none_or(|died| died > event));
+    live.map(|block| block.bytes).sum()
+}
+
+fn summed_bytes(data: &Unpacked, event: u64) -> u64 {
+    data.summed.iter().rev().find(|step| step.0 <= event).map_or(0, |step| step.1)
+}
+
+fn packed(trace: &Trace, budget: usize) -> (Packed, Unpacked) {
+    let packed = within(trace, &BlockHistory::of(trace, 0, usize::MAX), budget);
+    let data = unpack(&packed.text);
+    (packed, data)
+}
+
+proptest! {
+    #[test]
+    fn kept_and_summed_blocks_make_what_was_live_at_every_event(
+        choices in prop::collection::vec(any::<(bool, u16)>(), 0..120),
+        budget in 200_usize..3000,
+    ) {
+        let trace = trace_of(&choices);
+        let (packed, data) = packed(&trace, budget);
+        let length = packed.text.len() + packed.overview.len();
+        prop_assert!(length <= budget.max(1500), "{length} bytes of {budget}");
+        prop_assert_eq!(packed.kept, data.blocks.len());
+        let live = live_bytes(&trace);
+        for (event, &bytes) in (0..).zip(&live) {
+            let (kept, summed) = (kept_bytes(&data, event), summed_bytes(&data, event));
+            if packed.summed.is_exact {
+                prop_assert_eq!(kept + summed, bytes, "event {}", event);
+            } else {
+                prop_assert!(kept + summed >= bytes, "event {}", event);
+            }
+        }
+        // A step is as high as what was left out was at most.
+        let ends = data.summed.iter().skip(1).map(|step| step.0).chain([live.len() as u64]);
+        for (&(first, summed), end) in data.summed.iter().zip(ends) {
+            let most = (first..end).map(|event| live[event as usize] - kept_bytes(&data, event)).max();
+            prop_assert_eq!(most, Some(summed));
+        }
+    }
+
+    #[test]
+    fn a_page_with_room_has_every_block_as_it_was(choices in prop::collection::vec(any::<(bool, u16)>(), 1..120)) {
+        let trace = trace_of(&choices);
+        let (packed, data) = packed(&trace, 1 << 20);
+        prop_assert_eq!(packed.summed.blocks, 0);
+        let allocations = trace.events().iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
+        let mut blocks = data.blocks.iter();
+        for (index, event) in allocations {
+            let block = blocks.next().unwrap();
+            prop_assert_eq!((block.born, block.bytes, block.address), (index as u64, event.bytes, event.address));
+            let is_end = |other: &Event| other.action == Action::FreeCompleted && other.address == event.address;
+            prop_assert_eq!(block.died, trace.events().iter().position(is_end).map(|end| end as u64));
+            let stream = &data.strings[data.streams[block.stream as usize] as usize];
+            prop_assert_eq!(stream, &format!("{:#x}", event.stream.0));
+            let [name, file, line] = data.frames[data.stacks[block.stack.unwrap() as usize][0] as usize];
+            prop_assert_eq!(&data.strings[name as usize], "make");
+            prop_assert_eq!(&data.strings[file as usize], &format!("file{}.py", event.bytes % 5));
+            prop_assert_eq!(line, event.bytes);
+        }
+        prop_assert!(blocks.next().is_none());
+    }
+
+    #[test]
+    fn the_first_picture_has_the_heights_of_the_history_and_the_stacks_of_its_blocks(
+        choices in prop::collection::vec(any::<(bool, u16)>(), 1..120),
+        budget in 200_usize..3000,
+    ) {
+        let trace = trace_of(&choices);
+        let (packed, data) = packed(&trace, budget);
+        let (rows, peak, columns) = unpack_overview(&packed.overview);
+        let live = live_bytes(&trace);
+        prop_assert_eq!((columns.len(), peak), (live.len(), *live.iter().max().unwrap()));
+        for (event, (column, bytes)) in (0..).zip(columns.iter().zip(live)) {
+            prop_assert_eq!(column.iter().map(|run| run.0).sum::<u64>(), bytes * rows / peak.max(1));
+            let lives = data.blocks.iter().filter(|b| b.born <= event && b.died.is_none_or(|died| died > event));
+            let mut stacks = lives.map(|block| block.stack.unwrap() + 1).chain([0]);
+            // Blocks that are too low for a row are passed over.
+            prop_assert!(column.iter().all(|run| stacks.any(|stack| stack == run.1)), "event {event}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_history_has_the_heights_of_the_whole(
+        choices in prop::collection::vec(any::<(bool, u16)>(), 10..80),
+        from in 0_usize..40,
+        length in 1_usize..40,
+        budget in 200_usize..3000,
+    ) {
+        let trace = trace_of(&choices);
+        let history = BlockHistory::of(&trace, from, from + length);
+        let packed = within(&trace, &history, budget);
+        let data = unpack(&packed.text);
+        prop_assert_eq!((data.from, data.to), (history.span.start as u64, history.span.end as u64));
+        for event in history.span.clone().filter(|_| packed.summed.is_exact) {
+            let shown = kept_bytes(&data, event as u64) + summed_bytes(&data, event as u64);
+            prop_assert_eq!(shown, live_bytes(&trace)[event]);
+        }
+    }
+}
+
+#[test]
+fn the_blocks_with_most_bytes_and_events_are_kept() {
+    let choices: Vec<_> = (0..2000).map(|index| (true, if index == 700 { 60_000 } else { index % 97 })).collect();
+    let (packed, data) = packed(&trace_of(&choices), 3000);
+    assert!(packed.summed.blocks > 0 && packed.kept > 0);
+    assert!(data.blocks.iter().any(|block| block.bytes == 60_000));
+}
+
+#[test]
+fn segments_live_until_they_are_freed_and_may_be_unmapped_in_parts() {
+    let event = |action, address: u64, bytes| Event { time_us: 0, address, bytes, stream: StreamId(0), action };
+    let events = vec![
+        event(Action::SegmentAlloc, 1 << 30, 64),
+        event(Action::SegmentMap, 2 << 30, 100),
+        event(Action::SegmentUnmap, (2 << 30) + 20, 30),
+        event(Action::SegmentFree, 1 << 30, 64),
+        event(Action::Oom, 0, 64),
+    ];
+    let trace = Trace::new("segments", 0, Settings::default(), events).unwrap();
+    let (_, data) = packed(&trace, 1 << 20);
+    let lives: Vec<_> = data.segments.iter().map(|s| (s.born, s.died, s.address, s.bytes)).collect();
+    let base = 2 << 30;
+    let expected = [(0, Some(3), 1 << 30, 64), (1, Some(2), base, 100), (2, None, base, 20), (2, None, base + 50, 50)];
+    assert_eq!(lives, expected);
+    let marks: Vec<_> = data.marks.iter().map(|&(event, text)| (event, &data.strings[text as usize][..])).collect();
+    assert_eq!(marks, [(4, "oom")]);
+    assert_eq!(data.times.len(), 5);
+}
+
+#[test]
+fn hostile_names_stay_data() {
+    let hostile = "</script><script>alert('\"&\u{0}\u{2028}\u{202e}é')</script>";
+    let block = trace_of(&[(true, 1)]);
+    let trace = recorded(block.events(), |_| (hostile.into(), hostile.into(), u32::MAX));
+    let (packed, data) = packed(&trace, 1 << 20);
+    assert!(packed.text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)));
+    assert_eq!(data.strings[data.frames[0][0] as usize], hostile);
+    let html = section(&trace, &PageOptions::default(), 0);
+    assert_eq!([html.matches("<script").count(), html.matches("</script").count()], [3, 3]);
+    assert!(!html.contains("alert"));
+}

@@ -1,0 +1,144 @@
+//! Reads packed data again, as the browser does.
+
+use std::io::Read;
+
+use flate2::read::DeflateDecoder;
+
+#[derive(Debug, Default)]
+pub(super) struct Unpacked {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) strings: Vec<String>,
+    pub(super) frames: Vec<[u64; 3]>,
+    pub(super) stacks: Vec<Vec<u64>>,
+    pub(super) streams: Vec<u64>,
+    pub(super) blocks: Vec<Row>,
+    pub(super) summed: Vec<(u64, u64)>,
+    pub(super) segments: Vec<Row>,
+    pub(super) times: Vec<(u64, u64)>,
+    pub(super) marks: Vec<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) born: u64,
+    pub(super) died: Option<u64>,
+    pub(super) bytes: u64,
+    pub(super) address: u64,
+    pub(super) stream: u64,
+    pub(super) stack: Option<u64>,
+}
+
+/// The rows, the highest bytes, and the runs of each column.
+pub(super) fn unpack_overview(text: &str) -> (u64, u64, Vec<Vec<(u64, u64)>>) {
+    let bytes = inflated(text);
+    let mut numbers = Columns { bytes: &bytes };
+    let [columns, rows, peak, ..] = [(); 6].map(|()| numbers.number());
+    let mut runs = || (0..numbers.number()).map(|_| (numbers.number(), numbers.number())).collect();
+    let columns = (0..columns).map(|_| runs()).collect();
+    assert!(numbers.bytes.is_empty(), "{} bytes are left", numbers.bytes.len());
+    (rows, peak, columns)
+}
+
+fn inflated(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    DeflateDecoder::new(&decode_base64(text)[..]).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+pub(super) fn unpack(text: &str) -> Unpacked {
+    let bytes = inflated(text);
+    let mut columns = Columns { bytes: &bytes };
+    let (from, to) = (columns.number(), columns.number());
+    let strings = (0..columns.number()).map(|_| columns.text()).collect();
+    let frames = columns.number();
+    let [names, files, lines] = [(); 3].map(|()| columns.column(frames));
+    let frames = names.iter().zip(files).zip(lines).map(|((&name, file), line)| [name, file, line]).collect();
+    let count = columns.number();
+    let lengths = columns.column(count);
+    let stacks = lengths.into_iter().map(|length| columns.column(length)).collect();
+    let count = columns.number();
+    let streams = columns.column(count);
+    let mut blocks = columns.lives();
+    let stacks_of_blocks = columns.column(blocks.len() as u64);
+    blocks.iter_mut().zip(stacks_of_blocks).for_each(|(block, stack)| block.stack = stack.checked_sub(1));
+    let count = columns.number();
+    let summed = columns.sums(count).into_iter().zip(columns.signed_sums(count)).collect();
+    let segments = columns.lives();
+    let count = columns.number();
+    let times = columns.sums(count).into_iter().zip(columns.sums(count)).collect();
+    let count = columns.number();
+    let marks = columns.sums(count).into_iter().zip(columns.column(count)).collect();
+    assert!(columns.bytes.is_empty(), "{} bytes are left", columns.bytes.len());
+    Unpacked { from, to, strings, frames, stacks, streams, blocks, summed, segments, times, marks }
+}
+
+struct Columns<'a> {
+    bytes: &'a [u8],
+}
+
+impl Columns<'_> {
+    fn number(&mut self) -> u64 {
+        let length = self.bytes.iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+        let (number, rest) = self.bytes.split_at(length);
+        self.bytes = rest;
+        number.iter().rev().fold(0, |value, byte| value << 7 | u64::from(byte & 0x7f))
+    }
+
+    fn text(&mut self) -> String {
+        let length = self.number() as usize;
+        let (text, rest) = self.bytes.split_at(length);
+        self.bytes = rest;
+        String::from_utf8(text.to_vec()).unwrap()
+    }
+
+    fn column(&mut self, count: u64) -> Vec<u64> {
+        (0..count).map(|_| self.number()).collect()
+    }
+
+    fn sums(&mut self, count: u64) -> Vec<u64> {
+        let mut sum = 0;
+        self.column(count).into_iter().map(|number| (sum += number, sum).1).collect()
+    }
+
+    fn signed_sums(&mut self, count: u64) -> Vec<u64> {
+        let mut sum = 0_i64;
+        let difference = |code: u64| (code >> 1) as i64 ^ -((code & 1) as i64);
+        self.column(count).into_iter().map(|code| (sum += difference(code), sum as u64).1).collect()
+    }
+
+    fn lives(&mut self) -> Vec<Row> {
+        let count = self.number();
+        let born = self.sums(count);
+        let lived = self.column(count);
+        let bytes = self.column(count);
+        let address = self.signed_sums(count);
+        let stream = self.column(count);
+        let row = |index: usize| Row {
+            born: born[index],
+            died: lived[index].checked_sub(1).map(|lived| born[index] + lived),
+            bytes: bytes[index],
+            address: address[index],
+            stream: stream[index],
+            stack: None,
+        };
+        (0..count as usize).map(row).collect()
+    }
+}
+
+fn decode_base64(text: &str) -> Vec<u8> {
+    let digit = |character: u8| match character {
+        b'A'..=b'Z' => character - b'A',
+        b'a'..=b'z' => character - b'a' + 26,
+        b'0'..=b'9' => character - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => panic!("{character} is no digit"),
+    };
+    let groups = text.as_bytes().chunks(4).flat_map(|group| {
+        let digits: Vec<u8> = group.iter().filter(|character| **character != b'=').map(|&c| digit(c)).collect();
+        let bits = digits.iter().fold(0_u32, |bits, &digit| bits << 6 | u32::from(digit)) << (6 * (4 - digits.len()));
+        bits.to_be_bytes()[1..digits.len()].to_vec()
+    });
+    groups.collect()
+}

@@ -1,0 +1,223 @@
+// The canvas of all blocks over time. A column of pixels shows the moment of its events when most was live.
+
+const LEFT = 66;
+const BOTTOM = 24;
+const TOP = 16;
+
+class Timeline {
+  constructor(canvas, overview, colors) {
+    Object.assign(this, { canvas, overview, colors });
+    this.data = { from: overview.from, to: overview.to, marks: { count: 0 } };
+    this.peak = overview.peak || 1;
+    this.cursor = -1;
+    this.selected = -1;
+    this.reset();
+  }
+
+  // Shows the blocks in place of the overview.
+  show(data, history) {
+    Object.assign(this, { data, history, overview: null });
+    this.peak = history.height.reduce((most, bytes) => Math.max(most, bytes), 0) || 1;
+    this.reset();
+  }
+
+  reset() {
+    this.from = this.data.from;
+    this.to = Math.max(this.data.to, this.data.from + 1);
+    this.low = 0;
+    this.high = this.peak * 1.04;
+  }
+
+  resize() {
+    const ratio = Math.min(2, devicePixelRatio || 1);
+    this.ratio = ratio;
+    this.canvas.width = Math.round(this.canvas.clientWidth * ratio);
+    this.canvas.height = Math.round(this.canvas.clientHeight * ratio);
+    this.width = Math.max(1, this.canvas.width - LEFT * ratio);
+    this.height = Math.max(1, this.canvas.height - (BOTTOM + TOP) * ratio);
+  }
+
+  eventAt(x) {
+    return this.from + ((x - LEFT) * this.ratio / this.width) * (this.to - this.from);
+  }
+
+  bytesAt(y) {
+    return this.low + (1 - (y - TOP) * this.ratio / this.height) * (this.high - this.low);
+  }
+
+  zoom(factor, x) {
+    const anchor = this.eventAt(x);
+    const length = Math.max(4, (this.to - this.from) * factor);
+    this.move(anchor - (anchor - this.from) * (length / (this.to - this.from)), length);
+  }
+
+  zoomBytes(factor, y) {
+    const anchor = this.bytesAt(y);
+    const length = Math.min(this.peak * 1.04, (this.high - this.low) * factor);
+    this.moveBytes(anchor - (anchor - this.low) * (length / (this.high - this.low)), length);
+  }
+
+  move(from, length = this.to - this.from) {
+    const whole = Math.max(1, this.data.to - this.data.from);
+    length = Math.min(length, whole);
+    this.from = Math.min(Math.max(from, this.data.from), this.data.from + whole - length);
+    this.to = this.from + length;
+  }
+
+  moveBytes(low, length = this.high - this.low) {
+    this.low = Math.min(Math.max(low, 0), this.peak * 1.04 - length);
+    this.high = this.low + length;
+  }
+
+  // The block under a point of the canvas; -1 if there is none.
+  blockAt(x, y) {
+    const { history } = this;
+    const column = Math.floor((x - LEFT) * this.ratio);
+    const bytes = this.bytesAt(y);
+    if (column < 0 || column >= this.width || bytes < 0) return -1;
+    history.seek(this.shown(column));
+    let sum = 0;
+    for (const block of history.live()) {
+      sum += this.data.blocks.bytes[block];
+      if (sum > bytes) return block;
+    }
+    return -1;
+  }
+
+  // The change whose moment a column shows.
+  shown(column, width = 1) {
+    const edge = (at) => this.from + (at / this.width) * (this.to - this.from);
+    const first = firstAbove(this.history.event, Math.ceil(edge(column)) - 1);
+    const end = firstAbove(this.history.event, Math.ceil(edge(column + width)) - 1);
+    return end > first ? this.history.highest(first, end) : first - 1;
+  }
+
+  draw() {
+    const context = this.canvas.getContext("2d");
+    context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    if (this.overview) {
+      const tall = this.height * (this.peak / this.high);
+      this.overview.draw(context, this.colors, LEFT * this.ratio, TOP * this.ratio + this.height - tall, this.width, tall);
+    } else {
+      this.drawBlocks(context);
+    }
+    this.drawFrame(context);
+  }
+
+  drawBlocks(context) {
+    const image = context.createImageData(Math.floor(this.width), Math.floor(this.height));
+    const pixels = new Uint32Array(image.data.buffer);
+    const { width, height } = image;
+    let wide = 1;
+    let painted = -2;
+    let passed = 0;
+    for (let column = 0; column < width; column += wide) {
+      const shown = this.shown(column, wide);
+      if (shown !== painted) {
+        this.history.seek(shown);
+        passed += this.paint(pixels, width, height, column);
+        // Where very many blocks are live at once, columns become wider, so that drawing stays quick.
+        if (passed > 8e6 && wide < 8) [wide, passed] = [wide * 2, 0];
+      } else {
+        for (let at = column; at < pixels.length; at += width) pixels[at] = pixels[at - 1];
+      }
+      painted = shown;
+      for (let copy = column + 1; copy < Math.min(column + wide, width); copy++) {
+        for (let at = copy; at < pixels.length; at += width) pixels[at] = pixels[at - 1];
+      }
+    }
+    context.putImageData(image, LEFT * this.ratio, TOP * this.ratio);
+  }
+
+  // Fills a column; returns how many blocks it passed.
+  paint(pixels, width, height, column) {
+    const { after, at, blocks, summed } = this.history;
+    const { block: colors, ground, grey } = this.colors;
+    const anchor = blocks.count;
+    const scale = height / (this.high - this.low);
+    let [sum, row, passed] = [-this.low, 0, 0];
+    const fill = (bytes, color) => {
+      sum += bytes;
+      const end = Math.min(height, Math.round(sum * scale));
+      const start = row;
+      for (; row < end; row++) pixels[(height - 1 - row) * width + column] = color;
+      // A line between blocks that are tall enough for one.
+      if (end - start > 3) pixels[(height - end) * width + column] = mixed(color, ground, 0.35);
+    };
+    for (let block = after[anchor]; block !== anchor && row < height; block = after[block]) {
+      fill(blocks.bytes[block], block === this.selected ? this.colors.text : colors[block]);
+      passed++;
+    }
+    if (at >= 0) fill(summed[at], grey);
+    return passed + 50;
+  }
+
+  drawFrame(context) {
+    const { ratio, width, height, colors } = this;
+    context.save();
+    context.scale(ratio, ratio);
+    context.font = "12px system-ui, sans-serif";
+    const [right, bottom] = [LEFT + width / ratio, TOP + height / ratio];
+    context.fillStyle = colors.muted;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    context.strokeStyle = colors.line;
+    context.globalAlpha = 0.6;
+    const steps = round((this.high - this.low) / 5);
+    for (let bytes = Math.ceil(this.low / steps) * steps; bytes <= this.high; bytes += steps) {
+      const y = bottom - ((bytes - this.low) / (this.high - this.low)) * (bottom - TOP);
+      context.globalAlpha = 1;
+      context.fillText(inBytes(bytes), LEFT - 6, y);
+      context.globalAlpha = 0.45;
+      line(context, LEFT, y, right, y);
+    }
+    context.globalAlpha = 1;
+    context.textBaseline = "top";
+    const events = Math.max(1, round((this.to - this.from) / 6));
+    for (let event = Math.ceil(this.from / events) * events; event <= this.to; event += events) {
+      const x = this.xOf(event);
+      context.textAlign = x > right - 40 ? "right" : x < LEFT + 30 ? "left" : "center";
+      context.fillText(inCount(event), x, bottom + 7);
+      line(context, x, bottom, x, bottom + 4);
+    }
+    this.drawMarks(context, bottom);
+    context.restore();
+  }
+
+  drawMarks(context, bottom) {
+    const { marks } = this.data;
+    let free = 0;
+    context.textAlign = "left";
+    for (let mark = 0; mark < marks.count; mark++) {
+      const x = this.xOf(marks.event[mark]);
+      if (marks.event[mark] < this.from || marks.event[mark] > this.to) continue;
+      context.strokeStyle = context.fillStyle = marks.text[mark] === "oom" ? this.colors.bad : this.colors.muted;
+      line(context, x, TOP, x, bottom);
+      if (x < free) continue;
+      context.fillText(marks.text[mark], x + 3, 1);
+      free = x + 10 + context.measureText(marks.text[mark]).width;
+    }
+    if (this.cursor >= this.from && this.cursor <= this.to) {
+      context.strokeStyle = this.colors.cursor;
+      context.setLineDash([4, 3]);
+      line(context, this.xOf(this.cursor), TOP, this.xOf(this.cursor), bottom);
+    }
+  }
+
+  xOf(event) {
+    return LEFT + ((event - this.from) / (this.to - this.from)) * (this.width / this.ratio);
+  }
+}
+
+function line(context, x0, y0, x1, y1) {
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.lineTo(x1, y1);
+  context.stroke();
+}
+
+// The nearest 1, 2 or 5 times a power of ten that is not below `step`.
+function round(step) {
+  const power = 10 ** Math.floor(Math.log10(step || 1));
+  return power * [1, 2, 5, 10].find((times) => times * power >= step * 0.999);
+}

@@ -1,0 +1,294 @@
+// Wires the canvases, the search and the details of a block.
+
+const find = (id) => document.getElementById(id);
+
+class Viewer {
+  constructor(data, history, timeline) {
+    Object.assign(this, { data, history, timeline, colors: timeline.colors });
+    this.matches = null;
+    timeline.show(data, history);
+    this.segments = new Segments(find("segments"), data, history, this.colors);
+    this.selected = -1;
+    const highest = this.history.highest(0, this.history.event.length);
+    const cursor = this.history.event[highest] ?? data.from;
+    this.timeline.cursor = Math.min(Math.max(cursor, data.from), data.to);
+    this.setUp();
+    this.recolor();
+    this.resize();
+  }
+
+  setUp() {
+    const colorBy = find("color");
+    if (this.data.stacks.length === 0) {
+      colorBy.querySelector("[value=stack]").remove();
+      find("search").placeholder = "No stacks were recorded";
+      find("search").disabled = true;
+    }
+    colorBy.addEventListener("change", () => { this.recolor(); this.draw(); this.drawSegments(); });
+    find("search").addEventListener("input", (event) => this.search(event.target.value));
+    find("whole").addEventListener("click", () => { this.timeline.reset(); this.draw(); });
+    const moment = find("moment");
+    [moment.min, moment.max] = [this.data.from, Math.max(this.data.to - 1, this.data.from)];
+    moment.addEventListener("input", () => this.setCursor(Number(moment.value)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.recolor();
+      this.draw();
+      this.drawSegments();
+    });
+    addEventListener("resize", () => this.resize());
+    find("segments").addEventListener("click", (event) => this.select(this.segments.find(event.offsetX, event.offsetY).block ?? -1));
+    find("segments").addEventListener("pointermove", (event) => this.hoverSegment(event));
+    find("segments").addEventListener("pointerleave", () => { find("tip").hidden = true; });
+    this.setUpTimeline(find("timeline"));
+  }
+
+  setUpTimeline(canvas) {
+    const { timeline } = this;
+    const pointers = new Map();
+    let moved = 0;
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const factor = 1.0015 ** (event.deltaY || event.deltaX);
+      if (event.shiftKey) timeline.zoomBytes(factor, event.offsetY);
+      else timeline.zoom(factor, event.offsetX);
+      this.draw();
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
+      if (pointers.size === 1) moved = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const before = pointers.get(event.pointerId);
+      if (!before) return this.hover(event);
+      const now = [event.offsetX, event.offsetY];
+      moved += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
+      if (moved < 4) return undefined;
+      const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
+      pointers.set(event.pointerId, now);
+      if (other) {
+        const distance = (point) => Math.max(8, Math.hypot(point[0] - other[0], point[1] - other[1]));
+        timeline.zoom(distance(before) / distance(now), other[0]);
+      } else {
+        timeline.move(timeline.from - (timeline.eventAt(now[0]) - timeline.eventAt(before[0])));
+        timeline.moveBytes(timeline.low - (timeline.bytesAt(now[1]) - timeline.bytesAt(before[1])));
+      }
+      return this.draw();
+    });
+    const release = (event) => {
+      const isClick = pointers.size === 1 && moved < 4 && event.type === "pointerup";
+      pointers.delete(event.pointerId);
+      if (!isClick) return;
+      this.setCursor(Math.round(timeline.eventAt(event.offsetX)));
+      this.select(timeline.blockAt(event.offsetX, event.offsetY));
+    };
+    canvas.addEventListener("pointerup", release);
+    canvas.addEventListener("pointercancel", release);
+    canvas.addEventListener("pointerleave", () => { find("tip").hidden = true; });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    const { timeline } = this;
+    const middle = timeline.xOf((timeline.from + timeline.to) / 2);
+    const [events, bytes] = [(timeline.to - timeline.from) / 8, (timeline.high - timeline.low) / 8];
+    const actions = {
+      "+": () => timeline.zoom(0.7, middle),
+      "=": () => timeline.zoom(0.7, middle),
+      "-": () => timeline.zoom(1 / 0.7, middle),
+      ArrowLeft: () => timeline.move(timeline.from - events),
+      ArrowRight: () => timeline.move(timeline.from + events),
+      ArrowUp: () => timeline.moveBytes(timeline.low + bytes),
+      ArrowDown: () => timeline.moveBytes(timeline.low - bytes),
+      Home: () => timeline.reset(),
+    };
+    if (!actions[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    actions[event.key]();
+    this.draw();
+  }
+
+  resize() {
+    this.timeline.resize();
+    this.draw();
+    this.drawSegments();
+  }
+
+  recolor() {
+    this.colors.choose(this.data, find("color").value, this.matches);
+  }
+
+  // Draws once before the next picture, however often it is asked for.
+  draw() {
+    if (this.isAsked) return;
+    this.isAsked = true;
+    requestAnimationFrame(() => {
+      const began = performance.now();
+      this.isAsked = false;
+      this.timeline.draw();
+      const canvas = find("timeline");
+      canvas.dataset.from = Math.round(this.timeline.from);
+      canvas.dataset.to = Math.round(this.timeline.to);
+      canvas.dataset.drawMs = (performance.now() - began).toFixed(1);
+      canvas.dataset.readyMs ??= performance.now().toFixed(0);
+    });
+  }
+
+  drawSegments() {
+    const { cursor } = this.timeline;
+    const segments = this.segments.draw(cursor, this.selected);
+    const held = segments.reduce((sum, segment) => sum + segment.bytes, 0);
+    const used = segments.flatMap((segment) => segment.blocks).reduce((sum, block) => sum + this.data.blocks.bytes[block], 0);
+    const rest = this.segments.left ? ` The ${inCount(this.segments.left)} smallest are not drawn.` : "";
+    find("held").textContent = segments.length
+      ? `At event ${inCount(cursor)} (${inTime(timeOf(this.data.times, cursor))}): ${inCount(segments.length)} segment${segments.length === 1 ? "" : "s"} of `
+        + `${inBytes(held)}, in which the blocks shown take ${inBytes(used)}.${rest}`
+      : `No segments are known at event ${inCount(cursor)}.`;
+    find("moment").value = cursor;
+  }
+
+  setCursor(event) {
+    this.timeline.cursor = Math.min(Math.max(event, this.data.from), Math.max(this.data.to - 1, this.data.from));
+    this.draw();
+    this.drawSegments();
+  }
+
+  select(block) {
+    this.selected = this.timeline.selected = block;
+    this.describe(block);
+    this.draw();
+    this.drawSegments();
+  }
+
+  hover(event) {
+    const block = this.timeline.blockAt(event.offsetX, event.offsetY);
+    this.showTip(event, block < 0 ? "" : this.inShort(block));
+  }
+
+  hoverSegment(event) {
+    const { segment, block } = this.segments.find(event.offsetX, event.offsetY);
+    if (!segment) return this.showTip(event, "");
+    const free = `segment 0x${segment.address.toString(16)}, ${inBytes(segment.bytes)}, stream ${this.data.streams[segment.stream]}`;
+    return this.showTip(event, block >= 0 ? this.inShort(block) : free);
+  }
+
+  showTip(event, text) {
+    const tip = find("tip");
+    tip.hidden = !text;
+    tip.textContent = text;
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 330)}px`;
+    tip.style.top = `${event.clientY + 16}px`;
+  }
+
+  inShort(block) {
+    const { blocks, stacks } = this.data;
+    const stack = stacks[blocks.stack[block]];
+    const place = stack?.length ? `\n${this.frame(stack[0])}` : "";
+    return `${inBytes(blocks.bytes[block])}, events ${inCount(blocks.born[block])} to ${this.end(block)}${place}`;
+  }
+
+  end(block) {
+    const died = this.data.blocks.died[block];
+    return died === NEVER ? "the end" : inCount(died);
+  }
+
+  frame(number) {
+    const { frames, strings } = this.data;
+    return `${strings[frames.name[number]]}  ${strings[frames.file[number]]}:${frames.line[number]}`;
+  }
+
+  describe(block) {
+    const about = find("about");
+    about.replaceChildren();
+    if (block < 0) return;
+    const { blocks, stacks, streams, times } = this.data;
+    const when = (event) => `event ${inCount(event)}, ${inTime(timeOf(times, event))}`;
+    const facts = [
+      ["Size", `${inBytes(blocks.bytes[block])} (${inCount(blocks.bytes[block])} bytes)`],
+      ["Allocated", when(blocks.born[block])],
+      ["Freed", blocks.died[block] === NEVER ? "not in this history" : when(blocks.died[block])],
+      ["Address", `0x${blocks.address[block].toString(16)}`],
+      ["Stream", streams[blocks.stream[block]]],
+    ];
+    const list = document.createElement("dl");
+    for (const [name, value] of facts) {
+      const fact = document.createElement("div");
+      fact.append(element("dt", name), element("dd", value));
+      list.append(fact);
+    }
+    const stack = stacks[blocks.stack[block]];
+    const lines = document.createElement("ol");
+    for (const frame of stack ?? []) lines.append(element("li", this.frame(frame)));
+    about.append(list, stack ? lines : element("p", "No stack was recorded for this block."));
+  }
+
+  search(text) {
+    const wanted = text.trim().toLowerCase();
+    this.matches = wanted ? this.matching(wanted) : null;
+    find("found").textContent = this.matches ? this.sayMatches(this.matches) : "";
+    this.recolor();
+    this.draw();
+    this.drawSegments();
+  }
+
+  // For each block whether a frame of its stack has the text in its function or file.
+  matching(wanted) {
+    const { strings, frames, stacks, blocks } = this.data;
+    const inString = strings.map((text) => text.toLowerCase().includes(wanted));
+    const inFrame = Array.from(frames.name, (name, frame) => inString[name] || inString[frames.file[frame]]);
+    const inStack = stacks.map((stack) => stack.some((frame) => inFrame[frame]));
+    return Uint8Array.from(blocks.stack, (stack) => (stack >= 0 && inStack[stack] ? 1 : 0));
+  }
+
+  sayMatches(matches) {
+    const { bytes, count } = this.data.blocks;
+    let [found, sum, live, most] = [0, 0, 0, 0];
+    for (const change of this.history.change) {
+      const block = change < 0 ? ~change : change;
+      if (block === count || !matches[block]) continue;
+      if (change < 0) {
+        live -= bytes[block];
+      } else {
+        found += 1;
+        sum += bytes[block];
+        live += bytes[block];
+        most = Math.max(most, live);
+      }
+    }
+    return `${inCount(found)} blocks of ${inBytes(sum)} together, at most ${inBytes(most)} at once`;
+  }
+}
+
+function element(kind, text) {
+  const made = document.createElement(kind);
+  made.textContent = text;
+  return made;
+}
+
+const isParsed = new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
+
+// Draws the overview at once, and then reads the blocks, which takes longer the more they are.
+async function start() {
+  try {
+    const overview = new Overview(await inflate(find("overview-data").textContent));
+    find("viewer").hidden = false;
+    const timeline = new Timeline(find("timeline"), overview, new Colors());
+    timeline.resize();
+    timeline.draw();
+    find("timeline").dataset.firstMs = performance.now().toFixed(0);
+    await isParsed;
+    await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    const packed = find("block-data");
+    const data = await readData(await inflate(packed.textContent));
+    packed.remove();
+    const history = await History.of(data);
+    find("viewer").inert = false;
+    new Viewer(data, history, timeline);
+  } catch (error) {
+    const why = "This browser cannot show the blocks (it needs DecompressionStream, of 2023 or later): ";
+    find("unshown").textContent = why + error.message;
+    find("unshown").hidden = false;
+  }
+}
+
+start();
