@@ -150,7 +150,7 @@ def multi_model_serve(requests: int = 120) -> Steps:
 
 
 def generate_varlen() -> Steps:
-    """transformers' generate on a Llama of 1.1 billion parameters, bf16: prompts of changing lengths, 16 tokens each."""
+    """transformers' generate on a Llama of 1.1 billion parameters, bf16: prompts of changing lengths, 8 tokens each."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32)
@@ -161,7 +161,7 @@ def generate_varlen() -> Steps:
 
         def step(tokens: Tensor = tokens) -> Tensor:
             prompts = tokens.cuda()
-            settings = {"min_new_tokens": 16, "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+            settings = {"min_new_tokens": 8, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
             return model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings).float().sum()
 
         yield step
@@ -190,11 +190,11 @@ def gcn_varsize() -> Steps:
 
 
 def vit_autocast() -> Steps:
-    """timm's ViT-B/16, batches of 192 and fewer, bf16 autocast, AdamW."""
+    """timm's ViT-B/16, batches of 128 and fewer, bf16 autocast, AdamW."""
     import timm
 
     model = timm.create_model("vit_base_patch16_224").cuda()
-    return _classify(model, torch.optim.AdamW(model.parameters(), lr=1e-4), [192, 192, 160, 128] * 5)
+    return _classify(model, torch.optim.AdamW(model.parameters(), lr=1e-4), [128, 128, 112, 96] * 5)
 
 
 PROGRAMS: dict[str, Callable[[], Steps]] = {
