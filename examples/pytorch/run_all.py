@@ -7,6 +7,7 @@ run_all.py --small vit gcn     # these two, in seconds
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -56,12 +57,14 @@ def missing(program: str) -> list[str]:
 
 def run(program: str, *options: str, folder: Path | None = None) -> tuple[str, dict[str, Any]]:
     """What a program prints, and its figures in bytes: none of those that run in a process a device."""
-    path = str(HERE / f"{program}.py")
+    path, environment = str(HERE / f"{program}.py"), dict(os.environ)
     if program == "distributed":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "gpu", path, *options]
     else:
         command = [sys.executable, "-c", MEASURED, path, *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        # With several, transformers would split its batches, and figures are of the first device.
+        environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         raise RuntimeError(f"{program} failed:\n{done.stderr[-4000:]}")
     return done.stdout, {} if program == "distributed" else json.loads(done.stdout.splitlines()[-1])

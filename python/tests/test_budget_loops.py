@@ -273,13 +273,13 @@ def images_loop(size: int) -> Loop:
 
 def test_torchvision(tmp_path: Path) -> None:
     models = pytest.importorskip("torchvision").models
-    check(lambda: models.mobilenet_v3_small(num_classes=10), images_loop(96), tmp_path, 90)
+    check(lambda: models.mobilenet_v3_small(num_classes=10), images_loop(224), tmp_path, 90)
 
 
 def test_timm(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
 
     def make() -> Any:
-        return timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=96, depth=4, embed_dim=192)
+        return timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=224, depth=4, embed_dim=192)
 
-    check(make, images_loop(96), tmp_path, 90)
+    check(make, images_loop(224), tmp_path, 90)
