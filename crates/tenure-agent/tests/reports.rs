@@ -1,11 +1,14 @@
 //! What clients report to an agent, and what it says to that.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use tenure_agent::serve::frame::{Frame, Kind};
 use tenure_agent::serve::{Address, Client, Learned, Options, Request, ServeError, Server, ServerConfig};
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::Rule;
@@ -114,4 +117,39 @@ fn an_agent_that_does_not_learn_says_so() {
         let learned = client.report(&Measured { mapping, step_ns: 1, kernels_ns: vec![1] }).unwrap();
         assert!(!learned.learns && learned.message.contains("--learn"), "{learned:?}");
     });
+}
+
+/// Two reports to an agent that refuses the first, closes the connection when `read` bytes of the second have come, and
+/// answers it on another.
+fn refused_and_closed(report: &Measured, read: usize) -> [Result<Learned, ServeError>; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap());
+    let answer = |stream: &mut TcpStream, kind, body: &str| {
+        Frame::read(&mut *stream).unwrap();
+        Frame { kind, body: body.into() }.write(stream).unwrap();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            answer(&mut stream, Kind::Refused, r#"{"code": "kind", "message": "no"}"#);
+            stream.read_exact(&mut vec![0; read]).unwrap();
+            drop(stream);
+            answer(&mut listener.accept().unwrap().0, Kind::Learned, example(3));
+        });
+        let mut client = Client::connect(&address).unwrap();
+        [client.report(report), client.report(report)]
+    })
+}
+
+#[test]
+fn an_agent_that_closes_the_connection_after_a_refusal_is_asked_on_another() {
+    let report = Measured::from_json(example(2).as_bytes()).unwrap();
+    let mut whole = Vec::new();
+    Frame { kind: Kind::Report, body: report.to_json().unwrap() }.write(&mut whole).unwrap();
+    // What is left unread resets the connection; if nothing is, it ends.
+    for read in [1, whole.len()] {
+        let [first, second] = refused_and_closed(&report, read);
+        assert!(matches!(first, Err(ServeError::Refused { .. })), "{first:?}");
+        assert!(second.is_ok(), "{second:?}");
+    }
 }

@@ -98,20 +98,15 @@ impl Client {
 
     /// Sends a frame and returns the body of the answer, which must be of a kind.
     fn exchange(&mut self, asked: &Frame, expected: Kind, patience: Duration) -> Result<Vec<u8>, ServeError> {
-        let mut connection = match self.connection.take().filter(|connection| !connection.is_gone()) {
-            Some(connection) => connection,
-            None => connect(&self.address)?,
-        };
-        let sent = connection.send_frame(asked);
-        // An agent that has said why it does not listen is asked why.
-        let received = match sent {
-            Err(error @ FrameError::Length { .. }) => Err(error),
-            Ok(()) => connection.receive(patience),
-            Err(error) => connection.receive(Duration::from_secs(1)).map_err(|_| error),
-        };
-        let frame = received.map_err(|reason| ServeError::Frame { address: self.address.clone(), reason })?;
+        let mut frame = None;
+        if let Some(connection) = self.connection.take().filter(|connection| !connection.is_gone()) {
+            // It ends without an answer if the agent was about to close it, as after a refusal.
+            frame = self.exchange_on(connection, asked, patience)?;
+        }
+        if frame.is_none() {
+            frame = self.exchange_on(connect(&self.address)?, asked, patience)?;
+        }
         let frame = frame.ok_or_else(|| self.nonsense("it ended the connection"))?;
-        self.connection = Some(connection);
         match frame.kind {
             kind if kind == expected => Ok(frame.body),
             Kind::Refused => {
@@ -121,6 +116,26 @@ impl Client {
             }
             kind => Err(self.nonsense(&format!("it is a frame of kind {}", kind.number()))),
         }
+    }
+
+    /// Sends a frame on a connection, which is kept if an answer comes. Returns the answer; none if the connection ended
+    /// before any of it came.
+    fn exchange_on(
+        &mut self,
+        mut connection: Connection<'static>,
+        asked: &Frame,
+        patience: Duration,
+    ) -> Result<Option<Frame>, ServeError> {
+        let sent = connection.send_frame(asked);
+        // An agent that has said why it does not listen is asked why.
+        let received = match sent {
+            Err(error @ FrameError::Length { .. }) => Err(error),
+            Ok(()) => connection.receive(patience),
+            Err(error) => connection.receive(Duration::from_secs(1)).map_err(|_| error),
+        };
+        let frame = received.map_err(|reason| ServeError::Frame { address: self.address.clone(), reason })?;
+        self.connection = frame.is_some().then_some(connection);
+        Ok(frame)
     }
 
     /// Its text is shown to people: nothing in it may steer a terminal.

@@ -97,6 +97,7 @@ impl Frame {
         while filled < HEADER_BYTES {
             match input.read(&mut header[filled..]) {
                 Ok(0) if filled == 0 => return Ok(None),
+                Err(error) if filled == 0 && error.kind() == ErrorKind::ConnectionReset => return Ok(None),
                 Ok(0) => return Err(FrameError::Cut),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
