@@ -11,6 +11,7 @@
 mod choices;
 mod features;
 mod learning;
+mod lock;
 mod market;
 mod marl;
 mod planners;

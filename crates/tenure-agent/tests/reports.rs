@@ -1,6 +1,7 @@
 //! What clients report to an agent, and what it says to that.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
@@ -101,10 +102,13 @@ fn times_of_no_mapping_or_of_other_kernels_are_refused_and_the_connection_goes_o
 }
 
 #[test]
-fn what_was_learned_cannot_be_kept_where_no_folder_is() {
+fn a_report_that_can_no_longer_be_kept_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    serve(Some(learner(&folder.path().join("missing/learned.json"))), |mut client| {
+    let path = folder.path().join("learned.json");
+    serve(Some(learner(&path)), |mut client| {
         let mapping = client.ask(&request()).unwrap().placed.mapping;
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
         let error = client.report(&Measured { mapping, step_ns: 1, kernels_ns: vec![1] }).unwrap_err();
         assert!(matches!(&error, ServeError::Refused { refusal, .. } if refusal.code == "results"), "{error}");
     });

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use serde_json::value::RawValue;
 use tenure_plan::{Problem, ProblemError};
 
 use super::{Given, Observation, Program};
+use crate::lock;
 
 const FORMAT: &str = "tenure-learned";
 const VERSION: u64 = 1;
@@ -25,18 +27,26 @@ pub struct LearnedError {
 
 #[derive(Debug, thiserror::Error)]
 enum Reason {
-    #[error("{0}")]
-    Io(#[from] io::Error),
+    #[error("another agent learns into it: name another file")]
+    Locked,
+    #[error("it cannot be read: {0}: name another file")]
+    Read(io::Error),
+    #[error("it cannot be written: {0}: name a file in a folder where files can be made")]
+    Write(#[from] io::Error),
     #[error("nothing learned is here: {0}: name another file, or remove it to begin anew")]
-    Json(#[from] serde_json::Error),
-    #[error(
-        "nothing learned is here: it is {format:?} of version {version}, not {FORMAT:?} of version {VERSION}: name another file, or remove it to begin anew"
-    )]
-    Version { format: String, version: u64 },
-    #[error("a problem in it: {0}")]
-    Problem(#[from] ProblemError),
-    #[error("times or places in it are of another problem: remove it to begin anew")]
-    Mismatch,
+    Other(String),
+}
+
+impl From<serde_json::Error> for Reason {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Other(error.to_string().replace(['\n', '\r'], " "))
+    }
+}
+
+impl From<ProblemError> for Reason {
+    fn from(error: ProblemError) -> Self {
+        Self::Other(format!("a problem in it: {}", error.to_string().replace(['\n', '\r'], " ")))
+    }
 }
 
 #[derive(Deserialize)]
@@ -62,36 +72,61 @@ struct WrittenProgram {
     reports: u64,
 }
 
-/// What was learned; nothing if there is no file.
-pub(super) fn read(path: &Path) -> Result<VecDeque<Program>, LearnedError> {
-    let read = || -> Result<VecDeque<Program>, Reason> {
-        let text = match fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(VecDeque::new()),
-            text => text?,
-        };
-        let Head { format, version } = serde_json::from_str(&text)?;
-        if (&*format, version) != (FORMAT, VERSION) {
-            return Err(Reason::Version { format, version });
-        }
-        let written: Written = serde_json::from_str(&text)?;
-        written.programs.into_iter().map(program).collect()
-    };
-    read().map_err(|reason| LearnedError { path: path.to_owned(), reason })
+/// A file of what was learned. No other agent learns into it meanwhile.
+pub(super) struct LearnedFile {
+    path: PathBuf,
+    _lock: File,
 }
 
-/// Writes beside the file and takes its place when everything is there.
-pub(super) fn write(path: &Path, programs: &VecDeque<Program>) -> Result<(), LearnedError> {
-    let write = || -> Result<(), Reason> {
-        let programs = programs.iter().map(written).collect::<Result<_, Reason>>()?;
-        let text = serde_json::to_vec(&Written { format: FORMAT.into(), version: VERSION, programs })?;
-        let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(".new");
-        let mut file = File::create(&unfinished)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        Ok(fs::rename(&unfinished, path)?)
+impl LearnedFile {
+    /// Opens the file and returns what was learned: nothing if there was no file. It is written at once, so that a file that
+    /// cannot be is found before anything was learned.
+    pub(super) fn open(path: &Path) -> Result<(Self, VecDeque<Program>), LearnedError> {
+        let failed = |reason| LearnedError { path: path.to_owned(), reason };
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(failed(Reason::Other("it is a folder or a device".into())));
+        }
+        let lock = lock::take_beside(path).map_err(|reason| failed(reason.into()))?;
+        let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(Reason::Locked))? };
+        let programs = read(path).map_err(failed)?;
+        file.write(&programs)?;
+        Ok((file, programs))
+    }
+
+    /// Writes beside the file and takes its place when everything is there.
+    pub(super) fn write(&self, programs: &VecDeque<Program>) -> Result<(), LearnedError> {
+        write(&self.path, programs).map_err(|reason| LearnedError { path: self.path.clone(), reason })
+    }
+}
+
+fn read(path: &Path) -> Result<VecDeque<Program>, Reason> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(VecDeque::new()),
+        text => text.map_err(Reason::Read)?,
     };
-    write().map_err(|reason| LearnedError { path: path.to_owned(), reason })
+    if text.is_empty() {
+        return Err(Reason::Other("it is empty".into()));
+    }
+    let Head { format, version } = serde_json::from_slice(&text)?;
+    if (&*format, version) != (FORMAT, VERSION) {
+        let reason = format!("it is {format:?} of version {version}, not {FORMAT:?} of version {VERSION}");
+        return Err(Reason::Other(reason));
+    }
+    let written: Written = serde_json::from_slice(&text)?;
+    written.programs.into_iter().map(program).collect()
+}
+
+fn write(path: &Path, programs: &VecDeque<Program>) -> Result<(), Reason> {
+    let programs = programs.iter().map(written).collect::<Result<_, Reason>>()?;
+    let text = serde_json::to_vec(&Written { format: FORMAT.into(), version: VERSION, programs })?;
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(".new");
+    // A dead agent may have left one. A new file has this mode, and is nobody's link.
+    let _ = fs::remove_file(&unfinished);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    Ok(fs::rename(&unfinished, path)?)
 }
 
 fn written(program: &Program) -> Result<WrittenProgram, Reason> {
@@ -113,7 +148,7 @@ fn program(written: WrittenProgram) -> Result<Program, Reason> {
         known.kernels_ns.len() == kernels && known.kernels_ns.iter().chain([&known.step_ns]).all(is_time)
     });
     if !are_places || !are_times {
-        return Err(Reason::Mismatch);
+        return Err(Reason::Other("times or places in it are of another problem".into()));
     }
     Ok(Program { problem, given, observations, reports })
 }

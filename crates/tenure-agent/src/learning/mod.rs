@@ -14,6 +14,7 @@ use tenure_plan::{Plan, Problem, simulate};
 
 use crate::marl::Marl;
 use costs::Costs;
+use file::LearnedFile;
 
 pub use file::LearnedError;
 
@@ -34,7 +35,7 @@ const TRIED: usize = 9;
 pub struct Learner {
     marl: Marl,
     programs: Mutex<VecDeque<Program>>,
-    path: Option<PathBuf>,
+    file: Option<LearnedFile>,
 }
 
 /// Times of one step of a program under a mapping.
@@ -102,17 +103,17 @@ pub(crate) struct Observation {
 impl Learner {
     /// Learns as long as it lives.
     pub fn new(marl: Marl) -> Self {
-        Self { marl, programs: Mutex::default(), path: None }
+        Self { marl, programs: Mutex::default(), file: None }
     }
 
-    /// Goes on with what was learned before, in a file that is written after each report; begins anew if there is none.
+    /// Goes on with what was learned before, in a file that is written now and after each report; begins anew if there is none.
+    /// Only its user can read the file, and a lock beside it (`FILE.lock`) keeps other agents from learning into it.
     ///
     /// # Errors
-    /// The file cannot be read, or is none of this version.
-    pub fn open(marl: Marl, path: impl Into<PathBuf>) -> Result<Self, LearnedError> {
-        let path = path.into();
-        let programs = Mutex::new(file::read(&path)?);
-        Ok(Self { marl, programs, path: Some(path) })
+    /// The file cannot be read or written, is none of this version, or another agent learns into it.
+    pub fn open(marl: Marl, path: impl AsRef<Path>) -> Result<Self, LearnedError> {
+        let (file, programs) = LearnedFile::open(path.as_ref())?;
+        Ok(Self { marl, programs: Mutex::new(programs), file: Some(file) })
     }
 
     /// Remembers a mapping that was given for `problem`, so that its times can be reported.
@@ -152,7 +153,7 @@ impl Learner {
         }
         program.learn(places, measured);
         let reports = program.reports;
-        self.path.as_ref().map_or(Ok(()), |path| file::write(path, &programs))?;
+        self.file.as_ref().map_or(Ok(()), |file| file.write(&programs))?;
         Ok(reports)
     }
 

@@ -1,21 +1,22 @@
 //! What an agent listens on: one agent a path, for one user's eyes.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
-use rustix::fs::{Mode, OFlags, fchmod};
+use rustix::fs::{Mode, fchmod};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::Stream;
 use super::connection::wait;
 use super::{Address, ServeError};
+use crate::lock;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -30,8 +31,7 @@ pub(super) struct Listener {
 }
 
 enum Socket {
-    /// With what file it is, and the lock beside it, which is held for as long as the agent lives, however it ends. The lock's
-    /// file stays: who removes one races with who takes it.
+    /// With what file it is, and the lock beside it.
     Unix {
         listener: UnixListener,
         file: (u64, u64),
@@ -46,7 +46,8 @@ impl Listener {
         let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
         let (socket, address) = match address {
             Address::Unix(path) => {
-                let lock = lock(path, address)?;
+                let lock = lock::take_beside(path).map_err(failed("the lock beside it cannot be taken"))?;
+                let lock = lock.ok_or_else(|| ServeError::AlreadyServed { address: address.clone() })?;
                 remove_stale(path, address)?;
                 let listener = listen(path).map_err(failed("no socket can be made here"))?;
                 let file = file(path).map_err(failed("its socket has gone"))?;
@@ -121,23 +122,6 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
-}
-
-/// Takes the lock beside the socket.
-fn lock(path: &Path, address: &Address) -> Result<File, ServeError> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
-    let mut options = File::options();
-    // Nobody's link, and no pipe to wait for.
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits() as i32);
-    let file = options.open(&name).map_err(failed("the lock beside it cannot be opened"))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(ServeError::AlreadyServed { address: address.clone() }),
-        Err(TryLockError::Error(reason)) => Err(failed("the lock beside it cannot be taken")(reason)),
-    }
 }
 
 /// Removes what a dead agent left. A socket that somebody answers on, or a file that is no socket, is not that.

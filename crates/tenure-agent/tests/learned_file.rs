@@ -1,0 +1,75 @@
+//! The file of what was learned: which files are taken, and by how many agents.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use tenure_agent::{Learner, Marl};
+
+fn open(path: &Path) -> Result<Learner, String> {
+    Learner::open(Marl::trained().unwrap(), path).map_err(|error| error.to_string())
+}
+
+/// The one line that says why the file is not taken.
+fn complaint(path: &Path) -> String {
+    let complaint = open(path).err().unwrap();
+    assert!(complaint.starts_with(&format!("{}: ", path.display())), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    complaint
+}
+
+#[test]
+fn a_file_that_another_agent_learns_into_is_refused_until_that_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("learned.json");
+    let first = open(&path).unwrap();
+    assert!(complaint(&path).ends_with("another agent learns into it: name another file"));
+    drop(first);
+    assert!(open(&path).is_ok());
+}
+
+#[test]
+fn the_file_is_there_from_the_start_for_its_user_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("learned.json");
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    drop(open(&path).unwrap());
+    assert_eq!(mode(), 0o600);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    // A dead agent left it.
+    fs::write(folder.path().join("learned.json.new"), "unfinished").unwrap();
+    drop(open(&path).unwrap());
+    assert_eq!(mode(), 0o600);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let complaint = complaint(&folder.path().join("missing/learned.json"));
+    assert!(complaint.contains("it cannot be written: "), "{complaint}");
+    assert!(complaint.ends_with("name a file in a folder where files can be made"), "{complaint}");
+}
+
+#[test]
+fn what_is_nothing_learned_is_refused_and_left_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("learned.json");
+    let others: [(&[u8], &str); 7] = [
+        (br#"{"format": "tenure-learned", "version": 2, "programs": []}"#, "version 2"),
+        (br#"{"format": "tenure-mapping", "version": 1}"#, "tenure-mapping"),
+        (br#"{"format": "tenure-learned", "version": 1, "a\nb": 1, "programs": []}"#, "unknown field"),
+        (b"{}", "missing field `format`"),
+        (b"learned", "expected value"),
+        (b"\x7fELF\xff\0", "expected value"),
+        (b"", "it is empty"),
+    ];
+    for (bytes, says) in others {
+        fs::write(&path, bytes).unwrap();
+        let complaint = complaint(&path);
+        assert!(complaint.contains(": nothing learned is here: ") && complaint.contains(says), "{complaint}");
+        assert!(complaint.ends_with("name another file, or remove it to begin anew"), "{complaint}");
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+    assert!(complaint(folder.path()).contains("nothing learned is here: it is a folder or a device"));
+}
