@@ -246,14 +246,15 @@ class Agent:
         mapping
             An answer of this agent.
         step_ns
-            Nanoseconds of one step.
+            Nanoseconds of one step: no less than its longest kernel's.
         kernels_ns
             Nanoseconds of each kernel of the problem, in their order.
 
         Raises
         ------
         tenure.Error
-            The agent remembers no such mapping, or the problem has another number of kernels.
+            The agent remembers no such mapping, the problem has another number of kernels, or the times cannot be true:
+            a step shorter than its longest kernel or longer than an hour, or kernels that all take no time.
         ValueError
             The mapping is not an agent's.
         """

@@ -85,16 +85,51 @@ fn a_fit_that_is_to_stop_stops_and_there_is_a_plan() {
     assert_eq!((planned.evaluations, asked), (1, 2), "once before the first round of the fit, and once after a plan");
 }
 
-#[test]
-fn after_nine_placements_the_fastest_is_the_answer() {
+/// The placement of ten tensors, of which one is in the fast tier.
+fn places(fast: usize) -> Vec<usize> {
+    (0..10).map(|tensor| usize::from(tensor != fast)).collect()
+}
+
+/// Times of kernels under that placement: the later the tensor, the more it loses in the slow tier.
+fn kernels_ms(fast: usize) -> Vec<u64> {
+    (0..10).map(|kernel| if kernel == fast { 10 } else { 40 + kernel as u64 }).collect()
+}
+
+/// A learner to which nine of these placements were reported, so that it answers with the fastest.
+fn nine_placements() -> (Learner, Problem) {
     let learner = Learner::new(Marl::trained().unwrap());
     let problem = problem(&[10; 10], &[(Some(100), 1), (None, 4)]);
-    let places = |fast: usize| (0..10).map(|tensor| usize::from(tensor != fast)).collect::<Vec<_>>();
-    // The tenth tensor loses most in the slow tier, so it would be tried next.
     for fast in 0..9 {
-        let kernels_ms: Vec<u64> = (0..10).map(|kernel| if kernel == fast { 10 } else { 40 + kernel as u64 }).collect();
-        report(&learner, &problem, &places(fast), &kernels_ms);
+        report(&learner, &problem, &places(fast), &kernels_ms(fast));
     }
+    (learner, problem)
+}
+
+#[test]
+fn after_nine_placements_the_fastest_is_the_answer() {
+    // The tenth tensor loses most in the slow tier, so it would be tried next.
+    let (learner, problem) = nine_placements();
     let (planned, _) = plan(&learner, &problem, false);
     assert_eq!((planned.plan.places, planned.evaluations), (places(8), 0));
+}
+
+#[test]
+fn one_odd_report_on_a_placement_changes_nothing() {
+    let (learner, problem) = nine_placements();
+    // Much too fast on a slow placement, and much too slow on the fastest.
+    for (fast, odd_ms) in [(0, 1), (8, 1000)] {
+        report(&learner, &problem, &places(fast), &[odd_ms; 10]);
+        report(&learner, &problem, &places(fast), &kernels_ms(fast));
+    }
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, places(8));
+}
+
+#[test]
+fn the_last_five_reports_on_a_placement_count() {
+    let (learner, problem) = nine_placements();
+    (0..4).for_each(|_| report(&learner, &problem, &places(8), &kernels_ms(8)));
+    (0..2).for_each(|_| report(&learner, &problem, &places(8), &[1000; 10]));
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, places(8), "three of five are as before");
+    report(&learner, &problem, &places(8), &[1000; 10]);
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, places(7), "two of five are as before");
 }

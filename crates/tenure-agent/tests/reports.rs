@@ -87,15 +87,25 @@ fn the_time_of_an_answer_follows_what_was_reported() {
 }
 
 #[test]
-fn times_of_no_mapping_or_of_other_kernels_are_refused_and_the_connection_goes_on() {
+fn times_that_cannot_be_are_refused_and_the_connection_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     serve(Some(learner(&folder.path().join("learned.json"))), |mut client| {
         let mapping = client.ask(&request()).unwrap().placed.mapping;
         let measured = |mapping: &Path, step_ns, kernels_ns| Measured { mapping: mapping.into(), step_ns, kernels_ns };
-        let missing = measured(Path::new("/missing"), 1, vec![1]);
-        for wrong in [missing, measured(&mapping, 1, vec![]), measured(&mapping, 0, vec![1])] {
-            let error = client.report(&wrong).unwrap_err();
+        let hour_ns = 3_600_000_000_000;
+        let wrong = [
+            (measured(Path::new("/missing"), 1, vec![1]), "ask it again"),
+            (measured(&mapping, 1, vec![]), "times of 0 kernels: the mapping's problem has 1: report a time for each"),
+            (measured(&mapping, 0, vec![1]), "cannot be"),
+            (measured(&mapping, 1, vec![0]), "all take 0 ns"),
+            (measured(&mapping, 1, vec![9_000_000]), "a step of 1 ns with a kernel of 9000000 ns cannot be"),
+            (measured(&mapping, hour_ns + 1, vec![1]), "longer than an hour"),
+            (measured(&mapping, u64::MAX, vec![u64::MAX]), "longer than an hour"),
+        ];
+        for (report, says) in wrong {
+            let error = client.report(&report).unwrap_err();
             assert!(matches!(&error, ServeError::Refused { refusal, .. } if refusal.code == "report"), "{error}");
+            assert!(error.to_string().contains(says), "{error}");
         }
         assert_eq!(client.report(&measured(&mapping, 1, vec![1])).unwrap().reports, 1);
     });

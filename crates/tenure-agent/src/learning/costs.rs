@@ -151,10 +151,10 @@ impl<'a> Costs<'a> {
 
     /// A row for each kernel.
     fn rows(&mut self, observation: &Observation) -> Vec<Row> {
-        let kernels = self.problem.kernels().iter().zip(&observation.kernels_ns).enumerate();
-        let row = |(number, (kernel, measured_ns)): (usize, (&'a Kernel, &f64))| Row {
+        let kernels = self.problem.kernels().iter().enumerate();
+        let row = |(number, kernel): (usize, &'a Kernel)| Row {
             parts: self.parts(observation, number, kernel),
-            measured_ns: *measured_ns,
+            measured_ns: observation.kernel_ns(number),
         };
         kernels.map(row).collect()
     }

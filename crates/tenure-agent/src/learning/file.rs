@@ -143,10 +143,9 @@ fn program(written: WrittenProgram) -> Result<Program, Reason> {
     let mut places = given.iter().map(|given| &given.places).chain(observations.iter().map(|known| &known.places));
     let are_places = places.all(|places| places.len() == tensors && places.iter().all(|tier| *tier < tiers));
     let kernels = problem.kernels().len();
-    let are_times = (observations.iter()).all(|known| {
-        let is_time = |ns: &f64| (0.0..1e30).contains(ns);
-        known.kernels_ns.len() == kernels && known.kernels_ns.iter().chain([&known.step_ns]).all(is_time)
-    });
+    let are_times = observations
+        .iter()
+        .all(|known| !known.times.is_empty() && known.times.iter().all(|times| times.check(kernels).is_ok()));
     if !are_places || !are_times {
         return Err(Reason::Other("times or places in it are of another problem".into()));
     }

@@ -23,6 +23,10 @@ const PROGRAMS: usize = 16;
 /// Mappings of a program whose times may still be reported: the last ones. Placements whose times are remembered: the fastest.
 const GIVEN: usize = 64;
 const OBSERVATIONS: usize = 32;
+/// Reports on a placement whose times are remembered: the last ones. Their medians count.
+const REPORTS: usize = 5;
+/// The longest time that is believed: an hour, in ns.
+const LONGEST_NS: u64 = 3_600_000_000_000;
 /// Placements of a program that are tried. Afterwards the fastest of them is the answer.
 const TRIED: usize = 9;
 
@@ -44,9 +48,9 @@ pub struct Learner {
 pub struct Measured {
     /// The mapping's file, as the agent's answer named it.
     pub mapping: PathBuf,
-    /// Nanoseconds of one step, at least 1.
+    /// Nanoseconds of one step: no less than the longest kernel's, an hour at most.
     pub step_ns: u64,
-    /// Nanoseconds of each of the problem's kernels, in their order.
+    /// Nanoseconds of each of the problem's kernels, in their order, not all of them 0.
     pub kernels_ns: Vec<u64>,
 }
 
@@ -58,16 +62,32 @@ pub enum ReportError {
     #[error("{:?} is no mapping that this agent remembers: ask it again, and report times of the new one", .0.display().to_string())]
     Mapping(PathBuf),
     /// Times of another problem.
-    #[error("times of {found} kernels: the mapping's problem has {kernels}: report a time for each")]
+    #[error("times of {found} kernel{}: the mapping's problem has {kernels}: report a time for each", plural(*found as u64))]
     Kernels {
         /// Times that were reported.
         found: usize,
         /// Kernels of the problem.
         kernels: usize,
     },
-    /// A step takes time.
-    #[error("a step of 0 ns cannot be: report its time in nanoseconds")]
-    Step,
+    /// A step takes time, and so does a kernel.
+    #[error("a step of 0 ns, or kernels that all take 0 ns, cannot be: report times in nanoseconds")]
+    NoTime,
+    /// A step is no shorter than its kernels.
+    #[error(
+        "a step of {step_ns} ns with a kernel of {kernel_ns} ns cannot be: report both of the same step, in nanoseconds"
+    )]
+    ShortStep {
+        /// The step's time, in ns.
+        step_ns: u64,
+        /// The longest kernel's time, in ns.
+        kernel_ns: u64,
+    },
+    /// A step that nobody waits for.
+    #[error("{ns} ns are longer than an hour, which is not believed: report nanoseconds of one step")]
+    TooLong {
+        /// The longest time, in ns.
+        ns: u64,
+    },
     /// What was learned cannot be kept.
     #[error(transparent)]
     File(#[from] LearnedError),
@@ -90,14 +110,20 @@ struct Given {
     places: Vec<usize>,
 }
 
-/// Mean times of the reports on one placement.
+/// The last reports on one placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Observation {
+struct Observation {
     places: Vec<usize>,
-    step_ns: f64,
-    kernels_ns: Vec<f64>,
-    reports: u64,
+    times: VecDeque<Times>,
+}
+
+/// Times of one report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Times {
+    step_ns: u64,
+    kernels_ns: Vec<u64>,
 }
 
 impl Learner {
@@ -144,14 +170,9 @@ impl Learner {
             Some((program, places))
         });
         let (program, places) = found.ok_or_else(|| ReportError::Mapping(measured.mapping.clone()))?;
-        let (found, kernels) = (measured.kernels_ns.len(), program.problem.kernels().len());
-        if found != kernels {
-            return Err(ReportError::Kernels { found, kernels });
-        }
-        if measured.step_ns == 0 {
-            return Err(ReportError::Step);
-        }
-        program.learn(places, measured);
+        let times = Times { step_ns: measured.step_ns, kernels_ns: measured.kernels_ns.clone() };
+        times.check(program.problem.kernels().len())?;
+        program.learn(places, times);
         let reports = program.reports;
         self.file.as_ref().map_or(Ok(()), |file| file.write(&programs))?;
         Ok(reports)
@@ -168,7 +189,7 @@ impl Learner {
         watch: &mut Watch<'_>,
     ) -> Result<(Planned, Option<f64>), PlannerError> {
         let observations = self.observations(problem);
-        let fastest = observations.iter().min_by(|left, right| left.step_ns.total_cmp(&right.step_ns));
+        let fastest = observations.iter().min_by(|left, right| left.step_ns().total_cmp(&right.step_ns()));
         // A plan in which tensors move is not what was measured.
         let Some(fastest) = fastest.filter(|_| options.objective == Objective::Score) else {
             return Ok((self.marl.plan(problem, options, watch)?, None));
@@ -178,7 +199,7 @@ impl Learner {
         let is_playable = simulate(problem, &settled).is_ok();
         if observations.len() >= TRIED && is_playable {
             let planned = Planned { plan: settled, evaluations: 0, bound: None, elapsed: begun.elapsed() };
-            return Ok((planned, Some(fastest.step_ns)));
+            return Ok((planned, Some(fastest.step_ns())));
         }
         // The search has the other half of the time.
         let may_fit = options.time_limit / 2;
@@ -195,8 +216,8 @@ impl Learner {
         let step_ns = costs.step_ns(&planned.plan.places);
         // A placement that was measured teaches nothing new: then the fastest one is as good as any can be told to be.
         let is_measured = observations.iter().any(|known| known.places == planned.plan.places);
-        if (is_measured || step_ns >= fastest.step_ns) && is_playable {
-            return Ok((Planned { plan: settled, ..planned }, Some(fastest.step_ns)));
+        if (is_measured || step_ns >= fastest.step_ns()) && is_playable {
+            return Ok((Planned { plan: settled, ..planned }, Some(fastest.step_ns())));
         }
         Ok((planned, Some(step_ns)))
     }
@@ -231,27 +252,71 @@ impl Planner for Learner {
 
 impl Program {
     /// Adds times to those of the same placement.
-    fn learn(&mut self, places: Vec<usize>, measured: &Measured) {
-        let step_ns = measured.step_ns as f64;
-        let kernels_ns: Vec<f64> = measured.kernels_ns.iter().map(|ns| *ns as f64).collect();
+    fn learn(&mut self, places: Vec<usize>, times: Times) {
         self.reports += 1;
         if let Some(known) = self.observations.iter_mut().find(|known| known.places == places) {
-            known.reports += 1;
-            let share = 1.0 / known.reports as f64;
-            known.step_ns += share * (step_ns - known.step_ns);
-            let kernels = known.kernels_ns.iter_mut().zip(kernels_ns);
-            kernels.for_each(|(mean, ns)| *mean += share * (ns - *mean));
+            known.times.push_front(times);
+            known.times.truncate(REPORTS);
             return;
         }
         if self.observations.len() == OBSERVATIONS {
-            let times = self.observations.iter().map(|known| known.step_ns).enumerate();
+            let times = self.observations.iter().map(Observation::step_ns).enumerate();
             let slowest = times.max_by(|(_, left), (_, right)| left.total_cmp(right));
             if let Some((number, _)) = slowest {
                 self.observations.remove(number);
             }
         }
-        self.observations.push(Observation { places, step_ns, kernels_ns, reports: 1 });
+        self.observations.push(Observation { places, times: [times].into() });
     }
+}
+
+impl Observation {
+    /// Nanoseconds of a step.
+    fn step_ns(&self) -> f64 {
+        median(self.times.iter().map(|times| times.step_ns))
+    }
+
+    /// Nanoseconds of a kernel.
+    fn kernel_ns(&self, kernel: usize) -> f64 {
+        median(self.times.iter().map(|times| times.kernels_ns[kernel]))
+    }
+}
+
+impl Times {
+    /// Refuses times that cannot be true of a problem with so many kernels.
+    fn check(&self, kernels: usize) -> Result<(), ReportError> {
+        let (step_ns, found) = (self.step_ns, self.kernels_ns.len());
+        if found != kernels {
+            return Err(ReportError::Kernels { found, kernels });
+        }
+        let longest_ns = self.kernels_ns.iter().copied().max();
+        if step_ns == 0 || longest_ns == Some(0) {
+            return Err(ReportError::NoTime);
+        }
+        let kernel_ns = longest_ns.unwrap_or(0);
+        let ns = step_ns.max(kernel_ns);
+        if ns > LONGEST_NS {
+            return Err(ReportError::TooLong { ns });
+        }
+        if step_ns < kernel_ns {
+            return Err(ReportError::ShortStep { step_ns, kernel_ns });
+        }
+        Ok(())
+    }
+}
+
+/// The median of some times, at least one: of an even number of them the mean of the two in the middle.
+fn median(times_ns: impl Iterator<Item = u64>) -> f64 {
+    let mut times_ns: Vec<u64> = times_ns.collect();
+    times_ns.sort_unstable();
+    let middle = times_ns.len() / 2;
+    let upper = times_ns[middle] as f64;
+    if times_ns.len() % 2 == 1 { upper } else { 0.5 * (times_ns[middle - 1] as f64 + upper) }
+}
+
+/// The ending of a noun after its number.
+pub(crate) fn plural(number: u64) -> &'static str {
+    if number == 1 { "" } else { "s" }
 }
 
 /// Whether two problems are of one program.

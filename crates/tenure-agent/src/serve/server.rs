@@ -18,6 +18,7 @@ use super::connection::{Connection, TICK};
 use super::frame::{Frame, Kind};
 use super::listener::Listener;
 use super::{Address, Learned, Placed, Refusal, Request, ServeError};
+use crate::learning::plural;
 use crate::{Learner, Measured, ReportError};
 
 /// How often it is looked whether a client is still there, while its request is planned.
@@ -234,7 +235,8 @@ impl Server {
             return Ok(Learned { learns: false, reports: 0, message });
         };
         let reports = learner.report(measured)?;
-        let message = format!("learned from {reports} reports on the program: ask again for a mapping");
+        let ending = plural(reports);
+        let message = format!("learned from {reports} report{ending} on the program: ask again for a mapping");
         Ok(Learned { learns: true, reports, message })
     }
 
