@@ -16,6 +16,9 @@ use super::frame::{Frame, FrameError, Kind};
 /// How often it is looked whether to stop.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
+/// Reads of a connection that is closing, before others have their turn.
+const UNREAD_AT_ONCE: usize = 64;
+
 /// Nothing waits for longer than it may, or after it was told to stop.
 pub(super) struct Connection<'a> {
     stream: Stream,
@@ -61,11 +64,29 @@ impl<'a> Connection<'a> {
     /// Ends it, when the other end has had time to take what was said last: what is closed with something unread may take
     /// that along.
     pub(super) fn close(mut self, patience: Duration) {
-        self.until = self.clock.now() + patience;
-        if self.stream.end_writing().is_ok() {
+        if self.begin_to_close(patience) {
             let mut unread = [0; 1 << 16];
             while self.read(&mut unread).is_ok_and(|count| count > 0) {}
         }
+    }
+
+    /// Says nothing more, and leaves the other end so much time to end it. Whether it has not ended already.
+    pub(super) fn begin_to_close(&mut self, patience: Duration) -> bool {
+        self.until = self.clock.now() + patience;
+        self.stream.end_writing().is_ok()
+    }
+
+    /// Reads away what has come since, without waiting. Whether the other end may still be reading, and has time left.
+    pub(super) fn is_closing(&mut self) -> bool {
+        let mut unread = [0; 1 << 16];
+        for _ in 0..UNREAD_AT_ONCE {
+            match wait(&self.stream, PollFlags::IN, Duration::ZERO) {
+                Ok(found) if found.is_empty() => return self.clock.now() < self.until,
+                Ok(_) if self.stream.read(&mut unread).is_ok_and(|count| count > 0) => {}
+                _ => return false,
+            }
+        }
+        self.clock.now() < self.until
     }
 }
 

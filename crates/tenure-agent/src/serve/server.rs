@@ -27,6 +27,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long a client has to take why its connection is closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// Connections beyond the most that are served, which are kept until their clients have read that.
+const TURNED_AWAY: usize = 64;
+
 /// How a [`Server`] serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
@@ -122,7 +125,10 @@ impl Server {
     pub fn run(self, mut watch: impl FnMut(&Serving) -> ControlFlow<()>) {
         let (server, stop) = (&self, AtomicBool::new(false));
         thread::scope(|scope| {
+            // Connections that were turned away, until their other ends have read why.
+            let mut turned_away: Vec<Connection> = Vec::new();
             while watch(&server.serving()).is_continue() {
+                turned_away.retain_mut(Connection::is_closing);
                 let Ok(accepted) = server.listener.accept(TICK) else {
                     // Such as for want of descriptors, which others may give back.
                     thread::sleep(TICK);
@@ -134,8 +140,10 @@ impl Server {
                 let Some(place) = Place::take(&server.connections, server.config.connections) else {
                     let message =
                         format!("{} connections are served, and no more: try again", server.config.connections);
-                    // What does not fit into an empty socket at once is not worth waiting for.
-                    let _ = connection.send(Kind::Refused, &Refusal::new("busy", message));
+                    let is_sent = connection.send(Kind::Refused, &Refusal::new("busy", message)).is_ok();
+                    if is_sent && turned_away.len() < TURNED_AWAY && connection.begin_to_close(*patience) {
+                        turned_away.push(connection);
+                    }
                     continue;
                 };
                 // Without a thread the connection is closed, which its client sees.
