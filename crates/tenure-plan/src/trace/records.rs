@@ -136,7 +136,8 @@ impl Records {
     fn frame(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
         let Value::Str(filename) = dict.find("filename")? else { return None };
         let Value::Str(name) = dict.find("name")? else { return None };
-        let line = u32::try_from(dict.find("line")?.as_u64()?).ok()?;
+        // A line that is no line's number is as good as none.
+        let line = dict.find("line").and_then(Value::as_u64).and_then(|line| u32::try_from(line).ok()).unwrap_or(0);
         let frame = (name, filename, line);
         let number = *self.frame_numbers.entry(frame).or_insert_with(|| {
             self.held_bytes += FRAME_BYTES;

@@ -17,7 +17,7 @@ pub struct Frame {
     pub name: Arc<str>,
     /// The file that it is in.
     pub filename: Arc<str>,
-    /// The line in the file, from 1.
+    /// The line in the file, from 1; 0 if the recorder told none.
     pub line: u32,
 }
 

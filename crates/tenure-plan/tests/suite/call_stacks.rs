@@ -193,3 +193,12 @@ fn a_block_that_was_there_before_the_history_has_the_stack_that_its_segment_give
     let stacks = blocks.map(|(index, event)| (event.address, trace.stacks().of_event(index).len()));
     assert_eq!(stacks.collect::<Vec<_>>(), [(4096, 1), (4104, 0)]);
 }
+
+#[test]
+fn a_frame_without_a_line_keeps_its_function_and_file() {
+    let frame = |line: &str| format!("(dVname\nVload\nsVfilename\nVmodel.py\ns{line}a");
+    let frames = ["", "Vline\nI-5\ns", "Vline\nF3.0\ns", "Vline\nNs", "Vline\nI7\ns"].map(frame).concat();
+    let trace = read(format!("(dVdevice_traces\n(l(l{}aas.", event(1, 5, &format!("(l{frames}"))).as_bytes()).unwrap();
+    let lines: Vec<_> = trace.stacks().of_event(0).map(|frame| (&*frame.filename, frame.line)).collect();
+    assert_eq!(lines, [("model.py", 0), ("model.py", 0), ("model.py", 0), ("model.py", 0), ("model.py", 7)]);
+}
