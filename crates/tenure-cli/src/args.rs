@@ -19,7 +19,7 @@ use crate::commands::train::TrainArgs;
 
 /// Trains and serves models, and shows what a program did with its memory, and what another allocator would have made of it.
 #[derive(Parser)]
-#[command(name = "tenure", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "tenure", version, max_term_width = 80, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -284,6 +284,8 @@ fn help_is_wrapped_once_at_the_terminals_width() {
     assert!(pages.len() > 20, "{}", pages.len());
     for page in pages {
         let lines: Vec<&str> = page.lines().collect();
+        let is_long = |line: &&&str| line.chars().count() > 80;
+        assert_eq!(lines.iter().find(is_long), None, "{page}");
         for pair in lines.windows(2) {
             let is_prose = |line: &str| line.starts_with(|c: char| c.is_alphanumeric() || c == '-' || c == '(');
             if !pair.iter().all(|line| is_prose(line)) {
