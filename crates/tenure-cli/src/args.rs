@@ -124,11 +124,12 @@ pub(crate) struct ReportArgs {
     /// Also write the chart that compares the allocators, as a picture of its own
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) svg: Option<PathBuf>,
-    /// Show blocks from this event on; the first event of the trace is 0
-    #[arg(long, default_value_t = 0, value_name = "EVENT")]
+    /// Show blocks from this event on. The first event of the trace is 0; where blocks or segments were there before the
+    /// history, the events that make them come first and count
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_name = "EVENT")]
     pub(crate) from: usize,
-    /// Show blocks up to this event; by default to the end
-    #[arg(long, value_name = "EVENT")]
+    /// Show blocks before this event; by default to the end
+    #[arg(long, allow_negative_numbers = true, value_name = "EVENT")]
     pub(crate) to: Option<usize>,
     /// Most bytes of the page, of which charts and tables take up to half a megabyte
     #[arg(long, default_value = "4MB", value_parser = parse_bytes, value_name = "SIZE")]

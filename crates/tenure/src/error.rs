@@ -57,6 +57,14 @@ pub enum Error {
         /// Why.
         source: AllocError,
     },
+    /// A report's page may not be as large as its charts.
+    #[error("the page takes at least {least_bytes} bytes, which is more than {page_bytes}: allow it that many")]
+    PageTooSmall {
+        /// Bytes that the page may have.
+        page_bytes: u64,
+        /// Bytes that it has without any block.
+        least_bytes: u64,
+    },
     /// Whoever watched a replay stopped it.
     #[error("stopped after event {event}")]
     Stopped {

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,124 @@ def test_a_block_shows_its_stack_and_is_found_by_it(browser: Browser, tmp_path: 
     browser.input("KeyEvent", type="keyDown", key="Home")
     page_when(browser, lambda page: page["canvas"]["from"] == whole["from"] and page["canvas"]["to"] == whole["to"])
     assert browser.complaints() == []
+
+
+def report(browser: Browser, folder: Path, events: list[dict[str, object]], *options: str, **rest: object) -> Any:
+    """The opened page of a snapshot of these events."""
+    snapshot = {"segments": [], "device_traces": [events], **rest}
+    (folder / "s.pickle").write_bytes(pickle.dumps(snapshot))
+    command: list[str | Path] = [PROGRAM, "trace", "report", folder / "s.pickle", "-o", folder / "s.html", *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return opened(browser, folder / "s.html")
+
+
+def holds(part: str, text: str, page: Any) -> bool:
+    return text in page[part]
+
+
+def go_to(browser: Browser, event: int) -> None:
+    move = "const moment = find('moment'); moment.value = arguments[0]; moment.dispatchEvent(new Event('input'));"
+    browser.run(f"const find = (id) => document.getElementById(id); {move}", event)
+
+
+def passing_blocks(count: int, gaps_ms: dict[int, int], number: int = 1) -> list[dict[str, object]]:
+    """Blocks that are freed at once, a millisecond an event but for `gaps_ms` before some of them."""
+    events, at = [], 0
+    for block in range(count):
+        at += gaps_ms.get(block, 0)
+        events.append(event("alloc", number, MIB, at, f"step{block % 7}"))
+        events.append(event("free_completed", number, MIB, at + 1, "free"))
+        at += 2
+    return events
+
+
+def test_the_time_of_an_event_is_right_beside_a_pause(browser: Browser, tmp_path: Path) -> None:
+    pause = passing_blocks(30_000, {10_000: 60_000})
+    report(browser, tmp_path, [event("segment_alloc", 0, 64 * MIB * 40, 0), *pause])
+    # The recorder left out the requests of the frees, which the trace has.
+    for shown, time in [(29_998, "19.9980 s"), (30_001, "80.0000 s"), (30_004, "80.0020 s")]:
+        go_to(browser, shown)
+        page_when(browser, partial(holds, "held", f"At event {shown:,} ({time})"))
+
+
+def test_times_that_are_not_exact_are_said_to_be_about_right(browser: Browser, tmp_path: Path) -> None:
+    uneven = {block: 1 + block * block % 97 for block in range(30_000)}
+    events = passing_blocks(30_000, uneven)
+    report(browser, tmp_path, [event("segment_alloc", 0, 64 * MIB * 40, 0), *events], "--page-size", "330kB")
+    go_to(browser, 60_000)
+    page = page_when(browser, lambda page: "At event 60,000 " in page["held"])
+    told = page["held"].split("(about ")[1].split(" s)")[0]
+    exact = float(events[2 * 19_999 + 1]["time_us"]) / 1e6  # type: ignore[arg-type]
+    place = 10.0 ** -len(told.partition(".")[2])
+    assert abs(float(told) - exact) <= 1.5 * place < 1, (told, exact)
+
+
+def test_what_lies_outside_a_part_or_before_the_history_has_no_time(browser: Browser, tmp_path: Path) -> None:
+    weights = event("alloc", 0, 30 * MIB, 1, "weights")
+    events = [event("segment_alloc", 0, 64 * MIB * 40, 0), weights, *passing_blocks(50, {})]
+    page = report(browser, tmp_path, events, "--from", "40", "--to", "60")
+    click(browser, page, 0.5, 0.8)
+    page = page_when(browser, lambda page: "weights" in page["about"])
+    assert "event 1, before the shown part" in page["about"] and "not in this history" in page["about"]
+
+    live = {"address": weights["addr"], "size": 30 * MIB, "state": "active_allocated", "frames": [frame("early")]}
+    segment = {"device": 0, "address": weights["addr"], "total_size": 64 * MIB, "stream": 0, "blocks": [live]}
+    page = report(browser, tmp_path, passing_blocks(50, {}), segments=[segment])
+    click(browser, page, 0.5, 0.8)
+    page = page_when(browser, lambda page: "early" in page["about"])
+    assert "before this history" in page["about"]
+
+
+def test_a_click_goes_to_the_moment_that_its_column_shows(browser: Browser, tmp_path: Path) -> None:
+    page = report(browser, tmp_path, passing_blocks(20_000, {}))
+    for place in [0.2, 0.41, 0.63, 0.87]:
+        click(browser, page, place, 0.5)
+        page = page_when(browser, lambda page: page["about"])
+        allocated, freed = (page["about"].split(f"{word}\n")[1].split(",")[:2] for word in ["Allocated", "Freed"])
+        born, died = (int("".join(part).removeprefix("event ")) for part in [allocated, freed])
+        at = int(page["held"].split("event ")[1].rstrip(".").split(" ")[0].replace(",", ""))
+        assert born <= at < died, (place, born, at, died)
+
+
+def test_the_sum_of_blocks_says_how_to_see_them(browser: Browser, tmp_path: Path) -> None:
+    events = [
+        event("alloc", number, MIB + 512 * (number * number % 9973), number, f"f{number}")
+        for number in range(1, 20_000)
+    ]
+    page = report(browser, tmp_path, events, "--page-size", "420kB")
+    click(browser, page, 0.9, 0.2)
+    page = page_when(browser, lambda page: page["about"])
+    assert "of blocks that this page sums. A page with --from " in page["about"] and " --to " in page["about"]
+    assert "Size" not in page["about"]
+
+
+def test_stacks_and_addresses_are_told_as_far_as_they_are_known(browser: Browser, tmp_path: Path) -> None:
+    high = (1 << 63) + (5 << 40)
+    events = [
+        {**event("alloc", 1, MIB, at, "main"), "addr": high + at * MIB, "frames": [{"name": "f", "filename": "g.py"}]}
+        for at in range(4)
+    ]
+    page = report(browser, tmp_path, events)
+    click(browser, page, 0.99, 0.9)
+    page = page_when(browser, lambda page: page["about"])
+    assert "f  g.py" in page["about"] and "g.py:" not in page["about"] and f"0x{high:x}" in page["about"]
+
+
+def test_the_keyboard_selects_blocks_and_the_bytes_zoom_to_a_limit(browser: Browser, tmp_path: Path) -> None:
+    snapshot(tmp_path / "steps.pickle")
+    events = pickle.loads((tmp_path / "steps.pickle").read_bytes())["device_traces"][0]
+    page = report(browser, tmp_path, events)
+    browser.run("document.getElementById('timeline').focus()")
+    browser.input("KeyEvent", type="keyDown", key="Enter")
+    page_when(browser, lambda page: "weights" in page["about"])
+    browser.input("KeyEvent", type="keyDown", key="Enter")
+    page_when(browser, lambda page: "forward" in page["about"])
+    browser.input("KeyEvent", type="keyDown", key="Enter", modifiers=8)
+    page = page_when(browser, lambda page: "weights" in page["about"])
+    middle = {"x": page["place"]["x"] + 300, "y": page["place"]["y"] + 200}
+    browser.input("MouseEvent", type="mouseWheel", deltaX=0, deltaY=-100_000, modifiers=8, **middle)
+    page = page_when(browser, lambda page: int(page["canvas"]["bytes"]) < MIB)
+    assert int(page["canvas"]["bytes"]) == 1000 and browser.complaints() == []
 
 
 @pytest.mark.skipif("TENURE_LONG_PAGE" not in os.environ, reason="TENURE_LONG_PAGE names no page to time")

@@ -2,7 +2,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use tenure::prelude::*;
 use tenure::report::PageOptions;
 
@@ -13,10 +13,11 @@ use crate::{files, output};
 pub(crate) fn run(args: &ReportArgs) -> ExitCode {
     files::for_each(std::slice::from_ref(&args.file), |path| {
         let trace = files::read(path, &args.source)?;
-        let options = page_options(args, trace.events().len()).map_err(|error| files::about(path, error))?;
+        let options = page_options(args, &trace).map_err(|error| files::about(path, error))?;
         let report = draw(&trace).map_err(|error| files::about(path, error))?;
         let page = args.output.clone().unwrap_or_else(|| PathBuf::from(Trace::source_of(path) + ".html"));
-        let mut text = write(&page, &report.html_with(&options))?;
+        let html = report.html_with(&options).map_err(|error| files::about(path, in_options(error)))?;
+        let mut text = write(&page, &html)?;
         if let Some(picture) = &args.svg {
             text += &write(picture, &report.comparison_svg())?;
         }
@@ -26,12 +27,29 @@ pub(crate) fn run(args: &ReportArgs) -> ExitCode {
 
 /// # Errors
 /// One line, if no event is left to show.
-fn page_options(args: &ReportArgs, events: usize) -> anyhow::Result<PageOptions> {
-    let (from, to) = (args.from, args.to.unwrap_or(events));
+fn page_options(args: &ReportArgs, trace: &Trace) -> anyhow::Result<PageOptions> {
+    let (from, events) = (args.from, trace.events().len());
+    let to = args.to.unwrap_or(events);
     if (args.from, args.to) != (0, None) && from >= to.min(events) {
-        bail!("--from {from} --to {to} shows nothing: the trace has events 0 to {}", events.saturating_sub(1));
+        let asked = args.to.map_or_else(|| format!("--from {from}"), |to| format!("--from {from} --to {to}"));
+        let Some(last) = events.checked_sub(1) else { bail!("{asked} shows nothing: the trace has no events") };
+        let earlier = match trace.earlier_events() {
+            0 => String::new(),
+            earlier => format!(", of which the first {earlier} are from before the history"),
+        };
+        bail!("{asked} shows nothing: the trace has events 0 to {last}{earlier}");
     }
     Ok(PageOptions { page_bytes: args.page_size, from, to })
+}
+
+/// An error that names the option to change.
+fn in_options(error: Error) -> anyhow::Error {
+    match error {
+        Error::PageTooSmall { page_bytes, least_bytes } => {
+            anyhow!("the page does not fit into --page-size {page_bytes}: give --page-size {least_bytes} or more")
+        }
+        error => error.into(),
+    }
 }
 
 fn draw(trace: &Trace) -> Result<Report<'_>, Error> {

@@ -148,11 +148,30 @@ fn report_shows_a_part_of_the_history_that_has_events() {
     let output = tenure(folder.path(), &[&["trace", "report", SAMPLE, "-o", "part.html"][..], &part].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let page = fs::read_to_string(folder.path().join("part.html")).unwrap();
-    assert!(page.contains("Shown are events 1,000 to 1,200 of") && page.len() <= 1_000_000);
+    assert!(page.contains("Shown are events 1,000 to 1,199 of") && page.len() <= 1_000_000);
     let output = tenure(folder.path(), &["trace", "report", SAMPLE, "--from", "9999999"]);
     assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""));
-    assert!(stderr(&output).contains("shows nothing: the trace has events 0 to "), "{}", stderr(&output));
+    let told = stderr(&output);
+    assert!(told.contains(": --from 9999999 shows nothing: the trace has events 0 to "), "{told}");
+    let output = tenure(folder.path(), &["trace", "report", SAMPLE, "--from=5", "--to", "5"]);
+    assert!(stderr(&output).contains("--from 5 --to 5 shows nothing"), "{}", stderr(&output));
+    let output = tenure(folder.path(), &["trace", "report", SAMPLE, "--from", "-1"]);
+    assert!(stderr(&output).contains("invalid value '-1' for '--from <EVENT>'"), "{}", stderr(&output));
     assert_eq!(files(folder.path()), [PathBuf::from("part.html")]);
+}
+
+#[test]
+fn report_says_how_large_a_page_has_to_be() {
+    let folder = here();
+    let report =
+        |size: &str| tenure(folder.path(), &["trace", "report", SAMPLE, "--page-size", size, "-o", "page.html"]);
+    let told = stderr(&report("10kB")).to_owned();
+    assert!(told.contains("the page does not fit into --page-size 10000: give --page-size "), "{told}");
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    let size = told.rsplit_once("--page-size ").unwrap().1.split(' ').next().unwrap();
+    let output = report(size);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(fs::metadata(folder.path().join("page.html")).unwrap().len() <= size.parse().unwrap());
 }
 
 /// Files that no command can use, and what is said of each.
@@ -462,6 +481,7 @@ fn what_was_there_before_the_history_is_told_and_counted() {
         assert!(report.status.success());
         let page = fs::read_to_string(folder.path().join("late.html")).unwrap();
         assert!(page.contains("1.07 GB were live before the history begins"), "{page}");
+        assert!(page.contains("(2 from before the history)"), "{page}");
     }
 }
 

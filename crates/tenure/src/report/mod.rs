@@ -127,12 +127,17 @@ impl<'a> Report<'a> {
 
     /// The whole report: one HTML file.
     pub fn html(&self) -> String {
-        self.html_with(&PageOptions::default())
+        page::page(self, &PageOptions::default())
     }
 
     /// [`html`](Self::html), of which `options` say how large it may be and which blocks it shows.
-    pub fn html_with(&self, options: &PageOptions) -> String {
-        page::page(self, options)
+    ///
+    /// # Errors
+    /// [`Error::PageTooSmall`] if its charts alone take more.
+    pub fn html_with(&self, options: &PageOptions) -> Result<String, Error> {
+        let page = page::page(self, options);
+        let (page_bytes, least_bytes) = (options.page_bytes, page.len() as u64);
+        if least_bytes > page_bytes { Err(Error::PageTooSmall { page_bytes, least_bytes }) } else { Ok(page) }
     }
 
     /// The chart that compares the allocators: one SVG file.

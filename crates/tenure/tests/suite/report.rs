@@ -152,9 +152,19 @@ fn a_page_stays_within_its_bytes_and_says_what_it_sums() {
     let report = Report::new(&trace).unwrap();
     let whole = report.html();
     assert!(!whole.contains("are summed in grey"));
-    let small = report.html_with(&PageOptions { page_bytes: 430_000, ..PageOptions::default() });
+    let small = report.html_with(&PageOptions { page_bytes: 430_000, ..PageOptions::default() }).unwrap();
     assert!(small.len() <= 430_000 && small.len() < whole.len(), "{} of {} bytes", small.len(), whole.len());
     assert!(small.contains("are summed in grey"));
-    let part = report.html_with(&PageOptions { page_bytes: 430_000, from: 5000, to: 5500 });
-    assert!(part.contains("Shown are events 5,000 to 5,500 of") && !part.contains("are summed in grey"));
+    let part = report.html_with(&PageOptions { page_bytes: 430_000, from: 5000, to: 5500 }).unwrap();
+    assert!(part.contains("Shown are events 5,000 to 5,499 of") && !part.contains("are summed in grey"));
+}
+
+#[test]
+fn a_page_too_small_for_its_charts_is_refused_with_the_size_that_does() {
+    let trace = long_history(2000);
+    let report = Report::new(&trace).unwrap();
+    let page = |page_bytes| report.html_with(&PageOptions { page_bytes, ..PageOptions::default() });
+    let Err(Error::PageTooSmall { page_bytes: 1000, least_bytes }) = page(1000) else { panic!("it fits") };
+    assert!(page(least_bytes - 1).is_err());
+    assert_eq!(page(least_bytes).unwrap().len() as u64, least_bytes);
 }

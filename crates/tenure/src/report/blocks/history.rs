@@ -28,6 +28,8 @@ pub(super) struct BlockHistory {
     pub(super) blocks: Vec<Life>,
     /// The ranges of segments that live in the span, in the order in which they were made.
     pub(super) segments: Vec<Life>,
+    /// Events of the trace that make what was there before its history.
+    pub(super) earlier: usize,
     /// Events that people look for.
     pub(super) marks: Vec<usize>,
 }
@@ -89,17 +91,17 @@ impl BlockHistory {
         blocks.retain(|block| block.lives_in(&span));
         let mut segments = segments.finish();
         segments.retain(|segment| segment.lives_in(&span));
-        Self { span, blocks, segments, marks }
+        Self { span, blocks, segments, earlier: trace.earlier_events(), marks }
     }
 
-    /// The blocks' numbers, those with most bytes × events in the span first.
-    pub(super) fn by_weight(&self) -> Vec<u32> {
+    /// The numbers of `lives`, those with most bytes × events in the span first.
+    pub(super) fn by_weight(&self, lives: &[Life]) -> Vec<u32> {
         let weight = |number: &u32| {
-            let block = &self.blocks[*number as usize];
-            let events = self.clipped(block.died) - self.clipped(Some(block.born));
-            Reverse(u128::from(block.bytes) * events as u128)
+            let life = &lives[*number as usize];
+            let events = self.clipped(life.died) - self.clipped(Some(life.born));
+            Reverse(u128::from(life.bytes) * events as u128)
         };
-        let mut numbers: Vec<u32> = (0..self.blocks.len() as u32).collect();
+        let mut numbers: Vec<u32> = (0..lives.len() as u32).collect();
         numbers.sort_by_cached_key(weight);
         numbers
     }

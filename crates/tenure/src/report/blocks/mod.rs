@@ -10,6 +10,7 @@ mod pack;
 mod page;
 #[cfg(test)]
 mod tests;
+mod times;
 #[cfg(test)]
 mod unpack;
 
@@ -20,9 +21,9 @@ use tenure_plan::Trace;
 /// How much of a trace its page shows block by block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageOptions {
-    /// Most bytes of the page. Blocks that do not fit are summed; its charts stay, which take up to 500,000.
+    /// Most bytes of the page. Blocks and segments that do not fit are left out; its charts stay, which take up to 500,000.
     pub page_bytes: u64,
-    /// The first event to show.
+    /// The first event to show, among those of [`Trace::events`].
     pub from: usize,
     /// The event before which to stop.
     pub to: usize,
@@ -35,10 +36,11 @@ impl Default for PageOptions {
     }
 }
 
-/// The section of the page, with its script and its data. `rest_bytes` of the page are taken by its other sections.
+/// The section of the page, with its script and its data. `rest_bytes` of the page are taken by its other sections. If
+/// the budget is too small for anything, the section is as small as it can be, and the page larger than its options say.
 pub(super) fn section(trace: &Trace, options: &PageOptions, rest_bytes: usize) -> String {
     let history = BlockHistory::of(trace, options.from, options.to);
     let budget = usize::try_from(options.page_bytes).unwrap_or(usize::MAX);
-    let budget = budget.saturating_sub(rest_bytes + page::frame_bytes());
+    let budget = budget.saturating_sub(rest_bytes + page::frame_bytes(trace, &history));
     page::section(trace, &history, &pack::within(trace, &history, budget))
 }

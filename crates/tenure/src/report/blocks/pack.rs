@@ -5,15 +5,15 @@
 //!
 //! | table | columns, each written whole |
 //! | --- | --- |
-//! | span | from, to (event numbers) |
+//! | span | from, to (event numbers); events from before the history |
 //! | strings | count; for each: bytes, UTF-8 text |
 //! | frames | count; function (string), file (string), line |
 //! | stacks | count; frames of each; then all frames, the innermost of a stack first |
 //! | streams | count; string of each |
-//! | blocks | count; events since the block before was made; events it lived + 1, or 0; bytes; signed address difference; stream; stack + 1 |
-//! | sum of the others | count; events since the step before; signed difference of bytes |
+//! | blocks | count; events since the block before was made; events it lived + 1, or 0; bytes; signed difference of the address's lower 52 bits; its upper 12; stream; stack + 1 |
+//! | sum of the others | blocks; count; events since the step before; signed difference of bytes |
 //! | segments | as blocks, without stacks |
-//! | times | count; events since the one before; µs since the one before |
+//! | times | µs by which interpolated times may be off; count; events since the one before; µs since the one before |
 //! | marks | count; events since the one before; action (string) |
 
 use std::io::Write;
@@ -25,52 +25,95 @@ use tenure_plan::{Frame, Trace};
 
 use super::history::{BlockHistory, Life, Summed};
 use super::overview::{Colors, overview};
+use super::times::Times;
 
 /// Blocks that the browser sorts by a number of 53 bits: 32 of an event, 21 of a block.
 const MOST_BLOCKS: usize = 1 << 21;
 /// Steps of the sum of the blocks that are left out.
 const MOST_STEPS: usize = 200_000;
-/// Events whose times are told; times between them are interpolated.
-const MOST_TIMES: usize = 10_000;
+/// Times may take the budget divided by this while everything fits.
+const TIME_SHARE: usize = 8;
+/// The same where something is left out.
+const SMALL_TIME_SHARE: usize = 32;
 /// Longest text of a frame.
 const MOST_CHARACTERS: usize = 400;
-/// Integers in the browser are exact below 2^53. Real addresses and sizes are smaller.
-const MOST: u64 = (1 << 52) - 1;
+/// Integers in the browser are exact below 2^53. Real sizes are smaller; addresses are written in two parts.
+const EXACT_BITS: u32 = 52;
+const MOST: u64 = (1 << EXACT_BITS) - 1;
+/// Segments may take the budget divided by this, and what blocks leave.
+const SEGMENT_SHARE: f64 = 4.0;
 
 /// Packed data, and what it holds.
+#[derive(Default)]
 pub(super) struct Packed {
     /// The columns, in base64.
     pub(super) text: String,
     /// The first picture of them, in base64.
     pub(super) overview: String,
     pub(super) kept: usize,
+    pub(super) kept_segments: usize,
     pub(super) summed: Summed,
+    /// The share of the columns that segments take.
+    segment_share: f64,
 }
 
-/// As many blocks as fit into `budget` bytes.
+/// As many blocks and segments as fit into `budget` bytes.
 pub(super) fn within(trace: &Trace, history: &BlockHistory, budget: usize) -> Packed {
-    let order = history.by_weight();
+    let blocks = history.by_weight(&history.blocks);
+    let segments = history.by_weight(&history.segments);
+    let mut times = Times::within(trace.events(), &history.span, budget / TIME_SHARE);
+    let mut has_small_times = false;
     // A block takes two to ten bytes.
-    let mut count = order.len().min(budget / 2).min(MOST_BLOCKS);
+    let mut count = blocks.len().min(budget / 2).min(MOST_BLOCKS);
+    let mut segment_count = segments.len().min(budget / 2);
     let mut steps = MOST_STEPS.min(budget / 16);
     loop {
-        let packed = pack(trace, history, &order[..count], steps);
+        let packed = pack(trace, history, &blocks[..count], &segments[..segment_count], steps, &times);
         let length = packed.text.len() + packed.overview.len();
-        if length <= budget || (count == 0 && steps == 1) {
+        if length <= budget || (count == 0 && segment_count == 0 && steps == 1) {
             return packed;
         }
-        let share = 0.97 * budget as f64 / length as f64;
+        if !has_small_times {
+            times = Times::within(trace.events(), &history.span, budget / SMALL_TIME_SHARE);
+            has_small_times = true;
+            continue;
+        }
+        let (length, aim) = (length as f64, 0.97 * budget as f64);
+        let (segment_bytes, segment_budget) = (packed.segment_share * length, budget as f64 / SEGMENT_SHARE);
         if count == 0 {
             steps = 1;
         }
-        count = (count as f64 * share.min(0.95)) as usize;
+        if segment_count > 0 && (count == 0 || segment_bytes > segment_budget) {
+            let left = (segment_bytes - (length - aim)).max(if count == 0 { 0.0 } else { 0.97 * segment_budget });
+            segment_count = (segment_count as f64 * (left / segment_bytes).min(0.95)) as usize;
+        } else {
+            count = (count as f64 * (aim / length).min(0.95)) as usize;
+        }
     }
 }
 
-fn pack(trace: &Trace, history: &BlockHistory, kept: &[u32], most_steps: usize) -> Packed {
-    let mut is_kept = vec![false; history.blocks.len()];
+/// Which of `count` numbers are among `kept`.
+fn among(count: usize, kept: &[u32]) -> Vec<bool> {
+    let mut is_kept = vec![false; count];
     kept.iter().for_each(|&number| is_kept[number as usize] = true);
-    let blocks: Vec<&Life> = history.blocks.iter().zip(&is_kept).filter(|(_, kept)| **kept).map(|(b, _)| b).collect();
+    is_kept
+}
+
+fn kept<'a>(lives: &'a [Life], is_kept: &[bool]) -> Vec<&'a Life> {
+    lives.iter().zip(is_kept).filter(|(_, kept)| **kept).map(|(life, _)| life).collect()
+}
+
+fn pack(
+    trace: &Trace,
+    history: &BlockHistory,
+    kept_blocks: &[u32],
+    kept_segments: &[u32],
+    most_steps: usize,
+    times: &Times,
+) -> Packed {
+    let is_kept = among(history.blocks.len(), kept_blocks);
+    let blocks = kept(&history.blocks, &is_kept);
+    let segments = kept(&history.segments, &among(history.segments.len(), kept_segments));
     let summed = history.summed(&is_kept, most_steps);
 
     let mut tables = Tables::default();
@@ -80,19 +123,22 @@ fn pack(trace: &Trace, history: &BlockHistory, kept: &[u32], most_steps: usize) 
         put_column(out, lives.iter().map(|life| life.died.map_or(0, |died| (died - life.born) as u64 + 1)));
         put_column(out, lives.iter().map(|life| life.bytes.min(MOST)));
         put_column(out, signed_differences(lives.iter().map(|life| life.address & MOST)));
+        put_column(out, lives.iter().map(|life| life.address >> EXACT_BITS));
         put_column(out, lives.iter().map(|life| tables.stream(life.stream.0)).collect::<Vec<_>>().into_iter());
     };
     let mut body = Vec::new();
     put(&mut body, blocks.len() as u64);
     lives(&blocks, &mut tables, &mut body);
     put_column(&mut body, stacks.iter().copied());
+    put(&mut body, summed.blocks as u64);
     put(&mut body, summed.steps.len() as u64);
     put_column(&mut body, differences(summed.steps.iter().map(|step| step.0 as u64)));
     put_column(&mut body, signed_differences(summed.steps.iter().map(|step| step.1.min(MOST))));
-    let segments: Vec<&Life> = history.segments.iter().collect();
+    let before_segments = body.len();
     put(&mut body, segments.len() as u64);
     lives(&segments, &mut tables, &mut body);
-    put_times(&mut body, trace, history);
+    let segment_bytes = body.len() - before_segments;
+    times.put(&mut body, trace.events());
     put(&mut body, history.marks.len() as u64);
     put_column(&mut body, differences(history.marks.iter().map(|&event| event as u64)));
     for &event in &history.marks {
@@ -102,9 +148,17 @@ fn pack(trace: &Trace, history: &BlockHistory, kept: &[u32], most_steps: usize) 
     let mut head = Vec::new();
     put(&mut head, history.span.start as u64);
     put(&mut head, history.span.end as u64);
+    put(&mut head, history.earlier as u64);
     tables.put(&mut head);
     let colors = if tables.stacks.is_empty() { Colors::OfSizes } else { Colors::OfStacks(&stacks) };
-    Packed { text: deflated(&[&head, &body]), overview: overview(history, &blocks, &colors), kept: kept.len(), summed }
+    Packed {
+        text: deflated(&[&head, &body]),
+        overview: overview(history, &blocks, &colors),
+        kept: blocks.len(),
+        kept_segments: segments.len(),
+        summed,
+        segment_share: segment_bytes as f64 / (head.len() + body.len()) as f64,
+    }
 }
 
 /// All `parts`, deflated, in base64.
@@ -112,17 +166,6 @@ pub(super) fn deflated(parts: &[&[u8]]) -> String {
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
     let written = parts.iter().try_for_each(|part| encoder.write_all(part)).and_then(|()| encoder.finish());
     base64(&written.expect("a vector takes every byte"))
-}
-
-fn put_times(out: &mut Vec<u8>, trace: &Trace, history: &BlockHistory) {
-    let step = history.span.len().div_ceil(MOST_TIMES).max(1);
-    let last = history.span.end.checked_sub(1).filter(|last| history.span.contains(last));
-    let mut told: Vec<usize> = history.span.clone().step_by(step).collect();
-    told.extend(last.filter(|last| told.last() != Some(last)));
-    let first_us = trace.events().first().map_or(0, |event| event.time_us);
-    put(out, told.len() as u64);
-    put_column(out, differences(told.iter().map(|&event| event as u64)));
-    put_column(out, differences(told.iter().map(|&event| trace.events()[event].time_us - first_us)));
 }
 
 /// Texts, frames, stacks and streams, each distinct one once.
@@ -202,7 +245,7 @@ impl Tables {
 }
 
 /// Differences of numbers that do not descend.
-fn differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
     numbers.scan(0, |before, number| Some(number - std::mem::replace(before, number)))
 }
 
@@ -214,7 +257,7 @@ fn signed_differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item 
     })
 }
 
-fn put_column(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64>) {
+pub(super) fn put_column(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64>) {
     numbers.for_each(|number| put(out, number));
 }
 

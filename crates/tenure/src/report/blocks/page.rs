@@ -19,9 +19,10 @@ const SCRIPTS: [&str; 7] = [
 ];
 
 /// Bytes of the section besides its data, at most.
-pub(super) fn frame_bytes() -> usize {
-    const WORDS: usize = 8192;
-    STYLE.len() + SCRIPTS.iter().map(|script| script.len()).sum::<usize>() + WORDS
+pub(super) fn frame_bytes(trace: &Trace, history: &BlockHistory) -> usize {
+    /// Sentences on what is left out.
+    const WORDS: usize = 1024;
+    section(trace, history, &Packed::default()).len() + WORDS
 }
 
 pub(super) fn section(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
@@ -38,7 +39,7 @@ pub(super) fn section(trace: &Trace, history: &BlockHistory, packed: &Packed) ->
          <button id=\"whole\" type=\"button\">Whole history</button><output id=\"found\"></output></div>\n\
          <canvas id=\"timeline\" tabindex=\"0\" role=\"img\" aria-label=\"Blocks over time\"></canvas>\n\
          <p class=\"muted\">Across: event numbers. Wheel or +/− zooms, Shift and wheel zooms the bytes, dragging or arrow keys \
-         move, Home shows everything.</p>\n\
+         move, Home shows everything, Enter or Shift and Enter selects the next block up or down at the dashed line.</p>\n\
          <div id=\"about\" aria-live=\"polite\"></div>\n\
          <h2>Segments over time</h2>\n\
          <p class=\"muted\">Each bar is a segment, to scale, at the moment of the dashed line above. Grey is free, or taken by \
@@ -65,11 +66,14 @@ fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
             .to_owned();
     if history.span != (0..trace.events().len()) {
         words += &format!(
-            " Shown are events {} to {} of {}.",
+            " Shown are events {} to {} of {}{}.",
             Count(history.span.start as u64),
-            Count(history.span.end as u64),
-            Count(trace.events().len() as u64)
+            Count(history.span.end.saturating_sub(1) as u64),
+            Count(trace.events().len() as u64),
+            earlier(history)
         );
+    } else if history.earlier > 0 {
+        words += &format!(" It has {} events{}.", Count(history.span.end as u64), earlier(history));
     }
     let summed = &packed.summed;
     if summed.blocks > 0 {
@@ -82,7 +86,23 @@ fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
             if summed.is_exact { "" } else { ", each stretch of time at its highest" }
         );
     }
+    let segments = history.segments.len();
+    if packed.kept_segments < segments {
+        words += &format!(
+            " Of {} segments, the {} with most bytes × events are shown.",
+            Count(segments as u64),
+            Count(packed.kept_segments as u64)
+        );
+    }
     words
+}
+
+/// How many of the events are not the history's own.
+fn earlier(history: &BlockHistory) -> String {
+    match history.earlier {
+        0 => String::new(),
+        earlier => format!(" ({} from before the history)", Count(earlier as u64)),
+    }
 }
 
 /// The recorded allocator's settings.

@@ -106,6 +106,7 @@ proptest! {
         let length = packed.text.len() + packed.overview.len();
         prop_assert!(length <= budget.max(1500), "{length} bytes of {budget}");
         prop_assert_eq!(packed.kept, data.blocks.len());
+        prop_assert_eq!(packed.summed.blocks as u64, data.summed_blocks);
         let live = live_bytes(&trace);
         for (event, &bytes) in (0..).zip(&live) {
             let (kept, summed) = (kept_bytes(&data, event), summed_bytes(&data, event));
@@ -209,7 +210,47 @@ fn segments_live_until_they_are_freed_and_may_be_unmapped_in_parts() {
     assert_eq!(lives, expected);
     let marks: Vec<_> = data.marks.iter().map(|&(event, text)| (event, &data.strings[text as usize][..])).collect();
     assert_eq!(marks, [(4, "oom")]);
-    assert_eq!(data.times.len(), 5);
+    // All times are equal.
+    assert_eq!(data.times, [(0, 0), (4, 0)]);
+}
+
+#[test]
+fn the_segments_with_most_bytes_and_events_are_kept_where_they_are_too_many() {
+    let event =
+        |action, number: u64, bytes| Event { time_us: 0, address: number << 32, bytes, stream: StreamId(0), action };
+    let pairs = (1..10_000).flat_map(|number| {
+        let bytes = 64 + number * number * 7919 % 100_003;
+        [Action::SegmentMap, Action::SegmentUnmap].map(|action| event(action, number, bytes))
+    });
+    let events: Vec<_> = [event(Action::SegmentAlloc, 50_000, 1 << 30)].into_iter().chain(pairs).collect();
+    let trace = Trace::new("segments", 0, Settings::default(), events).unwrap();
+    let (packed, data) = packed(&trace, 10_000);
+    assert!(packed.text.len() + packed.overview.len() <= 10_000);
+    assert_eq!(packed.kept_segments, data.segments.len());
+    assert!((1000..10_000).contains(&packed.kept_segments), "{} segments", packed.kept_segments);
+    assert_eq!(data.segments[0].bytes, 1 << 30);
+    let whole = section(&trace, &PageOptions::default(), 0);
+    let page_bytes = whole.len() as u64 - 10_000;
+    let part = section(&trace, &PageOptions { page_bytes, ..PageOptions::default() }, 0);
+    assert!(part.len() as u64 <= page_bytes && part.contains("Of 10,000 segments, the "));
+    assert!(!whole.contains(" segments, the "));
+}
+
+#[test]
+fn events_from_before_the_history_are_counted() {
+    let late = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/late_start.pickle");
+    let trace = Trace::read(late).unwrap();
+    let (_, data) = packed(&trace, 1 << 20);
+    assert_eq!((data.earlier, data.to), (2, trace.events().len() as u64));
+    assert!(section(&trace, &PageOptions::default(), 0).contains(" events (2 from before the history)."));
+}
+
+#[test]
+fn addresses_of_64_bits_stay_whole() {
+    let address = (1 << 63) + (5 << 40) + 3;
+    let event = Event { time_us: 0, address, bytes: 64, stream: StreamId(0), action: Action::Alloc };
+    let trace = Trace::new("high", 0, Settings::default(), vec![event]).unwrap();
+    assert_eq!(packed(&trace, 1 << 20).1.blocks[0].address, address);
 }
 
 #[test]

@@ -8,11 +8,13 @@ use flate2::read::DeflateDecoder;
 pub(super) struct Unpacked {
     pub(super) from: u64,
     pub(super) to: u64,
+    pub(super) earlier: u64,
     pub(super) strings: Vec<String>,
     pub(super) frames: Vec<[u64; 3]>,
     pub(super) stacks: Vec<Vec<u64>>,
     pub(super) streams: Vec<u64>,
     pub(super) blocks: Vec<Row>,
+    pub(super) summed_blocks: u64,
     pub(super) summed: Vec<(u64, u64)>,
     pub(super) segments: Vec<Row>,
     pub(super) times: Vec<(u64, u64)>,
@@ -49,7 +51,7 @@ fn inflated(text: &str) -> Vec<u8> {
 pub(super) fn unpack(text: &str) -> Unpacked {
     let bytes = inflated(text);
     let mut columns = Columns { bytes: &bytes };
-    let (from, to) = (columns.number(), columns.number());
+    let [from, to, earlier] = [(); 3].map(|()| columns.number());
     let strings = (0..columns.number()).map(|_| columns.text()).collect();
     let frames = columns.number();
     let [names, files, lines] = [(); 3].map(|()| columns.column(frames));
@@ -62,15 +64,29 @@ pub(super) fn unpack(text: &str) -> Unpacked {
     let mut blocks = columns.lives();
     let stacks_of_blocks = columns.column(blocks.len() as u64);
     blocks.iter_mut().zip(stacks_of_blocks).for_each(|(block, stack)| block.stack = stack.checked_sub(1));
-    let count = columns.number();
+    let [summed_blocks, count] = [(); 2].map(|()| columns.number());
     let summed = columns.sums(count).into_iter().zip(columns.signed_sums(count)).collect();
     let segments = columns.lives();
-    let count = columns.number();
+    let [_error_us, count] = [(); 2].map(|()| columns.number());
     let times = columns.sums(count).into_iter().zip(columns.sums(count)).collect();
     let count = columns.number();
     let marks = columns.sums(count).into_iter().zip(columns.column(count)).collect();
     assert!(columns.bytes.is_empty(), "{} bytes are left", columns.bytes.len());
-    Unpacked { from, to, strings, frames, stacks, streams, blocks, summed, segments, times, marks }
+    Unpacked {
+        from,
+        to,
+        earlier,
+        strings,
+        frames,
+        stacks,
+        streams,
+        blocks,
+        summed_blocks,
+        summed,
+        segments,
+        times,
+        marks,
+    }
 }
 
 struct Columns<'a> {
@@ -113,12 +129,13 @@ impl Columns<'_> {
         let lived = self.column(count);
         let bytes = self.column(count);
         let address = self.signed_sums(count);
+        let high = self.column(count);
         let stream = self.column(count);
         let row = |index: usize| Row {
             born: born[index],
             died: lived[index].checked_sub(1).map(|lived| born[index] + lived),
             bytes: bytes[index],
-            address: address[index],
+            address: high[index] << 52 | address[index],
             stream: stream[index],
             stack: None,
         };

@@ -76,7 +76,9 @@ class Columns {
     await pause();
     const address = this.signedSums(count);
     await pause();
-    return { count, born, died, bytes, address, stream: this.column(Uint32Array, count) };
+    const high = this.column(Uint16Array, count);
+    await pause();
+    return { count, born, died, bytes, address, high, stream: this.column(Uint32Array, count) };
   }
 }
 
@@ -84,6 +86,7 @@ async function readData(bytes) {
   const columns = new Columns(bytes);
   const from = columns.number();
   const to = columns.number();
+  const earlier = columns.number();
   const strings = Array.from({ length: columns.number() }, () => columns.text());
   const frameCount = columns.number();
   const [name, file, line] = [Uint32Array, Uint32Array, Float64Array].map((kind) => columns.column(kind, frameCount));
@@ -93,16 +96,18 @@ async function readData(bytes) {
   const blocks = await columns.lives();
   await pause();
   blocks.stack = Int32Array.from(columns.column(Uint32Array, blocks.count), (stack) => stack - 1);
+  const summedBlocks = columns.number();
   const stepCount = columns.number();
-  const summed = { count: stepCount, event: columns.sums(Uint32Array, stepCount), bytes: columns.signedSums(stepCount) };
+  const summed = { blocks: summedBlocks, count: stepCount, event: columns.sums(Uint32Array, stepCount), bytes: columns.signedSums(stepCount) };
   await pause();
   const segments = await columns.lives();
+  const errorUs = columns.number();
   const timeCount = columns.number();
-  const times = { event: columns.sums(Uint32Array, timeCount), us: columns.sums(Float64Array, timeCount) };
+  const times = { errorUs, event: columns.sums(Uint32Array, timeCount), us: columns.sums(Float64Array, timeCount) };
   const markCount = columns.number();
   const marks = { count: markCount, event: columns.sums(Uint32Array, markCount) };
   marks.text = [...columns.column(Uint32Array, markCount)].map((text) => strings[text]);
-  return { from, to, strings, frames: { name, file, line }, stacks, streams, blocks, summed, segments, times, marks };
+  return { from, to, earlier, strings, frames: { name, file, line }, stacks, streams, blocks, summed, segments, times, marks };
 }
 
 // The first index whose number is above `limit`, in numbers that ascend.
@@ -116,7 +121,7 @@ function firstAbove(numbers, limit) {
   return low;
 }
 
-// Microseconds since the first event of the trace. Times between those told are interpolated.
+// Microseconds since the first event of the trace. Times between those told are interpolated, off by at most `errorUs`.
 function timeOf({ event, us }, asked) {
   const next = firstAbove(event, asked);
   if (next === 0) return us[0] ?? 0;
@@ -132,9 +137,22 @@ function inBytes(bytes) {
   return `${unit ? bytes.toPrecision(3) : Math.round(bytes)} ${units[unit]}`;
 }
 
-function inTime(us) {
-  if (us < 1e3) return `${Math.round(us)} µs`;
-  return us < 1e6 ? `${(us / 1e3).toPrecision(4)} ms` : `${(us / 1e6).toFixed(4)} s`;
+// A time that is off by at most `errorUs`, in no more digits than are right.
+function inTime(us, errorUs = 0) {
+  const [unit, scale] = [["µs", 1], ["ms", 1e3], ["s", 1e6]].findLast(([, least]) => us >= least) ?? ["µs", 1];
+  const value = us / scale;
+  const exact = scale === 1 ? 0 : scale === 1e3 ? 3 - Math.floor(Math.log10(value)) : 4;
+  const digits = Math.min(exact, Math.floor(-Math.log10(errorUs / scale)));
+  const place = 10 ** -digits;
+  // Half of the last digit is rounded off anyhow.
+  const about = errorUs > 10 ** -exact * scale / 2 ? "about " : "";
+  if (!about) return `${value.toFixed(exact)} ${unit}`;
+  return `${about}${(Math.round(value / place) * place).toFixed(Math.max(0, digits))} ${unit}`;
+}
+
+// The number that an address is, whose lower 52 bits and whose others are apart.
+function addressOf({ address, high }, row) {
+  return `0x${(BigInt(high[row]) << 52n | BigInt(address[row])).toString(16)}`;
 }
 
 const inCount = (count) => Math.round(count).toLocaleString("en-US");

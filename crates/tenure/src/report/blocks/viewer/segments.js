@@ -24,7 +24,7 @@ class Segments {
       const last = joined.at(-1);
       const grows = document.getElementById("viewer").dataset.expandable === "true";
       if (grows && last && last.address + last.bytes === address && last.stream === stream) last.bytes += bytes;
-      else joined.push({ address, bytes, stream, blocks: [] });
+      else joined.push({ row, address, bytes, stream, blocks: [] });
     }
     this.placeBlocks(joined, event);
     return joined.sort((one, other) => other.bytes - one.bytes || one.address - other.address);

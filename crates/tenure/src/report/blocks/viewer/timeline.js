@@ -3,6 +3,8 @@
 const LEFT = 66;
 const BOTTOM = 24;
 const TOP = 16;
+// Bytes from the bottom to the top, at least.
+const LEAST_BYTES = 1000;
 
 class Timeline {
   constructor(canvas, overview, colors) {
@@ -53,7 +55,7 @@ class Timeline {
 
   zoomBytes(factor, y) {
     const anchor = this.bytesAt(y);
-    const length = Math.min(this.peak * 1.04, (this.high - this.low) * factor);
+    const length = Math.min(this.peak * 1.04, Math.max(LEAST_BYTES, (this.high - this.low) * factor));
     this.moveBytes(anchor - (anchor - this.low) * (length / (this.high - this.low)), length);
   }
 
@@ -69,26 +71,35 @@ class Timeline {
     this.high = this.low + length;
   }
 
-  // The block under a point of the canvas; -1 if there is none.
-  blockAt(x, y) {
-    const { history } = this;
+  // What lies under a point of the canvas: the event of its column's moment, and a block, or -1 and the bytes of the sum
+  // of others.
+  under(x, y) {
+    const { history, data } = this;
     const column = Math.floor((x - LEFT) * this.ratio);
     const bytes = this.bytesAt(y);
-    if (column < 0 || column >= this.width || bytes < 0) return -1;
-    history.seek(this.shown(column));
+    if (column < 0 || column >= this.width) return { block: -1, event: Math.floor(this.eventAt(x)), summed: 0 };
+    const drawn = this.drawn?.[column] ?? column;
+    const shown = this.shown(drawn, this.drawn?.lastIndexOf(drawn) - drawn + 1 || 1);
+    const event = Math.max(history.event[shown] ?? data.from, Math.floor(this.edge(drawn)));
+    history.seek(shown);
     let sum = 0;
-    for (const block of history.live()) {
-      sum += this.data.blocks.bytes[block];
-      if (sum > bytes) return block;
+    for (const block of bytes < 0 ? [] : history.live()) {
+      sum += data.blocks.bytes[block];
+      if (sum > bytes) return { block, event, summed: 0 };
     }
-    return -1;
+    const summed = history.summed[shown] ?? 0;
+    return { block: -1, event, summed: bytes >= 0 && sum + summed > bytes ? summed : 0 };
+  }
+
+  // The event at the left of a column.
+  edge(column) {
+    return this.from + (column / this.width) * (this.to - this.from);
   }
 
   // The change whose moment a column shows.
   shown(column, width = 1) {
-    const edge = (at) => this.from + (at / this.width) * (this.to - this.from);
-    const first = firstAbove(this.history.event, Math.ceil(edge(column)) - 1);
-    const end = firstAbove(this.history.event, Math.ceil(edge(column + width)) - 1);
+    const first = firstAbove(this.history.event, Math.ceil(this.edge(column)) - 1);
+    const end = firstAbove(this.history.event, Math.ceil(this.edge(column + width)) - 1);
     return end > first ? this.history.highest(first, end) : first - 1;
   }
 
@@ -108,11 +119,14 @@ class Timeline {
     const image = context.createImageData(Math.floor(this.width), Math.floor(this.height));
     const pixels = new Uint32Array(image.data.buffer);
     const { width, height } = image;
+    // The first column of those that show the same moment, for each column.
+    this.drawn = new Int32Array(width);
     let wide = 1;
     let painted = -2;
     let passed = 0;
     for (let column = 0; column < width; column += wide) {
       const shown = this.shown(column, wide);
+      this.drawn.fill(column, column, column + wide);
       if (shown !== painted) {
         this.history.seek(shown);
         passed += this.paint(pixels, width, height, column);
@@ -174,11 +188,16 @@ class Timeline {
     context.globalAlpha = 1;
     context.textBaseline = "top";
     const events = Math.max(1, round((this.to - this.from) / 6));
+    let free = 0;
     for (let event = Math.ceil(this.from / events) * events; event <= this.to; event += events) {
       const x = this.xOf(event);
-      context.textAlign = x > right - 40 ? "right" : x < LEFT + 30 ? "left" : "center";
-      context.fillText(inCount(event), x, bottom + 7);
       line(context, x, bottom, x, bottom + 4);
+      context.textAlign = "left";
+      const wide = context.measureText(inCount(event)).width;
+      const start = Math.max(LEFT, Math.min(x - wide / 2, right - wide));
+      if (start < free) continue;
+      context.fillText(inCount(event), start, bottom + 7);
+      free = start + wide + 8;
     }
     this.drawMarks(context, bottom);
     context.restore();

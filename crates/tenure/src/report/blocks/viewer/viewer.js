@@ -79,8 +79,7 @@ class Viewer {
       const isClick = pointers.size === 1 && moved < 4 && event.type === "pointerup";
       pointers.delete(event.pointerId);
       if (!isClick) return;
-      this.setCursor(Math.round(timeline.eventAt(event.offsetX)));
-      this.select(timeline.blockAt(event.offsetX, event.offsetY));
+      this.point(event.offsetX, event.offsetY);
     };
     canvas.addEventListener("pointerup", release);
     canvas.addEventListener("pointercancel", release);
@@ -101,6 +100,7 @@ class Viewer {
       ArrowUp: () => timeline.moveBytes(timeline.low + bytes),
       ArrowDown: () => timeline.moveBytes(timeline.low - bytes),
       Home: () => timeline.reset(),
+      Enter: () => this.selectNext(!event.shiftKey),
     };
     if (!actions[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -129,6 +129,7 @@ class Viewer {
       const canvas = find("timeline");
       canvas.dataset.from = Math.round(this.timeline.from);
       canvas.dataset.to = Math.round(this.timeline.to);
+      canvas.dataset.bytes = Math.round(this.timeline.high - this.timeline.low);
       canvas.dataset.drawMs = (performance.now() - began).toFixed(1);
       canvas.dataset.readyMs ??= performance.now().toFixed(0);
     });
@@ -141,7 +142,7 @@ class Viewer {
     const used = segments.flatMap((segment) => segment.blocks).reduce((sum, block) => sum + this.data.blocks.bytes[block], 0);
     const rest = this.segments.left ? ` The ${inCount(this.segments.left)} smallest are not drawn.` : "";
     find("held").textContent = segments.length
-      ? `At event ${inCount(cursor)} (${inTime(timeOf(this.data.times, cursor))}): ${inCount(segments.length)} segment${segments.length === 1 ? "" : "s"} of `
+      ? `At event ${inCount(cursor)} (${this.timeAt(cursor)}): ${inCount(segments.length)} segment${segments.length === 1 ? "" : "s"} of `
         + `${inBytes(held)}, in which the blocks shown take ${inBytes(used)}.${rest}`
       : `No segments are known at event ${inCount(cursor)}.`;
     find("moment").value = cursor;
@@ -153,6 +154,31 @@ class Viewer {
     this.drawSegments();
   }
 
+  // Goes to the moment that a column of the timeline shows, and selects what is there.
+  point(x, y) {
+    const { block, event, summed } = this.timeline.under(x, y);
+    this.setCursor(event);
+    this.select(block);
+    if (summed) find("about").append(element("p", this.aboutSummed(event, summed)));
+  }
+
+  // Selects the next live block at the dashed line, upwards or downwards.
+  selectNext(isUpwards) {
+    this.history.seekEvent(this.timeline.cursor);
+    const live = [...this.history.live()];
+    const at = live.indexOf(this.selected);
+    this.select(live.at(isUpwards ? (at + 1) % live.length : Math.max(at, 0) - 1) ?? -1);
+  }
+
+  // What the sum of blocks at an event is, and how to see the blocks. A shorter part holds fewer, so that more fit.
+  aboutSummed(event, bytes) {
+    const { from, to, blocks, summed } = this.data;
+    const length = Math.max(2, Math.floor((to - from) * blocks.count / (blocks.count + summed.blocks) / 2));
+    const first = Math.max(from, event - Math.floor(length / 2));
+    return `At event ${inCount(event)}, ${inBytes(bytes)} are of blocks that this page sums. A page with `
+      + `--from ${first} --to ${Math.min(to, first + length)} shows more of them one by one.`;
+  }
+
   select(block) {
     this.selected = this.timeline.selected = block;
     this.describe(block);
@@ -161,14 +187,15 @@ class Viewer {
   }
 
   hover(event) {
-    const block = this.timeline.blockAt(event.offsetX, event.offsetY);
-    this.showTip(event, block < 0 ? "" : this.inShort(block));
+    const { block, summed } = this.timeline.under(event.offsetX, event.offsetY);
+    const others = summed ? `${inBytes(summed)} of blocks that this page sums` : "";
+    this.showTip(event, block < 0 ? others : this.inShort(block));
   }
 
   hoverSegment(event) {
     const { segment, block } = this.segments.find(event.offsetX, event.offsetY);
     if (!segment) return this.showTip(event, "");
-    const free = `segment 0x${segment.address.toString(16)}, ${inBytes(segment.bytes)}, stream ${this.data.streams[segment.stream]}`;
+    const free = `segment ${addressOf(this.data.segments, segment.row)}, ${inBytes(segment.bytes)}, stream ${this.data.streams[segment.stream]}`;
     return this.showTip(event, block >= 0 ? this.inShort(block) : free);
   }
 
@@ -184,7 +211,26 @@ class Viewer {
     const { blocks, stacks } = this.data;
     const stack = stacks[blocks.stack[block]];
     const place = stack?.length ? `\n${this.frame(stack[0])}` : "";
-    return `${inBytes(blocks.bytes[block])}, events ${inCount(blocks.born[block])} to ${this.end(block)}${place}`;
+    return `${inBytes(blocks.bytes[block])}, ${this.life(block)}${place}`;
+  }
+
+  timeAt(event) {
+    const { times } = this.data;
+    return inTime(timeOf(times, event), times.errorUs);
+  }
+
+  // An event and its time, which is known in the shown part.
+  when(event) {
+    const { from, to, earlier } = this.data;
+    if (event < earlier) return "before this history";
+    const place = event < from ? "before the shown part" : event >= to ? "after the shown part" : this.timeAt(event);
+    return `event ${inCount(event)}, ${place}`;
+  }
+
+  // The events of a block's life.
+  life(block) {
+    const born = this.data.blocks.born[block];
+    return born < this.data.earlier ? `from before this history to ${this.end(block)}` : `events ${inCount(born)} to ${this.end(block)}`;
   }
 
   end(block) {
@@ -194,20 +240,20 @@ class Viewer {
 
   frame(number) {
     const { frames, strings } = this.data;
-    return `${strings[frames.name[number]]}  ${strings[frames.file[number]]}:${frames.line[number]}`;
+    const line = frames.line[number] ? `:${frames.line[number]}` : "";
+    return `${strings[frames.name[number]]}  ${strings[frames.file[number]]}${line}`;
   }
 
   describe(block) {
     const about = find("about");
     about.replaceChildren();
     if (block < 0) return;
-    const { blocks, stacks, streams, times } = this.data;
-    const when = (event) => `event ${inCount(event)}, ${inTime(timeOf(times, event))}`;
+    const { blocks, stacks, streams } = this.data;
     const facts = [
       ["Size", `${inBytes(blocks.bytes[block])} (${inCount(blocks.bytes[block])} bytes)`],
-      ["Allocated", when(blocks.born[block])],
-      ["Freed", blocks.died[block] === NEVER ? "not in this history" : when(blocks.died[block])],
-      ["Address", `0x${blocks.address[block].toString(16)}`],
+      ["Allocated", this.when(blocks.born[block])],
+      ["Freed", blocks.died[block] === NEVER ? "not in this history" : this.when(blocks.died[block])],
+      ["Address", addressOf(blocks, block)],
       ["Stream", streams[blocks.stream[block]]],
     ];
     const list = document.createElement("dl");
