@@ -10,11 +10,14 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import PROGRAM, needs_program
 
 import tenure
 import tenure.plan
@@ -151,6 +154,41 @@ def test_an_agent_is_asked_and_told_measured_times(problem: tenure.plan.Problem,
     assert asked[1][1] == {"mapping": str(tmp_path / "mapping.json"), "step_ns": 200, "kernels_ns": [200]}
     with pytest.raises(ValueError, match=r"Agent\.plan"):
         agent.report(tenure.plan.plan(problem), 200, [200])
+
+
+@contextmanager
+def learning(folder: Path) -> Iterator[tenure.plan.Agent]:
+    """The agent of ``tenure agent serve --learn``, which ends well when it is told to."""
+    command = [PROGRAM, "agent", "serve", "--socket", "agent.sock", "--results", ".", "--learn", "learned.json"]
+    program = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline().startswith("serving at")
+        yield tenure.plan.Agent(folder / "agent.sock")
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(60) == 0
+    finally:
+        program.kill()
+        program.wait()
+
+
+@needs_program
+def test_the_programs_agent_learns_and_remembers_what_it_learned(problem: tenure.plan.Problem, tmp_path: Path) -> None:
+    with learning(tmp_path) as agent:
+        mapping = agent.plan(problem, evaluations=20)
+        assert mapping.places == {"often": "DRAM", "seldom": "PM"}
+        with pytest.raises(tenure.Error, match="a step of 1 ns with a kernel of 9000 ns"):
+            agent.report(mapping, 1, [9000])
+        learned = agent.report(mapping, 9000, [9000])
+        assert (learned.learns, learned.reports) == (True, 1)
+        # The weight that is read seldom takes long in the slow tier.
+        other = agent.plan(problem, evaluations=20)
+        assert other.places == {"often": "PM", "seldom": "DRAM"}
+        assert agent.report(other, 700, [700]).reports == 2
+    with learning(tmp_path) as agent:
+        again = agent.plan(problem, evaluations=20)
+        assert again.places == other.places
+        assert agent.report(mapping, 9000, [9000]).reports == 3, "mappings are remembered too"
 
 
 def test_no_agent_says_how_to_start_one(tmp_path: Path) -> None:

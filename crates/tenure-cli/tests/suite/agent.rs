@@ -151,7 +151,7 @@ fn two_agents_do_not_learn_into_one_file_and_a_file_that_cannot_be_is_refused_at
     let first = Agent::start(&["--socket", "agent.sock", "--learn", "learned.json"]);
     let folder = first.folder.path();
     let serve = |file| run(folder, &["serve", "--results", ".", "--socket", "other.sock", "--learn", file]);
-    let taken = "error: learned.json: another agent learns into it: name another file\n";
+    let taken = "tenure: learned.json: another agent learns into it: name another file\n";
     assert_eq!(complaint(&serve("learned.json")), taken);
     assert!(complaint(&serve("missing/learned.json")).contains("missing/learned.json: it cannot be written: "));
     assert!(complaint(&serve("problem.json")).contains("problem.json: nothing learned is here: "));
