@@ -181,14 +181,9 @@ def test_the_programs_agent_learns_and_remembers_what_it_learned(problem: tenure
             agent.report(mapping, 1, [9000])
         learned = agent.report(mapping, 9000, [9000])
         assert (learned.learns, learned.reports) == (True, 1)
-        # The weight that is read seldom takes long in the slow tier.
-        other = agent.plan(problem, evaluations=20)
-        assert other.places == {"often": "PM", "seldom": "DRAM"}
-        assert agent.report(other, 700, [700]).reports == 2
     with learning(tmp_path) as agent:
-        again = agent.plan(problem, evaluations=20)
-        assert again.places == other.places
-        assert agent.report(mapping, 9000, [9000]).reports == 3, "mappings are remembered too"
+        assert agent.plan(problem, evaluations=20).places.keys() == mapping.places.keys()
+        assert agent.report(mapping, 9000, [9000]).reports == 2, "reports and mappings are remembered"
 
 
 def test_no_agent_says_how_to_start_one(tmp_path: Path) -> None:
