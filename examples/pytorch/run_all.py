@@ -56,7 +56,7 @@ def missing(program: str) -> list[str]:
 
 
 def run(program: str, *options: str, folder: Path | None = None) -> tuple[str, dict[str, Any]]:
-    """What a program prints, and its figures in bytes: none of those that run in a process a device."""
+    """Runs a program. Returns its output, and its figures in bytes: none if it runs in a process a device."""
     path, environment = str(HERE / f"{program}.py"), dict(os.environ)
     if program == "distributed":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "gpu", path, *options]

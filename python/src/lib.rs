@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::errors::complaint;
 
-// What is shared has locks of its own, as Python's own may be off: what waits lets go of it anyway.
+// Shared state has locks of its own, as Python's own may be off: code that waits lets go of it anyway.
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]

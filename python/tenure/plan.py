@@ -61,7 +61,7 @@ class Problem:
         return cls(_native.Problem.from_json(json.dumps(problem)))
 
     def to_dict(self) -> dict[str, Any]:
-        """What the problem's file says."""
+        """The content of the problem's file."""
         problem: dict[str, Any] = json.loads(self._native.to_json())
         return problem
 

@@ -159,7 +159,7 @@ def test_an_agent_is_asked_and_told_measured_times(problem: tenure.plan.Problem,
 @contextmanager
 def learning(folder: Path) -> Iterator[tenure.plan.Agent]:
     """The agent of ``tenure agent serve --learn``, which ends well when it is told to."""
-    command = [PROGRAM, "agent", "serve", "--socket", "agent.sock", "--results", ".", "--learn", "learned.json"]
+    command = [str(PROGRAM), "agent", "serve", "--socket", "agent.sock", "--results", ".", "--learn", "learned.json"]
     program = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         assert program.stdout is not None

@@ -1,4 +1,4 @@
-//! What the agent learns from measured times of programs whose costs are not those that their problems tell.
+//! The agent learns from measured times of programs whose costs are not those that their problems tell.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What clients report to an agent, and what it says to that.
+//! Clients report times to an agent, and it answers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -160,7 +160,7 @@ fn an_agent_that_closes_the_connection_after_a_refusal_is_asked_on_another() {
     let report = Measured::from_json(example(2).as_bytes()).unwrap();
     let mut whole = Vec::new();
     Frame { kind: Kind::Report, body: report.to_json().unwrap() }.write(&mut whole).unwrap();
-    // What is left unread resets the connection; if nothing is, it ends.
+    // Bytes that are left unread reset the connection; if there are none, it ends.
     for read in [1, whole.len()] {
         let [first, second] = refused_and_closed(&report, read);
         assert!(matches!(first, Err(ServeError::Refused { .. })), "{first:?}");

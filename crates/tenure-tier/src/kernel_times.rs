@@ -6,7 +6,7 @@ use tenure_plan::problem::Kernel;
 
 use crate::TierError;
 
-/// What the kernels of a recorded problem take, as sums over steps.
+/// Times of the kernels of a recorded problem, as sums over steps.
 pub(crate) struct KernelTimes {
     clock: Clock,
     /// Keys of the allocations with which kernels begin, in their order.
@@ -30,7 +30,7 @@ struct Step {
 }
 
 impl KernelTimes {
-    /// Of a problem as recorders make it.
+    /// For a problem as recorders make it.
     pub(crate) fn new(problem: &Problem, clock: Clock) -> Self {
         let kernels = problem.kernels();
         let is_begin = |kernel: &Kernel| kernel.name == "begin" && kernel.writes.is_empty();

@@ -28,7 +28,7 @@ const LEAST_FACTOR: f64 = 0.01;
 /// Costs of all accesses as bytes, so that rounding does not matter and no sum passes 64 bits.
 const ALL_COSTS: f64 = 1e15;
 
-/// What shares a factor.
+/// The kernels or accesses that share a factor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Factor<'a> {
     /// Kernels of one name, and one of them.
@@ -53,7 +53,7 @@ impl Factor<'_> {
     }
 }
 
-/// What a problem's kernels and accesses cost, as it was measured.
+/// Costs of a problem's kernels and accesses, as they were measured.
 pub(super) struct Costs<'a> {
     problem: &'a Problem,
     numbers: HashMap<Factor<'a>, usize>,
@@ -136,7 +136,7 @@ impl<'a> Costs<'a> {
         number
     }
 
-    /// Of each factor what it is if nothing was measured, and how far it may be from that.
+    /// Each factor's value if nothing was measured, and how far it may be from that.
     fn priors(&self) -> Vec<(f64, f64)> {
         let mut priors = vec![(0.0, 0.0); self.values.len()];
         for (factor, number) in &self.numbers {
@@ -159,7 +159,7 @@ impl<'a> Costs<'a> {
         kernels.map(row).collect()
     }
 
-    /// What a kernel's time is the sum of.
+    /// The parts that a kernel's time is the sum of.
     fn parts(&mut self, observation: &Observation, number: usize, kernel: &'a Kernel) -> Vec<(usize, f64)> {
         let own_ns = own_ns(self.problem, kernel);
         let mut parts =

@@ -1,4 +1,4 @@
-//! What was learned, as a file: JSON, with a version, written whole or not at all.
+//! The file of a learner: JSON, with a version, written whole or not at all.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};

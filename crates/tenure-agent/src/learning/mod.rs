@@ -88,12 +88,12 @@ pub enum ReportError {
         /// The longest time, in ns.
         ns: u64,
     },
-    /// What was learned cannot be kept.
+    /// The learner's file cannot be written.
     #[error(transparent)]
     File(#[from] LearnedError),
 }
 
-/// What is known of a program.
+/// A program, and everything that is known of it.
 #[derive(Debug, PartialEq)]
 struct Program {
     problem: Problem,
@@ -227,7 +227,7 @@ impl Learner {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was measured of a program.
+    /// Times that were measured of a program.
     fn observations(&self, problem: &Problem) -> Vec<Observation> {
         let programs = self.programs();
         let program = programs.iter().find(|program| is_same(&program.problem, problem));

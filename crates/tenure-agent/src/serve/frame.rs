@@ -22,7 +22,7 @@ pub enum Kind {
     Refused,
     /// Measured times.
     Report,
-    /// What the agent does with them.
+    /// How the agent uses them.
     Learned,
 }
 

@@ -65,7 +65,7 @@ pub struct Placed {
     pub seconds: f64,
 }
 
-/// What an agent does with measured times.
+/// How an agent uses measured times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Learned {
     /// Whether its next answers for the program follow from them.

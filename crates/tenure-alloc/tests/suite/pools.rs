@@ -646,7 +646,7 @@ fn what_only_the_rejection_limit_refuses_is_counted_and_told_apart() {
         assert_eq!(f.allocator.tune(Tuning::RejectAbove(Some(0.5))), Ok(true));
         let held = f.alloc(200 * MIB);
         f.free(f.alloc(200 * MIB));
-        // What is cached goes first.
+        // Cached memory is given back first.
         f.free(f.alloc(300 * MIB));
         f.try_alloc(400 * MIB, A).unwrap_err();
         assert_eq!(counts(), (0, 1), "{}", f.name);

@@ -6,7 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Action, Event};
 
-/// What a recorded history lacks to begin with an empty device.
+/// Events that a recorded history lacks to begin with an empty device.
 #[derive(Default)]
 pub(super) struct Additions {
     /// Events before the history that make what was there before it.

@@ -140,7 +140,7 @@ impl<'a> Input<'a> {
         if available.is_empty() { Err(TraceError::Truncated { offset }) } else { Ok(available) }
     }
 
-    /// What is left of the buffer, filled again if that is nothing; empty at the end of the content.
+    /// The rest of the buffer, which is filled again if it is empty; empty at the end of the content.
     fn fill(&mut self) -> Result<&[u8], TraceError> {
         if self.next == self.buffer.len() {
             self.buffer_offset += self.next as u64;

@@ -46,7 +46,7 @@ pub(super) struct Block {
 /// The name and the file of a frame, and its line.
 type FrameKey = (StringId, StringId, u32);
 
-/// What a snapshot holds, folded as it is read.
+/// The parts of a snapshot, folded as they are read.
 pub(super) struct Records {
     pub(super) events: Vec<Event>,
     /// The stack of each event.

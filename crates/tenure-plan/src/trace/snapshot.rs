@@ -42,7 +42,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         _ => 0,
     });
     let stacks = records.into_stacks(stacks, machine.strings());
-    // What follows needs memory of its own.
+    // The code below needs memory of its own.
     drop(machine);
     additions.add_to(&mut events, |event| event);
     let trace = Trace::completed(name.into(), device as u32, settings, events, &additions)?;
@@ -60,7 +60,7 @@ struct Snapshot<'a> {
 /// The history of a device.
 struct History {
     order: Order,
-    /// What it lacks.
+    /// The events that it lacks.
     additions: Additions,
     /// A note of what was skipped in it.
     notes: Vec<String>,
@@ -98,7 +98,7 @@ impl Order {
         }
     }
 
-    /// What [`of_all`](Self::of_all) gives, in the memory of `all` if it can be.
+    /// As [`of_all`](Self::of_all), in the memory of `all` if it can be.
     fn take<T: Copy>(&self, all: &mut Vec<T>) -> Vec<T> {
         let mut all = std::mem::take(all);
         match self {

@@ -130,7 +130,7 @@ fn stacks_are_the_same_whether_frames_are_shared_or_written_again() {
 #[test]
 fn an_event_takes_few_bytes_and_its_stack_none_that_another_has() {
     assert!(size_of::<Event>() <= 40);
-    // What does not grow with events: a batch of open dicts and its stack of values.
+    // Some memory does not grow with events: a batch of open dicts and its stack of values.
     let fixed_bytes = 2 << 20;
     for (frames, bytes_of_event) in [(Frames::Shared, 150), (Frames::Written, 150 + FRAMES * 36)] {
         let stacks = 20;

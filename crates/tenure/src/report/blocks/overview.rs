@@ -14,7 +14,7 @@ use crate::report::history::size_class;
 const COLUMNS: usize = 600;
 const ROWS: u64 = 240;
 
-/// What a block's colour stands for.
+/// The meaning of a block's colour.
 pub(super) enum Colors<'a> {
     /// For each block the number of its stack plus one, or 0.
     OfStacks(&'a [u64]),

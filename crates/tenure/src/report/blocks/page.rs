@@ -58,7 +58,7 @@ pub(super) fn section(trace: &Trace, history: &BlockHistory, packed: &Packed) ->
     titled("Every block over time", &words(trace, history, packed), &content)
 }
 
-/// What the picture shows, and what it leaves out.
+/// The blocks that the picture shows, and those that it leaves out.
 fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
     let mut words =
         "Each band is a block, as tall as its bytes, stacked in the order of their allocation. Where a block \

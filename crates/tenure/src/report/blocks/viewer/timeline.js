@@ -71,7 +71,7 @@ class Timeline {
     this.high = this.low + length;
   }
 
-  // What lies under a point of the canvas: the event of its column's moment, and a block, or -1 and the bytes of the sum
+  // Returns the things under a point of the canvas: the event of its column's moment, and a block, or -1 and the bytes of the sum
   // of others.
   under(x, y) {
     const { history, data } = this;

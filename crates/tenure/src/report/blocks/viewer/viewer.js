@@ -170,7 +170,7 @@ class Viewer {
     this.select(live.at(isUpwards ? (at + 1) % live.length : Math.max(at, 0) - 1) ?? -1);
   }
 
-  // What the sum of blocks at an event is, and how to see the blocks. A shorter part holds fewer, so that more fit.
+  // Describes the sum of blocks at an event, and how to see the blocks. A shorter part holds fewer, so that more fit.
   aboutSummed(event, bytes) {
     const { from, to, blocks, summed } = this.data;
     const length = Math.max(2, Math.floor((to - from) * blocks.count / (blocks.count + summed.blocks) / 2));
