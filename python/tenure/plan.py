@@ -104,7 +104,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a planner says of its mapping."""
+    """A planner's figures of its mapping."""
 
     planner: str
     score: float
@@ -127,7 +127,7 @@ class Mapping:
     Attributes
     ----------
     planned
-        What the planner says of it; None if it was loaded.
+        The planner's own figures of it; None if it was loaded.
     path
         The file of an agent's answer; None of others.
     """
@@ -167,7 +167,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a mapping in the simulator."""
+    """The figures of a mapping in the simulator."""
 
     score: float
     """The share of accessed bytes that the first tier serves, 0 to 1."""
@@ -294,7 +294,7 @@ def plan(
     Parameters
     ----------
     problem
-        What is planned. It has tiers, or ``fast_bytes`` is given.
+        The program whose tensors are placed, with tiers. ``fast_bytes`` sets the capacity of the first.
     planner
         One of `planners`.
     seconds
