@@ -151,10 +151,11 @@ def multi_model_serve(requests: int = 120) -> Steps:
 
 def generate_varlen() -> Steps:
     """transformers' generate on a Llama of 1.1 billion parameters, bf16: prompts of changing lengths, 8 tokens each."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32)
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     chance = random.Random(5)
     for _ in range(20):
         tokens = torch.randint(1, 32000, (chance.randint(1, 8), chance.randint(16, 2000)))
