@@ -36,6 +36,6 @@ pub use problem::{Problem, ProblemError};
 pub use rule::Rule;
 pub use simulator::simulate;
 pub use trace::{
-    Action, Event, EventError, Format, Frame, LiveBlock, ReadOptions, Settings, SizeClass, SizeClassSummary, Stacks,
-    Summary, Trace, TraceError,
+    Action, Annotation, Event, EventError, EventLabel, EventLabels, Format, Frame, LiveBlock, MemoryPool, ReadOptions,
+    Settings, SizeClass, SizeClassSummary, Stacks, Summary, Trace, TraceError,
 };

@@ -121,14 +121,17 @@ impl<R: Copy> Machine<R> {
             }
             Op::Tuple => {
                 let mark = self.mark(at)?;
+                let tuple = Value::tuple(&self.stack[mark..]);
                 self.stack.truncate(mark);
-                self.push(Value::Tuple, at, fold)
+                self.push(tuple, at, fold)
             }
             Op::TupleOf(count) => {
-                for _ in 0..count {
-                    self.pop(at)?;
+                let mut items = [Value::None; 3];
+                let items = &mut items[..count];
+                for item in items.iter_mut().rev() {
+                    *item = self.pop(at)?;
                 }
-                self.push(Value::Tuple, at, fold)
+                self.push(Value::tuple(items), at, fold)
             }
             Op::Append => {
                 let item = self.pop(at)?;

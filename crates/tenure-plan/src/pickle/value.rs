@@ -10,7 +10,9 @@ pub(crate) enum Value {
     Large(u64),
     Float(f64),
     Str(StringId),
-    /// A tuple, whose items are not kept.
+    /// A tuple of two integers below 2^32.
+    Pair(u32, u32),
+    /// Any other tuple, whose items are not kept.
     Tuple,
     Object(ObjectId),
 }
@@ -22,6 +24,18 @@ impl Value {
             Self::Int(value) => value.try_into().ok(),
             Self::Large(value) => Some(value),
             _ => None,
+        }
+    }
+
+    /// The tuple of `items`.
+    pub(super) fn tuple(items: &[Self]) -> Self {
+        let small = |item: Self| item.as_u64().and_then(|value| u32::try_from(value).ok());
+        match *items {
+            [first, second] => match (small(first), small(second)) {
+                (Some(first), Some(second)) => Self::Pair(first, second),
+                _ => Self::Tuple,
+            },
+            _ => Self::Tuple,
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Traces: events, validation, summaries, files.
 
+mod annotations;
 mod compact;
 mod error;
 mod event;
 mod file;
 mod history;
 mod input;
+mod labels;
 mod records;
 mod settings;
 mod snapshot;
@@ -16,11 +18,13 @@ mod validate;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+pub use annotations::Annotation;
 pub use error::{EventError, TraceError};
 pub use event::{Action, Event};
 pub use file::Format;
 use history::Additions;
 pub(crate) use input::Input;
+pub use labels::{EventLabel, EventLabels, MemoryPool};
 pub use settings::Settings;
 pub use stacks::{Frame, Stacks};
 pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
@@ -41,6 +45,8 @@ pub struct Trace {
     earlier_events: usize,
     notes: Vec<String>,
     stacks: Stacks,
+    labels: EventLabels,
+    annotations: Vec<Annotation>,
 }
 
 impl Trace {
@@ -78,8 +84,17 @@ impl Trace {
         validate::order_times(&mut events);
         validate::check(&events, &additions.positions())?;
         let earlier_events = additions.earlier_events();
-        let (notes, stacks) = (Vec::new(), Stacks::default());
-        Ok(Self { source, device, settings, events, earlier_events, notes, stacks })
+        Ok(Self {
+            source,
+            device,
+            settings,
+            events,
+            earlier_events,
+            notes: Vec::new(),
+            stacks: Stacks::default(),
+            labels: EventLabels::default(),
+            annotations: Vec::new(),
+        })
     }
 
     /// Reads the file at `path`, whatever its format: a PyTorch snapshot or a compact trace, plain, xz or gzip, told
@@ -161,6 +176,16 @@ impl Trace {
     /// The call stacks that a snapshot has of its events. They are not written to files.
     pub fn stacks(&self) -> &Stacks {
         &self.stacks
+    }
+
+    /// The tags, compile contexts and memory pools that a snapshot has of its events. They are not written to files.
+    pub fn labels(&self) -> &EventLabels {
+        &self.labels
+    }
+
+    /// The annotations of a snapshot, in the order of their beginnings. They are not written to files.
+    pub fn annotations(&self) -> &[Annotation] {
+        &self.annotations
     }
 
     /// Counts, peaks and holders.

@@ -3,6 +3,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
+use super::annotations::{Annotation, Stage};
+use super::labels::{DEFAULT_POOL, EventLabel, MemoryPool};
 use super::stacks::{Frame, Stacks};
 use super::{Action, Event, EventError, TraceError};
 use crate::interner::Interner;
@@ -18,6 +20,7 @@ pub(super) enum Record {
     Block(u32),
     Frame(u32),
     Stack(u32),
+    Annotation(u32),
 }
 
 /// Memory that the allocator held when the snapshot was taken.
@@ -28,6 +31,8 @@ pub(super) struct Segment {
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
     pub(super) expandable: bool,
+    /// The default one where the snapshot does not say.
+    pub(super) pool: MemoryPool,
     pub(super) blocks: Value,
 }
 
@@ -43,6 +48,19 @@ pub(super) struct Block {
     pub(super) stack: u32,
 }
 
+/// A beginning or an end of an annotation.
+#[derive(Clone, Copy)]
+pub(super) struct AnnotationRecord {
+    pub(super) name: StringId,
+    pub(super) stage: Stage,
+    pub(super) time_us: u64,
+    /// The device that was in use, if the recorder says.
+    pub(super) device: Option<u64>,
+}
+
+/// The tag, the compile context and the pool of an event.
+type LabelKey = (Option<StringId>, Option<StringId>, Option<MemoryPool>);
+
 /// The name and the file of a frame, and its line.
 type FrameKey = (StringId, StringId, u32);
 
@@ -53,6 +71,11 @@ pub(super) struct Records {
     pub(super) stacks_of_events: Vec<u32>,
     pub(super) segments: Vec<Segment>,
     pub(super) blocks: Vec<Block>,
+    pub(super) annotations: Vec<AnnotationRecord>,
+    /// Events at which the label changes, ascending, and the label from there on. Frees change none.
+    pub(super) label_changes: Vec<(u32, u32)>,
+    label_numbers: FxHashMap<LabelKey, u32>,
+    labels: Vec<LabelKey>,
     frame_numbers: FxHashMap<FrameKey, u32>,
     frames: Vec<FrameKey>,
     stacks: Interner<[u32]>,
@@ -63,6 +86,11 @@ pub(super) struct Records {
 
 /// Bytes of a frame in both tables.
 const FRAME_BYTES: usize = 48;
+/// Bytes of a label in both tables.
+const LABEL_BYTES: usize = 2 * size_of::<LabelKey>() + size_of::<EventLabel>() + 16;
+/// Bytes of a record of an annotation, and of what is made of it.
+const ANNOTATION_BYTES: usize =
+    size_of::<AnnotationRecord>() + size_of::<(u64, Stage, Arc<str>)>() + size_of::<Annotation>();
 const EVENT_BYTES: usize = size_of::<Event>() + size_of::<u32>();
 
 impl Records {
@@ -74,11 +102,45 @@ impl Records {
             stacks_of_events: Vec::new(),
             segments: Vec::new(),
             blocks: Vec::new(),
+            annotations: Vec::new(),
+            label_changes: Vec::new(),
+            label_numbers: FxHashMap::default(),
+            labels: Vec::new(),
             frame_numbers: FxHashMap::default(),
             frames: Vec::new(),
             stacks,
             stack: Vec::new(),
             held_bytes: 0,
+        }
+    }
+
+    /// Whether some event has a tag, a compile context or a private pool.
+    pub(super) fn has_labels(&self) -> bool {
+        self.labels.iter().any(|&(tag, context, pool)| {
+            tag.is_some() || context.is_some() || pool.is_some_and(|pool| pool != DEFAULT_POOL)
+        })
+    }
+
+    /// The distinct labels, the empty one first.
+    pub(super) fn labels(&self, strings: &Strings) -> Vec<EventLabel> {
+        let share = |text: Option<StringId>| text.map(|text| strings.share(text));
+        let labels = self.labels.iter().map(|&(tag, compile_context, pool)| EventLabel {
+            tag: share(tag),
+            compile_context: share(compile_context),
+            pool,
+        });
+        [EventLabel::default()].into_iter().chain(labels).collect()
+    }
+
+    fn label(&mut self, label: LabelKey) {
+        let number = *self.label_numbers.entry(label).or_insert_with(|| {
+            self.held_bytes += LABEL_BYTES;
+            self.labels.push(label);
+            self.labels.len() as u32
+        });
+        if self.label_changes.last().is_none_or(|last| last.1 != number) {
+            self.held_bytes += size_of::<(u32, u32)>();
+            self.label_changes.push((self.events.len() as u32 - 1, number));
         }
     }
 
@@ -98,7 +160,7 @@ impl Records {
 
     fn event(&mut self, dict: &Dict<'_, Record>, index: usize) -> Result<Option<Record>, TraceError> {
         let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
-        let mut frames = None;
+        let (mut frames, mut tag, mut context, mut pool) = (None, None, None, None);
         for (key, value) in dict.iter() {
             match key {
                 "action" => action = Some(value),
@@ -108,6 +170,9 @@ impl Records {
                 "stream" => stream = Some(value),
                 "time_us" => time_us = Some(value),
                 "frames" => frames = Some(value),
+                "user_metadata" => tag = said(dict, value),
+                "compile_context" => context = said(dict, value),
+                "pool_id" => pool = pool_of(value),
                 _ => {}
             }
         }
@@ -128,6 +193,9 @@ impl Records {
             });
             self.stacks_of_events.push(stack_of(dict, frames));
             self.held_bytes += EVENT_BYTES;
+            if !matches!(action, Action::FreeRequested | Action::FreeCompleted) {
+                self.label((tag, context, pool));
+            }
             Ok(Record::Event(self.events.len() as u32 - 1))
         };
         event().map(Some).map_err(|reason| TraceError::Event { index, reason })
@@ -156,6 +224,7 @@ impl Records {
             bytes: field("total_size")?,
             stream: StreamId(field("stream").unwrap_or(0)),
             expandable: dict.find("is_expandable") == Some(Value::Bool(true)),
+            pool: dict.find("segment_pool_id").and_then(pool_of).unwrap_or(DEFAULT_POOL),
         });
         self.held_bytes += size_of::<Segment>();
         Some(Record::Segment(self.segments.len() as u32 - 1))
@@ -175,6 +244,34 @@ impl Records {
         });
         self.held_bytes += size_of::<Block>();
         Some(Record::Block(self.blocks.len() as u32 - 1))
+    }
+
+    fn annotation(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+        let Value::Str(name) = dict.find("name")? else { return None };
+        let time_us = dict.find("time_us")?.as_u64()?;
+        let stage = match dict.find("stage") {
+            Some(Value::Str(stage)) => Stage::from_name(dict.strings().resolve(stage)),
+            _ => Stage::Moment,
+        };
+        let device = dict.find("device").and_then(Value::as_u64);
+        self.annotations.push(AnnotationRecord { name, stage, time_us, device });
+        self.held_bytes += ANNOTATION_BYTES;
+        Some(Record::Annotation(self.annotations.len() as u32 - 1))
+    }
+}
+
+/// A text that says something: PyTorch writes an empty one or `N/A` where the program said nothing.
+fn said(dict: &Dict<'_, Record>, value: Value) -> Option<StringId> {
+    match value {
+        Value::Str(text) => Some(text).filter(|&text| !matches!(dict.strings().resolve(text), "" | "N/A")),
+        _ => None,
+    }
+}
+
+fn pool_of(value: Value) -> Option<MemoryPool> {
+    match value {
+        Value::Pair(first, second) => Some((first, second)),
+        _ => None,
     }
 }
 
@@ -209,7 +306,8 @@ impl Fold for Records {
     fn dict(&mut self, dict: &Dict<'_, Record>, position: usize) -> Result<Option<Record>, TraceError> {
         let record = self.event(dict, position)?;
         let record = record.or_else(|| self.frame(dict));
-        Ok(record.or_else(|| self.segment(dict)).or_else(|| self.block(dict)))
+        let record = record.or_else(|| self.segment(dict)).or_else(|| self.block(dict));
+        Ok(record.or_else(|| self.annotation(dict)))
     }
 
     fn held_bytes(&self) -> u64 {

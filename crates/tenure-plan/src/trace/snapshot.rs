@@ -9,7 +9,9 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use tenure_alloc::snapshot::pickle::Writer;
 
+use super::annotations::{self, Annotation};
 use super::history::{self, Additions};
+use super::labels::{self, EventLabels, PoolsAtEnd};
 use super::records::{Record, Records, Segment};
 use super::{Action, Event, EventError, Input, ReadOptions, Settings, Trace, TraceError};
 use crate::pickle::{Dict, Machine, Value, excerpt};
@@ -35,6 +37,11 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     let (device, History { order, additions, mut notes }, peaks) = snapshot.choose(options.device)?;
     notes.extend(note_of_devices(device, &peaks));
     let kept = snapshot.stacks_of_kept_blocks(device as u64, &order);
+    let annotations = snapshot.annotations(device as u64);
+    let pools = snapshot.pools_at_end(device as u64);
+    let event_count = records.events.len();
+    let labels = (records.has_labels() || pools.has_private())
+        .then(|| (std::mem::take(&mut records.label_changes), records.labels(machine.strings())));
     let mut events = order.take(&mut records.events);
     let mut stacks = order.take(&mut records.stacks_of_events);
     additions.add_to(&mut stacks, |event| match event.action {
@@ -46,7 +53,12 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     drop(machine);
     additions.add_to(&mut events, |event| event);
     let trace = Trace::completed(name.into(), device as u32, settings, events, &additions)?;
-    Ok(Trace { notes, stacks, ..trace })
+    let labels = labels.map_or_else(EventLabels::default, |(changes, labels)| {
+        let mut of_events = order.take(&mut labels::of_events(&changes, event_count));
+        additions.add_to(&mut of_events, |_| labels::EMPTY);
+        labels::complete(of_events, labels, pools, &trace.events)
+    });
+    Ok(Trace { notes, stacks, labels, annotations, ..trace })
 }
 
 /// A snapshot's histories, one for each device.
@@ -195,6 +207,34 @@ impl Snapshot<'_> {
             }
         }
         stacks
+    }
+
+    /// The pools of the segments of `device`.
+    fn pools_at_end(&self, device: u64) -> PoolsAtEnd {
+        let mut pools = PoolsAtEnd::default();
+        let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
+        for segment in segments.into_iter().flat_map(|(segments, _)| segments) {
+            let Some(Record::Segment(segment)) = self.machine.record(segment) else { continue };
+            let segment = &self.records.segments[segment as usize];
+            if segment.device == device {
+                pools.add(segment.address, segment.bytes, segment.pool);
+            }
+        }
+        pools
+    }
+
+    /// The annotations of `device`.
+    fn annotations(&self, device: u64) -> Vec<Annotation> {
+        let list = self.root.find("external_annotations").and_then(|list| self.machine.list(list));
+        let records = list.into_iter().flat_map(|(list, _)| list).filter_map(|item| match self.machine.record(item) {
+            Some(Record::Annotation(record)) => {
+                let record = &self.records.annotations[record as usize];
+                let is_of_device = record.device.is_none_or(|other| other == device);
+                is_of_device.then(|| (record.time_us, record.stage, self.machine.strings().share(record.name)))
+            }
+            _ => None,
+        });
+        annotations::pair(records.collect())
     }
 
     /// Events that make the segments of `device` and their live blocks.

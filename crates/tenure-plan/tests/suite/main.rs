@@ -10,6 +10,7 @@ mod files;
 mod generate;
 mod git_lfs;
 mod hostile;
+mod labels;
 mod large;
 mod late_histories;
 mod mappings;

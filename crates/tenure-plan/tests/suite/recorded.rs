@@ -64,6 +64,10 @@ fn a_compact_trace_keeps_every_event() {
         trace.write_to(&mut written, Format::Compact).unwrap();
         assert!(written.len() < 8 * trace.events().len(), "{} bytes for {}", written.len(), figures.name);
         let again = Trace::read_from(written.as_slice(), "", &ReadOptions::default()).unwrap();
-        assert!(again == trace, "{}", figures.name);
+        let kept = |trace: &Trace| {
+            (trace.source().to_owned(), trace.device(), trace.settings().clone(), trace.earlier_events())
+        };
+        assert_eq!(kept(&again), kept(&trace));
+        assert!(again.events() == trace.events(), "{}", figures.name);
     }
 }
