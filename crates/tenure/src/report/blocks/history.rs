@@ -11,8 +11,10 @@ use tenure_plan::{Action, Event, Trace};
 /// A block, or a range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
-    /// The event that made it.
+    /// The event that made it, or left it where a segment lost a part.
     pub(super) born: usize,
+    /// The event that made its memory.
+    pub(super) made: usize,
     /// The event that ended it; `None` if none did.
     pub(super) died: Option<usize>,
     pub(super) address: u64,
@@ -32,6 +34,8 @@ pub(super) struct BlockHistory {
     pub(super) earlier: usize,
     /// Events that people look for.
     pub(super) marks: Vec<usize>,
+    /// The last event that named a block, by the event that made the block.
+    pub(super) names: FxHashMap<usize, usize>,
 }
 
 /// Marks that are shown; of more, the first.
@@ -50,7 +54,7 @@ pub(super) struct Summed {
 
 impl Life {
     fn new(event: usize, made: &Event) -> Self {
-        Self { born: event, died: None, address: made.address, bytes: made.bytes, stream: made.stream }
+        Self { born: event, made: event, died: None, address: made.address, bytes: made.bytes, stream: made.stream }
     }
 
     fn lives_in(&self, span: &Range<usize>) -> bool {
@@ -67,6 +71,7 @@ impl BlockHistory {
         let mut live: FxHashMap<u64, usize> = FxHashMap::default();
         let mut segments = SegmentLives::default();
         let mut marks = Vec::new();
+        let mut names = FxHashMap::default();
         for (index, event) in trace.events().iter().enumerate() {
             match event.action {
                 Action::Alloc => {
@@ -84,6 +89,11 @@ impl BlockHistory {
                     if span.contains(&index) && marks.len() < MARKS {
                         marks.push(index);
                     }
+                    if event.action == Action::Annotate
+                        && let Some(&block) = live.get(&event.address)
+                    {
+                        names.insert(blocks[block].made, index);
+                    }
                 }
                 Action::FreeRequested => {}
             }
@@ -91,7 +101,7 @@ impl BlockHistory {
         blocks.retain(|block| block.lives_in(&span));
         let mut segments = segments.finish();
         segments.retain(|segment| segment.lives_in(&span));
-        Self { span, blocks, segments, earlier: trace.earlier_events(), marks }
+        Self { span, blocks, segments, earlier: trace.earlier_events(), marks, names }
     }
 
     /// The numbers of `lives`, those with most bytes × events in the span first.

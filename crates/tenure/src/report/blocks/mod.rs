@@ -4,7 +4,11 @@
 //! [`overview`] adds a picture that a browser draws before it has read them, and `viewer.js` draws the blocks. A page
 //! has a budget of bytes: the blocks with most bytes × events are kept whole, and the others are summed.
 
+mod annotations;
 mod history;
+#[cfg(test)]
+mod label_tests;
+mod labels;
 mod overview;
 mod pack;
 mod page;

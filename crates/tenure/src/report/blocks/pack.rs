@@ -14,7 +14,9 @@
 //! | sum of the others | blocks; count; events since the step before; signed difference of bytes |
 //! | segments | as blocks, without stacks |
 //! | times | µs by which interpolated times may be off; count; events since the one before; µs since the one before |
-//! | marks | count; events since the one before; action (string) |
+//! | marks | count; events since the one before; action and its tag (string) |
+//! | annotations | count; events since the one before began; events it lasted; name (string) |
+//! | labels | count; tag (string + 1); compile context (string + 1); pool (string + 1); if there are any, label + 1 of each block and then of each segment |
 
 use std::io::Write;
 
@@ -23,7 +25,9 @@ use flate2::write::DeflateEncoder;
 use rustc_hash::FxHashMap;
 use tenure_plan::{Frame, Trace};
 
+use super::annotations::AnnotationSpans;
 use super::history::{BlockHistory, Life, Summed};
+use super::labels::Labels;
 use super::overview::{Colors, overview};
 use super::times::Times;
 
@@ -35,6 +39,8 @@ const MOST_STEPS: usize = 200_000;
 const TIME_SHARE: usize = 8;
 /// The same where something is left out.
 const SMALL_TIME_SHARE: usize = 32;
+/// Annotations may take the budget divided by this.
+const ANNOTATION_SHARE: usize = 16;
 /// Longest text of a frame.
 const MOST_CHARACTERS: usize = 400;
 /// Integers in the browser are exact below 2^53. Real sizes are smaller; addresses are written in two parts.
@@ -53,6 +59,9 @@ pub(super) struct Packed {
     pub(super) kept: usize,
     pub(super) kept_segments: usize,
     pub(super) summed: Summed,
+    pub(super) kept_annotations: usize,
+    /// Annotations in the shown part.
+    pub(super) annotations: usize,
     /// The share of the columns that segments take.
     segment_share: f64,
 }
@@ -62,13 +71,14 @@ pub(super) fn within(trace: &Trace, history: &BlockHistory, budget: usize) -> Pa
     let blocks = history.by_weight(&history.blocks);
     let segments = history.by_weight(&history.segments);
     let mut times = Times::within(trace.events(), &history.span, budget / TIME_SHARE);
+    let spans = AnnotationSpans::within(trace, &history.span, budget / ANNOTATION_SHARE);
     let mut has_small_times = false;
     // A block takes two to ten bytes.
     let mut count = blocks.len().min(budget / 2).min(MOST_BLOCKS);
     let mut segment_count = segments.len().min(budget / 2);
     let mut steps = MOST_STEPS.min(budget / 16);
     loop {
-        let packed = pack(trace, history, &blocks[..count], &segments[..segment_count], steps, &times);
+        let packed = pack(trace, history, &blocks[..count], &segments[..segment_count], steps, &times, &spans);
         let length = packed.text.len() + packed.overview.len();
         if length <= budget || (count == 0 && segment_count == 0 && steps == 1) {
             return packed;
@@ -110,6 +120,7 @@ fn pack(
     kept_segments: &[u32],
     most_steps: usize,
     times: &Times,
+    spans: &AnnotationSpans<'_>,
 ) -> Packed {
     let is_kept = among(history.blocks.len(), kept_blocks);
     let blocks = kept(&history.blocks, &is_kept);
@@ -142,8 +153,16 @@ fn pack(
     put(&mut body, history.marks.len() as u64);
     put_column(&mut body, differences(history.marks.iter().map(|&event| event as u64)));
     for &event in &history.marks {
-        put(&mut body, tables.string(trace.events()[event].action.name()));
+        put(&mut body, tables.string(&mark(trace, event)));
     }
+    put(&mut body, spans.kept.len() as u64);
+    put_column(&mut body, differences(spans.kept.iter().map(|span| span.events.start as u64)));
+    put_column(&mut body, spans.kept.iter().map(|span| span.events.len() as u64));
+    spans.kept.iter().for_each(|span| put(&mut body, tables.string(span.name)));
+    let mut labels = Labels::default();
+    let labels_of = [&blocks, &segments]
+        .map(|lives| lives.iter().map(|life| labels.number(trace, history, life, &mut tables)).collect::<Vec<_>>());
+    labels.put(&mut body, &labels_of);
 
     let mut head = Vec::new();
     put(&mut head, history.span.start as u64);
@@ -157,7 +176,18 @@ fn pack(
         kept: blocks.len(),
         kept_segments: segments.len(),
         summed,
+        kept_annotations: spans.kept.len(),
+        annotations: spans.count,
         segment_share: segment_bytes as f64 / (head.len() + body.len()) as f64,
+    }
+}
+
+/// What a mark is called: its action, and the tag that the program gave with it.
+fn mark(trace: &Trace, event: usize) -> String {
+    let action = trace.events()[event].action.name();
+    match trace.labels().of_event(event).and_then(|label| label.tag.as_deref()) {
+        Some(tag) => format!("{action} {tag}"),
+        None => action.to_owned(),
     }
 }
 
@@ -170,7 +200,7 @@ pub(super) fn deflated(parts: &[&[u8]]) -> String {
 
 /// Texts, frames, stacks and streams, each distinct one once.
 #[derive(Default)]
-struct Tables {
+pub(super) struct Tables {
     strings: Vec<String>,
     string_numbers: FxHashMap<String, u64>,
     /// Function, file and line.
@@ -184,7 +214,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn string(&mut self, text: &str) -> u64 {
+    pub(super) fn string(&mut self, text: &str) -> u64 {
         let text: String = text.chars().take(MOST_CHARACTERS).collect();
         let Self { strings, string_numbers, .. } = self;
         *string_numbers.entry(text).or_insert_with_key(|text| {

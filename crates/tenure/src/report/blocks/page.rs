@@ -32,19 +32,20 @@ pub(super) fn section(trace: &Trace, history: &BlockHistory, packed: &Packed) ->
          <noscript><p>The blocks need scripts; the charts around them do not.</p></noscript>\n\
          <p id=\"unshown\" class=\"verdict unfinished\" hidden></p>\n\
          <div id=\"viewer\" data-expandable=\"{grows}\" hidden inert>\n\
-         <div class=\"tools\"><input type=\"search\" id=\"search\" aria-label=\"Search functions and files\" \
-         placeholder=\"Search functions and files\">\
+         <div class=\"tools\"><input type=\"search\" id=\"search\" aria-label=\"Search\">\
          <label>Colour by <select id=\"color\"><option value=\"stack\">stack</option><option value=\"size\">size</option>\
-         <option value=\"stream\">stream</option><option value=\"block\">block</option></select></label>\
+         <option value=\"stream\">stream</option><option value=\"block\">block</option><option value=\"tag\">tag</option>\
+         <option value=\"context\">compile context</option><option value=\"pool\">pool</option></select></label>\
          <button id=\"whole\" type=\"button\">Whole history</button><output id=\"found\"></output></div>\n\
          <canvas id=\"timeline\" tabindex=\"0\" role=\"img\" aria-label=\"Blocks over time\"></canvas>\n\
          <p class=\"muted\">Across: event numbers. Wheel or +/− zooms, Shift and wheel zooms the bytes, dragging or arrow keys \
          move, Home shows everything, Enter or Shift and Enter selects the next block up or down at the dashed line.</p>\n\
          <div id=\"about\" aria-live=\"polite\"></div>\n\
          <h2>Segments over time</h2>\n\
-         <p class=\"muted\">Each bar is a segment, to scale, at the moment of the dashed line above. Grey is free, or taken by \
+         <p class=\"muted\">Each bar is a segment, to scale, at the moment of the dashed line above. Grey or pale is free, or taken by \
          blocks that are not shown one by one.</p>\n\
-         <div class=\"tools\"><label for=\"moment\">Moment</label><input type=\"range\" id=\"moment\"></div>\n\
+         <div class=\"tools\"><label for=\"moment\">Moment</label><input type=\"range\" id=\"moment\">\
+         <label id=\"pools\" hidden>Pool <select id=\"pool\"><option value=\"\">all</option></select></label></div>\n\
          <p id=\"held\"></p>\n\
          <div class=\"map\"><canvas id=\"segments\" role=\"img\" aria-label=\"Segments\"></canvas></div>\n\
          <div id=\"tip\" hidden></div>\n</div>\n\
@@ -92,6 +93,16 @@ fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
             " Of {} segments, the {} with most bytes × events are shown.",
             Count(segments as u64),
             Count(packed.kept_segments as u64)
+        );
+    }
+    if packed.kept_annotations > 0 {
+        words += " The bars below the axis are annotations of the program.";
+    }
+    if packed.kept_annotations < packed.annotations {
+        words += &format!(
+            " Of {} annotations, the {} with most events are shown, searched and named with blocks.",
+            Count(packed.annotations as u64),
+            Count(packed.kept_annotations as u64)
         );
     }
     words

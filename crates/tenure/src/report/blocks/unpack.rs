@@ -19,6 +19,10 @@ pub(super) struct Unpacked {
     pub(super) segments: Vec<Row>,
     pub(super) times: Vec<(u64, u64)>,
     pub(super) marks: Vec<(u64, u64)>,
+    /// First event, events, name.
+    pub(super) annotations: Vec<(u64, u64, u64)>,
+    /// Tag, compile context, pool.
+    pub(super) labels: Vec<[Option<u64>; 3]>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +33,7 @@ pub(super) struct Row {
     pub(super) address: u64,
     pub(super) stream: u64,
     pub(super) stack: Option<u64>,
+    pub(super) label: Option<u64>,
 }
 
 /// The rows, the highest bytes, and the runs of each column.
@@ -66,11 +71,21 @@ pub(super) fn unpack(text: &str) -> Unpacked {
     blocks.iter_mut().zip(stacks_of_blocks).for_each(|(block, stack)| block.stack = stack.checked_sub(1));
     let [summed_blocks, count] = [(); 2].map(|()| columns.number());
     let summed = columns.sums(count).into_iter().zip(columns.signed_sums(count)).collect();
-    let segments = columns.lives();
+    let mut segments = columns.lives();
     let [_error_us, count] = [(); 2].map(|()| columns.number());
     let times = columns.sums(count).into_iter().zip(columns.sums(count)).collect();
     let count = columns.number();
     let marks = columns.sums(count).into_iter().zip(columns.column(count)).collect();
+    let count = columns.number();
+    let [begins, lengths, names] = [columns.sums(count), columns.column(count), columns.column(count)];
+    let annotations = begins.into_iter().zip(lengths).zip(names).map(|((begin, length), name)| (begin, length, name));
+    let annotations = annotations.collect();
+    let count = columns.number();
+    let texts = [(); 3].map(|()| columns.column(count));
+    let labels = (0..count as usize).map(|label| [0, 1, 2].map(|text| texts[text][label].checked_sub(1))).collect();
+    if count > 0 {
+        blocks.iter_mut().chain(&mut segments).for_each(|life| life.label = columns.number().checked_sub(1));
+    }
     assert!(columns.bytes.is_empty(), "{} bytes are left", columns.bytes.len());
     Unpacked {
         from,
@@ -86,6 +101,8 @@ pub(super) fn unpack(text: &str) -> Unpacked {
         segments,
         times,
         marks,
+        annotations,
+        labels,
     }
 }
 
@@ -138,6 +155,7 @@ impl Columns<'_> {
             address: high[index] << 52 | address[index],
             stream: stream[index],
             stack: None,
+            label: None,
         };
         (0..count as usize).map(row).collect()
     }

@@ -25,9 +25,16 @@ class Colors {
     return ofHue(number, this.isDark);
   }
 
-  // Colours every block by `by`: its stack, size or stream. `matches` dims the others.
-  choose({ blocks, stacks }, by, matches) {
+  // The colour of a text of labels, by its number in the page; grey of none.
+  ofText(number) {
+    return number < 0 ? this.grey : ofHue(number, this.isDark);
+  }
+
+  // Colours every block by `by`: its stack, size, stream, or a text of its label. `matches` dims the others.
+  choose(data, by, matches) {
+    const { blocks, stacks, labels } = data;
     this.readPage();
+    this.isByPool = by === "pool";
     const { bytes, stream, stack, count } = blocks;
     const { sizes, streams, isDark } = this;
     const ofStacks = stacks.map((_, index) => this.ofStack(index));
@@ -36,6 +43,7 @@ class Colors {
       let color = this.grey;
       if (by === "stream") color = streams[Math.min(7, stream[block])];
       else if (by === "stack" && stack[block] >= 0) color = ofStacks[stack[block]];
+      else if (labels[by]) color = this.ofText(labelOf(data, blocks, block, by));
       else if (by === "block") color = ofHue(block, isDark);
       else if (by === "size") color = sizes[(CLASSES.findIndex((upper) => bytes[block] <= upper) + 6) % 6];
       this.block[block] = matches && !matches[block] ? mixed(color, this.ground, 0.82) : color;

@@ -107,7 +107,28 @@ async function readData(bytes) {
   const markCount = columns.number();
   const marks = { count: markCount, event: columns.sums(Uint32Array, markCount) };
   marks.text = [...columns.column(Uint32Array, markCount)].map((text) => strings[text]);
-  return { from, to, earlier, strings, frames: { name, file, line }, stacks, streams, blocks, summed, segments, times, marks };
+  const spanCount = columns.number();
+  const spans = { count: spanCount, from: columns.sums(Uint32Array, spanCount), to: columns.column(Uint32Array, spanCount) };
+  for (let span = 0; span < spanCount; span++) spans.to[span] += spans.from[span];
+  spans.name = columns.column(Uint32Array, spanCount);
+  const labels = readLabels(columns);
+  for (const lives of labels.count ? [blocks, segments] : []) {
+    lives.label = Int32Array.from(columns.column(Uint32Array, lives.count), (label) => label - 1);
+    await pause();
+  }
+  return { from, to, earlier, strings, frames: { name, file, line }, stacks, streams, blocks, summed, segments, times, marks, spans, labels };
+}
+
+// For each label the numbers of its texts, or -1.
+function readLabels(columns) {
+  const count = columns.number();
+  const [tag, context, pool] = [0, 0, 0].map(() => Int32Array.from(columns.column(Uint32Array, count), (text) => text - 1));
+  return { count, tag, context, pool };
+}
+
+// The number of a text of a block's or a segment's label (`kind`: tag, context or pool), or -1.
+function labelOf({ labels }, lives, row, kind) {
+  return lives.label?.[row] >= 0 ? labels[kind][lives.label[row]] : -1;
 }
 
 // The first index whose number is above `limit`, in numbers that ascend.

@@ -10,7 +10,7 @@ class Segments {
     Object.assign(this, { canvas, data, history, colors, drawn: [], left: 0 });
   }
 
-  // The segments at a moment by address. Ranges that touch are one, as in an expandable segment.
+  // The segments at a moment, the largest first; of one pool if `this.pool` has its number. Ranges that touch are one, as in an expandable segment.
   at(event) {
     const { segments } = this.data;
     const live = [];
@@ -23,11 +23,14 @@ class Segments {
       const [address, bytes, stream] = [segments.address[row], segments.bytes[row], segments.stream[row]];
       const last = joined.at(-1);
       const grows = document.getElementById("viewer").dataset.expandable === "true";
-      if (grows && last && last.address + last.bytes === address && last.stream === stream) last.bytes += bytes;
-      else joined.push({ row, address, bytes, stream, blocks: [] });
+      const pool = labelOf(this.data, segments, row, "pool");
+      const touches = last && last.address + last.bytes === address && last.stream === stream && last.pool === pool;
+      if (grows && touches) last.bytes += bytes;
+      else joined.push({ row, address, bytes, stream, pool, blocks: [] });
     }
     this.placeBlocks(joined, event);
-    return joined.sort((one, other) => other.bytes - one.bytes || one.address - other.address);
+    const shown = this.pool === undefined ? joined : joined.filter((segment) => segment.pool === this.pool);
+    return shown.sort((one, other) => other.bytes - one.bytes || one.address - other.address);
   }
 
   placeBlocks(segments, event) {
@@ -70,13 +73,14 @@ class Segments {
 
   drawSegment(context, { segment, x, y, length }, selected) {
     const { blocks } = this.data;
-    context.fillStyle = this.colors.line;
+    const { colors } = this;
+    context.fillStyle = colors.isByPool && segment.pool >= 0 ? css(mixed(colors.ofText(segment.pool), colors.ground, 0.7)) : colors.line;
     context.fillRect(x, y, length, BAR);
     const scale = length / segment.bytes;
     for (const block of segment.blocks) {
       const start = x + (blocks.address[block] - segment.address) * scale;
       const wide = Math.max(0.5, blocks.bytes[block] * scale);
-      context.fillStyle = block === selected ? this.colors.textCss : css(this.colors.block[block]);
+      context.fillStyle = block === selected ? colors.textCss : css(colors.block[block]);
       context.fillRect(start, y, wide > 3 ? wide - 0.7 : wide, BAR);
     }
   }

@@ -3,13 +3,17 @@
 const LEFT = 66;
 const BOTTOM = 24;
 const TOP = 16;
+// The height of a row of annotations, and the rows.
+const LANE = 15;
+const LANES = 6;
 // Bytes from the bottom to the top, at least.
 const LEAST_BYTES = 1000;
 
 class Timeline {
   constructor(canvas, overview, colors) {
     Object.assign(this, { canvas, overview, colors });
-    this.data = { from: overview.from, to: overview.to, marks: { count: 0 } };
+    this.data = { from: overview.from, to: overview.to, marks: { count: 0 }, spans: { count: 0 } };
+    this.lanes = [];
     this.peak = overview.peak || 1;
     this.cursor = -1;
     this.selected = -1;
@@ -20,6 +24,8 @@ class Timeline {
   show(data, history) {
     Object.assign(this, { data, history, overview: null });
     this.peak = history.height.reduce((most, bytes) => Math.max(most, bytes), 0) || 1;
+    this.lanes = lanesOf(data.spans);
+    this.canvas.style.height = `calc(27rem + ${this.lanes.length * LANE}px)`;
     this.reset();
   }
 
@@ -36,7 +42,7 @@ class Timeline {
     this.canvas.width = Math.round(this.canvas.clientWidth * ratio);
     this.canvas.height = Math.round(this.canvas.clientHeight * ratio);
     this.width = Math.max(1, this.canvas.width - LEFT * ratio);
-    this.height = Math.max(1, this.canvas.height - (BOTTOM + TOP) * ratio);
+    this.height = Math.max(1, this.canvas.height - (BOTTOM + TOP + this.lanes.length * LANE) * ratio);
   }
 
   eventAt(x) {
@@ -200,7 +206,45 @@ class Timeline {
       free = start + wide + 8;
     }
     this.drawMarks(context, bottom);
+    this.drawSpans(context, bottom + BOTTOM, right);
     context.restore();
+  }
+
+  // Draws the annotations below the axis, inner ones below outer ones.
+  drawSpans(context, top, right) {
+    const { spans, strings } = this.data;
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, top, right - LEFT, this.lanes.length * LANE);
+    context.clip();
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    for (const [lane, rows] of this.lanes.entries()) {
+      let drawn = -1;
+      for (const [place, span] of rows.entries()) {
+        const [start, end] = [this.xOf(spans.from[span]), this.xOf(spans.to[span])];
+        // Of annotations in one pixel the first is drawn.
+        if (end < Math.max(LEFT, drawn) || start > right) continue;
+        const [x, wide] = [Math.max(LEFT, start), Math.max(1.5, Math.min(right, end) - Math.max(LEFT, start))];
+        drawn = x + Math.max(1.5, wide);
+        context.fillStyle = css(mixed(this.colors.ofText(spans.name[span]), this.colors.ground, 0.55));
+        context.fillRect(x, top + lane * LANE, wide > 3 ? wide - 1 : wide, LANE - 2);
+        // A name may go on where no other annotation follows.
+        const next = place + 1 < rows.length ? this.xOf(spans.from[rows[place + 1]]) : right;
+        const room = Math.min(right, next) - x - 8;
+        if (room < 12) continue;
+        context.fillStyle = this.colors.textCss;
+        context.fillText(fitting(context, strings[spans.name[span]], room), x + 4, top + lane * LANE + (LANE - 2) / 2 + 0.5);
+      }
+    }
+    context.restore();
+  }
+
+  // The annotation under a point, or -1.
+  spanAt(x, y) {
+    const { spans } = this.data;
+    const lane = Math.floor((y - (TOP + this.height / this.ratio + BOTTOM)) / LANE);
+    return this.lanes[lane]?.find((span) => x >= this.xOf(spans.from[span]) - 1 && x <= this.xOf(spans.to[span]) + 1) ?? -1;
   }
 
   drawMarks(context, bottom) {
@@ -226,6 +270,28 @@ class Timeline {
   xOf(event) {
     return LEFT + ((event - this.from) / (this.to - this.from)) * (this.width / this.ratio);
   }
+}
+
+// Rows of annotations that do not overlap. Those that fit into none are not drawn.
+function lanesOf(spans) {
+  const lanes = [];
+  const ends = [];
+  for (let span = 0; span < spans.count; span++) {
+    const free = ends.findIndex((end) => end <= spans.from[span]);
+    const lane = free < 0 ? ends.length : free;
+    if (lane === LANES) continue;
+    (lanes[lane] ??= []).push(span);
+    ends[lane] = Math.max(spans.to[span], spans.from[span] + 1);
+  }
+  return lanes;
+}
+
+// As much of a text as fits into `width`.
+function fitting(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let length = Math.floor((text.length * width) / context.measureText(text).width);
+  while (length > 0 && context.measureText(`${text.slice(0, length)}…`).width > width) length--;
+  return length > 0 ? `${text.slice(0, length)}…` : "";
 }
 
 function line(context, x0, y0, x1, y1) {

@@ -19,11 +19,13 @@ class Viewer {
 
   setUp() {
     const colorBy = find("color");
-    if (this.data.stacks.length === 0) {
-      colorBy.querySelector("[value=stack]").remove();
-      find("search").placeholder = "No stacks were recorded";
-      find("search").disabled = true;
-    }
+    const has = this.contents();
+    for (const kind of ["stack", "tag", "context", "pool"]) if (!has[kind]) colorBy.querySelector(`[value=${kind}]`).remove();
+    const searched = [["stack", "stacks"], ["tag", "tags"], ["context", "compile contexts"], ["pool", "pools"], ["span", "annotations"]];
+    const names = searched.filter(([kind]) => has[kind]).map(([, name]) => name);
+    find("search").placeholder = names.length ? `Search ${names.join(", ")}` : "No stacks were recorded";
+    find("search").disabled = names.length === 0;
+    if (has.pool) this.setUpPools();
     colorBy.addEventListener("change", () => { this.recolor(); this.draw(); this.drawSegments(); });
     find("search").addEventListener("input", (event) => this.search(event.target.value));
     find("whole").addEventListener("click", () => { this.timeline.reset(); this.draw(); });
@@ -40,6 +42,24 @@ class Viewer {
     find("segments").addEventListener("pointermove", (event) => this.hoverSegment(event));
     find("segments").addEventListener("pointerleave", () => { find("tip").hidden = true; });
     this.setUpTimeline(find("timeline"));
+  }
+
+  // The kinds of things that the page tells of its blocks.
+  contents() {
+    const { stacks, labels, spans } = this.data;
+    const hasText = (kind) => labels[kind].some((text) => text >= 0);
+    return { stack: stacks.length > 0, tag: hasText("tag"), context: hasText("context"), pool: hasText("pool"), span: spans.count > 0 };
+  }
+
+  // Lets the segments of one pool be shown.
+  setUpPools() {
+    const { labels, strings } = this.data;
+    for (const pool of new Set([...labels.pool].filter((text) => text >= 0))) find("pool").append(new Option(strings[pool], pool));
+    find("pools").hidden = false;
+    find("pool").addEventListener("change", ({ target }) => {
+      this.segments.pool = target.value === "" ? undefined : Number(target.value);
+      this.drawSegments();
+    });
   }
 
   setUpTimeline(canvas) {
@@ -187,15 +207,19 @@ class Viewer {
   }
 
   hover(event) {
+    const span = this.timeline.spanAt(event.offsetX, event.offsetY);
+    if (span >= 0) return this.showTip(event, this.aboutSpan(span));
     const { block, summed } = this.timeline.under(event.offsetX, event.offsetY);
     const others = summed ? `${inBytes(summed)} of blocks that this page sums` : "";
-    this.showTip(event, block < 0 ? others : this.inShort(block));
+    return this.showTip(event, block < 0 ? others : this.inShort(block));
   }
 
   hoverSegment(event) {
     const { segment, block } = this.segments.find(event.offsetX, event.offsetY);
     if (!segment) return this.showTip(event, "");
-    const free = `segment ${addressOf(this.data.segments, segment.row)}, ${inBytes(segment.bytes)}, stream ${this.data.streams[segment.stream]}`;
+    const { segments, streams, strings } = this.data;
+    const pool = segment.pool >= 0 ? `, pool ${strings[segment.pool]}` : "";
+    const free = `segment ${addressOf(segments, segment.row)}, ${inBytes(segment.bytes)}, stream ${streams[segment.stream]}${pool}`;
     return this.showTip(event, block >= 0 ? this.inShort(block) : free);
   }
 
@@ -211,7 +235,23 @@ class Viewer {
     const { blocks, stacks } = this.data;
     const stack = stacks[blocks.stack[block]];
     const place = stack?.length ? `\n${this.frame(stack[0])}` : "";
-    return `${inBytes(blocks.bytes[block])}, ${this.life(block)}${place}`;
+    const tag = labelOf(this.data, blocks, block, "tag");
+    return `${inBytes(blocks.bytes[block])}, ${this.life(block)}${tag >= 0 ? `\n${this.data.strings[tag]}` : ""}${place}`;
+  }
+
+  aboutSpan(span) {
+    const { spans, strings } = this.data;
+    const [from, to] = [spans.from[span], spans.to[span]];
+    return `${strings[spans.name[span]]}\n${to > from ? `events ${inCount(from)} to ${inCount(to - 1)}` : `before event ${inCount(from)}`}`;
+  }
+
+  // The names of the annotations that were open at an event, the outer ones first.
+  openAt(event) {
+    const { spans, strings } = this.data;
+    const end = firstAbove(spans.from, event);
+    const open = [];
+    for (let span = 0; span < end; span++) if (spans.to[span] > event) open.push(strings[spans.name[span]]);
+    return open;
   }
 
   timeAt(event) {
@@ -255,6 +295,7 @@ class Viewer {
       ["Freed", blocks.died[block] === NEVER ? "not in this history" : this.when(blocks.died[block])],
       ["Address", addressOf(blocks, block)],
       ["Stream", streams[blocks.stream[block]]],
+      ...this.labelFacts(block),
     ];
     const list = document.createElement("dl");
     for (const [name, value] of facts) {
@@ -268,6 +309,16 @@ class Viewer {
     about.append(list, stack ? lines : element("p", "No stack was recorded for this block."));
   }
 
+  // The label of a block, and the annotations that it was allocated in, so far as the page has them.
+  labelFacts(block) {
+    const { blocks, strings, from } = this.data;
+    const kinds = [["tag", "Tag"], ["context", "Compile context"], ["pool", "Pool"]];
+    const facts = kinds.map(([kind, name]) => [name, strings[labelOf(this.data, blocks, block, kind)]]);
+    // The page has not all annotations from before the shown part.
+    const open = blocks.born[block] < from ? [] : this.openAt(blocks.born[block]);
+    return [...facts, ["Allocated in", open.join(" › ")]].filter(([, value]) => value);
+  }
+
   search(text) {
     const wanted = text.trim().toLowerCase();
     this.matches = wanted ? this.matching(wanted) : null;
@@ -277,13 +328,32 @@ class Viewer {
     this.drawSegments();
   }
 
-  // For each block whether a frame of its stack has the text in its function or file.
+  // For each block whether the text is in a function or file of its stack, in its label, or in the name of an annotation
+  // that it was allocated in.
   matching(wanted) {
-    const { strings, frames, stacks, blocks } = this.data;
+    const { strings, frames, stacks, blocks, labels } = this.data;
     const inString = strings.map((text) => text.toLowerCase().includes(wanted));
     const inFrame = Array.from(frames.name, (name, frame) => inString[name] || inString[frames.file[frame]]);
     const inStack = stacks.map((stack) => stack.some((frame) => inFrame[frame]));
-    return Uint8Array.from(blocks.stack, (stack) => (stack >= 0 && inStack[stack] ? 1 : 0));
+    const inLabel = Array.from(labels.tag, (tag, label) => inString[tag] || inString[labels.context[label]] || inString[labels.pool[label]]);
+    const isInSpan = this.inSpans(inString);
+    return Uint8Array.from(blocks.stack, (stack, block) => Number(inStack[stack] || inLabel[blocks.label?.[block]] || isInSpan(blocks.born[block]) || false));
+  }
+
+  // Whether an event lies in an annotation whose name is in `inString`, as a function.
+  inSpans(inString) {
+    const { spans } = this.data;
+    const [starts, ends] = [[], []];
+    for (let span = 0; span < spans.count; span++) {
+      if (!inString[spans.name[span]]) continue;
+      if (starts.length > 0 && spans.from[span] <= ends.at(-1)) {
+        ends[ends.length - 1] = Math.max(ends.at(-1), spans.to[span]);
+      } else {
+        starts.push(spans.from[span]);
+        ends.push(spans.to[span]);
+      }
+    }
+    return (event) => event < ends[firstAbove(starts, event) - 1];
   }
 
   sayMatches(matches) {

@@ -1,0 +1,53 @@
+//! The labels of a page's blocks and segments: tags, compile contexts and pools.
+
+use rustc_hash::FxHashMap;
+use tenure_plan::{MemoryPool, Trace};
+
+use super::history::{BlockHistory, Life};
+use super::pack::{Tables, put, put_column};
+
+/// Distinct labels, each by the strings that it has, plus one, or 0: tag, compile context, pool.
+#[derive(Default)]
+pub(super) struct Labels {
+    labels: Vec<[u64; 3]>,
+    numbers: FxHashMap<[u64; 3], u64>,
+}
+
+impl Labels {
+    /// The number of the label of a block or a segment plus one, or 0.
+    pub(super) fn number(&mut self, trace: &Trace, history: &BlockHistory, life: &Life, tables: &mut Tables) -> u64 {
+        let label = trace.labels().of_event(life.made);
+        let name = history.names.get(&life.made).and_then(|&event| trace.labels().of_event(event)?.tag.as_deref());
+        let tag = match (label.and_then(|label| label.tag.as_deref()), name) {
+            (Some(tag), Some(name)) => Some(format!("{tag} · {name}")),
+            (tag, name) => name.or(tag).map(str::to_owned),
+        };
+        let context = label.and_then(|label| label.compile_context.as_deref());
+        let pool = label.and_then(|label| label.pool).map(pool_name);
+        let mut string = |text: Option<&str>| text.map_or(0, |text| tables.string(text) + 1);
+        let label = [string(tag.as_deref()), string(context), string(pool.as_deref())];
+        if label == [0; 3] {
+            return 0;
+        }
+        *self.numbers.entry(label).or_insert_with(|| {
+            self.labels.push(label);
+            self.labels.len() as u64
+        })
+    }
+
+    /// Writes the labels and then, if there are any, the numbers of those that `lives` have.
+    pub(super) fn put(&self, out: &mut Vec<u8>, lives: &[Vec<u64>]) {
+        put(out, self.labels.len() as u64);
+        (0..3).for_each(|column| put_column(out, self.labels.iter().map(|label| label[column])));
+        if !self.labels.is_empty() {
+            lives.iter().for_each(|numbers| put_column(out, numbers.iter().copied()));
+        }
+    }
+}
+
+fn pool_name(pool: MemoryPool) -> String {
+    match pool {
+        (0, 0) => "default".to_owned(),
+        (first, second) => format!("({first}, {second})"),
+    }
+}
