@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -38,7 +39,8 @@ _MOST_64 = 2**64 - 1
 class Problem:
     """One iteration of a program, and tiers of memory for its tensors. Made by `load` or `from_dict`.
 
-    A problem has been validated, and does not change. ``tenure.torch.record(...).write`` writes one without tiers.
+    A problem has been validated, and does not change: its lists are the same at each call, to be read only. `to_dict`
+    returns a copy to change. ``tenure.torch.record(...).write`` writes a problem without tiers.
     """
 
     def __init__(self, native: _native.Problem) -> None:
@@ -61,7 +63,7 @@ class Problem:
         return cls(_native.Problem.from_json(json.dumps(problem)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of the problem's file."""
+        """A copy of the content of the problem's file."""
         problem: dict[str, Any] = json.loads(self._native.to_json())
         return problem
 
@@ -73,30 +75,38 @@ class Problem:
         """The same program on other tiers, the fastest first, as in a problem's file; without links between them."""
         return Problem.from_dict(self.to_dict() | {"tiers": tiers, "links": []})
 
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        return self.to_dict()
+
     @property
     def name(self) -> str:
         """The name of the program."""
-        return str(self.to_dict()["name"])
+        return str(self._content["name"])
 
     @property
     def tensors(self) -> list[dict[str, Any]]:
         """The tensors: key, bytes, tag."""
-        return list(self.to_dict()["tensors"])
+        return self._list("tensors")
 
     @property
     def kernels(self) -> list[dict[str, Any]]:
         """The kernels in their order: name, time_ns, reads, writes."""
-        return list(self.to_dict()["kernels"])
+        return self._list("kernels")
 
     @property
     def tiers(self) -> list[dict[str, Any]]:
         """The tiers of memory, the fastest first."""
-        return list(self.to_dict()["tiers"])
+        return self._list("tiers")
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes that are live at once."""
         return self._native.peak_bytes
+
+    def _list(self, part: str) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = self._content[part]
+        return content
 
     def __repr__(self) -> str:
         return f"<tenure.plan.Problem {self.name!r}: {self.peak_bytes} bytes at the peak>"

@@ -58,6 +58,12 @@ def test_a_problem_is_read_as_it_was_written(problem: tenure.plan.Problem, tmp_p
     assert [tier["name"] for tier in again.with_tiers(problem.tiers[:1]).tiers] == ["DRAM"]
 
 
+def test_a_problem_is_parsed_once_and_copies_of_it_are_its_users(problem: tenure.plan.Problem) -> None:
+    assert problem.tensors is problem.tensors and problem.kernels is problem.kernels and problem.tiers is problem.tiers
+    problem.to_dict()["tiers"].clear()
+    assert [tier["name"] for tier in problem.tiers] == ["DRAM", "PM"]
+
+
 def test_what_is_no_problem_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(tenure.Error, match="missing.json"):
         tenure.plan.Problem.load(tmp_path / "missing.json")
