@@ -1,21 +1,18 @@
 //! Times of a problem's kernels, measured between the allocations of a placed program.
 
+use std::sync::Arc;
+
 use tenure_core::{Clock, KeyId};
 use tenure_plan::Problem;
 use tenure_plan::problem::Kernel;
 
 use crate::TierError;
 
-/// Times of the kernels of a recorded problem, as sums over steps.
+/// Times of the kernels of a recorded problem, as sums over steps. Its methods take no lock: names of keys, which have one, are
+/// looked up by [`EndedStep::kernels_ns`].
 pub(crate) struct KernelTimes {
     clock: Clock,
-    /// Keys of the allocations with which kernels begin, in their order.
-    keys: Vec<String>,
-    /// Whether the problem has a kernel before the first allocation.
-    has_begin: bool,
-    /// If it has one after the last, the optimizer's: the share that the last allocation's kernel has of the time that both
-    /// take, by the bytes that they access.
-    last_share: Option<f64>,
+    expected: Arc<Expected>,
     /// The step that is measured now.
     step: Option<Step>,
     sums_ns: Vec<u64>,
@@ -24,9 +21,27 @@ pub(crate) struct KernelTimes {
     difference: Option<String>,
 }
 
+/// The allocations and kernels of a step, as the problem says.
+struct Expected {
+    /// Keys of the allocations with which kernels begin, in their order.
+    keys: Vec<String>,
+    /// Whether the problem has a kernel before the first allocation.
+    has_begin: bool,
+    /// If it has one after the last, the optimizer's: the share that the last allocation's kernel has of the time that both
+    /// take, by the bytes that they access.
+    last_share: Option<f64>,
+}
+
 struct Step {
     began_ns: u64,
     allocated: Vec<(u64, KeyId)>,
+}
+
+/// A step that was measured, and the problem's.
+pub(crate) struct EndedStep {
+    step: Step,
+    ended_ns: u64,
+    expected: Arc<Expected>,
 }
 
 impl KernelTimes {
@@ -44,31 +59,51 @@ impl KernelTimes {
         };
         let allocated = usize::from(has_begin)..kernels.len() - usize::from(last_share.is_some());
         let keys = kernels.get(allocated).unwrap_or_default().iter().map(|kernel| kernel.name.clone()).collect();
-        let sums_ns = vec![0; kernels.len()];
-        Self { clock, keys, has_begin, last_share, step: None, sums_ns, steps: 0, difference: None }
+        let expected = Arc::new(Expected { keys, has_begin, last_share });
+        Self { clock, expected, step: None, sums_ns: vec![0; kernels.len()], steps: 0, difference: None }
     }
 
-    /// Ends the step that is measured, if there is one, and begins another.
-    pub(crate) fn begin_step(&mut self) {
-        self.end_step();
+    /// Begins a step. Returns the one before, if it was measured.
+    pub(crate) fn begin_step(&mut self) -> Option<EndedStep> {
+        let ended = self.end_step();
         self.step = Some(Step { began_ns: self.now_ns(), allocated: Vec::new() });
+        ended
+    }
+
+    /// Ends the step that is measured, if there is one.
+    pub(crate) fn end_step(&mut self) -> Option<EndedStep> {
+        let step = self.step.take()?;
+        Some(EndedStep { step, ended_ns: self.now_ns(), expected: Arc::clone(&self.expected) })
     }
 
     /// An allocation with a key.
     pub(crate) fn note(&mut self, key: KeyId) {
         let at_ns = self.now_ns();
         // One more than expected tells that a step differs; others need no room.
-        if let Some(step) = self.step.as_mut().filter(|step| step.allocated.len() <= self.keys.len()) {
+        if let Some(step) = self.step.as_mut().filter(|step| step.allocated.len() <= self.expected.keys.len()) {
             step.allocated.push((at_ns, key));
         }
     }
 
-    /// Ends the step that is measured, if there is one. Returns mean nanoseconds of each kernel.
+    /// Adds the times of a step, or how it differed. A step of a problem that was measured before does not count.
+    pub(crate) fn add(&mut self, ended: &EndedStep, kernels_ns: Result<Vec<u64>, String>) {
+        if !Arc::ptr_eq(&ended.expected, &self.expected) {
+            return;
+        }
+        match kernels_ns {
+            Ok(kernels_ns) => {
+                self.sums_ns.iter_mut().zip(kernels_ns).for_each(|(sum_ns, ns)| *sum_ns += ns);
+                self.steps += 1;
+            }
+            Err(difference) => self.difference = Some(difference),
+        }
+    }
+
+    /// Mean nanoseconds of each kernel.
     ///
     /// # Errors
     /// [`TierError::NotMeasured`] if no step allocated what the problem says.
-    pub(crate) fn mean_ns(&mut self) -> Result<Vec<u64>, TierError> {
-        self.end_step();
+    pub(crate) fn mean_ns(&self) -> Result<Vec<u64>, TierError> {
         if self.steps == 0 {
             let reason = self.difference.clone().unwrap_or_else(|| "no step has begun".into());
             return Err(TierError::NotMeasured { reason });
@@ -76,39 +111,41 @@ impl KernelTimes {
         Ok(self.sums_ns.iter().map(|sum| sum / self.steps).collect())
     }
 
-    fn end_step(&mut self) {
-        let Some(Step { began_ns, allocated }) = self.step.take() else { return };
-        let ended_ns = self.now_ns();
-        self.difference = self.difference_of(&allocated);
-        if self.difference.is_some() {
-            return;
-        }
+    fn now_ns(&self) -> u64 {
+        self.clock.now().as_nanos() as u64
+    }
+}
+
+impl EndedStep {
+    /// Nanoseconds of each of the problem's kernels, or how the step differs from the problem's.
+    pub(crate) fn kernels_ns(&self) -> Result<Vec<u64>, String> {
+        let Self { step: Step { began_ns, allocated }, ended_ns, expected } = self;
+        expected.check(allocated)?;
         let mut begins_ns: Vec<u64> = allocated.iter().map(|(at_ns, _)| *at_ns).collect();
-        if self.has_begin {
-            begins_ns.insert(0, began_ns);
+        if expected.has_begin {
+            begins_ns.insert(0, *began_ns);
         }
-        if let Some((share, last_ns)) = self.last_share.zip(begins_ns.last().copied()) {
+        if let Some((share, last_ns)) = expected.last_share.zip(begins_ns.last().copied()) {
             begins_ns.push(last_ns + (share * (ended_ns - last_ns) as f64) as u64);
         }
-        let ends_ns = begins_ns.iter().copied().skip(1).chain([ended_ns]);
-        for (sum_ns, (begin_ns, end_ns)) in self.sums_ns.iter_mut().zip(begins_ns.iter().zip(ends_ns)) {
-            *sum_ns += end_ns - begin_ns;
-        }
-        self.steps += 1;
+        let ends_ns = begins_ns.iter().copied().skip(1).chain([*ended_ns]);
+        Ok(begins_ns.iter().zip(ends_ns).map(|(begin_ns, end_ns)| end_ns - begin_ns).collect())
     }
+}
 
-    fn difference_of(&self, allocated: &[(u64, KeyId)]) -> Option<String> {
+impl Expected {
+    /// Refuses a step that allocated something else, with the first difference.
+    fn check(&self, allocated: &[(u64, KeyId)]) -> Result<(), String> {
         let names = allocated.iter().map(|(_, key)| key.key().map(|key| key.to_string()).unwrap_or_default());
         let mut pairs = self.keys.iter().zip(names);
         if let Some((expected, name)) = pairs.find(|(expected, name)| *expected != name) {
-            return Some(format!("a step allocated {name:?} where the problem has {expected:?}"));
+            return Err(format!("a step allocated {name:?} where the problem has {expected:?}"));
         }
         let (found, expected) = (allocated.len(), self.keys.len());
+        if found == expected {
+            return Ok(());
+        }
         let more = if found > expected { "more allocations" } else { "fewer allocations" };
-        (found != expected).then(|| format!("a step made {more} with keys than the {expected} of the problem"))
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.clock.now().as_nanos() as u64
+        Err(format!("a step made {more} with keys than the {expected} of the problem"))
     }
 }

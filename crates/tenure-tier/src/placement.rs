@@ -9,7 +9,7 @@ use tenure_alloc::Address;
 use tenure_core::{Allocator, AllocatorError, AllocatorScope, Clock, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
 use tenure_plan::{Mapping, Problem};
 
-use crate::kernel_times::KernelTimes;
+use crate::kernel_times::{EndedStep, KernelTimes};
 use crate::tier::Live;
 use crate::{Report, Tier, TierError};
 
@@ -138,7 +138,7 @@ impl Placement {
     /// From here on it is another step of the program, if kernels are measured. Steps that allocate something else than the
     /// problem says do not count.
     pub fn begin_iteration(&self) {
-        self.with_times(KernelTimes::begin_step);
+        self.add_step(KernelTimes::begin_step);
     }
 
     /// Ends the step. Returns nanoseconds of each of the problem's kernels, the mean over steps. Between the last allocation and
@@ -147,16 +147,19 @@ impl Placement {
     /// # Errors
     /// [`TierError::NotMeasured`] if nothing is measured, or no step allocated what the problem says.
     pub fn kernel_times_ns(&self) -> Result<Vec<u64>, TierError> {
-        self.with_times(KernelTimes::mean_ns)
-            .unwrap_or_else(|| Err(TierError::NotMeasured { reason: "nothing is measured".into() }))
+        self.add_step(KernelTimes::end_step);
+        let not_measured = || Err(TierError::NotMeasured { reason: "nothing is measured".into() });
+        self.shared.times.lock().as_ref().map_or_else(not_measured, KernelTimes::mean_ns)
     }
 
-    /// Outside of the lock, since names of keys have a lock of their own.
-    fn with_times<T>(&self, call: impl FnOnce(&mut KernelTimes) -> T) -> Option<T> {
-        let mut times = self.shared.times.lock().take()?;
-        let result = call(&mut times);
-        *self.shared.times.lock() = Some(times);
-        Some(result)
+    /// Adds the times of the step that `end` ends. Names of keys have a lock of their own, so its allocations are compared while
+    /// this one is free, and other threads note theirs.
+    fn add_step(&self, end: fn(&mut KernelTimes) -> Option<EndedStep>) {
+        let Some(ended) = self.shared.times.lock().as_mut().and_then(end) else { return };
+        let kernels_ns = ended.kernels_ns();
+        if let Some(times) = self.shared.times.lock().as_mut() {
+            times.add(&ended, kernels_ns);
+        }
     }
 
     /// What is followed.

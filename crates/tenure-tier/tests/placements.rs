@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::Barrier;
+use std::thread;
 use std::time::Duration;
 
 use tenure_core::{AllocatorError, AllocatorScope, Clock, Context, DataPtr, Device, KeyId, Name, Purpose, Site, Tag};
-use tenure_plan::problem::Tier as PlannedTier;
-use tenure_plan::{Mapping, Rule};
+use tenure_plan::problem::{Kernel, Parts, Tier as PlannedTier};
+use tenure_plan::{Mapping, Problem, Rule};
 use tenure_tier::{Event, Medium, Options, Placement, Recorder, TagReport, Tier, TierError, WhenFull};
 
 const MIB: u64 = 1 << 20;
@@ -39,6 +41,13 @@ fn result(module: &str, op: &'static str, bytes: usize) -> Result<DataPtr, Alloc
     let _module = Site::enter_module(Name::new(module));
     let _op = Site::enter_operation(Name::of(op));
     allocate(bytes)
+}
+
+/// The gradient of a module's weight.
+fn gradient() -> DataPtr {
+    let key = tenure_core::Key { module: "a".into(), op: "backward".into(), role: "weight".into(), occurrence: 0 };
+    let _purpose = Purpose::enter(Tag::Gradient, KeyId::intern(key));
+    allocate(400).unwrap()
 }
 
 fn is_in(tier: &Tier, block: &DataPtr) -> bool {
@@ -294,12 +303,35 @@ fn kernels_of_the_recorded_problem_are_measured_in_steps_that_allocate_the_same(
 }
 
 #[test]
+fn an_allocation_while_another_thread_begins_a_step_belongs_to_one_of_both() {
+    const ALLOCATIONS: usize = 1000;
+    let kernel = Kernel { name: "a/backward/weight#0".into(), time_ns: 1, reads: Vec::new(), writes: Vec::new() };
+    let kernels = vec![kernel; ALLOCATIONS];
+    let problem = Problem::new(Parts { name: "test".into(), kernels, ..Parts::default() }).unwrap();
+    let placement = placement(&[], Options::default());
+    for _ in 0..50 {
+        placement.measure(&problem, Clock::manual());
+        let _entered = placement.enter();
+        let all_but_one = || (1..ALLOCATIONS).for_each(|_| drop(gradient()));
+        placement.begin_iteration();
+        all_but_one();
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _entered = placement.enter();
+                both.wait();
+                drop(gradient());
+            });
+            both.wait();
+            placement.begin_iteration();
+        });
+        all_but_one();
+        assert!(placement.kernel_times_ns().is_ok(), "one of the two steps has all allocations");
+    }
+}
+
+#[test]
 fn the_optimizer_shares_the_end_of_a_step_with_the_last_allocation() {
-    let gradient = || {
-        let key = tenure_core::Key { module: "a".into(), op: "backward".into(), role: "weight".into(), occurrence: 0 };
-        let _purpose = Purpose::enter(Tag::Gradient, KeyId::intern(key));
-        allocate(400).unwrap()
-    };
     let recorder = Recorder::new().unwrap();
     let guard = recorder.enter();
     let block = gradient();
