@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use tenure_agent::{Learner, Marl};
@@ -37,10 +37,18 @@ fn the_file_is_there_from_the_start_for_its_user_alone() {
     drop(open(&path).unwrap());
     assert_eq!(mode(), 0o600);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    // A dead agent left it.
-    fs::write(folder.path().join("learned.json.new"), "unfinished").unwrap();
     drop(open(&path).unwrap());
     assert_eq!(mode(), 0o600);
+}
+
+#[test]
+fn a_link_leads_to_the_file_that_is_learned_into() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, link] = ["learned.json", "link.json"].map(|name| folder.path().join(name));
+    drop(open(&file).unwrap());
+    symlink(&file, &link).unwrap();
+    drop(open(&link).unwrap());
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
 }
 
 #[test]

@@ -26,6 +26,8 @@ mod allocator;
 #[forbid(unsafe_code)]
 mod amount;
 #[forbid(unsafe_code)]
+pub mod atomic_files;
+#[forbid(unsafe_code)]
 mod clock;
 #[forbid(unsafe_code)]
 mod context;

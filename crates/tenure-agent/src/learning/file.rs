@@ -1,13 +1,14 @@
 //! The file of a learner: JSON, with a version, written whole or not at all.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tenure_core::atomic_files::write_atomically;
 use tenure_plan::{Problem, ProblemError};
 
 use super::{Given, Observation, Program};
@@ -90,10 +91,12 @@ impl LearnedFile {
         let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(Reason::Locked))? };
         let programs = read(path).map_err(failed)?;
         file.write(&programs)?;
+        // What replaces it is as private.
+        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| failed(error.into()))?;
         Ok((file, programs))
     }
 
-    /// Writes beside the file and takes its place when everything is there.
+    /// Replaces the file, [atomically](write_atomically).
     pub(super) fn write(&self, programs: &VecDeque<Program>) -> Result<(), LearnedError> {
         write(&self.path, programs).map_err(|reason| LearnedError { path: self.path.clone(), reason })
     }
@@ -119,14 +122,7 @@ fn read(path: &Path) -> Result<VecDeque<Program>, Reason> {
 fn write(path: &Path, programs: &VecDeque<Program>) -> Result<(), Reason> {
     let programs = programs.iter().map(written).collect::<Result<_, Reason>>()?;
     let text = serde_json::to_vec(&Written { format: FORMAT.into(), version: VERSION, programs })?;
-    let mut unfinished = path.as_os_str().to_owned();
-    unfinished.push(".new");
-    // A dead agent may have left one. A new file has this mode, and is nobody's link.
-    let _ = fs::remove_file(&unfinished);
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    Ok(fs::rename(&unfinished, path)?)
+    Ok(write_atomically(path, |out| out.write_all(&text))?)
 }
 
 fn written(program: &Program) -> Result<WrittenProgram, Reason> {

@@ -1,13 +1,15 @@
 //! Weights and whole training runs in safetensors files.
 
-mod atomic;
 mod run;
 mod weights;
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub use atomic::{abandon_writes, check_writable, write_atomically};
+use tenure_core::atomic_files;
+
 pub use run::{Checkpoint, Progress};
+pub use tenure_core::atomic_files::abandon_writes;
 pub(crate) use weights::Entry;
 pub use weights::{Place, Under, Weights, save};
 
@@ -24,7 +26,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The file is not what it should be.
     #[error("{}: {reason}", path.display())]
@@ -36,8 +38,27 @@ pub enum CheckpointError {
     },
 }
 
+/// [`atomic_files::write_atomically`], with an error that names the file.
+///
+/// # Errors
+/// Those of that function.
+pub fn write_atomically(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), CheckpointError> {
+    atomic_files::write_atomically(path, write).map_err(CheckpointError::io(path))
+}
+
+/// [`atomic_files::check_writable`], with an error that names the file.
+///
+/// # Errors
+/// Those of that function.
+pub fn check_writable(path: &Path) -> Result<(), CheckpointError> {
+    atomic_files::check_writable(path).map_err(CheckpointError::io(path))
+}
+
 impl CheckpointError {
-    pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path: path.clone(), source }
     }

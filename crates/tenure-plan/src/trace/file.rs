@@ -4,10 +4,10 @@ use std::path::Path;
 
 use flate2::write::GzEncoder;
 use liblzma::write::XzEncoder;
+use tenure_core::atomic_files::write_atomically;
 use tenure_core::user_files::expect_fetched;
 
 use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot};
-use crate::file::write_atomically;
 
 /// How a trace is written. Reading needs no format: it is told by the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -71,6 +71,18 @@ fn a_write_that_fails_leaves_nothing() {
 
 #[cfg(unix)]
 #[test]
+fn a_link_leads_to_the_file_that_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    fs::write(&file, "old").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    trace().write(&link, Format::Compact).unwrap();
+    assert_eq!(Trace::read(&file).unwrap(), trace());
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+}
+
+#[cfg(unix)]
+#[test]
 fn a_new_file_can_be_read_by_those_whom_the_umask_lets() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
