@@ -77,6 +77,17 @@ fn costs_of_all_slower_tiers_count() {
 }
 
 #[test]
+fn what_was_never_measured_is_tried_where_nothing_else_is_said_to_be_faster() {
+    let learner = Learner::new(Marl::trained().unwrap());
+    let problem = problem(&[90, 80], &[(Some(100), 1), (None, 4)]);
+    report(&learner, &problem, &[0, 1], &[90, 320]);
+    // By what was told of the first tensor, this takes longer.
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, [1, 0]);
+    report(&learner, &problem, &[1, 0], &[360, 80]);
+    assert_eq!(plan(&learner, &problem, false).0.plan.places, [0, 1]);
+}
+
+#[test]
 fn a_fit_that_is_to_stop_stops_and_there_is_a_plan() {
     let learner = Learner::new(Marl::trained().unwrap());
     let problem = problem(&[90, 80, 30], &[(Some(100), 1), (None, 4)]);

@@ -23,6 +23,8 @@ const KERNEL_SPREAD: f64 = 0.3;
 const TENSOR_SPREAD: f64 = 1.0;
 /// Rounds in which each factor is fitted to what the others leave.
 const SWEEPS: usize = 60;
+/// The share of its cost that an access is hoped to have if none of its tensor was measured in that tier.
+const HOPED_SHARE: f64 = 0.5;
 /// An access costs no less than this share of what was told.
 const LEAST_FACTOR: f64 = 0.01;
 /// Costs of all accesses as bytes, so that rounding does not matter and no sum passes 64 bits.
@@ -54,10 +56,13 @@ impl Factor<'_> {
 }
 
 /// Costs of a problem's kernels and accesses, as they were measured.
+#[derive(Clone)]
 pub(super) struct Costs<'a> {
     problem: &'a Problem,
     numbers: HashMap<Factor<'a>, usize>,
     values: Vec<f64>,
+    /// The share of its cost that an access has if none of its tensor was measured in that tier.
+    unmeasured_share: f64,
 }
 
 /// One measured time: the factors that it is a sum of, with what each is multiplied by, in ns.
@@ -69,7 +74,7 @@ struct Row {
 impl<'a> Costs<'a> {
     /// Fits factors as long as `may_go_on` says so: fewer rounds find less exact ones.
     pub(super) fn fit(problem: &'a Problem, observations: &[Observation], may_go_on: &mut dyn FnMut() -> bool) -> Self {
-        let mut costs = Self { problem, numbers: HashMap::new(), values: Vec::new() };
+        let mut costs = Self { problem, numbers: HashMap::new(), values: Vec::new(), unmeasured_share: 1.0 };
         let rows: Vec<Row> = observations.iter().flat_map(|observation| costs.rows(observation)).collect();
         let mut uses = vec![Vec::new(); costs.values.len()];
         for (number, row) in rows.iter().enumerate() {
@@ -93,6 +98,11 @@ impl<'a> Costs<'a> {
             }
         }
         costs
+    }
+
+    /// The same, but lower for accesses of which nothing is known but what was told, and what others of their kind cost.
+    pub(super) fn hoped(&self) -> Self {
+        Self { unmeasured_share: HOPED_SHARE, ..self.clone() }
     }
 
     /// The problem with what each access costs more in slower tiers than in the first in place of its bytes. So the best
@@ -177,7 +187,8 @@ impl<'a> Costs<'a> {
     /// Nanoseconds that an access takes longer in a tier than in the first.
     fn cost_ns(&self, tier: usize, access: KernelAccess) -> f64 {
         let [kind, tensor] = access.factors(tier);
-        access.told_ns(self.problem, tier) * (self.value(kind, 1.0) + self.value(tensor, 0.0)).max(LEAST_FACTOR)
+        let share = if self.numbers.contains_key(&tensor) { 1.0 } else { self.unmeasured_share };
+        share * access.told_ns(self.problem, tier) * (self.value(kind, 1.0) + self.value(tensor, 0.0)).max(LEAST_FACTOR)
     }
 
     /// A factor; `told` if nothing that was measured has it.

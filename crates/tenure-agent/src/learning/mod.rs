@@ -3,6 +3,7 @@
 mod costs;
 mod file;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,9 +34,10 @@ const TRIED: usize = 9;
 /// The planner [`Marl`], which also learns from measured times what the costs of each program really are.
 ///
 /// Before the first report it plans as [`Marl`] does. Afterwards it places tensors so that the time is least that kernels
-/// lose by accesses to slower tiers, as it was measured; after nine placements it answers with the fastest. A program is known
-/// by what it computes with: its name, tensors, kernels, and the names of its tiers; not by times or bandwidths that were
-/// told.
+/// lose by accesses to slower tiers, as it was measured. Where no placement is said to be faster than those that were measured,
+/// it tries one that would be if what was never measured cost half; after nine placements it answers with the fastest. A
+/// program is known by what it computes with: its name, tensors, kernels, and the names of its tiers; not by times or
+/// bandwidths that were told.
 pub struct Learner {
     marl: Marl,
     programs: Mutex<VecDeque<Program>>,
@@ -201,25 +203,40 @@ impl Learner {
             let planned = Planned { plan: settled, evaluations: 0, bound: None, elapsed: begun.elapsed() };
             return Ok((planned, Some(fastest.step_ns())));
         }
-        // The search has the other half of the time.
+        let is_stopped = Cell::new(false);
+        let watch = &mut |progress: &PlannerProgress| {
+            let flow = watch(progress);
+            is_stopped.set(flow.is_break());
+            flow
+        };
+        // The searches have the other half of the time.
         let may_fit = options.time_limit / 2;
         let nothing = PlannerProgress { evaluations: 0, best: None };
         let mut may_go_on = || begun.elapsed() < may_fit && watch(&nothing).is_continue();
         let costs = Costs::fit(problem, &observations, &mut may_go_on);
         let failed =
             |error: tenure_plan::ProblemError| PlannerError::Failed { planner: "marl", reason: error.to_string() };
-        let corrected = costs.problem().map_err(failed)?;
-        let time_limit = options.time_limit.saturating_sub(begun.elapsed());
-        // Its bound is of time, not of the score.
-        let found = self.marl.plan(&corrected, &PlannerOptions { time_limit, ..*options }, watch)?;
-        let planned = Planned { bound: None, elapsed: begun.elapsed(), ..found };
-        let step_ns = costs.step_ns(&planned.plan.places);
-        // A placement that was measured teaches nothing new: then the fastest one is as good as any can be told to be.
-        let is_measured = observations.iter().any(|known| known.places == planned.plan.places);
-        if (is_measured || step_ns >= fastest.step_ns()) && is_playable {
-            return Ok((Planned { plan: settled, ..planned }, Some(fastest.step_ns())));
+        // A placement that was measured teaches nothing new. If there is no other that is said to be faster, there may be one
+        // where costs are lower that were never measured.
+        let mut evaluations = 0;
+        for (believed, searches_left) in [(&costs, 2), (&costs.hoped(), 1)] {
+            let corrected = believed.problem().map_err(failed)?;
+            let time_limit = options.time_limit.saturating_sub(begun.elapsed()) / searches_left;
+            let found = self.marl.plan(&corrected, &PlannerOptions { time_limit, ..*options }, watch)?;
+            evaluations += found.evaluations;
+            let places = &found.plan.places;
+            let is_measured = observations.iter().any(|known| known.places == *places);
+            if !is_playable || (!is_measured && believed.step_ns(places) < fastest.step_ns()) {
+                let step_ns = costs.step_ns(places);
+                // Its bound is of time, not of the score.
+                return Ok((Planned { bound: None, evaluations, elapsed: begun.elapsed(), ..found }, Some(step_ns)));
+            }
+            if is_stopped.get() {
+                break;
+            }
         }
-        Ok((planned, Some(step_ns)))
+        let planned = Planned { plan: settled, evaluations, bound: None, elapsed: begun.elapsed() };
+        Ok((planned, Some(fastest.step_ns())))
     }
 
     fn programs(&self) -> MutexGuard<'_, VecDeque<Program>> {
