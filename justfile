@@ -18,7 +18,7 @@ default:
 
 # Trains a small Llama for a few steps within a budget of memory, and shows what a recorded training step did with its memory
 demo program="cargo run --release --" steps="20":
-    {{ program }} train --model llama-mini --data text:docs/design.md --steps {{ steps }} --budget 80% --report target/demo.html
+    {{ program }} train --model llama-mini --data text:docs/benchmarks.md --steps {{ steps }} --budget 80% --report target/demo.html
     {{ program }} replay tests/data/resnet50_step.pickle.xz
 
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there

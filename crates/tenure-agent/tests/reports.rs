@@ -16,7 +16,7 @@ use tenure_plan::Rule;
 
 /// An example of the documentation, by its number.
 fn example(number: usize) -> &'static str {
-    let document = include_str!("../../../docs/agent-protocol.md");
+    let document = include_str!("../../../docs/reference/agent-protocol.md");
     document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap()
 }
 

@@ -217,7 +217,7 @@ fn a_request_is_answered_with_a_mapping_that_anybody_can_read() {
 
 #[test]
 fn the_examples_of_the_documentation_are_what_is_spoken() {
-    let document = include_str!("../../../docs/agent-protocol.md");
+    let document = include_str!("../../../docs/reference/agent-protocol.md");
     let example = |number: usize| document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap();
     let asked = Request::from_json(example(0).as_bytes()).unwrap();
     let options = Options { evaluations: Some(4000), fast_bytes: Some(100_000_000), ..with_planner("density") };

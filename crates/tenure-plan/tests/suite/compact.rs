@@ -24,7 +24,7 @@ fn small_trace() -> Trace {
 
 #[test]
 fn the_bytes_are_those_of_the_document() {
-    let document = include_str!("../../../../docs/trace-format.md");
+    let document = include_str!("../../../../docs/reference/trace-format.md");
     let example = document.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
     // Each line is bytes, then words about them.
     let byte = |word: &str| (word.len() == 2).then(|| u8::from_str_radix(word, 16).ok()).flatten();

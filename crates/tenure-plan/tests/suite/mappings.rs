@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tenure_plan::plan::{Action, Step};
 use tenure_plan::{Mapping, Problem, Rule};
 
-const EXAMPLE: &str = include_str!("../../../../docs/problem-format.md");
+const EXAMPLE: &str = include_str!("../../../../docs/reference/problem-format.md");
 
 /// The first example of a document.
 fn example(document: &str) -> &str {
@@ -16,7 +16,7 @@ fn example(document: &str) -> &str {
 
 #[test]
 fn the_documented_example_is_a_mapping() {
-    let mapping = Mapping::from_json(example(include_str!("../../../../docs/mapping-format.md"))).unwrap();
+    let mapping = Mapping::from_json(example(include_str!("../../../../docs/reference/mapping-format.md"))).unwrap();
     assert_eq!((mapping.program(), mapping.tiers()), ("small", &["DRAM".to_owned(), "PM".to_owned()][..]));
     let key = "encoder.0.intermediate/linear/out#0";
     assert_eq!((mapping.place(key), mapping.place("another")), (Some(1), None));
@@ -92,7 +92,7 @@ proptest! {
         put in "[\\PC\n]{0,8}",
         cut in 0_usize..30,
     ) {
-        let text: Vec<char> = example(include_str!("../../../../docs/mapping-format.md")).chars().collect();
+        let text: Vec<char> = example(include_str!("../../../../docs/reference/mapping-format.md")).chars().collect();
         let at = at.index(text.len());
         let rest = &text[text.len().min(at + cut)..];
         let text: String = text[..at].iter().copied().chain(put.chars()).chain(rest.iter().copied()).collect();

@@ -177,7 +177,7 @@ fn texts_that_are_no_problem_are_refused() {
 
 #[test]
 fn the_documented_example_is_a_problem() {
-    let text = include_str!("../../../../docs/problem-format.md");
+    let text = include_str!("../../../../docs/reference/problem-format.md");
     let example = text.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
     let problem = Problem::from_json(example).unwrap();
     assert_eq!((problem.name(), problem.tiers().len(), problem.links()[1].shared_with), ("small", 2, Some(0)));

@@ -1,4 +1,4 @@
-//! The dependencies between the crates are those of the table in `docs/design.md`.
+//! The dependencies between the crates are those of the table in `docs/design/overview.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,7 +28,7 @@ struct Manifest {
 }
 
 fn table() -> Vec<Room> {
-    let design = fs::read_to_string(Path::new(ROOT).join("docs/design.md")).unwrap();
+    let design = fs::read_to_string(Path::new(ROOT).join("docs/design/overview.md")).unwrap();
     let (_, section) = design.split_once(HEADING).expect("the section on the crates");
     let section = section.split("\n## ").next().unwrap();
     section.lines().filter(|line| line.starts_with("| `")).map(room).collect()
