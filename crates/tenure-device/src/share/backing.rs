@@ -1,3 +1,5 @@
+//! The backing of an allocator that leases its chunks from a memory daemon.
+
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +14,15 @@ use crate::{DeviceBacking, Driver};
 
 /// The backing of an allocator whose chunks belong to a memory daemon.
 ///
-/// `create` leases a chunk and `release` gives it back; everything else is this process's driver's. Only allocators
-/// that make their memory of chunks can stand on it, such as `paged` or `expandable`: there is no `malloc`.
+/// `create` leases a chunk and `release` gives it back; all other calls go to this process's driver. There is no
+/// `malloc`, so only allocators that build their memory from chunks can use this backing, such as `paged` or
+/// `expandable`.
 ///
-/// [`serve`](Self::serve) lets the allocator on it wait for memory that others return, and return what it can spare.
+/// [`serve`](Self::serve) lets the allocator wait for memory that others return, and return what it can spare.
 pub struct LeasedBacking {
     client: Arc<Client>,
     device: DeviceBacking,
-    /// How long others are given to return memory before an allocation fails.
+    /// How long other processes are given to return memory before an allocation fails.
     wait: Duration,
     books: Mutex<Books>,
 }
@@ -27,10 +30,11 @@ pub struct LeasedBacking {
 #[derive(Default)]
 struct Books {
     leases: FxHashMap<ChunkId, Leased>,
-    /// Bytes of them together.
+    /// The size of all leases together, in bytes.
     held: u64,
-    /// What `held` would have been after the last request, if that was refused for want of memory. An allocator that
-    /// is refused one of several chunks gives the others back: it is short of all of them.
+    /// The value that `held` would have reached if the last request had succeeded; `None` unless that request was
+    /// refused for want of memory. An allocator that is refused one of several chunks gives the others back, so it is
+    /// short of all of them.
     wanted: Option<u64>,
 }
 
@@ -54,15 +58,16 @@ impl Books {
 }
 
 impl LeasedBacking {
-    /// A backing on chunks of `client`'s daemon, mapped through `driver`, of the same device. When the daemon has no
-    /// memory left, [`make_room`](Self::make_room) gives other processes `wait` to return some, at most a minute.
+    /// Creates a backing on chunks of `client`'s daemon, mapped through `driver`, which must be of the same device.
+    /// When the daemon has no memory left, [`make_room`](Self::make_room) gives other processes `wait` to return some,
+    /// at most a minute.
     pub fn new(client: Arc<Client>, driver: Arc<dyn Driver>, wait: Duration) -> Self {
         Self { client, device: DeviceBacking::new(driver), wait, books: Mutex::default() }
     }
 
-    /// Lets `allocator`, which stands on this backing, share with others: it calls [`make_room`](Self::make_room) when
-    /// memory runs short, and gives its cached memory back when others are short of it, until what this returns is
-    /// dropped.
+    /// Lets `allocator`, which must use this backing, share memory with other processes: it calls
+    /// [`make_room`](Self::make_room) when memory runs short, and gives its cached memory back when others run short.
+    /// Sharing ends when the returned value is dropped.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -79,7 +84,7 @@ impl LeasedBacking {
     /// ```
     ///
     /// # Errors
-    /// As [`Client::on_recall`].
+    /// The same as [`Client::on_recall`].
     pub fn serve<A: CachingAllocator + ?Sized + 'static>(
         self: &Arc<Self>,
         allocator: &Arc<A>,
@@ -87,7 +92,7 @@ impl LeasedBacking {
         let served = Arc::downgrade(allocator);
         let recalls = self.client.on_recall(move |_| {
             if let Some(allocator) = served.upgrade() {
-                // What it can not give back now it keeps, as it may.
+                // The allocator may keep memory that it can not give back now.
                 let _ = allocator.release_cached();
             }
         })?;
@@ -96,12 +101,12 @@ impl LeasedBacking {
         Ok(recalls)
     }
 
-    /// After `create` was refused for want of memory: waits until other processes, who have been asked, returned
-    /// enough, for as long as [`new`](Self::new) was told. Returns whether it may succeed now; at once if nothing was
-    /// refused since it last did.
+    /// Waits until other processes, which the daemon has asked, have returned enough memory for the request that
+    /// `create` refused. Waits at most as long as [`new`](Self::new) was told. Returns whether `create` may succeed
+    /// now. Returns `false` at once if the last `create` was not refused for want of memory.
     ///
-    /// An allocator calls this as a free-memory callback. `paged` does so after it was refused and tries again;
-    /// `native` only before it asks, so that its next request has what this one waited for.
+    /// An allocator calls this as a free-memory callback. `paged` calls it after a refusal and then tries again.
+    /// `native` calls it only before it asks, so that its next request gets the memory that this one waited for.
     pub fn make_room(&self) -> bool {
         let (wanted, held) = {
             let mut books = self.books.lock();
@@ -111,7 +116,7 @@ impl LeasedBacking {
         wanted <= held || self.client.wait_for_room(wanted - held, self.wait).is_ok()
     }
 
-    /// The connection to the daemon.
+    /// Returns the connection to the daemon.
     pub fn client(&self) -> &Arc<Client> {
         &self.client
     }
@@ -130,7 +135,7 @@ impl LeasedBacking {
                 Ok(chunk)
             }
             Err(error) => {
-                // If the daemon is gone too, there is nobody to tell.
+                // If the daemon is gone too, there is no lease left to give back.
                 let _ = self.client.release(lease);
                 Err(error.into())
             }
@@ -143,10 +148,10 @@ impl Backing for LeasedBacking {
         self.device.granularity()
     }
 
-    /// `free` is what the daemon can still lease.
+    /// Reports as `free` at most the bytes that the daemon can still lease.
     fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
         let device = self.device.memory_info()?;
-        // A daemon that is gone has no limit; the next lease says that it is gone.
+        // A daemon that is gone counts as one without a limit; the next lease reports that it is gone.
         let available = self.client.status().map_or(u64::MAX, |status| status.available_bytes());
         Ok(MemoryInfo { free: device.free.min(available), ..device })
     }
@@ -176,7 +181,7 @@ impl Backing for LeasedBacking {
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
-        // Forgotten first: once the chunk is released, another thread may get one of the same name.
+        // Forget the chunk first: once it is released, another thread may get a chunk of the same name.
         let leased = self.books.lock().remove(chunk);
         if let Err(error) = self.device.release(chunk) {
             if let Some(leased) = leased {
@@ -185,8 +190,8 @@ impl Backing for LeasedBacking {
             return Err(error);
         }
         if let Some(Leased { lease, .. }) = leased {
-            // The chunk is gone here, whatever the daemon says. One that can not be reached takes the lease back when
-            // this process exits, or has forgotten it.
+            // The chunk is gone here, whatever the daemon says. If the daemon can not be reached, it reclaims the lease
+            // when this process exits; if it was restarted, it does not know the lease.
             let _ = self.client.release(lease);
         }
         Ok(())
@@ -225,7 +230,8 @@ impl Backing for LeasedBacking {
     }
 }
 
-/// Segments would be this process's driver's, and count in nobody's budget.
+/// Returns the error of calls that need segments: this process's driver would own them, and they would count in no
+/// budget.
 fn no_segments(call: &'static str) -> BackingError {
     let reason = "a memory daemon leases chunks only: use an allocator that makes its memory of them (`paged`, or \
                   `native` with expandable segments)";

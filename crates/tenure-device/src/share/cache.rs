@@ -1,8 +1,9 @@
-//! PipeSwitch's calls in a worker (its patch of PyTorch 1.3: `CUDACachingAllocator.cpp`, `Module.cpp`), by name: its
-//! allocator uses ranges of a cache that another process took, for a while.
+//! The worker's side of PipeSwitch's calls, under their names (from its patch of PyTorch 1.3:
+//! `CUDACachingAllocator.cpp`, `Module.cpp`): the worker's allocator uses, for a while, ranges of a cache that another
+//! process took.
 //!
-//! There, sizes and offsets stood in the code, a raw handle went over an open port, and every worker could write every
-//! range at any time. Here sizes are configured, and a range has one writer at a time.
+//! In PipeSwitch, sizes and offsets were fixed in the code, a raw handle was sent over an open port, and every worker
+//! could write every range at any time. Here sizes are configured, and a range has one writer at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +20,25 @@ use super::{Client, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPo
 use crate::Access;
 use crate::memory::DeviceMemory;
 
-/// How long others' ranges are waited for.
+/// The default time to wait for ranges that others use.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A shared cache in a worker: in another process than its owner's, or in the same.
+/// A shared cache in a worker, in the owner's process or in another.
 ///
-/// A range for *computation* is one worker's alone, for as long as it has blocks there; any number of workers, and of
-/// streams in each, may have it inserted. One for *parameters* is written by one worker, and read by any number, who have
-/// it mapped for reading only. There are two ways to it:
+/// A range for *computation* belongs to one worker alone while the worker has blocks there; any number of workers, and
+/// of streams in each, may have it inserted. A range for *parameters* is written by one worker, and read by any number,
+/// which map it read-only. There are two ways to use it:
 ///
-/// - *Published.* The writer [publishes](Self::publish_parameters) what it wrote. Readers find the same tensors filled, if
-///   they allocate them in the same order; what was published says which these are, and anything else is refused, so that
-///   no tensor ever stands on bytes that were not written for it. Nobody writes while anybody reads.
-/// - *Transferred*, as PipeSwitch does it. Readers [place](Self::place_parameters) their tensors first, and a writer
-///   [transfers](Self::transfer_parameters) them later, and again and again. It is for the program to say when; what can be
-///   checked is whether a computation uses tensors that lie as they were transferred last.
+/// - *Published.* The writer [publishes](Self::publish_parameters) the tensors it wrote. Readers get the same tensors,
+///   already filled, if they allocate them in the same order. The published list names the tensors, and any other
+///   allocation is refused, so that no tensor ever lies on bytes that were not written for it. No worker writes while
+///   another reads.
+/// - *Transferred*, as PipeSwitch does it. Readers [place](Self::place_parameters) their tensors first; later a writer
+///   [transfers](Self::transfer_parameters) them, any number of times. The program decides when. The cache can check
+///   only whether the tensors of a computation lie as they were transferred last.
 ///
-/// Dropped, it takes its ranges out of the allocator and gives them back, but for those in which blocks live: these
-/// stay with the process until it exits.
+/// On drop, it takes its ranges out of the allocator and gives them back, except those with live blocks: these stay
+/// with the process until it exits.
 pub struct WorkerCache {
     pool: Arc<SharedPool>,
     memory: &'static DeviceMemory,
@@ -47,11 +49,11 @@ pub struct WorkerCache {
 }
 
 impl WorkerCache {
-    /// Maps the cache of `client`'s daemon, which has the size of `config`, for `memory` to use.
+    /// Maps the cache of `client`'s daemon, which must have the size that `config` says, for `memory` to use.
     ///
     /// # Errors
-    /// The sizes do not fit together; the daemon has no cache of this size, has it on another device, has one in which a
-    /// chunk holds parameters and something else, or is gone; a driver call failed.
+    /// The sizes do not fit together; a driver call failed; or the daemon is gone, has no cache of this size, has it on
+    /// another device, or has a chunk that holds parameters and other memory.
     pub fn recv_shared_cache(
         client: Arc<Client>,
         memory: &'static DeviceMemory,
@@ -71,41 +73,41 @@ impl WorkerCache {
         Ok(Self { pool, memory, config, patience: PATIENCE, around_wait: |wait| wait(), inserted: Mutex::default() })
     }
 
-    /// Waits so long for the range for computation while others use it: 10 s unless told.
+    /// Sets how long to wait for the range for computation while others use it (default: 10 s).
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Has waits for the range for computation run by `around`, which must call what it is given: who allocates may hold a
-    /// lock that others need to go on, such as Python's, and can let go of it meanwhile.
+    /// Makes `around` run each wait for the range for computation; `around` must call the closure it is given. It can
+    /// release a lock that other threads need to make progress, such as Python's, for the length of the wait.
     #[must_use]
     pub fn with_waits_in(mut self, around: fn(&mut (dyn FnMut() + Send))) -> Self {
         self.around_wait = around;
         self
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the cache and its parts.
     pub fn config(&self) -> &SharedCacheConfig {
         &self.config
     }
 
-    /// The cache, mapped for reading.
+    /// Returns the cache, mapped for reading.
     pub fn pool(&self) -> &Arc<SharedPool> {
         &self.pool
     }
 
-    /// The range for parameters: its first byte, in this process, and its bytes.
+    /// Returns the range for parameters: the address of its first byte in this process, and its size in bytes.
     pub fn parameters(&self) -> (Address, u64) {
         (self.pool.address(), self.config.parameter_bytes)
     }
 
-    /// Gives `bytes` bytes from `offset` to this process's allocator, for large blocks on `stream`, until they are cleared.
-    /// Returns their address.
+    /// Gives `bytes` bytes from `offset` to this process's allocator, for large blocks on `stream`, until they are
+    /// cleared. Returns the address of the range.
     ///
     /// # Errors
-    /// This process or another uses a part of the range; it is none of the cache; the daemon is gone.
+    /// This process or another uses a part of the range; the range is not inside the cache; the daemon is gone.
     pub fn insert_shared_cache(&self, bytes: u64, offset: u64, stream: StreamId) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         let range = RangeUse::Computation;
@@ -115,13 +117,13 @@ impl WorkerCache {
         self.insert(&mut inserted, one, Placement::BestFit)
     }
 
-    /// Gives the part for parameters to every allocation on `stream`, whatever its size. For writing, each gets the first
-    /// place that is free, until they are [published](Self::publish_parameters). For reading, allocations must be those of
-    /// the parameters that are published there, and get their places; later ones are served from elsewhere.
+    /// Gives the range for parameters to every allocation on `stream`, whatever its size. For writing, each allocation
+    /// gets the first free place, until the parameters are [published](Self::publish_parameters). For reading, the
+    /// allocations must match the published parameters, and get their places; later allocations get other memory.
     ///
     /// # Errors
-    /// This process has inserted them already; another writes them, or uses them if they are to be written; nothing is
-    /// published that could be read; the daemon is gone; a driver call failed.
+    /// This process has inserted the range already; another process writes it, or uses it (if it is to be written); no
+    /// readable parameters are published; the daemon is gone; a driver call failed.
     pub fn insert_shared_cache_for_parameter(&self, stream: StreamId, access: Access) -> Result<Address, ShareError> {
         match access {
             Access::Read => self.read_parameters(stream, |_| true),
@@ -129,32 +131,33 @@ impl WorkerCache {
         }
     }
 
-    /// Gives the part for parameters to `stream` for reading, if `about` is what was said of those that are published.
+    /// Gives the range for parameters to `stream` for reading, if the publisher described the parameters as `about`.
     ///
     /// # Errors
-    /// [`ShareError::OtherParameters`]; and as
+    /// [`ShareError::OtherParameters`]; otherwise the same as
     /// [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
     pub fn attach_parameters(&self, stream: StreamId, about: &[u8]) -> Result<Address, ShareError> {
         self.read_parameters(stream, |published| published == about)
     }
 
-    /// Gives the part for parameters to `stream` for writing, until it is cleared or [published](Self::publish_parameters).
-    /// What was allocated until it is cleared, freed since or not, is what those find who have
-    /// [placed](Self::place_parameters) theirs.
+    /// Gives the range for parameters to `stream` for writing, until it is cleared or
+    /// [published](Self::publish_parameters). When it is cleared, processes that have [placed](Self::place_parameters)
+    /// their tensors find all blocks that were allocated here, freed since or not.
     ///
     /// # Errors
-    /// As [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
+    /// The same as [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
     pub fn transfer_parameters(&self, stream: StreamId) -> Result<Address, ShareError> {
         self.write_parameters(stream, Right::Transferring)
     }
 
-    /// Gives the part for parameters, mapped for reading, to every allocation on `stream`, each in the first place that is
-    /// free, before anything is written there: for parameters that others [transfer](Self::transfer_parameters) later.
-    /// Nobody is kept from writing. Each stream may have it, at addresses of its own. If parameters are published, they are
-    /// read as by [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
+    /// Gives the range for parameters, mapped read-only, to every allocation on `stream` before anything is written
+    /// there: for parameters that others [transfer](Self::transfer_parameters) later. Each allocation gets the first
+    /// free place. Other processes may still write the range. Several streams may insert it, each at an address of its
+    /// own. If parameters are published already, this reads them like
+    /// [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
     ///
     /// # Errors
-    /// It is inserted for `stream` already; the daemon is gone; a driver call failed.
+    /// The range is inserted for `stream` already; the daemon is gone; a driver call failed.
     pub fn place_parameters(&self, stream: StreamId) -> Result<Address, ShareError> {
         let (range, (address, bytes)) = (RangeUse::Parameters, self.parameters());
         if Manifest::read(&**self.memory.driver(), address, bytes).is_ok() {
@@ -166,17 +169,17 @@ impl WorkerCache {
         self.insert(&mut inserted, one, Placement::InOrder)
     }
 
-    /// Gives the part for computation to large blocks on `stream`. It is this stream's alone while blocks are in it: leased
-    /// when the first is placed there, and given back when the last is freed, once the device has done its work. Who
-    /// allocates while another has it waits; who does when the daemon is gone gets other memory. If parameters were
-    /// [placed](Self::place_parameters), a block is placed only once those that were inserted last before it, by this
-    /// process, are transferred or being so.
+    /// Gives the range for computation to large blocks on `stream`. The stream has the range alone while blocks are in
+    /// it: it leases the range when the first block is placed, and gives it back when the last is freed and the device
+    /// has done its work. An allocation waits while another stream or process has the range; if the daemon is gone, it
+    /// gets other memory. If this process [placed](Self::place_parameters) parameters before, a block is placed only
+    /// once the parameters inserted last before this call are transferred or being transferred.
     ///
-    /// No more parameters are written after that.
+    /// After this call, no more parameters can be written.
     ///
     /// # Errors
-    /// It is inserted for `stream` already; published parameters are [outstanding](ShareError::Outstanding); the daemon is
-    /// gone; a driver call failed.
+    /// The range is inserted for `stream` already; published parameters are [outstanding](ShareError::Outstanding); the
+    /// daemon is gone; a driver call failed.
     pub fn insert_shared_cache_for_computation(&self, stream: StreamId) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         self.check_outstanding(&inserted)?;
@@ -198,8 +201,8 @@ impl WorkerCache {
         Ok(address)
     }
 
-    /// Makes sure that the part for parameters has room for blocks of these bytes each, allocated in this order, and to
-    /// publish them with `about`.
+    /// Checks that the range for parameters has room for blocks of these sizes in bytes, allocated in this order, and
+    /// for publishing them with the description `about`.
     ///
     /// # Errors
     /// [`ShareError::ParametersTooLarge`], with the figures.
@@ -207,12 +210,12 @@ impl WorkerCache {
         Manifest::new(&Placed::in_order(requests), Some(about)).encode(self.config.parameter_bytes).map(drop)
     }
 
-    /// Ends the writing of parameters: from now on other workers can read what was allocated for them here and still
-    /// lives, and this one can only read it too. `about` is told to the readers.
+    /// Publishes the parameters and ends their writing. From now on other workers can read the live blocks that were
+    /// allocated for parameters here, and this worker can only read them too. Readers get `about` as their description.
     ///
     /// # Errors
     /// This process writes no parameters; the range has no room left for the list of them; the daemon is gone; a driver
-    /// call failed. Nothing is published then.
+    /// call failed. On failure nothing is published.
     pub fn publish_parameters(&self, about: &[u8]) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
         let parameters = inserted.iter_mut().find(|one| one.writes_parameters());
@@ -227,18 +230,18 @@ impl WorkerCache {
         Ok(())
     }
 
-    /// What was said of the parameters that are inserted, by who published them.
+    /// Returns the publisher's description of the inserted parameters.
     pub fn about_parameters(&self) -> Option<Vec<u8>> {
         self.inserted.lock().iter().find_map(|inserted| inserted.about.clone())
     }
 
-    /// That all published parameters that are inserted were allocated, and that those that were
-    /// [placed](Self::place_parameters) on one of the streams, if any were, lie as they were transferred last. While they are
-    /// being transferred, that can not be known.
+    /// Checks that all inserted published parameters were allocated, and that [placed](Self::place_parameters)
+    /// parameters lie as they were transferred last, on at least one of their streams. While parameters are being
+    /// transferred, that can not be known, and the check passes.
     ///
     /// # Errors
-    /// [`ShareError::Outstanding`]: some were not, and would be computed with as something else.
-    /// [`ShareError::PlacedOtherwise`], of the stream that was inserted last; [`ShareError::NothingPublished`];
+    /// [`ShareError::Outstanding`]: some were not allocated, and a computation would use other memory in their place.
+    /// [`ShareError::PlacedOtherwise`], for the stream that was inserted last; [`ShareError::NothingPublished`];
     /// [`ShareError::Incomplete`].
     pub fn check_parameters(&self) -> Result<(), ShareError> {
         let inserted = self.inserted.lock();
@@ -251,7 +254,7 @@ impl WorkerCache {
         checked.into_iter().next_back().map_or(Ok(()), |last| last.map(drop))
     }
 
-    /// The streams that something is inserted for.
+    /// Returns the streams for which a range is inserted, in ascending order.
     pub fn streams(&self) -> Vec<StreamId> {
         let mut streams: Vec<_> = self.inserted.lock().iter().map(|inserted| inserted.stream).collect();
         streams.sort_unstable();
@@ -259,20 +262,20 @@ impl WorkerCache {
         streams
     }
 
-    /// Takes what was inserted for `stream` out of the allocator, waits for the device, and gives it back, if anybody is
-    /// there to take it. What was [transferred](Self::transfer_parameters) is told to those who read it.
+    /// Takes the ranges inserted for `stream` out of the allocator, waits for the device, and gives the ranges back if
+    /// the daemon still runs. Readers are told which blocks were [transferred](Self::transfer_parameters).
     ///
     /// # Errors
-    /// Blocks live in a range: free them first; that range stays, and the others are taken out. The context is lost:
-    /// everything is taken out, and see [`PoolLease::release`].
+    /// Blocks live in a range: free them first. That range stays, and the others are taken out. The context is lost:
+    /// everything is taken out; see [`PoolLease::release`].
     pub fn clear_shared_cache(&self, stream: StreamId) -> Result<(), ShareError> {
         self.clear(|one| one.stream == stream)
     }
 
-    /// Takes the part for parameters out, as [`clear_shared_cache`](Self::clear_shared_cache) does.
+    /// Takes the range for parameters out, as [`clear_shared_cache`](Self::clear_shared_cache) does.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`clear_shared_cache`](Self::clear_shared_cache).
     pub fn clear_parameters(&self) -> Result<(), ShareError> {
         self.clear(|one| one.range == RangeUse::Parameters)
     }
@@ -291,11 +294,11 @@ impl WorkerCache {
             Err(ShareError::DaemonGone { .. }) => Ok(()),
             given => given,
         }));
-        // The first error counts, and the others were tried all the same.
+        // Returns the first error, after all ranges were tried.
         results.into_iter().collect()
     }
 
-    /// Returns what was transferred there.
+    /// Takes a range out of the allocator. Returns the blocks that were transferred in it.
     fn take_out(&self, one: &Inserted) -> Result<Vec<Placed>, ShareError> {
         let donated = self.memory.donated();
         let written = match one.right {
@@ -309,7 +312,7 @@ impl WorkerCache {
         Ok(written)
     }
 
-    /// Ends the right to a range that was taken out, in which these blocks were transferred.
+    /// Ends the right to a range that was taken out. `written` are the blocks that were transferred in it.
     fn give_back(&self, one: Inserted, written: &[Placed]) -> Result<(), ShareError> {
         let (driver, address, bytes) = (&**self.memory.driver(), one.address(), one.bytes);
         let told = match one.writes_parameters() {
@@ -369,7 +372,7 @@ impl WorkerCache {
         }
     }
 
-    /// A mapping of the cache in which this range is not inserted yet, for a stream that does not have it yet.
+    /// Returns a mapping of the cache in which this range is not inserted yet; fails if `stream` has the range already.
     fn view(
         &self,
         inserted: &[Inserted],
@@ -392,8 +395,8 @@ impl WorkerCache {
         }
     }
 
-    /// Gives a range to the allocator. `inserted` is locked from before it is leased, so that whoever else inserts or
-    /// clears finds all of it or nothing.
+    /// Gives a range to the allocator. The caller locks `inserted` before it takes the lease, so that other threads
+    /// that insert or clear see all of the insertion or nothing.
     fn insert(&self, inserted: &mut Vec<Inserted>, one: Inserted, placement: Placement) -> Result<Address, ShareError> {
         let (address, donated) = (one.address(), self.memory.donated());
         match &one.right {
@@ -416,9 +419,9 @@ impl Drop for WorkerCache {
     fn drop(&mut self) {
         for one in std::mem::take(self.inserted.get_mut()) {
             match self.memory.donated().clear(one.address()) {
-                // Who wants to know why not clears it first.
+                // A caller that needs the error clears the range itself first.
                 Ok(()) => drop(self.give_back(one, &[])),
-                // Mapped and leased until the process exits.
+                // The range stays mapped and leased until the process exits.
                 Err(_) => std::mem::forget(one),
             }
         }

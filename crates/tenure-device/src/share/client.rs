@@ -1,3 +1,5 @@
+//! A process's connection to a memory daemon.
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,20 +14,20 @@ use super::wire::{DESCRIPTORS, Reply, Request, Status, Terms};
 use super::{LeaseId, ShareError};
 use crate::Access;
 
-/// How long a daemon may take for an answer.
+/// The longest time that a daemon may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The longest that a request may wait for memory, whatever it asks for.
+/// The longest time that a request may wait for memory, whatever it asks for.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// A connection to a memory daemon.
 ///
-/// Its leases belong to the connection. Those that were not given back when it is dropped stay with the process until
-/// it exits.
+/// Leases belong to the connection. Leases that were not given back when the client is dropped stay with the process
+/// until it exits.
 pub struct Client {
     path: PathBuf,
     terms: Terms,
-    /// `None` once something was lost: what comes later would be the answer to another request.
+    /// `None` once an exchange has failed: the next message could be the late answer to an earlier request.
     socket: Mutex<Option<Socket>>,
 }
 
@@ -33,24 +35,24 @@ impl Client {
     /// Connects to the daemon that listens at `path`.
     ///
     /// # Errors
-    /// Nobody listens there, or somebody who is neither this user nor root; the daemon refuses this process, or is of
-    /// another release.
+    /// No daemon listens there, or one that runs neither as this user nor as root; the daemon refuses this process, or
+    /// is of another release.
     pub fn connect(path: &Path) -> Result<Self, ShareError> {
         let (socket, terms) = open(path)?;
         Ok(Self { path: path.into(), terms, socket: Mutex::new(Some(socket)) })
     }
 
-    /// What the daemon offers.
+    /// Returns the daemon's device and pool.
     pub fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// The socket that it is connected to.
+    /// Returns the path of the socket that the client is connected to.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is leased now, and to whom.
+    /// Returns a report of all leases and their holders.
     ///
     /// # Errors
     /// The daemon is gone.
@@ -61,13 +63,14 @@ impl Client {
         }
     }
 
-    /// Calls `give_back` with a number of bytes whenever another process is short of so much, until what this returns
-    /// is dropped. It should give back what it can spare, such as an allocator's cached memory; nothing is forced.
+    /// Calls `give_back` with a number of bytes whenever another process is short of that many, until the returned
+    /// value is dropped. The callback should give back memory that it can spare, such as an allocator's cached memory;
+    /// it is not forced to.
     ///
-    /// It is called on a thread of its own, which holds no lock.
+    /// The callback runs on a thread of its own, which holds no lock.
     ///
     /// # Errors
-    /// The daemon is gone, or takes no more connections: this needs one of its own.
+    /// The daemon is gone, or takes no more connections (this call opens one of its own).
     pub fn on_recall(&self, give_back: impl Fn(u64) + Send + 'static) -> Result<Recalls, ShareError> {
         let (socket, _) = open(&self.path)?;
         match exchange(&self.path, &socket, &Request::Recalls, 0, ANSWER)? {
@@ -87,7 +90,7 @@ impl Client {
         Ok(Recalls { socket, thread: Some(thread.map_err(failed("no thread can be started"))?) })
     }
 
-    /// A descriptor for each chunk of the pool.
+    /// Returns a descriptor for each chunk of the pool.
     pub(super) fn attach(&self) -> Result<Vec<OwnedFd>, ShareError> {
         match self.request(&Request::Attach, DESCRIPTORS)? {
             (Reply::Attached, descriptors) if descriptors.len() == self.terms.pool.len() => Ok(descriptors),
@@ -108,7 +111,7 @@ impl Client {
         }
     }
 
-    /// Whether somebody who is there may write some of a range of the pool.
+    /// Returns whether a process that is still connected may write a part of a range of the pool.
     pub(super) fn is_written(&self, offset: u64, bytes: u64) -> Result<bool, ShareError> {
         match self.request(&Request::IsWritten { offset, bytes }, 0)? {
             (Reply::Written(is_written), _) => Ok(is_written),
@@ -116,7 +119,7 @@ impl Client {
         }
     }
 
-    /// A chunk of `bytes` bytes. If there is not enough memory, others are asked to return some.
+    /// Leases a chunk of `bytes` bytes. If there is not enough memory, the daemon asks other processes to return some.
     pub(super) fn lease_chunk(&self, bytes: u64) -> Result<(LeaseId, OwnedFd), ShareError> {
         let (reply, mut descriptors) = self.request(&Request::LeaseChunk { bytes }, 1)?;
         match (reply, descriptors.pop()) {
@@ -125,8 +128,8 @@ impl Client {
         }
     }
 
-    /// Waits up to `wait` until there is memory for chunks of `bytes` bytes. Over a connection of its own: others of
-    /// this process may give back meanwhile what is waited for.
+    /// Waits up to `wait` until there is memory for chunks of `bytes` bytes. Uses a connection of its own, so that
+    /// other threads of this process can give memory back meanwhile.
     pub(super) fn wait_for_room(&self, bytes: u64, wait: Duration) -> Result<(), ShareError> {
         let (socket, _) = open(&self.path)?;
         let wait = wait.min(LONGEST_WAIT);
@@ -162,7 +165,7 @@ impl Client {
     }
 }
 
-/// While it lives, a process is told when others are short of memory.
+/// A registration for recalls: while it lives, the process is told when others are short of memory.
 pub struct Recalls {
     socket: Arc<Socket>,
     thread: Option<JoinHandle<()>>,
@@ -172,20 +175,20 @@ impl Drop for Recalls {
     fn drop(&mut self) {
         self.socket.shut_down();
         if let Some(thread) = self.thread.take()
-            // Dropped by what it calls, it ends after that.
+            // If the callback itself drops this value, the thread ends after the callback returns.
             && thread.thread().id() != thread::current().id()
         {
-            // It has said why, if it panicked.
+            // A thread that panicked has printed its reason already.
             let _ = thread.join();
         }
     }
 }
 
-/// A connection to the daemon at `path` that is accepted.
+/// Opens a connection to the daemon at `path` and waits until it is accepted.
 fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
     let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
     let socket = Socket::connect(path, ANSWER).map_err(none)?;
-    // A folder for temporary files is anybody's: the socket may be there before its user's daemon.
+    // Any user can write to a folder for temporary files, so another user's socket may be at this path.
     let (daemon, user) = (credentials(socket.as_fd()).map_err(none)?.uid, rustix::process::geteuid().as_raw());
     if daemon != user && daemon != 0 {
         return Err(ShareError::ForeignDaemon { socket: path.into(), uid: daemon, user });
@@ -197,7 +200,7 @@ fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
     }
 }
 
-/// Asks, and waits up to `longest` for the answer.
+/// Sends a request, and waits up to `longest` for the answer.
 fn exchange(
     path: &Path,
     socket: &Socket,
@@ -205,7 +208,7 @@ fn exchange(
     descriptors: usize,
     longest: Duration,
 ) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
-    // A socket that takes no time limit waits for ever; nothing else is lost.
+    // If the time limit can not be set, the call may wait for ever; nothing else is lost.
     let _ = socket.set_timeout(Some(longest));
     let lost = |error| lost(path, error, longest);
     socket.send(request, &[]).map_err(lost)?;

@@ -1,3 +1,5 @@
+//! The memory daemon: its settings, how it starts and how it stops.
+
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,32 +14,33 @@ use super::service::Service;
 use super::store::Store;
 use crate::{Clock, Driver};
 
-/// How a [`MemoryDaemon`] serves.
+/// Settings of a [`MemoryDaemon`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// Where it listens.
+    /// The path of the socket that the daemon listens on.
     pub socket: PathBuf,
-    /// The pool's chunks, in bytes each, taken when the daemon starts; empty for no pool. A process maps a chunk for
-    /// reading or for writing as a whole, and a mapping costs time for each chunk: few and large ones.
+    /// The sizes of the pool's chunks, in bytes, taken when the daemon starts; empty for no pool. A process maps a
+    /// chunk as a whole, for reading or for writing. Each mapping costs time, so prefer a few large chunks.
     pub pool: Vec<u64>,
-    /// The most that leased chunks may come to, in bytes; `None`: what the device has.
+    /// The limit on the sum of all leased chunks, in bytes; `None`: as much as the device has.
     pub chunk_limit_bytes: Option<u64>,
-    /// How long after its end a process's work on the device may still run, where the driver does not tell.
+    /// How long a process's work on the device may still run after the process has exited, where the driver does not
+    /// tell.
     pub grace: Duration,
-    /// The user whose processes may connect. A user other than this process's own can be served by root only.
+    /// The user whose processes may connect. Only root can serve a user other than this process's own.
     pub uid: u32,
-    /// The most connections at once.
+    /// The limit on connections at one time.
     pub clients: u32,
-    /// When there is no place for another, the connection that holds nothing and has been silent for longest, and for
-    /// at least so long, is closed.
+    /// How long a connection must be silent before the daemon may close it to make place for another. It closes the
+    /// connection that has been silent for longest among those that hold nothing.
     pub idle: Duration,
-    /// The clock that all of the daemon's time limits are measured by.
+    /// The clock that measures all of the daemon's time limits.
     pub clock: Clock,
 }
 
 impl Default for DaemonConfig {
-    /// Device 0's [default socket](default_socket), no pool, any number of chunks, a grace of 2 s, this user, 256
-    /// connections, idle after a minute, by the system's clock.
+    /// Device 0's [default socket](default_socket), no pool, no limit on chunks, a grace of 2 s, this process's user,
+    /// 256 connections, idle after a minute, measured by the system's clock.
     fn default() -> Self {
         Self {
             socket: default_socket(0),
@@ -52,24 +55,25 @@ impl Default for DaemonConfig {
     }
 }
 
-/// Owns memory of one device and leases it to other processes. Dropped, it stops.
+/// The daemon that owns memory of one device and leases it to other processes. It stops when dropped.
 ///
-/// It runs on one thread of its own, which waits for no client: a message is there whole or not at all, and a client
-/// that does not take its answer is dropped.
+/// It runs on one thread of its own. The thread waits for no client: a message arrives whole or not at all, and a
+/// client that does not take its answer is disconnected.
 pub struct MemoryDaemon {
     socket: PathBuf,
-    /// Wakes the thread up, to end.
+    /// Wakes up the thread so that it ends.
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl MemoryDaemon {
-    /// Takes the pool and begins to serve.
+    /// Takes the pool's memory and begins to serve.
     ///
     /// # Errors
-    /// A setting makes no sense; the socket is served already or can not be made; the device has not enough memory.
+    /// A setting makes no sense; the socket is served already or can not be made; the device does not have enough
+    /// memory.
     pub fn start(driver: Arc<dyn Driver>, config: DaemonConfig) -> Result<Self, ShareError> {
-        // The socket first: a second daemon on it takes no memory.
+        // Bind the socket first: a second daemon on the same socket then takes no memory.
         let listener = Listener::bind(&config.socket, config.uid)?;
         Self::spawn(listener, Store::new(driver, &config.pool)?, config)
     }
@@ -88,22 +92,22 @@ impl MemoryDaemon {
         Ok(Self { socket, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket that the daemon listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Ends it: the socket is removed, connections are closed, and its memory goes back to the device as soon as nobody
-    /// maps it.
+    /// Stops the daemon: it removes the socket and closes the connections. The memory goes back to the device as soon
+    /// as no process maps it.
     pub fn stop(self) {}
 }
 
 impl Drop for MemoryDaemon {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A counter of 64 bits takes a one.
+            // The counter has 64 bits, so this write can not block.
             let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-            // It has said why, if it panicked.
+            // A thread that panicked has printed its reason already.
             let _ = thread.join();
         }
     }

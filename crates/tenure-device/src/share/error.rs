@@ -1,3 +1,5 @@
+//! Errors of shared memory.
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -11,21 +13,21 @@ use super::wire::WireError;
 use super::{HandleError, LeaseId};
 use crate::{Access, CallError, DriverError};
 
-/// Why memory could not be shared.
+/// The reason why memory could not be shared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
-    /// Nobody serves the socket.
+    /// No daemon serves the socket.
     #[error(
         "no memory daemon at {0}: {reason}; start one with `tenure memory daemon --socket {0}`", .socket.display()
     )]
     NoDaemon {
         /// The socket.
         socket: PathBuf,
-        /// The system's words.
+        /// The system's error.
         reason: io::Error,
     },
-    /// Somebody else serves the socket.
+    /// A process of another user, other than root, serves the socket.
     #[error(
         "{} is served by user {uid}, who is neither user {user} nor root and not to be trusted: choose a socket in a \
          folder of your own (`--socket`, or set XDG_RUNTIME_DIR)",
@@ -49,7 +51,7 @@ pub enum ShareError {
         /// The socket.
         socket: PathBuf,
     },
-    /// There is no pool to attach to.
+    /// The daemon has no pool to attach to.
     #[error("the memory daemon at {} has no pool: start it with a size for one (`--pool-bytes`)", .socket.display())]
     NoPool {
         /// The socket.
@@ -63,16 +65,16 @@ pub enum ShareError {
     NoAnswer {
         /// The socket.
         socket: PathBuf,
-        /// How long was waited.
+        /// How long this process waited.
         waited: Duration,
     },
-    /// The daemon said no.
+    /// The daemon refused the request.
     #[error("the memory daemon refused: {0}")]
     Refused(#[from] Refusal),
-    /// What was received is no message.
+    /// The bytes received are not a message.
     #[error("the other process's message can not be read: {0}")]
     Wire(#[from] WireError),
-    /// A message that is no answer to what was asked.
+    /// The message is not a reply to the request.
     #[error("the answer does not fit the question: the other process is of another release, or none of Tenure's")]
     Unexpected,
     /// The socket is served already.
@@ -80,10 +82,10 @@ pub enum ShareError {
     AlreadyServed {
         /// The socket.
         socket: PathBuf,
-        /// Who serves it.
+        /// A description of the process that serves it.
         by: String,
     },
-    /// The cache has one socket.
+    /// The cache is already sent at another socket. It has one socket only.
     #[error("the shared cache is sent at {} already: receive it there", .socket.display())]
     AlreadySent {
         /// The socket.
@@ -94,12 +96,12 @@ pub enum ShareError {
     Socket {
         /// The file.
         path: PathBuf,
-        /// What failed.
+        /// The step that failed.
         doing: &'static str,
-        /// The system's words.
+        /// The system's error.
         reason: io::Error,
     },
-    /// A block can not be shared.
+    /// The block can not be shared.
     #[error(
         "the block at {address:#x} can not be shared: no live block begins there, or it does not lie in chunks that \
          other processes can map (the `paged` allocator and expandable segments are made of them)"
@@ -108,7 +110,7 @@ pub enum ShareError {
         /// The address given.
         address: Address,
     },
-    /// A block of a shared cache, which its processes have mapped already, can not be shared by itself.
+    /// The block lies in a shared cache, which its processes have mapped already, so it can not be shared by itself.
     #[error(
         "the block at {address:#x} lies in a shared cache and can not be sent by itself: receive the cache in the other \
          process, and attach to the parameters that are published there"
@@ -117,7 +119,7 @@ pub enum ShareError {
         /// The address given.
         address: Address,
     },
-    /// Blocks can not be shared by a process that was forked off from one that shares some.
+    /// This process was forked from one that shares blocks, so it can not share any.
     #[error(
         "this process was forked from process {parent}, which shares memory: a device can not be used after a fork; \
          start processes anew (`spawn`)"
@@ -129,7 +131,7 @@ pub enum ShareError {
     /// The socket over which blocks are shared could not be made.
     #[error("blocks can not be shared, as this process's socket for it can not be made: {0}")]
     NotServed(io::Error),
-    /// Bytes that name no block.
+    /// The bytes are not a handle of a block.
     #[error("the handle names no block: {0}")]
     Handle(#[from] HandleError),
     /// The other process's memory lies on another device.
@@ -139,11 +141,11 @@ pub enum ShareError {
         hex(.lies_on), hex(.uuid)
     )]
     OtherDevice {
-        /// The device it was to be opened on.
+        /// The device on which it was to be opened.
         device: Device,
-        /// That device, as every process knows it.
+        /// The UUID of that device, the same in every process.
         uuid: [u8; 16],
-        /// The device that it lies on.
+        /// The UUID of the device that the memory lies on.
         lies_on: [u8; 16],
     },
     /// The process that shares a block has ended.
@@ -160,13 +162,13 @@ pub enum ShareError {
     SenderSilent {
         /// The process.
         pid: u32,
-        /// How long was waited.
+        /// How long this process waited.
         waited: Duration,
     },
-    /// The process that shares a block belongs to somebody else.
+    /// The process that shares a block belongs to another user.
     #[error("the process that shares the block belongs to another user: run both as the same")]
     ForeignSender,
-    /// The block was freed, and its memory given back, before it was opened.
+    /// The block was freed and its memory given back before it was opened.
     #[error("process {pid} has freed the block: a process must keep what it sends until it was received")]
     BlockReleased {
         /// The process that shared it.
@@ -177,22 +179,22 @@ pub enum ShareError {
     SenderFailed {
         /// The process.
         pid: u32,
-        /// Its driver's words.
+        /// Its driver's error message.
         reason: String,
     },
-    /// Nobody has published parameters in the range.
+    /// No process has published parameters in the range.
     #[error(
         "no parameters are published in the shared cache: the process that writes them must publish them, or clear the \
          cache, after it has inserted the cache for writing and allocated them there"
     )]
     NothingPublished,
-    /// Parameters were written in part.
+    /// The parameters were written only in part.
     #[error(
         "the parameters in the shared cache are incomplete: the process that wrote them has ended, or the memory daemon \
          has, before it was done; transfer or publish them again"
     )]
     Incomplete,
-    /// What was published can not be read.
+    /// The list of published parameters can not be read.
     #[error("what is published in the shared cache can not be read, so its parameters are not used: {0}")]
     PublishedUnreadable(&'static str),
     /// The range is too small for the parameters and the list of them.
@@ -206,22 +208,22 @@ pub enum ShareError {
         /// Bytes of the range.
         bytes: u64,
     },
-    /// Other parameters are published than were expected.
+    /// The published parameters are not those that were expected.
     #[error("the shared cache holds other parameters than these")]
     OtherParameters {
-        /// What is said of them, by who published them.
+        /// The publisher's description of the published parameters.
         published: Vec<u8>,
     },
-    /// The cache is not divided into a range for this.
+    /// The cache has no range for this use.
     #[error(
         "the shared cache was received without a range for {0}: its sender does not divide it, so start that with a \
          chunk for each (`tenure memory daemon --chunks 1GiB,11GiB`)"
     )]
     NoRange(RangeUse),
-    /// This process itself has the range.
+    /// This process has inserted the range already.
     #[error("this process has inserted the range for {0} already: use it, or call clear_shared_cache() first")]
     AlreadyInserted(RangeUse),
-    /// The range is wanted back, but blocks live in it.
+    /// The range can not be cleared because blocks live in it.
     #[error(
         "{blocks} blocks of {bytes} bytes still live in the range for {range}: delete the tensors in them first, and then \
          call clear_shared_cache() again"
@@ -229,21 +231,21 @@ pub enum ShareError {
     RangeInUse {
         /// The range.
         range: RangeUse,
-        /// Live blocks.
+        /// The number of live blocks.
         blocks: usize,
-        /// Bytes in them.
+        /// The size of the blocks together, in bytes.
         bytes: u64,
     },
-    /// Published parameters were not allocated.
+    /// Some published parameters were not allocated.
     #[error(
         "{outstanding} of the published parameters were not allocated, on the stream that the cache was inserted for: \
          allocate the same tensors, in the same order, as the process that wrote them"
     )]
     Outstanding {
-        /// How many.
+        /// The number of parameters that were not allocated.
         outstanding: usize,
     },
-    /// Parameters that were placed before they were written are not what was written.
+    /// Parameters that were placed before they were written do not match what was written.
     #[error(
         "tensor {index} of the parameters that were placed here {}, and what was transferred last to the shared cache {}: \
          allocate the same tensors in the same order on both sides, and insert the ranges for a model's parameters and for \
@@ -251,14 +253,14 @@ pub enum ShareError {
         placed_as(.placed), written_as(.written)
     )]
     PlacedOtherwise {
-        /// Which tensor, from 0.
+        /// The index of the tensor, from 0.
         index: usize,
-        /// Its bytes; none if there are no more.
+        /// Its size in bytes; `None` if no more tensors were placed.
         placed: Option<u64>,
-        /// What was written in its place, in bytes; none if that lies elsewhere.
+        /// The size in bytes of what was written in its place; `None` if nothing was written at its offset.
         written: Option<u64>,
     },
-    /// No parameters were inserted for what is asked.
+    /// No parameters are inserted on which this operation could work.
     #[error("no range for parameters is inserted in this process that could be {0}")]
     NotInserted(&'static str),
     /// A setting makes no sense.
@@ -268,7 +270,7 @@ pub enum ShareError {
         setting: &'static str,
         /// The value given.
         value: String,
-        /// What it must be.
+        /// The values that it accepts.
         expected: String,
     },
     /// A driver call failed.
@@ -279,12 +281,12 @@ pub enum ShareError {
     Alloc(#[from] AllocError),
 }
 
-/// What a range of a shared cache is for.
+/// The use of a range of a shared cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeUse {
     /// Parameters: written by one process, read by any number.
     Parameters,
-    /// Computation, of one process alone.
+    /// Computation, for one process alone.
     Computation,
 }
 
@@ -317,11 +319,11 @@ impl From<ShareError> for BackingError {
     }
 }
 
-/// Why a daemon said no. It travels, so it carries no more than words and numbers.
+/// The reason for which a daemon refused a request. It is sent between processes, so it holds only words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The connecting process belongs to somebody else.
+    /// The connecting process belongs to a user whom the daemon does not serve.
     #[error("it serves user {allowed} only, and this process belongs to user {uid}")]
     ForeignUser {
         /// The user of the connecting process.
@@ -332,28 +334,28 @@ pub enum Refusal {
     /// The exit of the connecting process can not be watched.
     #[error("it can not watch for this process's exit: {reason}; look at its limit on open files")]
     Unwatched {
-        /// The system's words.
+        /// The system's error.
         reason: String,
     },
-    /// No more clients.
+    /// The daemon has its limit of clients.
     #[error("it has {limit} clients, the most that it takes: close some, or raise its limit (`--clients`)")]
     TooManyClients {
-        /// The most that it takes.
+        /// The limit on clients.
         limit: u32,
     },
-    /// No more leases.
+    /// The daemon has given its limit of leases.
     #[error("it has given {limit} leases, the most that it gives: use larger chunks")]
     TooManyLeases {
-        /// The most that it gives.
+        /// The limit on leases.
         limit: u32,
     },
     /// The message could not be read.
     #[error("it can not read this message: {reason}")]
     Unreadable {
-        /// What is wrong with it.
+        /// The error in the message.
         reason: String,
     },
-    /// There is no pool, or not this much of it.
+    /// There is no pool, or the range is not inside it.
     #[error("{bytes} bytes from {offset} are not a range of its pool, which has {pool_bytes} bytes")]
     OutsidePool {
         /// First byte asked for.
@@ -363,19 +365,19 @@ pub enum Refusal {
         /// Bytes of the pool.
         pool_bytes: u64,
     },
-    /// Somebody else uses a part of the range.
+    /// Another lease on a part of the range forbids it.
     #[error(
         "{bytes} bytes of the pool from {offset} are leased to {} for {}: wait until they are given back",
         holder(.pid), use_of(.access)
     )]
     Leased {
-        /// First byte of the other's lease.
+        /// First byte of the other lease, from the start of the pool.
         offset: u64,
-        /// Bytes of the other's lease.
+        /// Size of the other lease, in bytes.
         bytes: u64,
-        /// The other process, if the daemon can see it.
+        /// The process that holds the other lease, if the daemon can see it.
         pid: Option<u32>,
-        /// What the other may do.
+        /// The access that the other lease gives.
         access: Access,
     },
     /// The connecting process may not write the pool, as its exit can not be watched.
@@ -384,15 +386,15 @@ pub enum Refusal {
          lease the range for reading or use chunks, or run both in one pid namespace (`docker run --pid`)"
     )]
     OutOfSight,
-    /// Not enough memory for a chunk.
+    /// There is not enough memory for a chunk.
     #[error("{requested} bytes were asked for and {available} are available: free memory here or in another worker")]
     Full {
         /// Bytes asked for.
         requested: u64,
-        /// Bytes that could have been had.
+        /// Bytes that were available.
         available: u64,
     },
-    /// Released before, or somebody else's.
+    /// The lease was given back before, or belongs to another connection.
     #[error("lease {0} does not exist: it was given back before, or belongs to another connection")]
     UnknownLease(LeaseId),
     /// The daemon's driver failed.

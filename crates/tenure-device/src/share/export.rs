@@ -1,8 +1,8 @@
-//! Blocks of this process that other processes may map: what `torch.multiprocessing` sends a CUDA tensor by.
+//! Blocks of this process that other processes may map: the CUDA tensors that `torch.multiprocessing` sends.
 //!
-//! A block is named by the chunks it lies in. Who has the name connects to a socket of this process and is given file
-//! descriptors of the chunks. A chunk that was released is forgotten, and its number never given to another, so that an
-//! old name finds the old bytes or nothing.
+//! A handle names a block by the chunks it lies in. A process that has the handle connects to a socket of this process
+//! and gets file descriptors of the chunks. A chunk that was released is forgotten, and its number is never given to
+//! another chunk, so an old handle finds the old bytes or nothing.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -25,32 +25,32 @@ use super::socket::{Socket, SocketError};
 use super::unforked::Unforked;
 use crate::{CallError, Driver};
 
-/// Connections at once. Who comes later waits until one of them is done, which takes a few messages.
+/// The limit on connections at one time. A later receiver waits until one of them is done, which takes a few messages.
 const CONNECTIONS: usize = 64;
 
-/// What a receiver asks for: the descriptors of these chunks, at most [`DESCRIPTORS`](super::wire::DESCRIPTORS).
+/// A receiver's request for the descriptors of these chunks, at most [`DESCRIPTORS`](super::wire::DESCRIPTORS).
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ChunkRequest(pub(super) Vec<u64>);
 
-/// What it is told: one of the first two when it has connected, one of the others for each request.
+/// A reply to a receiver: one of the first two when it has connected, one of the others for each request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ChunkReply {
-    /// It may ask.
+    /// The receiver may send requests.
     Welcome,
-    /// It belongs to another user.
+    /// The receiver belongs to another user.
     ForeignUser,
     /// The descriptors come with this, in order.
     Chunks,
     /// One of the chunks was released.
     Released,
-    /// The driver's words.
+    /// The driver failed; this is its error message.
     Failed(String),
 }
 
 /// The chunks of one device that this process shares.
 pub(crate) struct Exports {
     shared: Arc<Shared>,
-    /// Started with the first block that is shared.
+    /// The thread that serves receivers; started when the first block is shared.
     server: Mutex<Option<Server>>,
 }
 
@@ -67,12 +67,13 @@ struct Chunks {
 }
 
 impl Exports {
-    /// None yet.
+    /// Creates an empty set of shared chunks.
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Self {
         Self { shared: Arc::new(Shared { driver, chunks: Mutex::default() }), server: Mutex::default() }
     }
 
-    /// The name of a block in `chunks`, which lie side by side and are not released while this is made.
+    /// Makes the handle of a block in `chunks`, which lie side by side. The caller does not release them during the
+    /// call.
     pub(crate) fn share(&self, chunks: &[MappedChunk]) -> Result<BlockHandle, ShareError> {
         let sender = self.sender()?;
         let mut known = self.shared.chunks.lock();
@@ -83,7 +84,7 @@ impl Exports {
         Ok(BlockHandle { sender, device: self.shared.driver.uuid(), chunks })
     }
 
-    /// Nobody is given `chunk` any more, which is about to be released. Who has it keeps its memory.
+    /// Stops handing out `chunk`, which is about to be released. Processes that have mapped it keep its memory.
     pub(crate) fn forget(&self, chunk: ChunkId) {
         self.shared.chunks.lock().forget(chunk);
     }
@@ -118,19 +119,19 @@ impl Chunks {
 }
 
 impl Shared {
-    /// Descriptors of these chunks; `None` if one of them was released.
+    /// Exports descriptors of these chunks; `None` if one of them was released.
     fn export(&self, numbers: &[u64]) -> Option<Result<Vec<OwnedFd>, CallError>> {
-        // Held over the calls: no chunk is released meanwhile, and its name given to another by the driver.
+        // The lock is held during the driver calls, so that no chunk is released and the driver can not reuse its name.
         let known = self.chunks.lock();
         let chunks: Option<Vec<ChunkId>> = numbers.iter().map(|number| known.chunks.get(number).copied()).collect();
         Some(chunks?.into_iter().map(|chunk| self.driver.export(chunk)).collect())
     }
 }
 
-/// The thread that answers receivers. Dropped, it stops.
+/// The thread that answers receivers. It stops when dropped.
 struct Server {
     sender: Sender,
-    /// Wakes the thread up, to end.
+    /// Wakes up the thread so that it ends.
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -154,19 +155,19 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // In a forked child there is no such thread.
+        // A forked child does not have this thread.
         if let Some(thread) = self.thread.take()
             && self.sender.pid == std::process::id()
         {
-            // A counter of 64 bits takes a one.
+            // The counter has 64 bits, so this write can not block.
             let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-            // It has said why, if it panicked.
+            // A thread that panicked has printed its reason already.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread does. It waits for no receiver: one that does not take its answer is disconnected.
+/// The loop that the server thread runs. It waits for no receiver: one that does not take its answer is disconnected.
 struct Service {
     shared: Arc<Shared>,
     listener: Unforked,
@@ -187,7 +188,7 @@ impl Service {
                 Ok(_) if ready[0] => return,
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
-                // For want of memory. Nothing is lost by trying again.
+                // The system is short of memory. Trying again loses nothing.
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
             let connected = self.connections.len();
@@ -204,7 +205,7 @@ impl Service {
 
     fn accept(&mut self) {
         match Socket::accept(self.listener.as_fd()) {
-            // Who does not take its answer is gone, or learns nothing.
+            // A receiver that does not take its answer is gone; no error needs handling.
             Ok(socket) if is_trusted(socket.as_fd()) => {
                 if socket.send(&ChunkReply::Welcome, &[]).is_ok() {
                     self.connections.push(socket);
@@ -212,19 +213,19 @@ impl Service {
             }
             Ok(socket) => drop(socket.send(&ChunkReply::ForeignUser, &[])),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            // For want of descriptors or memory, which may come back.
+            // The process is short of descriptors or memory, which may become available again.
             Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
 }
 
-/// Whether the process at the other end belongs to this user or to root.
+/// Returns whether the process at the other end belongs to this user or to root.
 pub(super) fn is_trusted(connection: BorrowedFd<'_>) -> bool {
     let user = rustix::process::geteuid().as_raw();
     credentials(connection).is_ok_and(|peer| peer.uid == user || peer.uid == 0)
 }
 
-/// Answers one message. Returns whether the connection goes on.
+/// Answers one message. Returns whether the connection stays open.
 fn serve(shared: &Shared, socket: &Socket<Unforked>) -> bool {
     let numbers = match socket.receive(0) {
         Ok((ChunkRequest(numbers), _)) => numbers,

@@ -1,4 +1,4 @@
-//! The name of a block, by which another process finds its memory.
+//! The handle of a block, by which another process finds its memory.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use serde::{Deserialize, Serialize};
 
-/// Stands before every handle, so that those of others, such as CUDA's own, are told apart.
+/// The first bytes of every handle, which tell it apart from other handles, such as CUDA's own.
 const MAGIC: [u8; 6] = *b"tenure";
 
 /// The version of every handle.
 const VERSION: u16 = 1;
 
-/// Where a block of a process lies: its chunks, side by side, and whom to ask for them.
+/// The location of a block: its chunks, side by side, and the process to ask for them.
 ///
 /// Two blocks in the same chunks have the same handle, so that a receiver maps the chunks once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -20,41 +20,41 @@ pub(crate) struct BlockHandle {
     pub(super) sender: Sender,
     /// [`Driver::uuid`](crate::Driver::uuid) of the device.
     pub(super) device: [u8; 16],
-    /// Never empty; together less than 2^64 bytes.
+    /// Never empty; the sizes sum to less than 2^64 bytes.
     pub(super) chunks: Vec<SharedChunk>,
 }
 
-/// A process that answers for its chunks.
+/// A process that shares its chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Sender {
-    /// Chosen at random: the name of its socket, which no other process has.
+    /// The name of its socket, chosen at random, which no other process has.
     pub(super) token: [u8; 16],
-    /// Its number, for messages.
+    /// The process number, for messages.
     pub(super) pid: u32,
 }
 
 /// A chunk of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct SharedChunk {
-    /// Its number, which its sender gives to no other chunk.
+    /// The chunk's number, which the sender never gives to another chunk.
     pub(super) number: u64,
     pub(super) bytes: u64,
 }
 
-/// Why bytes are no handle.
+/// The reason why bytes are not a handle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandleError {
-    /// They begin as no handle does.
+    /// The bytes do not begin as a handle does.
     #[error(
         "it was not made by Tenure: install Tenure's allocator in the process that sends the tensor too, before it \
          uses the device"
     )]
     Foreign,
-    /// A handle of another release.
+    /// The handle is of another release.
     #[error("it has version {0}, and this process reads version {VERSION}: use the same release of Tenure in both")]
     Version(u16),
-    /// The rest makes no sense.
+    /// The body of the handle makes no sense.
     #[error("it was cut or changed on its way")]
     Malformed,
 }
@@ -78,14 +78,14 @@ impl BlockHandle {
         }
     }
 
-    /// Bytes of its chunks together, if there are so many at all.
+    /// Returns the size of all chunks together, in bytes; `None` if the sum overflows.
     fn total_bytes(&self) -> Option<u64> {
         self.chunks.iter().try_fold(0u64, |sum, chunk| sum.checked_add(chunk.bytes))
     }
 }
 
 impl Sender {
-    /// The socket: a name without a file, which is gone with the process.
+    /// Returns the address of the sender's socket: a name without a file, which disappears with the process.
     pub(super) fn address(&self) -> Result<SocketAddrUnix, Errno> {
         SocketAddrUnix::new_abstract_name(self.to_string().as_bytes())
     }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn handles_of_others_are_told_apart() {
-        // What PyTorch's own allocator sends: a version, a type, and CUDA's handle.
+        // A handle as PyTorch's own allocator sends it: a version, a type, and CUDA's handle.
         assert_eq!(BlockHandle::decode(&[1, b'c', 0, 0]), Err(HandleError::Foreign));
         assert_eq!(BlockHandle::decode(b"tenure\x07\x00"), Err(HandleError::Version(7)));
     }

@@ -1,8 +1,8 @@
 //! Blocks of other processes, mapped in this one.
 //!
-//! Chunks that are named alike are mapped once, however many blocks of them are used. After the last use they stay
-//! mapped until the device has passed all work that was put on it by then: who used them, on which streams, nobody
-//! says. While a stream may be captured, which a wait for the device would break, they stay mapped for that long too.
+//! Chunks with the same handle are mapped once, however many of their blocks are used. After the last use they stay
+//! mapped until the device has completed all work that was submitted by then, because no caller says which streams used
+//! them. While a stream may be captured, they stay mapped too: waiting for the device would break the capture.
 
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,39 +20,40 @@ use super::socket::{Socket, SocketError};
 use super::wire::DESCRIPTORS;
 use crate::{Access, Driver};
 
-/// How long a sender may take for an answer.
+/// The longest time that a sender may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What this process has mapped of others, on one device.
+/// The chunks of other processes that this process has mapped, on one device.
 pub(crate) struct Imports {
     driver: Arc<dyn Driver>,
     state: Mutex<State>,
-    /// Held while the device is waited for, so that one wait serves all.
+    /// Held while waiting for the device, so that one wait serves all threads.
     closing: Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
     mapped: FxHashMap<BlockHandle, Mapped>,
-    /// Grows with every last use.
+    /// The number of last uses so far: a logical clock.
     time: u64,
 }
 
-/// Chunks side by side, and their use.
+/// Chunks mapped side by side, and how they are used.
 struct Mapped {
     mapping: Mapping,
     uses: usize,
-    /// When it was used last, if it is not used now.
+    /// The time of the last use, if it is not in use now.
     unused_since: u64,
 }
 
 impl Imports {
-    /// None yet.
+    /// Creates an empty set of imports.
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Self {
         Self { driver, state: Mutex::default(), closing: Mutex::default() }
     }
 
-    /// Maps the chunks of `handle`, or finds them mapped; one use more. Returns the address of the first.
+    /// Maps the chunks of `handle`, or finds them mapped, and counts one more use. Returns the address of the first
+    /// chunk.
     pub(crate) fn open(&self, handle: &BlockHandle) -> Result<Address, ShareError> {
         if handle.device != self.driver.uuid() {
             let device = self.driver.device();
@@ -61,7 +62,8 @@ impl Imports {
         if let Some(mapped) = self.state.lock().mapped.get_mut(handle) {
             return Ok(mapped.used());
         }
-        // Without the lock: a silent sender holds up whoever asks it, and nobody who opens or closes another's blocks.
+        // Not under the lock: a silent sender then delays only its own receivers, not threads that open or close other
+        // blocks.
         let mapping = Mapping::of(handle, Arc::clone(&self.driver))?;
         match self.state.lock().mapped.entry(handle.clone()) {
             Entry::Occupied(mut meanwhile) => {
@@ -84,8 +86,8 @@ impl Imports {
         }
     }
 
-    /// Waits for the device, and unmaps what was not used when this began. What can not be unmapped, because the
-    /// context is lost, stays.
+    /// Waits for the device, and unmaps the chunks that were already unused when this call began. If the context is
+    /// lost, the chunks can not be unmapped and stay.
     pub(crate) fn close_unused(&self) {
         let _closing = self.closing.lock();
         let now = {
@@ -105,7 +107,7 @@ impl Imports {
 }
 
 impl Mapped {
-    /// Notes one use more. Returns the address.
+    /// Counts one more use. Returns the address.
     fn used(&mut self) -> Address {
         self.uses += 1;
         self.mapping.address
@@ -122,10 +124,10 @@ impl Drop for Imports {
 struct Mapping {
     driver: Arc<dyn Driver>,
     address: Address,
-    /// Of address space.
+    /// The size of the reserved address space, in bytes.
     bytes: u64,
     chunks: Vec<ChunkId>,
-    /// From the start. All of them, once it is made.
+    /// The bytes that are mapped, from the start: all of them, once the mapping is complete.
     mapped_bytes: u64,
 }
 
@@ -157,9 +159,9 @@ impl Mapping {
         Ok(self.driver.set_access(self.address, self.bytes, Access::ReadWrite)?)
     }
 
-    /// Gives everything back. No work may use it any more.
+    /// Unmaps and releases everything. No work may use the memory any more.
     fn unmap(self) {
-        // What the driver refuses to take back ends with the process.
+        // Memory that the driver refuses to take back is freed when the process ends.
         if self.mapped_bytes == 0 || self.driver.unmap(self.address, self.mapped_bytes).is_ok() {
             self.chunks.iter().for_each(|&chunk| drop(self.driver.release(chunk)));
             let _ = self.driver.unreserve(self.address, self.bytes);
@@ -188,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// Descriptors of so many chunks as a frame carries.
+    /// Asks for the descriptors of these chunks, at most as many as a frame carries.
     fn request(&self, chunks: &[SharedChunk]) -> Result<Vec<OwnedFd>, ShareError> {
         let Sender { pid, .. } = self.sender;
         let request = ChunkRequest(chunks.iter().map(|chunk| chunk.number).collect());

@@ -1,4 +1,4 @@
-//! What a worker's allocator has of a shared cache.
+//! Ranges of a shared cache that a worker has inserted into its allocator.
 
 use std::sync::Arc;
 
@@ -9,28 +9,30 @@ use super::tenancy::{Awaited, Tenancy};
 use super::{PoolLease, RangeUse, SharedPool};
 use crate::Access;
 
-/// A range that the allocator has.
+/// A range of the shared cache that the allocator may place blocks in.
 pub(super) struct Inserted {
-    /// The mapping that it lies in. Each has one of its own, if several have the same range.
+    /// The mapping that contains the range. If a range is inserted several times, each insertion has a mapping of its
+    /// own.
     pub(super) view: Arc<SharedPool>,
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) range: RangeUse,
     pub(super) stream: StreamId,
     pub(super) right: Right,
-    /// What is said of the parameters in it, once they are published.
+    /// The publisher's description of the parameters in the range, once they are published.
     pub(super) about: Option<Vec<u8>>,
 }
 
-/// By what right a range is used.
+/// The right under which a range is used.
 pub(super) enum Right {
-    /// A lease from when it is inserted.
+    /// A lease, taken when the range is inserted.
     Leased(PoolLease),
-    /// That too. What was written is told to readers when it is taken out.
+    /// A lease, taken when the range is inserted. When the range is taken out, readers are told which blocks were
+    /// written.
     Transferring(PoolLease),
-    /// A lease while blocks are in it.
+    /// A lease that is held only while blocks are in the range.
     WhileUsed(Arc<Tenancy>),
-    /// None: others may write the parameters that are read there.
+    /// No lease: the parameters are read there while other processes may write them.
     Awaiting,
 }
 

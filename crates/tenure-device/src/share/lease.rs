@@ -1,4 +1,5 @@
-//! Who leases what, and when a lease that its holder can not give back any more is over. Nothing here does any I/O.
+//! All leases of a daemon, their holders, and the rules that end a lease when its holder can no longer give it back.
+//! Nothing here does any I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,10 +13,10 @@ use crate::Access;
 /// The most leases that a daemon gives at once.
 const LEASES: usize = 1 << 16;
 
-/// How long a place in the queue is kept for one who does not ask again, in ms.
+/// How long a place in the queue is kept for a holder that does not ask again, in ms.
 const QUEUED_MS: u64 = 100;
 
-/// A lease of one daemon; never used for another.
+/// The number of a lease. A daemon never uses a number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LeaseId(pub u64);
 
@@ -25,16 +26,16 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// A connection, or what is left of it.
+/// The number of a connection. It stays in use after the connection has closed, while leases remain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct HolderId(pub(super) u64);
 
-/// What is leased.
+/// The memory that is leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// A range of the pool, which others have after this holder.
+    /// A range of the pool, which is leased to others after this holder.
     Pool { offset: u64, bytes: u64 },
-    /// A chunk, which nobody has after this holder: the driver keeps its memory for whoever still maps it.
+    /// A chunk, which is never leased to another holder: the driver keeps its memory as long as a process maps it.
     Chunk { bytes: u64 },
 }
 
@@ -46,7 +47,7 @@ impl Extent {
         }
     }
 
-    /// Whether two ranges of the pool have bytes in common.
+    /// Returns whether two ranges of the pool have bytes in common.
     fn overlaps(self, other: Self) -> bool {
         match (self, other) {
             (Self::Pool { offset, bytes }, Self::Pool { offset: start, bytes: length }) => {
@@ -57,7 +58,7 @@ impl Extent {
     }
 }
 
-/// Whether two uses of the pool can not be at once.
+/// Returns whether two uses of the pool can not be granted at the same time.
 fn excludes((one, use_of_one): (Extent, Access), (other, use_of_other): (Extent, Access)) -> bool {
     one.overlaps(other) && (use_of_one == Access::ReadWrite || use_of_other == Access::ReadWrite)
 }
@@ -73,14 +74,13 @@ fn excludes((one, use_of_one): (Extent, Access), (other, use_of_other): (Extent,
 /// | is out of sight, its connection closed | after the grace period | after the grace period; it only reads |
 /// | runs, its connection closed | not yet | not yet |
 ///
-/// Ranges of the pool are leased to any number of readers or one writer. A process out of sight may not write them: it
-/// would still write, when the grace period has passed, what somebody else has by then. Times are in ms and do not
-/// decrease.
+/// Ranges of the pool are leased to any number of readers or to one writer. A process out of sight may not write them:
+/// it could still write after the grace period, when another holder has the range. Times are in ms and do not decrease.
 pub(super) struct Leases {
     grace_ms: u64,
     holders: BTreeMap<HolderId, Holder>,
     leases: BTreeMap<LeaseId, Lease>,
-    /// Who waits for a range of the pool, in the order in which they began to.
+    /// The holders that wait for a range of the pool, in the order in which they began to wait.
     queue: Vec<Queued>,
     chunk_bytes: u64,
     next_holder: u64,
@@ -88,7 +88,7 @@ pub(super) struct Leases {
 }
 
 struct Holder {
-    /// Its process, whose exit will be told. `None`: it is out of sight.
+    /// The holder's process, whose exit the daemon learns of. `None`: the process is out of sight.
     pid: Option<u32>,
     life: Life,
     leases: usize,
@@ -108,7 +108,7 @@ struct Lease {
     since_ms: u64,
 }
 
-/// One who asks again and again for what others have.
+/// A holder that asks again and again for a range that others have.
 struct Queued {
     holder: HolderId,
     extent: Extent,
@@ -117,7 +117,7 @@ struct Queued {
 }
 
 impl Leases {
-    /// None yet.
+    /// Creates an empty set of leases.
     pub(super) fn new(grace_ms: u64) -> Self {
         Self {
             grace_ms,
@@ -130,7 +130,7 @@ impl Leases {
         }
     }
 
-    /// A new connection, of process `pid` if its exit will be told.
+    /// Adds a connection. `pid` is its process, or `None` if the daemon can not learn of its exit.
     pub(super) fn connect(&mut self, pid: Option<u32>) -> HolderId {
         let id = HolderId(self.next_holder);
         self.next_holder += 1;
@@ -168,7 +168,7 @@ impl Leases {
         Ok(id)
     }
 
-    /// Notes that a holder who was refused `extent` asks for it again soon: others get it after that.
+    /// Notes that a holder that was refused `extent` will ask for it again soon: others get it after this holder.
     pub(super) fn queue(&mut self, holder: HolderId, extent: Extent, access: Access, now_ms: u64) {
         match self.queue.iter_mut().find(|queued| queued.holder == holder && queued.extent == extent) {
             Some(queued) => queued.asked_ms = now_ms,
@@ -176,12 +176,12 @@ impl Leases {
         }
     }
 
-    /// Notes that a holder who was refused `extent` does not ask for it again.
+    /// Notes that a holder that was refused `extent` will not ask for it again.
     pub(super) fn leave_queue(&mut self, holder: HolderId, extent: Extent) {
         self.queue.retain(|queued| queued.holder != holder || queued.extent != extent);
     }
 
-    /// Whether a holder that is still connected may write some of a range of the pool.
+    /// Returns whether a holder that is still connected may write a part of a range of the pool.
     pub(super) fn is_written(&self, offset: u64, bytes: u64) -> bool {
         let range = Extent::Pool { offset, bytes };
         self.leases
@@ -189,7 +189,7 @@ impl Leases {
             .any(|lease| lease.access == Access::ReadWrite && range.overlaps(lease.extent) && !self.is_orphaned(lease))
     }
 
-    /// Ends a lease of `holder`. Returns what was leased.
+    /// Ends a lease of `holder`. Returns the memory that was leased.
     pub(super) fn release(&mut self, holder: HolderId, id: LeaseId) -> Result<Extent, Refusal> {
         if self.leases.get(&id).is_none_or(|lease| lease.holder != holder) {
             return Err(Refusal::UnknownLease(id));
@@ -197,19 +197,19 @@ impl Leases {
         self.end(id).ok_or(Refusal::UnknownLease(id))
     }
 
-    /// Makes a lease of `holder` one for reading.
+    /// Turns a lease of `holder` into one for reading.
     pub(super) fn lower(&mut self, holder: HolderId, id: LeaseId) -> Result<(), Refusal> {
         let lease = self.leases.get_mut(&id).filter(|lease| lease.holder == holder);
         lease.ok_or(Refusal::UnknownLease(id))?.access = Access::Read;
         Ok(())
     }
 
-    /// Notes that a holder's connection has closed. Returns whether it holds nothing and is forgotten.
+    /// Notes that a holder's connection has closed. Returns whether the holder had no leases and is forgotten.
     pub(super) fn disconnect(&mut self, holder: HolderId, now_ms: u64) -> bool {
         self.end_life(holder, Life::Disconnected { since_ms: now_ms })
     }
 
-    /// Notes that a holder's process has exited. Returns whether it holds nothing and is forgotten.
+    /// Notes that a holder's process has exited. Returns whether the holder had no leases and is forgotten.
     pub(super) fn exit(&mut self, holder: HolderId, now_ms: u64) -> bool {
         self.end_life(holder, Life::Exited { since_ms: now_ms })
     }
@@ -217,15 +217,15 @@ impl Leases {
     fn end_life(&mut self, id: HolderId, life: Life) -> bool {
         self.queue.retain(|queued| queued.holder != id);
         let Some(holder) = self.holders.get_mut(&id) else { return true };
-        // The one does not follow the other.
+        // An exit is final: a connection that closes after it changes nothing.
         if !matches!((&holder.life, &life), (Life::Exited { .. }, _)) {
             holder.life = life;
         }
         holder.leases == 0 && self.holders.remove(&id).is_some()
     }
 
-    /// Ends the orphaned leases whose holders' work can not run any more. `listed` says whether the driver lists a
-    /// process. Returns what was leased, and the holders that are forgotten with it.
+    /// Ends the orphaned leases whose holders' work can not run any more. `listed` returns whether the driver lists a
+    /// process. Returns the leases that ended, and the holders that are forgotten because they have no leases left.
     pub(super) fn reclaim(
         &mut self,
         now_ms: u64,
@@ -249,7 +249,7 @@ impl Leases {
         (reclaimed, forgotten)
     }
 
-    /// Whether a lease may be over with time alone, so that [`reclaim`](Self::reclaim) should be asked again.
+    /// Returns whether a lease may end as time passes, so that [`reclaim`](Self::reclaim) must be called again.
     pub(super) fn awaits_proof(&self) -> bool {
         self.holders.values().any(|holder| match holder.life {
             Life::Connected => false,
@@ -258,17 +258,17 @@ impl Leases {
         })
     }
 
-    /// Whether a holder has any lease.
+    /// Returns whether a holder has any lease.
     pub(super) fn holds_any(&self, holder: HolderId) -> bool {
         self.holders.get(&holder).is_some_and(|holder| holder.leases > 0)
     }
 
-    /// Bytes of leased chunks.
+    /// Returns the size of all leased chunks together, in bytes.
     pub(super) fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
-    /// Every lease, those of one holder and kind together.
+    /// Returns all leases, one entry for each holder, kind and access.
     pub(super) fn holdings(&self, now_ms: u64) -> Vec<Holding> {
         let mut holdings = BTreeMap::new();
         for lease in self.leases.values() {
@@ -288,7 +288,7 @@ impl Leases {
         holdings.into_values().collect()
     }
 
-    /// Why `extent` can not be leased, if somebody's lease is in the way.
+    /// Returns the refusal of `extent`, if another lease forbids it.
     fn conflict(&self, extent: Extent, access: Access) -> Option<Refusal> {
         self.leases.values().find_map(|lease| {
             let Extent::Pool { offset, bytes } = lease.extent else { return None };
@@ -301,7 +301,7 @@ impl Leases {
         })
     }
 
-    /// Who is to have `extent` before `holder`, if anybody is.
+    /// Returns the refusal of `extent`, if a holder in the queue is to have it before `holder`.
     fn ahead(&self, holder: HolderId, extent: Extent, access: Access) -> Option<Refusal> {
         let before = self.queue.iter().take_while(|queued| queued.holder != holder || queued.extent != extent);
         let mut before = before.filter(|queued| queued.holder != holder);
@@ -335,7 +335,7 @@ impl Leases {
 }
 
 impl Holder {
-    /// Whether nothing of its can touch `extent` any more; see [`Leases`].
+    /// Returns whether no work of this holder can touch `extent` any more; see [`Leases`].
     fn is_over(
         &self,
         extent: Extent,

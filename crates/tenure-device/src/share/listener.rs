@@ -1,4 +1,4 @@
-//! The socket that a daemon listens on: one daemon a path, for one user's eyes.
+//! The socket that a daemon listens on: one daemon for each path, accessible to one user only.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -16,14 +16,14 @@ use super::ShareError;
 use super::socket::Socket;
 use super::unforked::Unforked;
 
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// How long a socket's owner has to answer before it counts as busy.
 const PROBE: Duration = Duration::from_millis(100);
 
-/// Where a daemon of device `device` listens when nothing else is said: in `$XDG_RUNTIME_DIR/tenure`, or else in a
-/// folder of this user under the system's folder for temporary files.
+/// Returns the socket on which a daemon of device `device` listens by default: in `$XDG_RUNTIME_DIR/tenure` or, without
+/// that variable, in a folder of this user under the system's folder for temporary files.
 pub fn default_socket(device: u8) -> PathBuf {
     let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(folder) => PathBuf::from(folder).join("tenure"),
@@ -32,33 +32,35 @@ pub fn default_socket(device: u8) -> PathBuf {
     folder.join(format!("memory-{device}.sock"))
 }
 
-/// A listening socket, which children of this process do not keep open. Dropped, its file is removed.
+/// A listening socket, which children of this process do not keep open. Its file is removed on drop.
 pub(super) struct Listener {
     socket: Unforked,
     path: PathBuf,
     _lock: Lock,
 }
 
-/// Held for as long as the daemon lives, however it ends. The file stays: who removes a lock file races with who takes
-/// it.
+/// The lock on a socket's path, held until the daemon ends, however it ends. The lock file is never removed: removing
+/// it would race with a process that is taking the lock.
 struct Lock(Unforked);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing it would not do: a process that another thread is just starting has it open too, for a moment.
+        // Closing the file is not enough: a child process that another thread is starting holds it open too, for a
+        // moment.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl Listener {
-    /// Listens at `path` for processes of user `uid`. The file of a daemon that has died is replaced.
+    /// Listens at `path` for processes of user `uid`. Replaces the socket file of a daemon that has died.
     pub(super) fn bind(path: &Path, uid: u32) -> Result<Self, ShareError> {
         let failed = |doing| move |error: Errno| socket_error(path, doing, error.into());
         private_folder(path.parent().unwrap_or(Path::new(".")))?;
         let lock = lock(path)?;
         remove_stale(path)?;
         let socket = Unforked::new(Socket::unconnected).map_err(failed("no socket"))?;
-        // Before it has a name: the file is made with the socket's own mode, so that it is never open to others.
+        // Set the mode before the socket has a name: the file is made with the socket's own mode, so it is never open
+        // to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("its mode can not be set"))?;
         let address = SocketAddrUnix::new(path).map_err(failed("no socket can have this path"))?;
         net::bind(&socket, &address).map_err(failed("no socket can be made here"))?;
@@ -72,7 +74,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// A connection that waits, if there is one.
+    /// Accepts a waiting connection; fails with [`Errno::AGAIN`] if there is none.
     pub(super) fn accept(&self) -> Result<Socket<Unforked>, Errno> {
         Socket::accept(self.socket.as_fd())
     }
@@ -86,12 +88,12 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody may have removed it before.
+        // Another process may have removed the file before.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Makes `folder` for this user alone, unless it is there. Then it must not be one that others could swap files in.
+/// Creates `folder` for this user alone. If it exists already, checks that no other user could replace files in it.
 fn private_folder(folder: &Path) -> Result<(), ShareError> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     fs::DirBuilder::new()
@@ -109,7 +111,7 @@ fn private_folder(folder: &Path) -> Result<(), ShareError> {
     Ok(())
 }
 
-/// Takes the lock beside the socket, and leaves this process's number in it.
+/// Takes the lock beside the socket, and writes this process's number into it.
 fn lock(path: &Path) -> Result<Lock, ShareError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -119,7 +121,7 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let held = Unforked::new(|| options.open(&name).map(OwnedFd::from))
         .map_err(failed("the lock can not be opened: another user's file may be in the way"))?;
-    // The same file, to be read and written.
+    // A second descriptor of the same file, for reading and writing.
     let mut file = File::from(held.as_fd().try_clone_to_owned().map_err(failed("the lock can not be read"))?);
     let owner = file.metadata().map_err(failed("the lock can not be read"))?.uid();
     if owner != rustix::process::getuid().as_raw() && owner != 0 {
@@ -131,7 +133,7 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let mut pid = String::new();
-            // Its number is a courtesy.
+            // The process number only improves the message.
             let _ = file.read_to_string(&mut pid);
             return Err(ShareError::AlreadyServed { socket: path.into(), by: server(pid.trim()) });
         }
@@ -144,7 +146,7 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
     Ok(lock)
 }
 
-/// Who holds the lock, by the number in it.
+/// Describes the holder of the lock, given the process number in the lock file.
 fn server(pid: &str) -> String {
     let process = pid.parse().ok().and_then(Pid::from_raw);
     match process.map(test_kill_process) {
@@ -153,7 +155,7 @@ fn server(pid: &str) -> String {
     }
 }
 
-/// Removes what a dead daemon left. A socket that somebody answers on, or a file that is no socket, is not that.
+/// Removes the socket file that a dead daemon left. Fails if a process answers on the socket or the file is no socket.
 fn remove_stale(path: &Path) -> Result<(), ShareError> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -164,7 +166,7 @@ fn remove_stale(path: &Path) -> Result<(), ShareError> {
         let reason = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(socket_error(path, "a file that is no socket is in the way", reason));
     }
-    // A socket of another type is somebody's too, and so is one whose owner is too busy to answer.
+    // A socket of another type belongs to another program, and so does one whose owner is too busy to answer.
     if matches!(Socket::connect(path, PROBE), Ok(_) | Err(Errno::PROTOTYPE | Errno::AGAIN)) {
         return Err(ShareError::AlreadyServed { socket: path.into(), by: "another program".into() });
     }

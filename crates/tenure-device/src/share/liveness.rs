@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and whether it still runs.
+//! The process at the other end of a connection, and whether it still runs.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,11 +11,12 @@ use crate::ProcessMemory;
 
 /// The process that opened a connection.
 pub(super) struct Peer {
-    /// Its number here. `None` where it can not be seen from here, as from another container.
+    /// The process number as seen from this process. `None` if the process can not be seen from here, as from another
+    /// container.
     pub(super) pid: Option<u32>,
-    /// Its user when it connected.
+    /// The process's user when it connected.
     pub(super) uid: u32,
-    /// Becomes readable when the process, which is this one and no later one of its number, has exited.
+    /// Becomes readable when the process has exited. It can not mean a later process of the same number.
     pub(super) exit: Option<OwnedFd>,
 }
 
@@ -29,29 +30,30 @@ impl Peer {
             None | Some(Err(Errno::SRCH)) => None,
             Some(exit) => Some(exit?),
         };
-        // Its number may have gone to another process before that was opened. But then its connection has closed.
+        // The number may have gone to another process before the pidfd was opened. But then the connection has closed.
         let exit = exit.filter(|_| is_open(connection));
         let pid = exit.as_ref().and(pid).map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
         Ok(Self { pid, uid: credentials.uid, exit })
     }
 }
 
-/// Whether process `pid` still holds memory of the device, by the driver's list. `None`: that can not be known, because
-/// there is no list, or because it lacks even this process, as in some containers.
+/// Returns whether process `pid` still holds memory of the device, by the driver's list. `None` if the list proves
+/// nothing: there is no list, or it lacks even this process (`own`), as in some containers.
 pub(super) fn is_listed(processes: Option<&[ProcessMemory]>, own: u32, pid: u32) -> Option<bool> {
     let lists = |pid| processes.map(|processes| processes.iter().any(|process| process.pid == pid));
     lists(own).filter(|&trusted| trusted).and_then(|_| lists(pid))
 }
 
-/// Whether the other end is there, though it may have said its last: only a process that has closed all of its
-/// descriptors may be gone.
+/// Returns whether the other end still has the connection open, perhaps only for reading. A process may be gone only
+/// once all its descriptors are closed.
 fn is_open(connection: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(connection, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut polled, Some(&at_once)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
 }
 
-/// `SO_PEERCRED`. A process that can not be seen from here has number 0, which rustix's own function has no room for.
+/// Reads `SO_PEERCRED`. A process that can not be seen from here has number 0, which rustix's own function can not
+/// represent.
 pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
@@ -68,7 +70,7 @@ pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Err
     if result != 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL));
     }
-    // SAFETY: three integers, all of which may be anything, zeroed before the call wrote them.
+    // SAFETY: the struct holds three integers, for which any bits are valid, and was zeroed before the call wrote them.
     Ok(unsafe { credentials.assume_init() })
 }
 

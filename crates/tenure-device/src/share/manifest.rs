@@ -1,7 +1,8 @@
-//! What lies where in a range of parameters, written behind them by who wrote them.
+//! The list of the blocks in a range of parameters, which the writer puts after them in the same range.
 //!
-//! It lies in the same memory, so that it lives as long as they do, whichever process dies. A footer ends the range; before
-//! it stands the body, whose length and checksum the footer has. Who begins to write parameters says so in the footer first.
+//! It lies in the same memory as the parameters, so it lives as long as they do, whichever process dies. The range ends
+//! with a footer; the body stands before it, and the footer holds the body's length and checksum. A writer marks the
+//! footer as unfinished before it writes parameters.
 
 use serde::{Deserialize, Serialize};
 use tenure_alloc::Address;
@@ -13,7 +14,7 @@ use crate::Driver;
 
 const MAGIC: [u8; 16] = *b"tenure published";
 
-/// What the footer begins with while parameters are written.
+/// The start of the footer while parameters are being written.
 const UNFINISHED: [u8; 16] = *b"tenure unwritten";
 
 /// Blocks begin at multiples of this.
@@ -22,24 +23,24 @@ const GRANULE: u64 = 512;
 /// The version of the body.
 const VERSION: u32 = 1;
 
-/// Magic, version, checksum, and the length of the body.
+/// The size of the footer in bytes: magic, version, checksum, and the length of the body.
 const FOOTER: u64 = 32;
 
 /// The blocks of a range, in the order in which they were allocated.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
-    /// (offset, bytes requested).
+    /// The offset and the requested bytes of each block.
     layout: Vec<(u64, u64)>,
-    /// What the one who published them says of them; none if they were transferred.
+    /// The publisher's description of the parameters; `None` if they were transferred.
     about: Option<Vec<u8>>,
 }
 
-/// What a range of parameters holds.
+/// The content of a range of parameters.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// No parameters, or some that were given up.
+    /// No parameters, or parameters that were given up.
     Nothing,
-    /// Parameters that are being written, or were when their writer died.
+    /// Parameters that are being written, or whose writer died before it finished.
     Unfinished,
     Parameters(Manifest),
 }
@@ -52,12 +53,13 @@ impl Manifest {
         }
     }
 
-    /// Why these tensors are not what was written, if they are not.
+    /// Returns the first difference between these tensors and what was written, or `None` if they match.
     ///
-    /// PipeSwitch writes many at once, as one block in which each is filled up to 512 bytes: tensors may divide a block.
+    /// PipeSwitch writes many tensors at once, as one block in which each is padded to 512 bytes, so tensors may divide
+    /// a block.
     pub(super) fn difference(&self, placed: &[Placed]) -> Option<ShareError> {
         let mut blocks = self.layout.iter();
-        // What is left of a block.
+        // The part of the current block that no tensor has taken yet.
         let mut rest = 0..0;
         for (index, tensor) in placed.iter().enumerate() {
             if rest.is_empty() {
@@ -76,7 +78,7 @@ impl Manifest {
         left.map(|bytes| ShareError::PlacedOtherwise { index: placed.len(), placed: None, written: Some(bytes) })
     }
 
-    /// What is written to the end of a range of `bytes` bytes, if there is room for it behind the blocks.
+    /// Encodes the list for the end of a range of `bytes` bytes. Fails if there is no room for it after the blocks.
     pub(super) fn encode(&self, bytes: u64) -> Result<Vec<u8>, ShareError> {
         let mut encoded = postcard::to_stdvec(self).map_err(|_| ShareError::PublishedUnreadable("it has no form"))?;
         let (length, checksum) = (encoded.len() as u64, checksum(&encoded));
@@ -87,14 +89,14 @@ impl Manifest {
         if needed > bytes { Err(ShareError::ParametersTooLarge { needed, bytes }) } else { Ok(encoded) }
     }
 
-    /// Writes it to the end of a range, behind its blocks, after all work that was put on the device.
+    /// Waits for all work on the device, then writes the list to the end of a range, after its blocks.
     pub(super) fn write(&self, driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
         let encoded = self.encode(bytes)?;
         driver.synchronize()?;
         Ok(driver.copy_to_device(address + bytes - encoded.len() as u64, &encoded, StreamId::NULL)?)
     }
 
-    /// What was published in a range: the blocks, and what was said of them.
+    /// Reads the blocks that were published in a range, and their description.
     pub(super) fn read(
         driver: &dyn Driver,
         address: Address,
@@ -108,7 +110,7 @@ impl Manifest {
         }
     }
 
-    /// What a range holds.
+    /// Reads the content of a range.
     pub(super) fn look(driver: &dyn Driver, address: Address, bytes: u64) -> Result<Content, ShareError> {
         let read = |target: &mut [u8], behind: u64| {
             let from = address + bytes - behind - target.len() as u64;
@@ -133,12 +135,12 @@ impl Manifest {
         parsed.map_err(|_| ShareError::PublishedUnreadable("it has another form"))
     }
 
-    /// Makes a range one in which parameters are being written.
+    /// Marks a range as one in which parameters are being written.
     pub(super) fn begin(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
         Self::mark(driver, address, bytes, UNFINISHED)
     }
 
-    /// Makes a range one in which nothing is.
+    /// Marks a range as holding nothing.
     pub(super) fn wipe(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
         Self::mark(driver, address, bytes, [0; 16])
     }
@@ -150,7 +152,7 @@ impl Manifest {
     }
 }
 
-/// Length and checksum of the body, from what follows the magic.
+/// Parses the length and checksum of the body from the footer after the magic.
 fn parse(footer: &[u8]) -> Result<(u64, u32), ShareError> {
     let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     if number(0) != VERSION {
@@ -159,7 +161,7 @@ fn parse(footer: &[u8]) -> Result<(u64, u32), ShareError> {
     Ok((u64::from(number(8)) | u64::from(number(12)) << 32, number(4)))
 }
 
-/// FNV-1a: enough to find a body that was overwritten.
+/// Computes FNV-1a, which is enough to detect a body that was overwritten.
 fn checksum(body: &[u8]) -> u32 {
     body.iter().fold(0x811c_9dc5, |sum: u32, &byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
@@ -231,7 +233,7 @@ mod tests {
         };
         for (written, tensors) in [
             (&[3000, 4, 512][..], &[3000, 4, 512][..]),
-            // Filled up to 512 bytes, and written at once.
+            // Padded to 512 bytes each, and written at once.
             (&[3072 + 512 + 512, 1024], &[3000, 4, 512, 700]),
             (&[], &[]),
         ] {

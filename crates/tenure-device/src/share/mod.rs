@@ -1,17 +1,17 @@
 //! Device memory shared between processes.
 //!
 //! A [`MemoryDaemon`] owns memory of one device and leases it to other processes over a Unix socket, as file
-//! descriptors of its chunks. It never looks at the bytes. A process connects with a [`Client`], and has memory in one
+//! descriptors of its chunks. It never looks at the bytes. A process connects with a [`Client`] and gets memory in one
 //! of two ways:
 //!
-//! - the **pool**, a few large chunks that the daemon takes when it starts. [`SharedPool::attach`] maps all of it for
+//! - the **pool**: a few large chunks that the daemon takes when it starts. [`SharedPool::attach`] maps all of it for
 //!   reading, at an address of the process's own choosing, in less than a millisecond; [`SharedPool::lease`] gives the
-//!   right to use a range, to any number of readers or one writer;
-//! - **chunks** on demand. [`LeasedBacking`] lets an allocator of `tenure-alloc` draw its chunks from the daemon
-//!   instead of the driver, so that all workers share one budget. [`LeasedBacking::serve`] lets it wait for memory that
-//!   others return, and return what it can spare.
+//!   right to use a range, to any number of readers or to one writer;
+//! - **chunks** on demand: [`LeasedBacking`] lets an allocator of `tenure-alloc` draw its chunks from the daemon
+//!   instead of the driver, so that all workers share one budget. [`LeasedBacking::serve`] lets the allocator wait for
+//!   memory that others return, and return what it can spare.
 //!
-//! [`SharedCache`] and [`WorkerCache`] are PipeSwitch's five calls by name on top of the pool.
+//! [`SharedCache`] and [`WorkerCache`] offer PipeSwitch's five calls, under their names, on top of the pool.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -26,7 +26,7 @@
 //! let config = DaemonConfig { socket, pool: vec![16 << 30], ..DaemonConfig::default() };
 //! let daemon = MemoryDaemon::start(device(), config)?;
 //!
-//! // In any other of the same user:
+//! // In any other process of the same user:
 //! let client = Arc::new(Client::connect(daemon.socket())?);
 //! let pool = SharedPool::attach(client, device())?;
 //! let lease = pool.lease(0, 2 << 20, Access::ReadWrite)?;
@@ -34,17 +34,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **Access is a guard against mistakes, not against malice.** What a process maps for reading it can not write by
+//! **Access guards against mistakes, not against malice.** A process that maps memory for reading can not write it by
 //! mistake; but CUDA lets an importer change its own access. The daemon therefore serves one user only, and a client
-//! believes no daemon but its own user's or root's.
+//! trusts a daemon only if it runs as the client's own user or as root.
 //!
 //! **A worker that dies** keeps its leases until its work on the device can not run any more; a closed socket does not
-//! prove that. The pidfd of the process says when it has exited, and the driver's list of processes when its context
-//! is gone. A process that the daemon can not see, as in another container, is not given ranges to write. A leased chunk
-//! is never given to anybody else: the driver keeps its memory until the last mapping is gone.
+//! prove that. The pidfd of the process tells when it has exited, and the driver's list of processes tells when its
+//! context is gone. A process that the daemon can not see, as in another container, is not given ranges to write. A
+//! leased chunk is never given to another process: the driver keeps its memory until the last mapping is gone.
 //!
 //! **A daemon that dies** leaves all mapped memory valid. The next request fails with [`ShareError::DaemonGone`]. A
-//! daemon started again has a new pool, and does not know the old leases.
+//! restarted daemon has a new pool and does not know the old leases.
 
 mod backing;
 mod cache;

@@ -1,4 +1,4 @@
-//! Who takes a shared cache and hands it out.
+//! The owner's side of a shared cache: takes the memory and hands it out to workers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use crate::Driver;
 
 /// Sizes of a shared cache, in bytes.
 ///
-/// Parameters come first, then the memory for computation, then the rest. Each is a chunk of its own, so that who may
-/// write one can not write another by mistake.
+/// Parameters come first, then the memory for computation, then the rest. Each part is a chunk of its own, so that a
+/// worker that may write one part can not write another by mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SharedCacheConfig {
-    /// In all.
+    /// The size of the whole cache, in bytes.
     pub pool_bytes: u64,
-    /// For parameters.
+    /// The size of the range for parameters, in bytes.
     pub parameter_bytes: u64,
-    /// For computation.
+    /// The size of the range for computation, in bytes.
     pub computation_bytes: u64,
 }
 
 impl Default for SharedCacheConfig {
-    /// PipeSwitch's: 1 GiB for parameters, 11 GiB for computation.
+    /// PipeSwitch's sizes: 1 GiB for parameters, 11 GiB for computation.
     fn default() -> Self {
         Self { pool_bytes: 12 << 30, parameter_bytes: 1 << 30, computation_bytes: 11 << 30 }
     }
 }
 
 impl SharedCacheConfig {
-    /// The chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
+    /// Returns the chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
     ///
     /// # Errors
-    /// The parts are larger than the whole, or one of them is nothing.
+    /// The parts are larger than the whole, or one of them has size 0.
     pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
         for (setting, bytes) in
             [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
@@ -50,8 +50,8 @@ impl SharedCacheConfig {
         Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
     }
 
-    /// That the parameters end where a chunk does. A device protects whole chunks: who writes the range for computation
-    /// could write the parameters in a chunk of both.
+    /// Checks that the parameters end where a chunk ends. A device protects whole chunks: if a chunk held both, a
+    /// worker that writes the range for computation could also write parameters.
     pub(super) fn check_border(&self, chunks: &[u64]) -> Result<(), ShareError> {
         let mut ends = chunks.iter().scan(0, |end, bytes| {
             *end += bytes;
@@ -68,7 +68,7 @@ impl SharedCacheConfig {
         Err(ShareError::InvalidSetting { setting: "parameter_bytes", value: parameters.to_string(), expected })
     }
 
-    /// What is left for neither.
+    /// Returns how many bytes belong to neither range.
     pub(super) fn rest(&self) -> Result<u64, ShareError> {
         let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
         rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes)).ok_or_else(|| ShareError::InvalidSetting {
@@ -82,30 +82,31 @@ impl SharedCacheConfig {
     }
 }
 
-/// Device memory taken for workers, in the process that owns it. Dropped, it goes back to the device as soon as nobody
-/// maps it.
+/// Device memory for workers, in the process that owns it. After a drop, it goes back to the device as soon as no
+/// process maps it.
 pub struct SharedCache {
-    /// Until it is sent.
+    /// The memory, until it is sent.
     store: Option<Store>,
-    /// From then on.
+    /// The daemon that serves the memory, once it is sent.
     daemon: Option<MemoryDaemon>,
 }
 
 impl SharedCache {
-    /// Takes the memory.
+    /// Takes the memory from the device.
     ///
     /// # Errors
-    /// The sizes do not fit together, or are no multiples of the device's granularity; the device has not enough.
+    /// The sizes do not fit together, or are no multiples of the device's granularity; the device does not have enough
+    /// memory.
     pub fn allocate_shared_cache(driver: Arc<dyn Driver>, config: &SharedCacheConfig) -> Result<Self, ShareError> {
         Ok(Self { store: Some(Store::new(driver, &config.chunks()?)?), daemon: None })
     }
 
-    /// Hands it to whoever asks at `config`'s socket, now and later. `config`'s pool is not used. Once is enough for all
-    /// workers; calls after the first change nothing.
+    /// Serves the memory at `config`'s socket, to all processes that connect now or later. Ignores `config`'s pool. One
+    /// call is enough for all workers; later calls change nothing.
     ///
     /// # Errors
-    /// The socket is served already, or can not be made: then the cache can be sent at another. The cache is sent at
-    /// another socket already.
+    /// The socket is served already, or can not be made: the cache can then be sent at another socket. The cache is
+    /// already sent at another socket.
     pub fn send_shared_cache(&mut self, config: DaemonConfig) -> Result<(), ShareError> {
         if let Some(socket) = self.socket() {
             let same = socket == config.socket;
@@ -117,7 +118,7 @@ impl SharedCache {
         Ok(())
     }
 
-    /// Where it is sent, if it is.
+    /// Returns the socket at which the cache is sent, if it is.
     pub fn socket(&self) -> Option<&Path> {
         self.daemon.as_ref().map(MemoryDaemon::socket)
     }

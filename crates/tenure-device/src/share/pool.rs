@@ -1,3 +1,5 @@
+//! A daemon's pool, mapped in a client process, and leases of its ranges.
+
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -8,28 +10,28 @@ use tenure_alloc::{Address, ChunkId};
 use super::{Client, LeaseId, ShareError};
 use crate::{Access, CallError, Driver};
 
-/// A daemon's pool, mapped in this process at an address of its own.
+/// A daemon's pool, mapped in this process at an address of the process's own choosing.
 ///
-/// All of it may be read, at any time; what is in it means something where a lease says so. A range may be written
-/// under a [`PoolLease`] of [`Access::ReadWrite`]. The device protects whole chunks: a lease makes each chunk that it
-/// touches writable, for this process.
+/// All of it may be read at any time, but its bytes mean something only where a lease says so. A range may be written
+/// under a [`PoolLease`] of [`Access::ReadWrite`]. The device protects whole chunks: a lease for writing makes each
+/// chunk that it touches writable for this process.
 ///
-/// Dropped, it waits for the device and unmaps the pool.
+/// On drop, it waits for the device and unmaps the pool.
 pub struct SharedPool {
     client: Arc<Client>,
     driver: Arc<dyn Driver>,
     address: Address,
     bytes: u64,
     chunks: Vec<Chunk>,
-    /// Chunks before this offset are mapped; all of them, once the pool is attached.
+    /// Chunks below this offset are mapped: all of them, once the pool is attached.
     mapped_bytes: u64,
-    /// How many leases write each chunk.
+    /// The number of leases that write each chunk.
     writers: Mutex<Vec<u32>>,
 }
 
 struct Chunk {
     chunk: ChunkId,
-    /// Where it lies in the pool.
+    /// The chunk's range of offsets in the pool.
     range: Range<u64>,
 }
 
@@ -37,7 +39,8 @@ impl SharedPool {
     /// Maps the pool of the daemon that `client` is connected to, for reading.
     ///
     /// # Errors
-    /// The daemon is gone, has no pool, or has it on another device; a driver call failed. Nothing is left behind.
+    /// The daemon is gone, has no pool, or has its pool on another device; a driver call failed. Nothing is left
+    /// mapped.
     pub fn attach(client: Arc<Client>, driver: Arc<dyn Driver>) -> Result<Arc<Self>, ShareError> {
         let sizes = client.terms().pool.clone();
         if sizes.is_empty() {
@@ -51,7 +54,7 @@ impl SharedPool {
         let bytes = client.terms().pool_bytes();
         let address = driver.reserve(bytes)?;
         let writers = Mutex::new(vec![0; sizes.len()]);
-        // From here on, dropping it undoes what was done.
+        // From here on, dropping the pool undoes what was done.
         let mut pool = Self { client, driver, address, bytes, chunks: Vec::new(), mapped_bytes: 0, writers };
         for (descriptor, bytes) in descriptors.iter().zip(sizes) {
             let chunk = pool.driver.import(descriptor.as_fd(), bytes)?;
@@ -64,31 +67,33 @@ impl SharedPool {
         Ok(Arc::new(pool))
     }
 
-    /// The same pool, mapped once more, at another address.
+    /// Maps the same pool once more, at another address.
     pub(super) fn again(&self) -> Result<Arc<Self>, ShareError> {
         Self::attach(Arc::clone(&self.client), Arc::clone(&self.driver))
     }
 
-    /// Its first byte, in this process.
+    /// Returns the address of the pool's first byte in this process.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Its size, in bytes.
+    /// Returns the pool's size, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The right to use `bytes` bytes from `offset`, multiples of the device's granularity: as one of any number of
-    /// readers, or as the only writer.
+    /// Leases `bytes` bytes from `offset`, for one of any number of readers or for the only writer. Both numbers must
+    /// be multiples of the device's granularity.
     ///
     /// # Errors
-    /// Somebody else uses a part of the range; it is none of the pool; the daemon is gone; a driver call failed.
+    /// Another lease on a part of the range forbids it; the range is not inside the pool; the daemon is gone; a driver
+    /// call failed.
     pub fn lease(self: &Arc<Self>, offset: u64, bytes: u64, access: Access) -> Result<PoolLease, ShareError> {
         self.lease_in_turn(offset, bytes, access, false)
     }
 
-    /// The same. Who `waits` asks again soon if it is refused, and gets it before those who ask later.
+    /// Does the same as [`lease`](Self::lease). With `waits`, a caller that is refused must ask again soon, and is then
+    /// served before callers that asked later.
     pub(super) fn lease_in_turn(
         self: &Arc<Self>,
         offset: u64,
@@ -100,19 +105,19 @@ impl SharedPool {
         if access == Access::ReadWrite
             && let Err(error) = self.begin_writing(offset, bytes)
         {
-            // If the daemon is gone too, there is nobody to tell.
+            // If the daemon is gone too, there is no lease left to give back.
             let _ = self.client.release(id);
             return Err(error.into());
         }
         Ok(PoolLease { pool: Arc::clone(self), id, offset, bytes, access, ended: false })
     }
 
-    /// Whether somebody who is there may write some of a range.
+    /// Returns whether a process that is still connected may write a part of a range.
     pub(super) fn is_written(&self, offset: u64, bytes: u64) -> Result<bool, ShareError> {
         self.client.is_written(offset, bytes)
     }
 
-    /// Makes the chunks under a range writable, or none of them.
+    /// Makes the chunks under a range writable: all of them, or none on failure.
     fn begin_writing(&self, offset: u64, bytes: u64) -> Result<(), CallError> {
         let mut writers = self.writers.lock();
         let touched = self.touched(offset, bytes);
@@ -120,7 +125,7 @@ impl SharedPool {
             if writers[index] == 0
                 && let Err(error) = self.allow(index, Access::ReadWrite)
             {
-                // It was allowed to be read before; a driver that refuses that now leaves it writable.
+                // The chunks were readable before; if the driver now refuses to make one read-only, it stays writable.
                 let raised = (touched.start..index).filter(|&index| writers[index] == 0);
                 raised.for_each(|index| drop(self.allow(index, Access::Read)));
                 return Err(error);
@@ -130,7 +135,7 @@ impl SharedPool {
         Ok(())
     }
 
-    /// Makes the chunks under a range readable only, where nobody else in this process writes.
+    /// Makes the chunks under a range read-only, except those that another lease in this process writes.
     fn end_writing(&self, offset: u64, bytes: u64) -> Result<(), CallError> {
         let mut writers = self.writers.lock();
         let mut result = Ok(());
@@ -148,7 +153,7 @@ impl SharedPool {
         self.driver.set_access(self.address + range.start, range.end - range.start, access)
     }
 
-    /// The chunks under a range.
+    /// Returns the indices of the chunks under a range.
     fn touched(&self, offset: u64, bytes: u64) -> Range<usize> {
         let first = self.chunks.partition_point(|chunk| chunk.range.end <= offset);
         first..self.chunks.partition_point(|chunk| chunk.range.start < offset + bytes)
@@ -157,19 +162,19 @@ impl SharedPool {
 
 impl Drop for SharedPool {
     fn drop(&mut self) {
-        // Memory under unfinished work must stay. If that can not be known, it stays until the process ends.
+        // Memory under unfinished work must stay. If the driver can not tell, the memory stays until the process ends.
         if self.mapped_bytes > 0
             && (self.driver.synchronize().is_err() || self.driver.unmap(self.address, self.mapped_bytes).is_err())
         {
             return;
         }
-        // What the driver refuses to take back now ends with the process.
+        // Memory that the driver refuses to take back is freed when the process ends.
         self.chunks.iter().for_each(|chunk| drop(self.driver.release(chunk.chunk)));
         let _ = self.driver.unreserve(self.address, self.bytes);
     }
 }
 
-/// The right to use a range of a [`SharedPool`]. Dropped, it is given back.
+/// The right to use a range of a [`SharedPool`]. Dropping it gives the range back.
 pub struct PoolLease {
     pool: Arc<SharedPool>,
     id: LeaseId,
@@ -180,46 +185,46 @@ pub struct PoolLease {
 }
 
 impl PoolLease {
-    /// The range's first byte, in this process.
+    /// Returns the address of the range's first byte in this process.
     pub fn address(&self) -> Address {
         self.pool.address + self.offset
     }
 
-    /// Where the range begins in the pool, in bytes.
+    /// Returns the offset of the range in the pool, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The range's size, in bytes.
+    /// Returns the range's size, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What the range may be used for.
+    /// Returns whether the range may be read only or also written.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The daemon's name for it.
+    /// Returns the daemon's name for the lease.
     pub fn id(&self) -> LeaseId {
         self.id
     }
 
-    /// Waits for the device, and gives the range back.
+    /// Waits for the device, then gives the range back.
     ///
     /// # Errors
-    /// The context is lost: then work may still run, and the lease stays with the process until it exits. The daemon is
-    /// gone: then there is nobody to give it back to, and the range is readable only in this process, as after success.
+    /// The context is lost: work may still run, so the lease stays with the process until it exits. The daemon is gone:
+    /// no lease is left to give back, and this process can only read it from now on, as after success.
     pub fn release(mut self) -> Result<(), ShareError> {
         self.end()
     }
 
-    /// Waits for the device, and keeps the range for reading: others may read it too from now on, and nobody has written
-    /// it in between.
+    /// Waits for the device, then keeps the range for reading only: other processes may read it too from now on, and
+    /// none has written it in between.
     ///
     /// # Errors
-    /// The context is lost; the daemon is gone; the driver fails. If only the daemon is gone, this process can not write
-    /// the range any more, as after success.
+    /// The context is lost; the daemon is gone; a driver call failed. If only the daemon is gone, this process can not
+    /// write the range any more, as after success.
     pub fn lower(&mut self) -> Result<(), ShareError> {
         if self.access == Access::ReadWrite {
             self.pool.driver.synchronize()?;
@@ -246,7 +251,7 @@ impl PoolLease {
 
 impl Drop for PoolLease {
     fn drop(&mut self) {
-        // Who wants to know calls `release`.
+        // A caller that needs the error calls `release`.
         let _ = self.end();
     }
 }

@@ -1,3 +1,6 @@
+//! The loop that a daemon's thread runs: it accepts clients, answers their requests and ends the leases of dead
+//! processes.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,31 +21,31 @@ use super::wire::{Reply, Request, Status, Terms};
 use super::{LeaseId, Refusal};
 use crate::Access;
 
-/// How often to look again at what no descriptor tells.
+/// The interval at which to check conditions that no descriptor signals.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// How long nothing may come back before who waits for memory is told of it, in ms: it comes chunk by chunk, and more
-/// may be needed than was asked for.
+/// How long the free memory must stay unchanged before a waiting client is answered, in ms: memory comes back chunk by
+/// chunk, and the client may need more than it asked for.
 const QUIET_MS: u64 = 20;
 
-/// The most holdings, and the most attached processes, in a status, so that it fits into a frame.
+/// The limit on holdings, and on attached processes, in a status, so that it fits into a frame.
 const HOLDINGS: usize = 1000;
 
-/// What a daemon's thread does: one message of one client after the other. It alone knows the leases, so there is no
-/// lock; no client can make it wait.
+/// The state of a daemon's thread. It serves one message of one client after the other. Only this thread knows the
+/// leases, so there is no lock; no client can make it wait.
 pub(super) struct Service {
     config: DaemonConfig,
-    /// Dropped before the listener: the next daemon finds the memory free.
+    /// Dropped before the listener, so that the next daemon finds the memory free.
     store: Store,
     listener: Listener,
     stop: Arc<OwnedFd>,
     leases: Leases,
     clients: BTreeMap<HolderId, Client>,
-    /// Who waits for memory.
+    /// The clients that wait for memory.
     waiting: Vec<Waiting>,
-    /// When it started, by the configured clock.
+    /// The time when it started, by the configured clock.
     started: Duration,
-    /// Connections could not be accepted for want of something: it is tried again at the next tick.
+    /// Set if a connection could not be accepted for want of descriptors or memory: the next tick tries again.
     out_of_descriptors: bool,
 }
 
@@ -50,11 +53,11 @@ pub(super) struct Service {
 struct Client {
     socket: Option<Socket<Unforked>>,
     peer: Peer,
-    /// Whether it is told when memory runs short.
+    /// Whether it is asked to give memory back when memory runs short.
     recalls: bool,
     /// Whether it has the pool's descriptors.
     attached: bool,
-    /// When it last said something.
+    /// The time of its last message, in ms.
     heard_ms: u64,
 }
 
@@ -62,12 +65,12 @@ struct Waiting {
     holder: HolderId,
     bytes: u64,
     until_ms: u64,
-    /// How much there was when last looked, and since when.
+    /// The bytes that were available at the last check, and the time since which that has not changed.
     available: u64,
     since_ms: u64,
 }
 
-/// What the thread was woken up for.
+/// The reason for which the thread woke up.
 #[derive(Clone, Copy)]
 enum Event {
     Stop,
@@ -93,7 +96,7 @@ impl Service {
         }
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until the daemon is stopped.
     pub(super) fn run(mut self) {
         loop {
             for event in self.wait() {
@@ -110,7 +113,7 @@ impl Service {
         }
     }
 
-    /// Waits until there is something to do.
+    /// Waits until there is something to do, and returns it.
     fn wait(&mut self) -> Vec<Event> {
         let mut events = vec![Event::Stop];
         let mut polled = vec![PollFd::new(&*self.stop, PollFlags::IN)];
@@ -135,7 +138,7 @@ impl Service {
         self.out_of_descriptors = false;
         match poll(&mut polled, ticks.then_some(&TICK)) {
             Ok(_) | Err(Errno::INTR) => {}
-            // For want of memory. Nothing is lost by trying again.
+            // The system is short of memory. Trying again loses nothing.
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
         let ready = events.into_iter().zip(&polled).filter(|(_, polled)| !polled.revents().is_empty());
@@ -153,7 +156,7 @@ impl Service {
         };
         match self.admit(&socket) {
             Err(refusal) => {
-                // Who does not take it is gone, or learns nothing.
+                // A client that does not take the refusal is gone; no error needs handling.
                 let _ = socket.send(&Reply::Refused(refusal), &[]);
             }
             Ok(peer) => {
@@ -173,14 +176,15 @@ impl Service {
         if peer.uid != allowed {
             return Err(Refusal::ForeignUser { uid: peer.uid, allowed });
         }
-        // What is left of one with orphaned leases counts.
+        // A client that has disconnected but has orphaned leases counts too.
         if self.clients.len() >= limit as usize && !self.disconnect_idle() {
             return Err(Refusal::TooManyClients { limit });
         }
         Ok(peer)
     }
 
-    /// Closes the connection that has been idle for longest, if any has been for long enough.
+    /// Closes the connection that has been idle for longest, if one has been idle long enough. Returns whether it
+    /// closed one.
     fn disconnect_idle(&mut self) -> bool {
         let until_ms = u128::from(self.now_ms()).checked_sub(self.config.idle.as_millis());
         let idle = |(holder, client): &(&HolderId, &Client)| {
@@ -204,13 +208,13 @@ impl Service {
             Err(SocketError::Closed) => return self.disconnect(holder),
             Err(SocketError::Wire(error)) => {
                 let refusal = Reply::Refused(Refusal::Unreadable { reason: error.to_string() });
-                // Whoever speaks another language gets one answer, if it takes it.
+                // A client with another protocol gets one answer, if it takes it.
                 let _ = socket.send(&refusal, &[]);
                 return self.disconnect(holder);
             }
         };
         if self.waiting.iter().any(|waiting| waiting.holder == holder) {
-            // One request at a time is all that a client of ours makes.
+            // Tenure's own clients send one request at a time only.
             return self.disconnect(holder);
         }
         let now_ms = self.now_ms();
@@ -266,7 +270,7 @@ impl Service {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
         let reply = reply.unwrap_or_else(Reply::Refused);
         let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
-        // One that does not take its answers is not waited for.
+        // A client that does not take its answers is disconnected, not waited for.
         if socket.send(&reply, &descriptors).is_err() {
             self.disconnect(holder);
         }
@@ -306,7 +310,7 @@ impl Service {
         }
     }
 
-    /// Whether chunks of `bytes` bytes can be had if others give back what they have.
+    /// Returns whether chunks of `bytes` bytes can be had once others give back theirs.
     fn may_ever_have(&self, bytes: u64) -> bool {
         self.config.chunk_limit_bytes.is_none_or(|limit| bytes <= limit)
     }
@@ -321,7 +325,7 @@ impl Service {
         self.waiting.push(Waiting { holder, bytes, until_ms, available, since_ms });
     }
 
-    /// Bytes that chunks can be had for.
+    /// Returns how many bytes of chunks can be leased now.
     fn available(&self) -> u64 {
         let limit = self.config.chunk_limit_bytes.unwrap_or(u64::MAX);
         limit.saturating_sub(self.leases.chunk_bytes()).min(self.store.free())
@@ -347,20 +351,20 @@ impl Service {
         }
     }
 
-    /// Asks everybody but the process that is short of it for `bytes` bytes.
+    /// Asks all processes except the one that is short of memory to give back `bytes` bytes.
     fn recall(&self, holder: HolderId, bytes: u64) {
         let asking = self.clients.get(&holder).and_then(|client| client.peer.pid);
         for client in self.clients.values().filter(|client| client.recalls) {
             if let Some(socket) = &client.socket
                 && (asking.is_none() || client.peer.pid != asking)
             {
-                // Who has not taken the last recall yet needs no other.
+                // A client that has not read the last recall yet needs no other.
                 let _ = socket.send(&Reply::Recall(bytes), &[]);
             }
         }
     }
 
-    /// Answers those who wait for memory and have it, or have waited for long enough.
+    /// Answers the waiting clients for which there is memory now, or whose time is up.
     fn serve_waiting(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -393,7 +397,7 @@ impl Service {
         if self.leases.exit(holder, self.now_ms()) {
             self.clients.remove(&holder);
         } else if let Some(client) = self.clients.get_mut(&holder) {
-            // Both have told what they had to.
+            // The socket and the pidfd have nothing more to report.
             (client.socket, client.peer.exit) = (None, None);
         }
         self.waiting.retain(|waiting| waiting.holder != holder);

@@ -1,4 +1,4 @@
-//! Frames and descriptors over a Unix socket.
+//! Frames and descriptors sent over a Unix socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,29 +23,29 @@ use super::wire::{self, DESCRIPTORS, FRAME_BYTES, WireError};
 /// One end of a connection.
 pub(super) struct Socket<D = OwnedFd>(D);
 
-/// Why nothing could be sent or received.
+/// The reason why nothing could be sent or received.
 #[derive(Debug)]
 pub(super) enum SocketError {
     /// The other end is closed.
     Closed,
-    /// It would have to wait, or has waited for as long as it may.
+    /// The call would have to wait, or has waited as long as it may.
     Waiting,
-    /// Not a message.
+    /// The bytes are not a message.
     Wire(WireError),
 }
 
 impl Socket {
-    /// A socket that a daemon can listen on or a client connect.
+    /// Creates a socket that a daemon can listen on or a client can connect.
     pub(super) fn unconnected() -> Result<OwnedFd, Errno> {
         net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
     }
 
-    /// A connection to whoever listens at `path`, where nothing takes longer than `timeout`.
+    /// Connects to the process that listens at `path`. No call on the connection takes longer than `timeout`.
     pub(super) fn connect(path: &Path, timeout: Duration) -> Result<Self, Errno> {
         Self::connect_to(&SocketAddrUnix::new(path)?, timeout)
     }
 
-    /// The same for an address of any kind.
+    /// Connects to an address of any kind, as [`connect`](Self::connect) does.
     pub(super) fn connect_to(address: &SocketAddrUnix, timeout: Duration) -> Result<Self, Errno> {
         let socket = Self(Self::unconnected()?);
         socket.set_timeout(Some(timeout))?;
@@ -55,22 +55,22 @@ impl Socket {
 }
 
 impl Socket<Unforked> {
-    /// The next connection to a listening socket. It never blocks, nor do its calls.
+    /// Accepts the next connection to a listening socket. Neither this call nor calls on the connection block.
     pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<Self, Errno> {
         Unforked::new(|| net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)).map(Self)
     }
 }
 
 impl<D: AsFd> Socket<D> {
-    /// How long [`send`](Self::send) and [`receive`](Self::receive) wait; `None` is for ever.
+    /// Sets how long [`send`](Self::send) and [`receive`](Self::receive) wait; `None` for ever.
     pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), Errno> {
         set_socket_timeout(&self.0, Timeout::Recv, timeout)?;
         set_socket_timeout(&self.0, Timeout::Send, timeout)
     }
 
-    /// Ends the connection; whoever waits in [`receive`](Self::receive) finds it closed.
+    /// Ends the connection; a thread that waits in [`receive`](Self::receive) finds it closed.
     pub(super) fn shut_down(&self) {
-        // Fails only on a connection that has ended.
+        // This fails only if the connection has already ended.
         let _ = net::shutdown(&self.0, Shutdown::Both);
     }
 
@@ -88,8 +88,8 @@ impl<D: AsFd> Socket<D> {
         retry(|| net::sendmsg(&self.0, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)).map(drop)
     }
 
-    /// The next message, and the descriptors that came with it. More than `descriptors` of them are no message; they
-    /// are closed.
+    /// Receives the next message and the descriptors that came with it. If more than `descriptors` came, the message is
+    /// refused and they are closed.
     pub(super) fn receive<T: DeserializeOwned>(&self, descriptors: usize) -> Result<(T, Vec<OwnedFd>), SocketError> {
         let mut frame = vec![0; FRAME_BYTES];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -104,7 +104,7 @@ impl<D: AsFd> Socket<D> {
                 received_descriptors.extend(fds);
             }
         }
-        // The end reads as an empty frame, which somebody may send too.
+        // A closed connection reads as an empty frame, but a peer may also send an empty frame.
         if received.bytes == 0 && self.is_at_end() {
             return Err(SocketError::Closed);
         }
@@ -117,7 +117,7 @@ impl<D: AsFd> Socket<D> {
         Ok((wire::decode(&frame[..received.bytes])?, received_descriptors))
     }
 
-    /// Whether the other end says nothing more.
+    /// Returns whether the other end will send nothing more.
     fn is_at_end(&self) -> bool {
         let mut polled = [PollFd::new(&self.0, PollFlags::RDHUP)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -143,7 +143,7 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, SocketError
             Ok(value) => return Ok(value),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Err(SocketError::Waiting),
-            // Whatever else goes wrong on a connected local socket, nothing more comes of it.
+            // No other error on a connected local socket can be recovered from.
             Err(_) => return Err(SocketError::Closed),
         }
     }

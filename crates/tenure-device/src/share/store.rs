@@ -10,16 +10,16 @@ use super::wire::DESCRIPTORS;
 use super::{LeaseId, Refusal, ShareError};
 use crate::{CallError, Driver, ErrorKind, ProcessMemory};
 
-/// Chunks of one device. Dropped, it gives all of them back; whoever maps one keeps its memory.
+/// Chunks of one device. On drop, it gives all of them back; a process that maps one keeps its memory.
 pub(super) struct Store {
     driver: Arc<dyn Driver>,
     pool: Vec<PoolChunk>,
     leased: BTreeMap<LeaseId, ChunkId>,
-    /// What the driver refused to take back.
+    /// Chunks that the driver refused to take back.
     unreleased: Vec<ChunkId>,
 }
 
-/// A chunk of the pool, exported once for everybody.
+/// A chunk of the pool, exported once for all clients.
 struct PoolChunk {
     chunk: ChunkId,
     bytes: u64,
@@ -38,7 +38,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Sizes of the pool's chunks.
+    /// Returns the sizes of the pool's chunks, in bytes.
     pub(super) fn pool(&self) -> Vec<u64> {
         self.pool.iter().map(|chunk| chunk.bytes).collect()
     }
@@ -51,14 +51,14 @@ impl Store {
         self.pool.iter().map(|chunk| chunk.descriptor.as_fd()).collect()
     }
 
-    /// Whether `offset` and `bytes` are a range of whole granules of the pool.
+    /// Returns whether `offset` and `bytes` describe a range of the pool in whole granules.
     pub(super) fn is_range(&self, offset: u64, bytes: u64) -> bool {
         let granularity = self.driver.granularity();
         let aligned = offset.is_multiple_of(granularity) && bytes.is_multiple_of(granularity);
         aligned && bytes > 0 && offset.checked_add(bytes).is_some_and(|end| end <= self.pool_bytes())
     }
 
-    /// A new chunk, and a descriptor of it. The caller hands the chunk to [`lease`](Self::lease) or to
+    /// Creates a chunk and a descriptor of it. The caller hands the chunk to [`lease`](Self::lease) or to
     /// [`give_back`](Self::give_back).
     pub(super) fn create(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), Refusal> {
         self.exported(bytes).map_err(|error| match error.kind {
@@ -78,14 +78,14 @@ impl Store {
         }
     }
 
-    /// Gives a chunk back, or keeps it in mind if the driver refuses.
+    /// Gives a chunk back, or keeps it for [`retry_releases`](Self::retry_releases) if the driver refuses.
     pub(super) fn give_back(&mut self, chunk: ChunkId) {
         if self.driver.release(chunk).is_err() {
             self.unreleased.push(chunk);
         }
     }
 
-    /// Asks the driver again to take what it refused.
+    /// Asks the driver again to take back the chunks that it refused.
     pub(super) fn retry_releases(&mut self) {
         for chunk in std::mem::take(&mut self.unreleased) {
             self.give_back(chunk);
@@ -96,22 +96,22 @@ impl Store {
         self.unreleased.len()
     }
 
-    /// The processes that the driver lists.
+    /// Returns the processes that the driver lists.
     pub(super) fn processes(&self) -> Option<Vec<ProcessMemory>> {
         self.driver.processes()
     }
 
-    /// Bytes that the device has free; none if it does not say.
+    /// Returns how many bytes the device has free; 0 if the driver does not say.
     pub(super) fn free(&self) -> u64 {
         self.driver.memory_info().map_or(0, |info| info.free)
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub(super) fn device(&self) -> String {
         self.driver.device().to_string()
     }
 
-    /// The device, as every process knows it.
+    /// Returns the UUID of the device, the same in every process.
     pub(super) fn uuid(&self) -> [u8; 16] {
         self.driver.uuid()
     }

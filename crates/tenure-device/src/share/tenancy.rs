@@ -1,4 +1,5 @@
-//! The range for computation: any number of workers and streams have it in their allocators, and one uses it at a time.
+//! The range for computation: any number of workers and streams have it in their allocators, but only one uses it at a
+//! time.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,10 +14,10 @@ use super::{PoolLease, Refusal, ShareError, SharedPool};
 use crate::Access;
 use crate::memory::DeviceMemory;
 
-/// How often it is looked again whether others have finished.
+/// The pause between two attempts to enter a range that other processes use.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Runs what may wait for others.
+/// A function that runs the closure it is given, which may wait for other processes.
 pub(super) type AroundWait = fn(&mut (dyn FnMut() + Send));
 
 /// A range that is leased while a stream has blocks in it.
@@ -25,25 +26,25 @@ pub(super) struct Tenancy {
     offset: u64,
     bytes: u64,
     memory: &'static DeviceMemory,
-    /// The parameters that are computed with.
+    /// The parameters that the computation uses.
     parameters: Option<Awaited>,
     patience: Duration,
     around_wait: AroundWait,
-    /// Locked for a call of the daemon or the device at the longest, never while others are waited for.
+    /// Locked at most for one call to the daemon or the device, never while waiting for other processes.
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Blocks in the range, or about to be placed there.
+    /// The number of blocks in the range, including blocks about to be placed there.
     blocks: u64,
     lease: Option<PoolLease>,
-    /// Whether the parameters were found to be those that were transferred, since the first of the blocks.
+    /// Whether the parameters have been found to match the last transfer since the first of these blocks entered.
     is_checked: bool,
 }
 
 impl Tenancy {
-    /// Of the `bytes` bytes from `offset` of `view`, for `memory`.
+    /// Creates the tenancy of the `bytes` bytes from `offset` of `view`, for `memory`.
     pub(super) fn new(
         view: Arc<SharedPool>,
         (offset, bytes): (u64, u64),
@@ -54,12 +55,12 @@ impl Tenancy {
         Self { view, offset, bytes, memory, parameters, patience, around_wait, state: Mutex::default() }
     }
 
-    /// Gives the lease back, if it was kept.
+    /// Gives the lease back, if the tenancy still has it.
     pub(super) fn end(&self) -> Result<(), ShareError> {
         self.state.lock().lease.take().map_or(Ok(()), PoolLease::release)
     }
 
-    /// Enters for one block more, if that takes no call of the daemon or the device.
+    /// Enters one more block, if that needs no call to the daemon or the device. Returns whether it entered.
     fn enter_at_once(&self) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         let enters = state.blocks > 0 && state.is_checked;
@@ -67,13 +68,14 @@ impl Tenancy {
         enters
     }
 
-    /// Enters for one block more, and waits until the parameters are there and nobody else uses the range.
+    /// Enters one more block. Waits until the parameters are there and no other process or stream uses the range.
     fn wait_and_enter(&self) -> Result<(), ShareError> {
         let deadline = Instant::now() + self.patience;
         loop {
             let waits = Instant::now() < deadline;
             match self.try_enter(waits) {
-                // Whoever has blocks in it keeps it from those that could mend what is wrong.
+                // While blocks are in the range, the processes that could resolve the error can not enter: do not wait
+                // for them.
                 Err(error) if waits && may_pass(&error) && !self.is_used() => thread::sleep(RETRY),
                 entered => return entered,
             }
@@ -101,17 +103,19 @@ impl Tenancy {
         self.parameters.as_ref().map_or(Ok(true), |parameters| parameters.check(self.memory))
     }
 
-    /// Gives the range back if no blocks are in it and the device can be waited for.
+    /// Gives the range back if it has no blocks and no stream is being captured (a capture forbids waiting for the
+    /// device).
     fn give_back_if_unused(&self, state: &mut State) {
         if state.blocks == 0 && !self.memory.donated().is_capturing() {
-            // Dropped, it waits for the device and is given back. What fails leaves it with this process.
+            // Dropping the lease waits for the device and gives the range back. On failure the range stays with this
+            // process.
             state.lease = None;
         }
     }
 }
 
 impl Gate for Tenancy {
-    /// Without a daemon nobody can say who uses the range: this process goes on with memory of its own.
+    /// Without a daemon the range can not be leased: this process then goes on with memory of its own.
     fn enter(&self) -> Result<bool, BackingError> {
         if self.enter_at_once() {
             return Ok(true);
@@ -138,18 +142,19 @@ impl Gate for Tenancy {
 
 /// Parameters that were placed before they were written.
 pub(super) struct Awaited {
-    /// They lie at its start.
+    /// The parameters lie at its start.
     pub(super) view: Arc<SharedPool>,
     pub(super) bytes: u64,
 }
 
 impl Awaited {
-    /// Whether they lie as they were transferred last; `false` if that is not known yet, as they are being transferred.
+    /// Returns whether the parameters lie as they were transferred last; `false` if that can not be known yet, because
+    /// they are being transferred or a stream is being captured.
     pub(super) fn check(&self, memory: &DeviceMemory) -> Result<bool, ShareError> {
         let address: Address = self.view.address();
         let placed = match memory.donated().live(address) {
             Ok(placed) if !placed.is_empty() => placed,
-            // None are, or the range was taken out again.
+            // No parameters were placed, or the range was taken out again.
             _ => return Ok(true),
         };
         if memory.donated().is_capturing() {
@@ -161,7 +166,7 @@ impl Awaited {
             if self.is_being_written()? {
                 return Ok(false);
             }
-            // Whoever wrote them may just have ended it.
+            // The writer may have finished between the two looks.
             content = look()?;
         }
         match content {
@@ -171,7 +176,8 @@ impl Awaited {
         }
     }
 
-    /// Without a daemon nobody can say so, and the process that wrote them was most likely the one that had it.
+    /// Returns whether a process is writing the parameters. If the daemon is gone, the answer is `false`: the process
+    /// that wrote them was most likely the one that ran the daemon.
     fn is_being_written(&self) -> Result<bool, ShareError> {
         match self.view.is_written(0, self.bytes) {
             Err(ShareError::DaemonGone { .. }) => Ok(false),
@@ -180,7 +186,7 @@ impl Awaited {
     }
 }
 
-/// Whether another process's next step may end what stands in the way.
+/// Returns whether the next step of another process may clear this error.
 fn may_pass(error: &ShareError) -> bool {
     matches!(
         error,

@@ -1,11 +1,11 @@
-//! Descriptors that end with their process even if it was forked: a forked child has all that its parent had open, and so
-//! would keep a daemon's socket, lock and connections alive after the daemon's death.
+//! Descriptors that end with their process even if it was forked. A forked child inherits all descriptors of its
+//! parent, and so would keep a daemon's socket, lock and connections alive after the daemon's death.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// Those that are open.
+/// All open descriptors of this kind.
 static OPEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -17,11 +17,12 @@ thread_local! {
 pub(super) struct Unforked(OwnedFd);
 
 impl Unforked {
-    /// The descriptor that `open` makes. Nobody forks meanwhile.
+    /// Opens a descriptor with `open`. No thread can fork meanwhile.
     pub(super) fn new<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
         static HANDLERS: Once = Once::new();
         HANDLERS.call_once(|| {
-            // SAFETY: functions of a library that stays loaded. Refused for want of memory, children keep the descriptors.
+            // SAFETY: the functions belong to a library that stays loaded. If registration fails for want of memory,
+            // children keep the descriptors.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
         });
         let mut all = all();
@@ -59,7 +60,7 @@ extern "C" fn after_fork() {
 
 extern "C" fn after_fork_in_child() {
     if let Ok(Some(mut all)) = FORKING.try_with(Cell::take) {
-        // SAFETY: who owns them is on the stack of a thread that the child does not have.
+        // SAFETY: their owners are on the stacks of threads that do not exist in the child.
         all.drain(..).for_each(|descriptor| drop(unsafe { OwnedFd::from_raw_fd(descriptor) }));
     }
 }

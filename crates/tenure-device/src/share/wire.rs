@@ -1,9 +1,9 @@
-//! What a daemon and its clients say to each other.
+//! The protocol between a daemon and its clients.
 //!
 //! A frame is one message of a `SOCK_SEQPACKET` socket: the version (two bytes, little endian), then the message in
-//! postcard. The kernel keeps the frames apart, so half a frame never arrives, and descriptors belong to the frame
-//! that they came with. The daemon speaks first, [`Reply::Welcome`] or [`Reply::Refused`]; after that each request has
-//! one reply. A connection that asked for [`Request::Recalls`] is spoken to and says nothing more.
+//! postcard. The kernel keeps frames apart, so half a frame never arrives, and descriptors belong to the frame that
+//! they came with. The daemon speaks first, with [`Reply::Welcome`] or [`Reply::Refused`]; after that each request has
+//! one reply. After [`Request::Recalls`] only the daemon sends on that connection.
 
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::{LeaseId, Refusal};
 use crate::Access;
 
-/// The version of every frame. There is one; a frame of another is refused.
+/// The version of every frame. A frame of any other version is refused.
 pub const VERSION: u16 = 1;
 
 /// The longest frame, in bytes.
@@ -20,130 +20,131 @@ pub const FRAME_BYTES: usize = 64 << 10;
 /// The most descriptors that a frame carries.
 pub const DESCRIPTORS: usize = 64;
 
-/// From a client.
+/// A message from a client to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// A descriptor of each chunk of the pool.
+    /// Asks for a descriptor of each chunk of the pool.
     Attach,
-    /// The right to use a range of the pool.
+    /// Leases a range of the pool.
     LeasePool {
         /// First byte, from the start of the pool.
         offset: u64,
-        /// How many bytes.
+        /// The size in bytes.
         bytes: u64,
-        /// For which use.
+        /// The use of the range: reading only, or also writing.
         access: Access,
-        /// Whether it is asked for again and again, until others have given it back: they get it after this client.
+        /// Whether the client asks again and again until the range is free. Other clients then get the range after this
+        /// one.
         waits: bool,
     },
-    /// Whether somebody who is there may write some of a range of the pool.
+    /// Asks whether a client that is still connected may write a part of a range of the pool.
     IsWritten {
         /// First byte, from the start of the pool.
         offset: u64,
-        /// How many bytes.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// A chunk of its own. If there is not enough memory, the answer does not wait, and others are asked for theirs.
+    /// Leases a chunk. If there is not enough memory, the daemon refuses at once and asks other clients for theirs.
     LeaseChunk {
-        /// Its size.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// Waits until there is memory for chunks, which are not leased with it.
+    /// Waits until there is memory for chunks. Does not lease them.
     Room {
-        /// Their sizes together.
+        /// The size of the chunks together, in bytes.
         bytes: u64,
         /// The longest to wait, in ms.
         wait_ms: u32,
     },
-    /// Gives a lease back, after all work with its memory has completed.
+    /// Gives a lease back. All work with its memory must have completed.
     Release(LeaseId),
-    /// Makes a lease for writing one for reading, after all writes have completed: others may read from now on, and
-    /// nobody wrote in between.
+    /// Turns a lease for writing into one for reading. All writes must have completed. Other clients may read from now
+    /// on, and none wrote in between.
     Lower(LeaseId),
     /// Sends [`Reply::Recall`]s over this connection from now on.
     Recalls,
-    /// What is leased, and to whom.
+    /// Asks for a report of all leases and their holders.
     Status,
 }
 
-/// From the daemon.
+/// A message from the daemon to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// The connection is accepted.
     Welcome(Terms),
     /// The pool's descriptors come with this, in order.
     Attached,
-    /// Granted. A chunk's descriptor comes with this.
+    /// The lease is granted. A chunk's descriptor comes with this.
     Leased(LeaseId),
-    /// Done.
+    /// The request was carried out.
     Done,
-    /// Whether somebody may write.
+    /// Whether a connected client may write a part of the range.
     Written(bool),
-    /// Memory runs short: clients are asked to give back about this many bytes of chunks that they can spare.
+    /// Memory runs short: the client is asked to give back about this many bytes of chunks, if it can spare them.
     Recall(u64),
-    /// What is leased, and to whom.
+    /// A report of all leases and their holders.
     Status(Status),
-    /// Nothing was changed.
+    /// The request was refused. Nothing was changed.
     Refused(Refusal),
 }
 
-/// What a daemon offers.
+/// The device and the pool that a daemon offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// The device, such as `cuda:0`, by the daemon's count.
+    /// The device, such as `cuda:0`, as the daemon numbers it.
     pub device: String,
-    /// The same device, as every process knows it.
+    /// The UUID of the device, the same in every process.
     pub uuid: [u8; 16],
-    /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool; together less than 2^64. Empty
-    /// without a pool.
+    /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool; their sum is less than 2^64.
+    /// Empty without a pool.
     #[serde(deserialize_with = "pool")]
     pub pool: Vec<u64>,
 }
 
 impl Terms {
-    /// The pool's size in bytes.
+    /// Returns the pool's size in bytes.
     pub fn pool_bytes(&self) -> u64 {
         self.pool.iter().sum()
     }
 }
 
-/// Sizes that have a sum.
+/// Deserializes chunk sizes, and refuses them if their sum overflows.
 fn pool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
     let sizes = Vec::<u64>::deserialize(deserializer)?;
     let sum = sizes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes));
     sum.map(|_| sizes).ok_or_else(|| D::Error::custom("a pool of more than 2^64 bytes"))
 }
 
-/// What a daemon holds, and who leases it.
+/// A report on a daemon: its memory, its leases and their holders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// What it offers.
+    /// The device and the pool that the daemon offers.
     pub terms: Terms,
-    /// The daemon's process.
+    /// The number of the daemon's process.
     pub pid: u32,
-    /// How long it has run, in ms.
+    /// The time since the daemon started, in ms.
     pub uptime_ms: u64,
-    /// Open connections, the asking one included.
+    /// The number of open connections, including the one that asks.
     pub connections: u32,
-    /// Bytes of leased chunks, beside the pool.
+    /// The size of all leased chunks together, in bytes, without the pool.
     pub chunk_bytes: u64,
-    /// The most that leased chunks may come to, in bytes, if that is limited.
+    /// The limit on the sum of all leased chunks, in bytes, if there is one.
     pub chunk_limit_bytes: Option<u64>,
-    /// Chunks that the driver refused to take back so far; it is asked again.
+    /// The number of chunks that the driver has refused to take back so far; the daemon asks it again.
     pub unreleased: u32,
-    /// Requests that wait for others to give back chunks.
+    /// The number of requests that wait for other clients to give back chunks.
     pub waiting: u32,
-    /// Processes that have mapped the pool, whatever they lease, and are connected; at most a thousand. Those that the
-    /// daemon can not see are not among them.
+    /// Connected processes that have mapped the pool, with or without leases; at most a thousand. Processes that the
+    /// daemon can not see are left out.
     pub attached: Vec<u32>,
-    /// Leases, of one process and one kind together.
+    /// All leases, one entry for each process and kind.
     pub holdings: Vec<Holding>,
-    /// How many more holdings there are than a frame has room for.
+    /// The number of holdings that did not fit into the frame.
     pub left_out: u32,
 }
 
 impl Status {
-    /// Bytes that the limit leaves for chunks; the device may have less.
+    /// Returns how many bytes the limit leaves for chunks; the device may have less.
     pub fn available_bytes(&self) -> u64 {
         self.chunk_limit_bytes.unwrap_or(u64::MAX).saturating_sub(self.chunk_bytes)
     }
@@ -154,48 +155,48 @@ impl Status {
 pub struct Holding {
     /// The process, if the daemon can see it.
     pub pid: Option<u32>,
-    /// What is leased.
+    /// Whether these are ranges of the pool or chunks.
     pub kind: LeaseKind,
-    /// What for.
+    /// The use of the memory: reading only, or also writing.
     pub access: Access,
     /// Whether its holder is still there.
     pub state: LeaseState,
-    /// How many leases.
+    /// The number of leases.
     pub leases: u32,
-    /// Their bytes together.
+    /// The size of the leases together, in bytes.
     pub bytes: u64,
-    /// Age of the oldest, in ms.
+    /// The age of the oldest lease, in ms.
     pub oldest_ms: u64,
 }
 
-/// What is leased.
+/// The kind of memory that a lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseKind {
     /// A range of the pool.
     Pool,
-    /// A chunk of its own.
+    /// A chunk outside the pool.
     Chunk,
 }
 
-/// Whether a lease's holder is still there.
+/// The state of a lease's holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
-    /// It is connected.
+    /// The holder is connected.
     Held,
-    /// Its connection or its process has ended, and its work on the device may still run.
+    /// The holder's connection or process has ended, but its work on the device may still run.
     Orphaned,
 }
 
-/// Why bytes are no frame of this version.
+/// The reason why bytes are not a frame of this version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// Too short to have a version.
+    /// The frame is too short to hold a version.
     #[error("a frame of {0} bytes has no version")]
     Short(usize),
-    /// The other side is of another release.
+    /// The other side speaks another version of the protocol.
     #[error(
         "the other side speaks version {theirs} of the protocol, this one {VERSION}: use the same release for both"
     )]
@@ -203,33 +204,33 @@ pub enum WireError {
         /// The version in the frame.
         theirs: u16,
     },
-    /// Not a message.
+    /// The body is not a message.
     #[error("not a message: {0}")]
     Malformed(postcard::Error),
-    /// More bytes than the message has.
+    /// Bytes follow the message.
     #[error("{0} bytes follow the message")]
     Trailing(usize),
-    /// Longer than [`FRAME_BYTES`].
+    /// The frame is longer than [`FRAME_BYTES`].
     #[error("a frame is longer than {FRAME_BYTES} bytes")]
     TooLong,
-    /// Descriptors that were not asked for, or for which the system had no room.
+    /// Descriptors arrived that were not asked for, or the system had no room for them.
     #[error("descriptors came that were not asked for or could not be taken: check the limit on open files")]
     Descriptors,
 }
 
-/// `message` as a frame.
+/// Encodes `message` as a frame.
 ///
 /// # Errors
-/// It is longer than [`FRAME_BYTES`].
+/// The frame is longer than [`FRAME_BYTES`].
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     let frame = postcard::to_extend(message, VERSION.to_le_bytes().to_vec()).map_err(WireError::Malformed)?;
     if frame.len() > FRAME_BYTES { Err(WireError::TooLong) } else { Ok(frame) }
 }
 
-/// The message of a frame.
+/// Decodes the message of a frame.
 ///
 /// # Errors
-/// It is of another version, or is not exactly one message.
+/// The frame is of another version, or is not exactly one message.
 pub fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, WireError> {
     if frame.len() > FRAME_BYTES {
         return Err(WireError::TooLong);

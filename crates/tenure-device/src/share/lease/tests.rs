@@ -1,4 +1,4 @@
-//! Leases against a model that keeps no books: it remembers everything that happened, and asks it.
+//! Property tests of leases against a model that remembers every event and searches all of them for each answer.
 
 use proptest::prelude::*;
 
@@ -186,7 +186,7 @@ fn holdings_sum_up_the_leases_of_a_connection_by_kind() {
     assert_eq!(leases.holdings(50), [held, orphaned]);
 }
 
-/// What may happen to leases. Numbers choose among what there is.
+/// An event that happens to leases. Numbers choose among the objects that exist.
 #[derive(Clone, Debug)]
 enum Step {
     Connect { visible: bool },
@@ -218,7 +218,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A process with one connection, as it really is.
+/// A process with one connection, and everything that has really happened to it.
 #[derive(Clone, Copy)]
 struct Process {
     id: HolderId,
@@ -228,7 +228,7 @@ struct Process {
     listed: bool,
 }
 
-/// A lease that was granted and not ended.
+/// A lease that was granted and has not ended.
 struct Live {
     id: LeaseId,
     process: usize,
@@ -244,7 +244,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether a process's work may touch what a lease is of.
+    /// Returns whether work of a process may still touch leased memory. `tells`: whether the driver lists processes.
     fn may_touch(&self, process: &Process, extent: Extent, tells: bool) -> bool {
         let in_grace = |since_ms: Option<u64>| since_ms.is_none_or(|since_ms| self.now_ms < since_ms + GRACE_MS);
         match (process.visible, extent) {
@@ -270,7 +270,8 @@ impl Model {
 }
 
 proptest! {
-    /// No writer beside anybody; nothing reclaimed while work may touch it; everything reclaimed after that.
+    /// Checks that a writer excludes all others, that nothing is reclaimed while work may touch it, and that everything
+    /// is reclaimed as soon as none can.
     #[test]
     fn leases_agree_with_the_model(steps in prop::collection::vec(step(), 1..120), tells: bool) {
         let mut leases = Leases::new(GRACE_MS);
