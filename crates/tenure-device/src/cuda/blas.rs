@@ -1,7 +1,8 @@
-//! Products of matrices, through cuBLASLt.
+//! Matrix products, through cuBLASLt.
 //!
-//! A product is described once, and cuBLASLt asked for an algorithm; both are kept by the description. cuBLASLt counts
-//! rows first, so what it is given is the transpose of everything: `d' = b' a'`, where no element moves.
+//! A product is described once, and cuBLASLt is asked once for an algorithm; both are cached by the description.
+//! cuBLASLt stores matrices by columns, so it is given the transpose of the product, `d' = b' a'`, in which no element
+//! moves.
 
 use std::panic::Location;
 use std::ptr;
@@ -24,114 +25,116 @@ use tenure_core::{DType, StreamId};
 use super::CudaDriver;
 use crate::{Call, CallError, ErrorKind};
 
-/// Bytes that any algorithm for a product takes at most, as NVIDIA advises for its devices since Hopper.
+/// The limit on the workspace of any algorithm for a product, in bytes, as NVIDIA recommends for devices since Hopper.
 pub const TUNING_WORKSPACE: usize = 32 << 20;
 
-/// `d = alpha * a * b + beta * c`, or so many of them: `a` has `m` rows and `k` columns, `b` has `k` and `n`.
+/// A matrix product `d = alpha * a * b + beta * c`, or a batch of them: `a` has `m` rows and `k` columns, `b` has `k`
+/// rows and `n` columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// Rows of the result.
+    /// The number of rows of the result.
     pub m: usize,
-    /// Columns of the result.
+    /// The number of columns of the result.
     pub n: usize,
-    /// What is summed up.
+    /// The number of columns of `a` and rows of `b`, over which the product sums.
     pub k: usize,
-    /// How many products.
+    /// The number of products.
     pub batch: usize,
     /// The dtype of all matrices.
     pub dtype: DType,
-    /// What it is computed in.
+    /// The precision of the computation.
     pub compute: Compute,
-    /// How the left factor lies.
+    /// The memory layout of the left factor.
     pub a: Matrix,
-    /// How the right factor lies.
+    /// The memory layout of the right factor.
     pub b: Matrix,
-    /// How what is added lies, if that is not the result's place.
+    /// The memory layout of the matrix that is added; `None` if it is stored in the result's place.
     pub c: Option<Matrix>,
-    /// How the result lies: not transposed.
+    /// The memory layout of the result, which is not transposed.
     pub d: Matrix,
-    /// What is done with the result before it is written.
+    /// The last step before the result is written.
     pub epilogue: Epilogue,
 }
 
-/// How a matrix lies in memory, in elements.
+/// The layout of a matrix in memory, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
-    /// From one row to the next; from one column to the next, if it is transposed.
+    /// The distance from one row to the next, or from one column to the next if the matrix is transposed.
     pub leading: usize,
-    /// From one matrix of the batch to the next.
+    /// The distance from one matrix of the batch to the next.
     pub stride: usize,
-    /// Elements of a column are side by side, not those of a row.
+    /// Whether the elements of a column, instead of a row, lie side by side.
     pub is_transposed: bool,
-    /// A power of two that divides the address of each, in bytes, 16 at most.
+    /// A power of two that divides the address of each matrix, in bytes, at most 16.
     pub alignment: usize,
 }
 
-/// What products are computed in.
+/// The precision in which products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
-    /// `f32`, or `f64` for `f64`.
+    /// `f32`, or `f64` for `f64` matrices.
     Full,
-    /// Of `f32`, 10 bits of each factor's mantissa: TF32.
+    /// TF32: only 10 bits of the mantissa of each `f32` factor.
     Tf32,
 }
 
-/// What is done with a result before it is written.
+/// The last step before a result is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
-    /// Nothing.
+    /// No further step.
     None,
-    /// A number for each column is added.
+    /// Adds one number for each column.
     Bias,
 }
 
-/// Where a product's matrices are.
+/// The addresses of a product's matrices, and its factors.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands {
     /// The left factor.
     pub a: Address,
     /// The right factor.
     pub b: Address,
-    /// What is added: the result itself, unless the description says how else it lies. Not read if `beta` is 0.
+    /// The matrix that is added: the result itself, unless [`Product::c`] gives it a layout of its own. Not read if
+    /// `beta` is 0.
     pub c: Address,
     /// The result.
     pub d: Address,
-    /// A number for each column, if the epilogue wants one.
+    /// One number for each column, if the epilogue is [`Epilogue::Bias`].
     pub bias: Address,
-    /// What the product is multiplied with.
+    /// The factor of the product.
     pub alpha: f64,
-    /// What is added is multiplied with this.
+    /// The factor of the matrix that is added.
     pub beta: f64,
-    /// [`ProductPlan::workspace_bytes`] bytes, aligned to 256.
+    /// The workspace: [`ProductPlan::workspace_bytes`] bytes, aligned to 256.
     pub workspace: Address,
 }
 
-/// How a product is computed on a device. It is for good.
+/// A plan by which a product is computed on a device. It stays valid for good.
 #[derive(Clone)]
 pub struct ProductPlan(Arc<Plan>);
 
 impl ProductPlan {
-    /// Bytes that [`Operands::workspace`] must have.
+    /// Returns how many bytes [`Operands::workspace`] must have.
     pub fn workspace_bytes(&self) -> usize {
         self.0.chosen.workspaceSize
     }
 
-    /// Whether its algorithm was [measured](CudaDriver::tune_product).
+    /// Returns whether the algorithm was chosen by [measurement](CudaDriver::tune_product).
     pub fn is_tuned(&self) -> bool {
         self.0.is_tuned
     }
 }
 
-/// The library on a device, and the products that were asked for.
+/// cuBLASLt on a device, and the products that were planned so far.
 pub(super) struct Blas {
     handle: cublasLtHandle_t,
-    /// Errors too: what the library does not compute once, it never does.
+    /// Plans, and errors too: a product that the library can not compute once, it never can.
     plans: RwLock<FxHashMap<Product, Result<ProductPlan, CallError>>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from any thread.
 unsafe impl Send for Blas {}
-// SAFETY: the same, and by several at once.
+// SAFETY: cuBLASLt's handle may be used by several threads at once.
 unsafe impl Sync for Blas {}
 
 struct Plan {
@@ -140,17 +143,17 @@ struct Plan {
     b: Layout,
     c: Option<Layout>,
     d: Layout,
-    /// Changed before each use: where the bias is.
+    /// Changed before each use: it holds the address of the bias.
     description: Mutex<Description>,
     chosen: Heuristic,
     is_tuned: bool,
 }
 
 impl CudaDriver {
-    /// How a product is computed: what the library thinks best, the same every time.
+    /// Returns the plan for a product: the algorithm that the library ranks first, and the same one every time.
     ///
     /// # Errors
-    /// There is no cuBLASLt, or it does not compute that.
+    /// There is no cuBLASLt, or it can not compute this product.
     pub fn product_plan(&self, product: &Product) -> Result<ProductPlan, CallError> {
         if let Some(plan) = self.blas.get().and_then(|blas| blas.plans.read().get(product).cloned()) {
             return plan;
@@ -160,14 +163,14 @@ impl CudaDriver {
         blas.plans.write().entry(*product).or_insert(plan).clone()
     }
 
-    /// Puts a product on `stream`.
+    /// Submits a product to `stream`.
     ///
     /// # Errors
     /// The stream does not exist, or the library refuses.
     ///
     /// # Safety
-    /// The operands are as the plan's product says, and stay there until the stream has passed it; nothing else touches
-    /// what is written unordered, nor writes what is read.
+    /// The operands match the plan's product, and stay valid until the stream has completed the product. Other work
+    /// does not access written memory, or write read memory, without ordering.
     #[track_caller]
     pub unsafe fn multiply(&self, plan: &ProductPlan, operands: &Operands, stream: StreamId) -> Result<(), CallError> {
         let at = Location::caller();
@@ -179,14 +182,14 @@ impl CudaDriver {
         })
     }
 
-    /// Computes a product by each of up to `candidates` algorithms, and takes the fastest from now on. It waits for the
-    /// device, and must not be called while anything is captured. The workspace has [`TUNING_WORKSPACE`] bytes.
+    /// Measures up to `candidates` algorithms for a product, and uses the fastest from now on. Waits for the device,
+    /// and must not be called while a stream is captured. The workspace has [`TUNING_WORKSPACE`] bytes.
     ///
     /// # Errors
-    /// Those of [`multiply`](Self::multiply).
+    /// The same as [`multiply`](Self::multiply).
     ///
     /// # Safety
-    /// As there. What is added is not the result itself.
+    /// The same as for [`multiply`](Self::multiply). In addition, the matrix that is added is not the result itself.
     pub unsafe fn tune_product(
         &self,
         product: &Product,
@@ -227,12 +230,12 @@ impl CudaDriver {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is writable, and the thread has the context.
         check(unsafe { sys::cublasLtCreate(&mut handle) })?;
-        // Another thread's, if that was faster: this one stays for nothing, once.
+        // If another thread was faster, its handle is used, and this one stays unused.
         Ok(self.blas.get_or_init(|| Blas { handle, plans: RwLock::default() }))
     }
 
     /// # Safety
-    /// As of [`multiply`](Self::multiply).
+    /// The same as for [`multiply`](Self::multiply).
     unsafe fn run_product(
         &self,
         plan: &Plan,
@@ -253,8 +256,8 @@ impl CudaDriver {
             description.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
         let c_layout = plan.c.as_ref().unwrap_or(&plan.d);
-        // SAFETY: descriptions and layouts are alive, the factors too and of the scale's type, and the caller answers for
-        // the addresses.
+        // SAFETY: descriptions, layouts and factors are alive, the factors have the scale's type, and the caller
+        // guarantees the addresses.
         check(unsafe {
             sys::cublasLtMatmul(
                 handle,
@@ -294,7 +297,7 @@ impl Plan {
             _ => ComputeType::CUBLAS_COMPUTE_32F,
         };
         let description = Description::new(compute, data_type(scale)?)?;
-        // `CUBLAS_OP_N` and `CUBLAS_OP_T`.
+        // The values of `CUBLAS_OP_N` and `CUBLAS_OP_T`.
         description.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(b.is_transposed))?;
         description.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(a.is_transposed))?;
         let epilogue = match epilogue {
@@ -315,11 +318,11 @@ impl Plan {
         })
     }
 
-    /// Algorithms, the best first as the library thinks.
+    /// Returns up to `count` algorithms, in the library's ranking from best to worst.
     fn candidates(&self, blas: &Blas, count: usize) -> Result<Vec<Heuristic>, ErrorKind> {
         let preference = Preference::new()?;
         preference.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &TUNING_WORKSPACE)?;
-        // Parts of a sum are rounded once, and added in their order.
+        // Partial sums are rounded once, and added in a fixed order.
         let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction)?;
         let Product { a, b, c, d, .. } = self.product;
@@ -334,7 +337,7 @@ impl Plan {
         let mut found = vec![none(); count];
         let mut returned = 0;
         let description = self.description.lock();
-        // SAFETY: all descriptors are alive, and there is room for as many results.
+        // SAFETY: all descriptors are alive, and `found` has room for `count` results.
         check(unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 blas.handle,
@@ -365,27 +368,27 @@ fn none() -> Heuristic {
     }
 }
 
-/// A descriptor of cuBLASLt's.
+/// Defines a type that owns a descriptor of cuBLASLt.
 macro_rules! descriptor {
     ($(#[$doc:meta])* $name:ident($raw:ty), $attribute:ty: $set:ident, $destroy:ident) => {
         $(#[$doc])*
         struct $name($raw);
 
-        // SAFETY: a descriptor is memory that only its owner reaches.
+        // SAFETY: a descriptor is memory that only its owner accesses.
         unsafe impl Send for $name {}
-        // SAFETY: what is shared is only read.
+        // SAFETY: shared descriptors are only read.
         unsafe impl Sync for $name {}
 
         impl $name {
             fn set<T>(&self, attribute: $attribute, value: &T) -> Result<(), ErrorKind> {
-                // SAFETY: the descriptor is alive, and the library reads so many bytes of the value.
+                // SAFETY: the descriptor is alive, and the library reads only the bytes of the value.
                 check(unsafe { sys::$set(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) })
             }
         }
 
         impl Drop for $name {
             fn drop(&mut self) {
-                // SAFETY: the descriptor is alive, and nobody uses it after this.
+                // SAFETY: the descriptor is alive, and is not used after this.
                 let _ = unsafe { sys::$destroy(self.0) };
             }
         }
@@ -413,7 +416,7 @@ impl Description {
 }
 
 impl Layout {
-    /// The transpose, whose columns are the rows.
+    /// Creates the layout of the transpose, whose columns are the matrix's rows.
     fn new(data: cudaDataType_t, matrix: Matrix, rows: usize, columns: usize, batch: usize) -> Result<Self, ErrorKind> {
         let (rows, columns) = if matrix.is_transposed { (columns, rows) } else { (rows, columns) };
         let mut raw = ptr::null_mut();

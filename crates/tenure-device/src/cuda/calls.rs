@@ -1,3 +1,5 @@
+//! The driver calls of a CUDA device: [`CudaDriver`]'s implementation of [`Driver`].
+
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -58,10 +60,10 @@ impl Driver for CudaDriver {
 
     fn free(&self, address: Address) -> Result<(), CallError> {
         self.in_context(Call::Free, || {
-            // Forgotten first: the driver may give the address to another thread before this one goes on.
+            // Remove the segment first: once it is freed, the driver may give the same address to another thread.
             let unknown = ErrorKind::UnknownHandle { what: "segment", handle: address };
             let bytes = self.segments.remove(address).ok_or(unknown)?;
-            // SAFETY: the segment is of `malloc`, and no other thread frees it.
+            // SAFETY: the segment came from `malloc`, and no other thread frees it.
             let freed = self.timings.time(Call::Free, 1, bytes, || unsafe { sys::cuMemFree_v2(address) });
             freed.inspect_err(|_| self.segments.insert(address, bytes))
         })
@@ -71,7 +73,7 @@ impl Driver for CudaDriver {
         self.call(Call::Reserve, || {
             self.space.lock().check_size(bytes)?;
             let mut address = 0;
-            // SAFETY: `address` is writable; no address and no alignment is asked for.
+            // SAFETY: `address` is writable; the call asks for no particular address or alignment.
             let reserve = || unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
             self.timings.time(Call::Reserve, 1, bytes, reserve)?;
             self.space.lock().add_reservation(address, bytes);
@@ -96,7 +98,7 @@ impl Driver for CudaDriver {
             self.space.lock().check_size(bytes)?;
             let properties = chunk_properties(self.ordinal, self.properties.shares_descriptors);
             let mut handle = 0;
-            // SAFETY: `handle` is writable, `properties` is whole.
+            // SAFETY: `handle` is writable, `properties` is fully initialised.
             let create = || unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) };
             self.timings.time(Call::Create, 1, bytes, create).map_err(|kind| self.refusal(kind, bytes))?;
             self.space.lock().add_chunk(ChunkId(handle), bytes);
@@ -139,8 +141,8 @@ impl Driver for CudaDriver {
         self.call(Call::Unmap, || {
             let mut space = self.space.lock();
             let count = space.whole_chunks(address, bytes)?;
-            // SAFETY: the range covers whole mappings. That no work uses them is the caller's to know; work that does
-            // loses the context, and touches nothing of the host's.
+            // SAFETY: the range covers whole mappings. The caller ensures that no work uses them; work that does loses
+            // the context, and touches no host memory.
             self.timings.time(Call::Unmap, count, bytes, || unsafe { sys::cuMemUnmap(address, bytes as usize) })?;
             space.remove_mappings(address, bytes);
             Ok(())
@@ -158,8 +160,8 @@ impl Driver for CudaDriver {
             check(unsafe { sys::cuMemExportToShareableHandle(target, chunk.0, kind, 0) })?;
             // SAFETY: the driver opened the descriptor for this call.
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-            // A copy, since copies are closed when a program is executed. A descriptor that a child process inherits
-            // would keep the memory.
+            // Return a copy, because copies are closed on `exec`. A child program that inherited the descriptor would
+            // keep the memory alive.
             descriptor.try_clone().map_err(|error| system_failure(&error))
         })
     }
@@ -194,12 +196,12 @@ impl Driver for CudaDriver {
             let flags = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
             let (mut opened, mut base, mut bytes) = (0, 0, 0);
             let mut counts = self.opened.lock();
-            // SAFETY: `opened` is writable, and the driver refuses a handle that names nothing.
+            // SAFETY: `opened` is writable, and the driver refuses an invalid handle.
             check(unsafe { sys::cuIpcOpenMemHandle_v2(&mut opened, handle, flags) })?;
             // SAFETY: both are writable, and the memory was just opened.
             let sized = check(unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, opened) });
             if let Err(error) = sized {
-                // SAFETY: it was just opened, and nobody else knows of it.
+                // SAFETY: the memory was just opened, and its address has not left this function.
                 let _ = check(unsafe { sys::cuIpcCloseMemHandle(opened) });
                 return Err(error);
             }
@@ -213,7 +215,7 @@ impl Driver for CudaDriver {
             let mut counts = self.opened.lock();
             let unknown = ErrorKind::UnknownHandle { what: "opened memory", handle: address };
             let count = counts.get_mut(&address).ok_or(unknown)?;
-            // SAFETY: the memory is open, and the lock keeps others from closing it meanwhile.
+            // SAFETY: the memory is open, and the lock keeps other threads from closing it meanwhile.
             check(unsafe { sys::cuIpcCloseMemHandle(address) })?;
             *count -= 1;
             if *count == 0 {
@@ -239,7 +241,7 @@ impl Driver for CudaDriver {
     fn host_on_device(&self, address: *const u8) -> Result<Address, CallError> {
         self.in_context(Call::HostOnDevice, || {
             let mut found = 0;
-            // SAFETY: the driver looks the address up, and writes the one number.
+            // SAFETY: the driver looks the address up, and writes only to `found`.
             check(unsafe { sys::cuMemHostGetDevicePointer_v2(&mut found, address.cast_mut().cast(), 0) })?;
             Ok(found)
         })
@@ -277,7 +279,7 @@ impl Driver for CudaDriver {
             let unknown = ErrorKind::UnknownHandle { what: "stream", handle: stream.0 };
             match self.streams.remove(stream.0).ok_or(unknown)? {
                 StreamOwner::Other => Ok(()),
-                // SAFETY: the stream was made here, and no other thread destroys it.
+                // SAFETY: this driver made the stream, and no other thread destroys it.
                 StreamOwner::This => check(unsafe { sys::cuStreamDestroy_v2(stream.0 as CUstream) }),
             }
         })
@@ -297,7 +299,7 @@ impl Driver for CudaDriver {
             if is_captured(stream)? {
                 return Ok(());
             }
-            // A query counts as unsafe while any thread captures, and would end its capture.
+            // A query counts as unsafe while any thread captures, and would invalidate that capture.
             let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the stream is known.
             completed(unsafe { sys::cuStreamQuery(stream) }).map(drop)
@@ -348,7 +350,7 @@ impl Driver for CudaDriver {
         self.in_context(Call::OpenEvent, || {
             let handle = CUipcEventHandle { reserved: handle.0.map(|byte| byte as _) };
             let mut event = ptr::null_mut();
-            // SAFETY: `event` is writable, and the driver refuses a handle that names nothing.
+            // SAFETY: `event` is writable, and the driver refuses an invalid handle.
             check(unsafe { sys::cuIpcOpenEventHandle(&mut event, handle) })?;
             EVENTS.insert(event as u64, EventKind::Interprocess);
             Ok(EventId(event as u64))
@@ -401,7 +403,7 @@ impl Driver for CudaDriver {
             let [from, to] = [start, end].map(|event| self.event_of_kind(event, EventKind::Timing));
             let (from, to) = (from?, to?);
             match elapsed_ms(from, to) {
-                // An event that was never recorded is an invalid handle to the driver.
+                // For the driver, an event that was never recorded is an invalid handle.
                 Err(kind) if matches!(kind.code(), 400 | 600) => {
                     let unpassed = if elapsed_ms(to, to).is_err() { end } else { start };
                     Err(ErrorKind::NotPassed(unpassed.0))
@@ -414,7 +416,8 @@ impl Driver for CudaDriver {
     fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::CopyToDevice, || {
             let stream = self.submit(stream, source.len() as u64, |stream| {
-                // SAFETY: `source` outlives the copy, which is waited for below; the driver checks the address.
+                // SAFETY: `source` outlives the copy, because this function waits for it below; the driver checks the
+                // address.
                 unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
             })?;
             // SAFETY: the stream is known.
@@ -426,7 +429,8 @@ impl Driver for CudaDriver {
     fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::CopyFromDevice, || {
             let stream = self.submit(stream, target.len() as u64, |stream| {
-                // SAFETY: `target` outlives the copy, which is waited for below; the driver checks the address.
+                // SAFETY: `target` outlives the copy, because this function waits for it below; the driver checks the
+                // address.
                 unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
             })?;
             // SAFETY: the stream is known.
@@ -444,7 +448,7 @@ impl Driver for CudaDriver {
     ) -> Result<(), CallError> {
         self.in_context(Call::CopyToDeviceAsync, || {
             self.submit(stream, bytes, |stream| {
-                // SAFETY: the caller keeps the source until the stream has passed the copy.
+                // SAFETY: the caller keeps the source until the stream has completed the copy.
                 unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), bytes as usize, stream) }
             })
             .map(drop)
@@ -460,7 +464,7 @@ impl Driver for CudaDriver {
     ) -> Result<(), CallError> {
         self.in_context(Call::CopyFromDeviceAsync, || {
             self.submit(stream, bytes, |stream| {
-                // SAFETY: the caller leaves the target to the copy until the stream has passed it.
+                // SAFETY: the caller does not touch the target until the stream has completed the copy.
                 unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), source, bytes as usize, stream) }
             })
             .map(drop)
@@ -470,7 +474,7 @@ impl Driver for CudaDriver {
     fn copy_on_device(&self, target: Address, source: Address, bytes: u64, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::CopyOnDevice, || {
             self.submit(stream, bytes, |stream| {
-                // SAFETY: both are addresses of a device, which the driver checks.
+                // SAFETY: both are device addresses, which the driver checks.
                 unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes as usize, stream) }
             })
             .map(drop)
@@ -480,7 +484,7 @@ impl Driver for CudaDriver {
     fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::Memset, || {
             self.submit(stream, bytes, |stream| {
-                // SAFETY: the address is one of a device, which the driver checks.
+                // SAFETY: the target is a device address, which the driver checks.
                 unsafe { sys::cuMemsetD8Async(target, value, bytes as usize, stream) }
             })
             .map(drop)
@@ -491,14 +495,14 @@ impl Driver for CudaDriver {
         self.in_context(Call::HostFunction, || {
             let stream = self.stream(stream)?;
             if is_captured(stream)? {
-                // A graph would call it with each launch, and it is there for one.
+                // A graph would call the function at each launch, but it can be called only once.
                 return Err(ErrorKind::Capture { reason: "a function of the host was put on a captured stream" });
             }
             let function = Box::into_raw(Box::new(function));
             // SAFETY: the driver calls `run_host_function` once, with this pointer.
             check(unsafe { sys::cuLaunchHostFunc(stream, Some(run_host_function), function.cast()) }).inspect_err(
                 |_| {
-                    // SAFETY: a refused function is not called, so the box is still ours.
+                    // SAFETY: a refused function is not called, so this function still owns the box.
                     drop(unsafe { Box::from_raw(function) });
                 },
             )
@@ -521,10 +525,10 @@ impl Driver for CudaDriver {
             // SAFETY: the stream is known, and `graph` is writable.
             check(unsafe { sys::cuStreamEndCapture(stream, &mut graph) })?;
             let mut executable = ptr::null_mut();
-            // SAFETY: `executable` is writable, and the graph was just made.
+            // SAFETY: `executable` is writable, and the graph was just captured.
             let made = check(unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) });
             let kernels = kernels(graph);
-            // SAFETY: the graph was just made; what was made of it does not need it.
+            // SAFETY: the graph was just captured; the executable does not need it.
             check(unsafe { sys::cuGraphDestroy(graph) }).and(made)?;
             self.graphs.insert(executable as u64, kernels?);
             Ok(GraphId(executable as u64))
@@ -567,18 +571,18 @@ impl Driver for CudaDriver {
     }
 }
 
-/// Runs and drops a host function, from which no driver can be called. A panic does not leave it: it ends the process.
+/// Runs and drops a host function, which may not call the driver. A panic in it ends the process.
 unsafe extern "C" fn run_host_function(function: *mut c_void) {
-    // SAFETY: the pointer is from `host_function`, and comes here once.
+    // SAFETY: the pointer comes from `host_function`, and is passed here only once.
     let function = unsafe { Box::from_raw(function.cast::<HostFunction>()) };
     let _in_function = InHostFunction::enter();
     function();
 }
 
-/// Time between two events that are known.
+/// Returns the time between two known events, in ms.
 fn elapsed_ms(start: CUevent, end: CUevent) -> Result<f32, ErrorKind> {
     let mut ms = 0.0;
-    // SAFETY: `ms` is writable, and the callers know both events.
+    // SAFETY: `ms` is writable, and the callers have looked up both events.
     check(unsafe { sys::cuEventElapsedTime_v2(&mut ms, start, end) })?;
     Ok(ms)
 }

@@ -1,4 +1,4 @@
-//! What driver calls must know of stream capture, by which other code records its launches into a graph.
+//! Stream capture, by which other code records its launches into a graph, and how it affects driver calls.
 
 use std::ptr;
 
@@ -9,8 +9,8 @@ use cudarc::driver::sys::{
 use super::error::check;
 use crate::ErrorKind;
 
-/// Whether what is put on a known stream is captured and does not run. Also of the null stream while a stream that
-/// waits for it is captured.
+/// Returns whether work submitted to a known stream is captured and does not run. This includes the null stream while a
+/// stream that waits for it is captured.
 pub(super) fn is_captured(stream: CUstream) -> Result<bool, ErrorKind> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: `status` is writable, and the caller knows the stream.
@@ -20,10 +20,10 @@ pub(super) fn is_captured(stream: CUstream) -> Result<bool, ErrorKind> {
     }
 }
 
-/// How many kernels a graph has that was just captured.
+/// Returns the number of kernels in a newly captured graph.
 pub(super) fn kernels(graph: CUgraph) -> Result<usize, ErrorKind> {
     let mut count = 0;
-    // SAFETY: the caller knows the graph; without room for them, nodes are counted.
+    // SAFETY: the caller knows the graph; with a null pointer, the call only counts the nodes.
     check(unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) })?;
     if count == 0 {
         return Ok(0);
@@ -41,8 +41,8 @@ pub(super) fn kernels(graph: CUgraph) -> Result<usize, ErrorKind> {
     Ok(kernels)
 }
 
-/// While it lives, this thread may make calls that would end a capture by another thread, or by itself. c10's
-/// `CUDAStreamCaptureModeGuard`.
+/// A guard that lets this thread make calls that would otherwise end a capture by this or another thread. The same as
+/// c10's `CUDAStreamCaptureModeGuard`.
 pub(super) struct RelaxedCapture {
     before: CUstreamCaptureMode,
 }
@@ -58,7 +58,7 @@ impl RelaxedCapture {
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // SAFETY: the field is writable, and holds a mode that the driver gave.
+        // SAFETY: the field is writable, and holds a mode that the driver returned.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
     }
 }

@@ -1,4 +1,4 @@
-//! The primary context of a device, and which context a thread has.
+//! The primary context of a device, and binding it to a thread.
 
 use std::ptr;
 
@@ -7,29 +7,29 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice};
 use super::error::check;
 use crate::ErrorKind;
 
-/// The primary context of a device, retained for good.
+/// The primary context of a device, retained until the process ends.
 pub(super) struct PrimaryContext(CUcontext);
 
-// SAFETY: a context is a name, which any thread may bind; the driver guards what is behind it.
+// SAFETY: a context is a handle that any thread may bind; the driver synchronises access to what it refers to.
 unsafe impl Send for PrimaryContext {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
-    /// Retains the primary context of `device`; starts it, if nobody in the process did before.
+    /// Retains the primary context of `device`, and creates it if it does not exist yet.
     pub(super) fn retain(device: CUdevice) -> Result<Self, ErrorKind> {
         let mut context = ptr::null_mut();
-        // SAFETY: `context` is writable; the driver is started, since there is a device.
+        // SAFETY: `context` is writable; the driver is started, because there is a device.
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
         Ok(Self(context))
     }
 
-    /// The driver's name for it.
+    /// Returns the driver's handle of the context.
     pub(super) fn raw(&self) -> CUcontext {
         self.0
     }
 
-    /// Makes this the context of the calling thread for as long as the value lives.
+    /// Makes this the calling thread's context for as long as the returned value lives.
     pub(super) fn bind(&self) -> Result<Bound, ErrorKind> {
         let mut current = ptr::null_mut();
         // SAFETY: `current` is writable.
@@ -43,17 +43,17 @@ impl PrimaryContext {
     }
 }
 
-/// While it lives, the thread has the primary context; then what it had before.
+/// A guard for a bound context: on drop, it restores the context that the thread had before.
 pub(super) struct Bound {
-    /// What to go back to, null for no context; `None` if the thread had the primary context already.
+    /// The context to restore, null for none; `None` if the thread had the primary context already.
     previous: Option<CUcontext>,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
-            // SAFETY: the thread had this context, or none, a moment ago. Should another thread have destroyed it since,
-            // the driver says so, and the thread is left with the primary context.
+            // SAFETY: the thread had this context, or none, a moment ago. If another thread has destroyed it since, the
+            // driver returns an error, and the thread keeps the primary context.
             let _ = unsafe { sys::cuCtxSetCurrent(previous) };
         }
     }

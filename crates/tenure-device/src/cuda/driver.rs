@@ -1,3 +1,5 @@
+//! The driver of one NVIDIA device: its state, and the checks that every call makes.
+
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
@@ -23,43 +25,43 @@ use super::timing::{Timing, Timings};
 use crate::deferred::in_host_function;
 use crate::{Call, CallError, ErrorKind, EventId, EventKind, GraphId, LaunchRegistry, Priority, Properties};
 
-/// How many launches an error shows that may come from any of them.
+/// The number of recent launches that an error lists, if any of them may have caused it.
 const SUSPECTS: usize = 8;
 
 /// The driver of one NVIDIA device.
 ///
-/// A panic of a [`HostFunction`](crate::HostFunction) ends the process, and a function whose turn comes after the context was lost is never
-/// called. Calls that release, map and unmap take turns, whichever thread they come from; they wait for no work of the
-/// device.
+/// A panic in a [`HostFunction`](crate::HostFunction) ends the process. A host function that would run after the
+/// context was lost is never called. Calls that release, map and unmap run one at a time, whichever threads they come
+/// from; they do not wait for work on the device.
 pub struct CudaDriver {
     pub(super) device: Device,
     pub(super) ordinal: CUdevice,
     pub(super) properties: Properties,
     context: PrimaryContext,
     pub(super) granularity: u64,
-    /// The driver's numbers for [`Priority::ALL`].
+    /// The driver's stream priorities for [`Priority::ALL`].
     pub(super) priorities: [c_int; Priority::ALL.len()],
     pub(super) space: Mutex<AddressSpace>,
-    /// Sizes of what was allocated with an address of its own.
+    /// The sizes in bytes of segments, which are allocations with an address of their own.
     pub(super) segments: Handles<u64>,
-    /// How often memory of other processes is open, by its address.
+    /// How many times memory of another process is open, by its address.
     pub(super) opened: Mutex<BTreeMap<Address, usize>>,
     pub(super) streams: Handles<StreamOwner>,
-    /// How many kernels each launches.
+    /// The number of kernels that each graph launches.
     pub(super) graphs: Handles<usize>,
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
     pub(super) kernels: Kernels,
     pub(super) blas: OnceLock<Blas>,
     pub(super) dnn: OnceLock<Dnn>,
-    /// The error that lost the context.
+    /// The error by which the context was lost.
     lost: OnceLock<Arc<CallError>>,
 }
 
-/// The events of all devices, since streams of one wait for events of another.
+/// The events of all devices, because a stream of one device may wait for an event of another.
 pub(super) static EVENTS: LazyLock<Handles<EventKind>> = LazyLock::new(Handles::new);
 
-/// Who destroys a stream.
+/// The code that destroys a stream: this driver or other code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamOwner {
     This,
@@ -67,7 +69,7 @@ pub(super) enum StreamOwner {
 }
 
 impl CudaDriver {
-    /// Retains the primary context of a device, and makes it if nobody did.
+    /// Retains the primary context of a device, and creates it if it does not exist yet.
     pub(super) fn start(index: u8, ordinal: CUdevice, properties: Properties) -> Result<Self, ErrorKind> {
         let context = PrimaryContext::retain(ordinal)?;
         let bound = context.bind()?;
@@ -77,7 +79,7 @@ impl CudaDriver {
         let chunks = chunk_properties(ordinal, properties.shares_descriptors);
         let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut granularity = 0;
-        // SAFETY: `granularity` is writable, `chunks` is whole.
+        // SAFETY: `granularity` is writable, `chunks` is fully initialised.
         check(unsafe { sys::cuMemGetAllocationGranularity(&mut granularity, &chunks, minimum) })?;
         let granularity = granularity as u64;
         drop(bound);
@@ -102,32 +104,34 @@ impl CudaDriver {
         })
     }
 
-    /// What the device is.
+    /// Returns the properties of the device.
     pub fn properties(&self) -> &Properties {
         &self.properties
     }
 
-    /// Makes a stream known that was made elsewhere, such as PyTorch's: the number is its handle.
-    /// [`destroy_stream`](crate::Driver::destroy_stream) then only forgets it. Nothing happens if it is known.
+    /// Makes known a stream that other code made, such as PyTorch; the number is the stream's handle.
+    /// [`destroy_stream`](crate::Driver::destroy_stream) then only forgets it. If the stream is known already, nothing
+    /// changes.
     ///
     /// # Safety
-    /// The stream belongs to the primary context of this device, or to a part of it, and is not destroyed before it is
-    /// forgotten here.
+    /// The stream belongs to the primary context of this device, or to a green context of it, and is not destroyed
+    /// before it is forgotten here.
     pub unsafe fn adopt_stream(&self, stream: StreamId) {
         self.streams.adopt(stream.0, StreamOwner::Other);
     }
 
-    /// The kernels launched last through this driver.
+    /// Returns the registry of the kernels launched last through this driver.
     pub fn launches(&self) -> &LaunchRegistry {
         &self.launches
     }
 
-    /// How many kernels a graph launches, those of the device's libraries included. `None` for one that is unknown.
+    /// Returns how many kernels a graph launches, including those of the device's libraries. `None` for an unknown
+    /// graph.
     pub fn kernels_of(&self, graph: GraphId) -> Option<usize> {
         self.graphs.get(graph.0)
     }
 
-    /// What the driver took for the memory calls made so far.
+    /// Returns the time that the driver has spent in memory calls and waits so far.
     pub fn timings(&self) -> Vec<Timing> {
         self.timings.all()
     }
@@ -144,17 +148,17 @@ impl CudaDriver {
         })
     }
 
-    /// The driver's number for the device.
+    /// Returns the driver's number of the device.
     pub(crate) fn ordinal(&self) -> CUdevice {
         self.ordinal
     }
 
-    /// Calls a library of the device, with its context.
+    /// Calls a library of the device, in the device's context.
     pub(crate) fn library_call<T>(&self, call: Call, action: impl FnOnce() -> T) -> Result<T, CallError> {
         self.in_context(call, || Ok(action()))
     }
 
-    /// The same for what is put on a known stream.
+    /// Calls a library of the device with a known stream, in the device's context.
     pub(crate) fn library_call_on<T>(
         &self,
         call: Call,
@@ -164,7 +168,8 @@ impl CudaDriver {
         self.in_context(call, || self.stream(stream).map(action))
     }
 
-    /// Makes a driver call: refused when the context is lost, or within a host function, where it could wait for itself.
+    /// Makes a driver call. Refuses it if the context is lost, or inside a host function, where it could wait for
+    /// itself.
     pub(super) fn call<T>(&self, call: Call, action: impl FnOnce() -> Result<T, ErrorKind>) -> Result<T, CallError> {
         if in_host_function() {
             return Err(CallError { call, kind: ErrorKind::CalledFromWork });
@@ -175,7 +180,8 @@ impl CudaDriver {
         action().map_err(|kind| self.failure(call, kind))
     }
 
-    /// The error of a call that failed. One that loses the context may come from any kernel launched before.
+    /// Returns the error of a failed call. If it loses the context, any recent launch may have caused it, so it lists
+    /// them.
     fn failure(&self, call: Call, mut kind: ErrorKind) -> CallError {
         if !kind.loses_context() {
             return CallError { call, kind };
@@ -192,7 +198,7 @@ impl CudaDriver {
         &self.context
     }
 
-    /// The driver's handle of a known stream.
+    /// Returns the driver's handle of a known stream.
     pub(super) fn stream(&self, stream: StreamId) -> Result<CUstream, ErrorKind> {
         const PER_THREAD: u64 = 2;
         if stream.0 > PER_THREAD && self.streams.get(stream.0).is_none() {
@@ -201,13 +207,13 @@ impl CudaDriver {
         Ok(stream.0 as CUstream)
     }
 
-    /// The driver's handle of a known event, and what it is for.
+    /// Returns the driver's handle of a known event, and the event's kind.
     pub(super) fn event(&self, event: EventId) -> Result<(CUevent, EventKind), ErrorKind> {
         let kind = EVENTS.get(event.0).ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })?;
         Ok((event.0 as CUevent, kind))
     }
 
-    /// The driver's handle of a known event of the kind that a call needs.
+    /// Returns the driver's handle of a known event, which must be of the kind that the call needs.
     pub(super) fn event_of_kind(&self, event: EventId, needed: EventKind) -> Result<CUevent, ErrorKind> {
         let (raw, actual) = self.event(event)?;
         if actual != needed {
@@ -216,7 +222,7 @@ impl CudaDriver {
         Ok(raw)
     }
 
-    /// Puts a copy or fill of `bytes` bytes on a stream, unless it is empty.
+    /// Submits a copy or fill of `bytes` bytes to a stream, unless it is empty.
     pub(super) fn submit(
         &self,
         stream: StreamId,
@@ -230,7 +236,7 @@ impl CudaDriver {
         Ok(stream)
     }
 
-    /// Free and total memory. Needs the context.
+    /// Returns the free and total memory. Needs the context.
     pub(super) fn info(&self) -> Result<MemoryInfo, ErrorKind> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are writable, and the thread has the context.
@@ -238,7 +244,8 @@ impl CudaDriver {
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
-    /// The error of a call that asked for `requested` bytes, with what there was if that was too much.
+    /// Returns the error of a call that asked for `requested` bytes. If memory ran out, the error says how much was
+    /// free.
     pub(super) fn refusal(&self, kind: ErrorKind, requested: u64) -> ErrorKind {
         if kind.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 {
             return kind;
@@ -248,13 +255,15 @@ impl CudaDriver {
     }
 }
 
-/// CUDA's numbers for [`Priority::ALL`], of a device with these: the greatest is the lowest number. What has no priority
-/// is 0, so that is the default here too: more would go before streams of other code, less behind them.
+/// Returns CUDA's numbers for [`Priority::ALL`], given the device's range: the greatest priority has the lowest number.
+/// A stream made without a priority has number 0, so the default is 0 here too: a lower number would put it before
+/// streams of other code, a higher one after them.
 fn priorities(least: c_int, greatest: c_int) -> [c_int; Priority::ALL.len()] {
     [least, 0.min(least).max(greatest), greatest]
 }
 
-/// What a chunk is: memory of the device, which can be handed to other processes if the device can do that at all.
+/// Returns the properties of a chunk: device memory, which can be shared with other processes if the device supports
+/// it.
 pub(super) fn chunk_properties(ordinal: CUdevice, shares_descriptors: bool) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -1,4 +1,4 @@
-//! The driver's error numbers, as errors.
+//! The driver's error numbers, converted to errors.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use cudarc::driver::sys::CUresult;
 
 use crate::ErrorKind;
 
-/// What the driver answered, as a result.
+/// Converts the driver's return code to a result.
 pub(super) fn check(code: CUresult) -> Result<(), ErrorKind> {
     code.result().map_err(|error| failure(code, describe(error)))
 }
 
-/// Whether something has completed, by what the driver answered to a query.
+/// Converts the return code of a query to whether the work has completed.
 pub(super) fn completed(code: CUresult) -> Result<bool, ErrorKind> {
     match code {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -20,17 +20,17 @@ pub(super) fn completed(code: CUresult) -> Result<bool, ErrorKind> {
     }
 }
 
-/// What the driver answered to being started.
+/// Converts the return code of starting the driver to a result.
 pub(super) fn started(code: CUresult) -> Result<(), ErrorKind> {
     code.result().map_err(|error| start_failure(code, &describe(error)))
 }
 
-/// A failure of the operating system in a driver call, as the driver would put it.
+/// Returns an error of the operating system in a driver call as the driver would report it.
 pub(super) fn system_failure(error: &io::Error) -> ErrorKind {
     failure(CUresult::CUDA_ERROR_OPERATING_SYSTEM, error.to_string())
 }
 
-/// The driver's words for an error. They are there before it is started.
+/// Returns the driver's description of an error. This works before the driver is started.
 fn describe(error: DriverError) -> String {
     error.error_string().map_or_else(|_| "unknown error".to_owned(), |words| words.to_string_lossy().into_owned())
 }
@@ -42,7 +42,7 @@ fn failure(code: CUresult, description: String) -> ErrorKind {
 fn start_failure(code: CUresult, description: &str) -> ErrorKind {
     match code {
         CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
-        // Says nothing of the start; counting the devices tells what to check.
+        // This code does not name the cause of the failed start; counting the devices then tells what to check.
         CUresult::CUDA_ERROR_UNKNOWN => failure(code, description.to_owned()),
         code => ErrorKind::StartFailed { reason: format!("{code:?}: {description}") },
     }

@@ -1,11 +1,11 @@
-//! Which handles of the driver are known.
+//! The set of the driver's handles that are known.
 
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 const SHARDS: usize = 16;
 
-/// Handles, and what is known of each. In shards, since every call on a stream or event looks one up.
+/// A map from handles to values, split into shards because every call on a stream or event looks one up.
 pub(super) struct Handles<V> {
     shards: [RwLock<FxHashMap<u64, V>>; SHARDS],
 }
@@ -23,7 +23,7 @@ impl<V: Copy> Handles<V> {
         self.shard(handle).write().insert(handle, value);
     }
 
-    /// Makes `handle` known, unless it is.
+    /// Makes `handle` known, unless it is known already.
     pub(super) fn adopt(&self, handle: u64, value: V) {
         self.shard(handle).write().entry(handle).or_insert(value);
     }
@@ -32,7 +32,8 @@ impl<V: Copy> Handles<V> {
         self.shard(handle).write().remove(&handle)
     }
 
-    /// Handles are addresses, whose low bits are all alike: the high bits of a product depend on every bit.
+    /// Returns the shard of a handle. Handles are addresses with equal low bits, so the shard comes from the high bits
+    /// of a product, which depend on every bit.
     fn shard(&self, handle: u64) -> &RwLock<FxHashMap<u64, V>> {
         &self.shards[(handle.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize]
     }

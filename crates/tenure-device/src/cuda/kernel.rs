@@ -1,3 +1,5 @@
+//! Kernels of a CUDA device: compiling, loading and launching them.
+
 use std::ffi::{CString, c_void};
 use std::panic::Location;
 use std::ptr;
@@ -10,13 +12,14 @@ use super::error::check;
 use super::nvrtc::{self, CompileError, Image};
 use crate::{Call, CallError, ErrorKind, Launch};
 
-/// Kernels that a device has loaded. They stay until the process ends, so that no running kernel can lose its code.
+/// Kernels that a device has loaded. They stay loaded until the process ends, so that no running kernel can lose its
+/// code.
 #[derive(Clone, Copy, Debug)]
 pub struct Module(CUmodule);
 
-// SAFETY: a module is a name, valid until the process ends; the driver guards what is behind it.
+// SAFETY: a module is a handle, valid until the process ends; the driver synchronises access to what it refers to.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Module {}
 
 /// A kernel of a [`Module`].
@@ -26,31 +29,31 @@ pub struct Function {
     name: &'static str,
 }
 
-// SAFETY: as for `Module`.
+// SAFETY: see `Module`.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: see `Module`.
 unsafe impl Sync for Function {}
 
-/// How many threads a kernel runs in.
+/// The number of blocks and threads that run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
-    /// Blocks in each direction.
+    /// The number of blocks in each direction.
     pub grid: [u32; 3],
-    /// Threads of a block in each direction.
+    /// The number of threads of a block in each direction.
     pub block: [u32; 3],
-    /// Shared memory of a block beside what the kernel declares, in bytes.
+    /// Shared memory of a block, in bytes, in addition to what the kernel declares.
     pub shared_bytes: u32,
 }
 
 impl LaunchConfig {
-    /// At least `threads` threads side by side, in blocks of 256.
+    /// Returns a launch of at least `threads` threads in one dimension, in blocks of 256.
     pub fn linear(threads: u32) -> Self {
         Self { grid: [threads.div_ceil(256).max(1), 1, 1], block: [256, 1, 1], shared_bytes: 0 }
     }
 }
 
 impl CudaDriver {
-    /// Compiles CUDA C++ for this device. `options` are NVRTC's; the architecture is chosen here.
+    /// Compiles CUDA C++ for this device. `options` are NVRTC's options; this function adds the architecture.
     ///
     /// # Errors
     /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
@@ -61,17 +64,17 @@ impl CudaDriver {
     /// Loads an image onto the device.
     ///
     /// # Errors
-    /// The driver's: the image is for another kind of device, or there is no memory for it.
+    /// The driver's error: the image is for another kind of device, or there is no memory for it.
     pub fn load_module(&self, image: &Image) -> Result<Module, CallError> {
         self.in_context(Call::LoadModule, || {
             let mut module = ptr::null_mut();
-            // SAFETY: `module` is writable, and the image is one that the compiler made, whole.
+            // SAFETY: `module` is writable, and the image is a complete one that the compiler made.
             check(unsafe { sys::cuModuleLoadData(&mut module, image.as_bytes().as_ptr().cast()) })?;
             Ok(Module(module))
         })
     }
 
-    /// The kernel called `name`: the name as it is written for an `extern "C"` kernel, the mangled one for others.
+    /// Returns the kernel called `name`: the name in the source for an `extern "C"` kernel, the mangled name otherwise.
     ///
     /// # Errors
     /// The module has no kernel of that name.
@@ -79,7 +82,7 @@ impl CudaDriver {
         self.function_called(module, name, name)
     }
 
-    /// The kernel of that symbol, under another name in errors.
+    /// Returns the kernel with that symbol. Errors call it `name`.
     pub(super) fn function_called(
         &self,
         module: Module,
@@ -90,23 +93,24 @@ impl CudaDriver {
             let unknown = ErrorKind::UnknownHandle { what: "kernel", handle: 0 };
             let text = CString::new(symbol).map_err(|_| unknown)?;
             let mut raw = ptr::null_mut();
-            // SAFETY: `raw` is writable, the module is loaded for good, and `text` ends with a zero.
+            // SAFETY: `raw` is writable, the module is never unloaded, and `text` ends with a zero.
             check(unsafe { sys::cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) })?;
             Ok(Function { raw, name })
         })
     }
 
-    /// Puts a kernel on `stream`, and notes it as launched from the caller's place, for the errors that may come later:
-    /// [`check_launch`](crate::check_launch) takes what it returns.
+    /// Launches a kernel on `stream`. Records the launch with the caller's source location, for errors that may come
+    /// later. [`check_launch`](crate::check_launch) takes the returned value.
     ///
     /// # Errors
-    /// The stream does not exist, or the driver refuses the size of the launch, which is then not noted. What the
-    /// kernel does wrong comes up in a later call, or here if `CUDA_LAUNCH_BLOCKING=1` is in the environment: so a
-    /// launch that fails with the loss of the context stays noted.
+    /// The stream does not exist, or the driver refuses the size of the launch, which is then not recorded. A fault
+    /// inside the kernel is reported by a later call, or by this one if `CUDA_LAUNCH_BLOCKING=1` is in the environment.
+    /// A launch that fails with the loss of the context therefore stays recorded.
     ///
     /// # Safety
-    /// `arguments` are pointers to as many values as the kernel has parameters, of their types. What the kernel reads and
-    /// writes stays there until the stream has passed it, and nothing else touches it unordered.
+    /// `arguments` are pointers to as many values as the kernel has parameters, of the parameters' types. Memory that
+    /// the kernel reads and writes stays valid until the stream has completed the kernel, and is not accessed without
+    /// ordering by other work.
     #[track_caller]
     pub unsafe fn launch(
         &self,
@@ -119,9 +123,9 @@ impl CudaDriver {
         self.in_context(Call::Launch, || {
             let raw = self.stream(stream)?;
             let LaunchConfig { grid, block, shared_bytes } = config;
-            // Before the launch: the kernel may fail before this thread goes on.
+            // Record before the launch: the kernel may fail before this thread continues.
             let number = self.launches.record(function.name, stream, grid, block, at);
-            // SAFETY: the function is loaded for good, the stream is known, and the caller answers for the arguments.
+            // SAFETY: the function is never unloaded, the stream is known, and the caller guarantees the arguments.
             let launched = check(unsafe {
                 sys::cuLaunchKernel(
                     function.raw,

@@ -1,4 +1,4 @@
-//! Kernels by name: compiled when they are first needed, kept on disk, loaded once a device.
+//! Kernels by name: compiled when first needed, cached on disk, loaded once for each device.
 
 use std::path::Path;
 use std::{fs, io};
@@ -12,33 +12,33 @@ use super::kernel::Function;
 use super::nvrtc::{self, CompileError, Image};
 use crate::{CallError, cache};
 
-/// What a kernel is called in its source: it is the only one there, and `extern "C"`. Compiled it has the operation's name,
-/// which profilers show.
+/// The name of the kernel in its source: the only one there, and `extern "C"`. The compiled kernel has the operation's
+/// name, which profilers show.
 const ENTRY: &str = "kernel";
 
-/// The folder of the cache that has kernels.
+/// The subfolder of the cache that holds kernels.
 const KIND: &str = "kernels";
 
-/// Bytes of a digest, which ends a file of the cache.
+/// The size in bytes of the digest at the end of a file in the cache.
 const DIGEST: usize = 32;
 
-/// One kernel among all of a program.
+/// The name of a kernel, unique in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelName {
     /// The operation, which errors name.
     pub op: &'static str,
-    /// Which of the operation's kernels: dtypes, vector widths and the like.
+    /// A number that tells the operation's kernels apart: dtypes, vector widths and the like.
     pub variant: u64,
 }
 
-/// Why there is no kernel.
+/// The reason why there is no kernel.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// It was not compiled.
+    /// The kernel could not be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// It was not loaded, or not launched.
+    /// The kernel could not be loaded or launched.
     #[error(transparent)]
     Driver(#[from] CallError),
 }
@@ -48,18 +48,18 @@ pub enum KernelError {
 pub(super) struct Kernels(RwLock<FxHashMap<KernelName, Function>>);
 
 impl CudaDriver {
-    /// The kernel called `name`, which `extern "C" __global__ void kernel(...)` in `source()` is. That is asked for once in the life of the process: a
-    /// name stands for one source. What was compiled is kept in the user's cache (`$TENURE_CACHE`, or
-    /// `$XDG_CACHE_HOME/tenure`) under a digest of the source, the architecture and the compiler's version; a cache that
-    /// cannot be read or written is done without.
+    /// Returns the kernel called `name`: the function `extern "C" __global__ void kernel(...)` in `source()`. Each
+    /// `name` stands for one source, and `source` is called only if the kernel is not loaded yet. The compiled kernel
+    /// is kept in the user's cache (`$TENURE_CACHE`, or `$XDG_CACHE_HOME/tenure`) under a digest of the source, the
+    /// architecture and the compiler's version. If the cache cannot be read or written, the kernel is compiled anyway.
     ///
     /// # Errors
-    /// There is no NVRTC, the source is wrong, or the driver refuses.
+    /// There is no NVRTC, the source is wrong, or the driver refuses the kernel.
     pub fn kernel(&self, name: KernelName, source: impl FnOnce() -> String) -> Result<Function, KernelError> {
         if let Some(function) = self.kernels.0.read().get(&name) {
             return Ok(*function);
         }
-        // With no lock held: two threads may compile the same at once, and one of them for nothing.
+        // No lock is held here: two threads may compile the same kernel at once, and one result is then discarded.
         let image = compile_cached(name, &source(), self.properties().compute_capability)?;
         let function = self.function_called(self.load_module(&image)?, &symbol(name), name.op)?;
         Ok(*self.kernels.0.write().entry(name).or_insert(function))
@@ -79,13 +79,14 @@ pub fn compile_cached(name: KernelName, source: &str, compute_capability: (u32, 
         return Ok(image);
     }
     let image = nvrtc::compile(source, compute_capability, OPTIONS)?;
-    // Not kept is compiled again, the next time.
+    // An image that could not be written is compiled again the next time.
     let _ = write(&path, &image);
     Ok(image)
 }
 
-/// Checks a kernel's source with the compiler's front end, which takes a seventh of the time of compiling it. What needs
-/// registers, shared memory or assembler that the device lacks is not found. A source that was right is noted in the cache.
+/// Checks a kernel's source with the compiler's front end, which takes a seventh of the time of compiling it. It does
+/// not detect a lack of registers or shared memory, or assembler that the device does not have. A source that passed is
+/// recorded in the cache.
 ///
 /// # Errors
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
@@ -97,25 +98,25 @@ pub fn check_cached(name: KernelName, source: &str, compute_capability: (u32, u3
         return Ok(());
     }
     nvrtc::check(source, compute_capability, OPTIONS)?;
-    // Without a note, it is checked again the next time.
+    // Without this record, the source is checked again the next time.
     let _ = note.map(|note| cache::replace(&note, &[]));
     Ok(())
 }
 
-/// The operation, as C++ may call a function.
+/// Returns the operation's name as a valid name of a C++ function.
 fn symbol(name: KernelName) -> String {
     name.op.replace(|letter: char| !letter.is_ascii_alphanumeric(), "_")
 }
 
 const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space"];
 
-/// All that the machine code depends on.
+/// Returns a file name that depends on everything that the machine code depends on.
 fn file_name(source: &str, (major, minor): (u32, u32)) -> String {
     let (architecture, version, options) = (format!("sm_{major}{minor}"), nvrtc::version(), OPTIONS.join(" "));
     cache::digest([source, &architecture, &version, &options]) + ".cubin"
 }
 
-/// What was kept, unless it is not whole.
+/// Reads a cached image; `None` if it is missing or damaged.
 fn read(path: &Path) -> Option<Image> {
     let mut bytes = fs::read(path).ok()?;
     let digest = bytes.split_off(bytes.len().checked_sub(DIGEST)?);

@@ -1,25 +1,26 @@
 //! NVIDIA devices, through the CUDA driver API.
 //!
-//! **Loading.** `libcuda` is opened when the first call needs it, NVRTC with the first [`compile`](CudaDriver::compile),
-//! NVML with the first question that only it answers. A program that uses this module starts, and runs, where there is
-//! none of them: calls of [`platform`] then fail with [`NoDriver`](crate::ErrorKind::NoDriver), and what NVML would
-//! tell is `None`.
+//! **Loading.** The first call that needs `libcuda` opens it. NVRTC is opened by the first
+//! [`compile`](CudaDriver::compile), and NVML by the first question that only NVML answers. A program that uses this
+//! module also starts and runs on a machine without these libraries: calls of [`platform`] then fail with
+//! [`NoDriver`](crate::ErrorKind::NoDriver), and answers from NVML are `None`.
 //!
-//! **Contexts.** A device is used through its *primary* context, the one that the CUDA runtime uses too, so that
-//! addresses, streams and events can be shared with PyTorch in the same process. It is retained with the first use of
-//! the device and kept until the process ends; it is never reset. A call binds it to the calling thread for as long as
-//! the call takes, and leaves the thread with the context that it had before, or none: that is where the runtime finds a
-//! thread's current device.
+//! **Contexts.** A device is used through its *primary* context, which the CUDA runtime uses too, so that addresses,
+//! streams and events can be shared with PyTorch in the same process. The context is retained at the first use of the
+//! device and kept until the process ends; it is never reset. A call binds it to the calling thread for the length of
+//! the call, and then restores the thread's previous context, or none: the runtime takes a thread's current device from
+//! there.
 //!
 //! **Handles.** A [`StreamId`](tenure_core::StreamId), [`EventId`](crate::EventId) or
-//! [`ChunkId`](tenure_alloc::ChunkId) is the driver's own handle. CUDA dereferences handles without looking, so each is
-//! looked up here first: one that was destroyed, or never made, is an error and no crash, as long as it is not destroyed
-//! by another thread during the call, and not given anew since. The null stream, the legacy stream (1) and the stream
-//! of each thread (2) are always known; a stream of elsewhere must be [adopted](CudaDriver::adopt_stream). What is mapped
-//! where is kept here too ([`Driver`](crate::Driver) promises more than CUDA checks).
+//! [`ChunkId`](tenure_alloc::ChunkId) is the driver's own handle. CUDA dereferences handles without checking them, so
+//! this module looks up each handle first: a handle that was destroyed or never made gives an error, not a crash,
+//! unless another thread destroys it during the call or the driver has reused its number. The null stream, the legacy
+//! stream (1) and the per-thread stream (2) are always known; a stream made by other code must be
+//! [adopted](CudaDriver::adopt_stream). This module also records all mappings, because [`Driver`](crate::Driver)
+//! promises more checks than CUDA makes.
 //!
-//! **Errors.** The first error that ends the context is given once as it is, with the kernels that were launched last;
-//! every later call is a [`ContextLost`](crate::ErrorKind::ContextLost).
+//! **Errors.** The first error that ends the context is returned as it is, with the kernels that were launched last;
+//! every later call returns [`ContextLost`](crate::ErrorKind::ContextLost).
 
 mod blas;
 mod calls;

@@ -1,4 +1,5 @@
-//! What the management library knows of a device and the driver does not tell: who uses it, and how it is wired.
+//! Facts about devices that only the management library (NVML) knows: the processes that use them, and the links
+//! between them.
 
 use std::sync::OnceLock;
 
@@ -8,11 +9,11 @@ use nvml_wrapper::{Device, Nvml};
 
 use crate::{Link, ProcessMemory, Properties};
 
-/// No device has more NVLinks (`NVML_NVLINK_MAX_LINKS`).
+/// The largest number of NVLinks on a device (`NVML_NVLINK_MAX_LINKS`).
 const MAX_LINKS: u32 = 18;
 
-/// The processes that compute on a device. In a container, the numbers may be those of the host, and processes
-/// outside of it may be missing.
+/// Returns the processes that compute on a device. In a container, the process numbers may be those of the host, and
+/// processes outside the container may be missing.
 pub(super) fn processes(properties: &Properties) -> Option<Vec<ProcessMemory>> {
     let processes = find(properties)?.running_compute_processes().ok()?;
     let memory = |used| match used {
@@ -26,7 +27,7 @@ pub(super) fn processes(properties: &Properties) -> Option<Vec<ProcessMemory>> {
     Some(processes.into_iter().map(process).collect())
 }
 
-/// The way from one device to another.
+/// Returns the link between two devices.
 pub(super) fn link(from: &Properties, to: &Properties) -> Option<Link> {
     let (from, to) = (find(from)?, find(to)?);
     if from.p2p_status(&to, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok) {
@@ -39,8 +40,8 @@ pub(super) fn link(from: &Properties, to: &Properties) -> Option<Link> {
     })
 }
 
-/// How many links lead from one device to the other: those that end there, or, where none does, all, since then they
-/// end in switches that connect every device.
+/// Returns how many links lead from one device to the other. If no link ends at the other device, all active links
+/// count, because they then end in switches that connect every device.
 fn nv_links(from: &Device<'_>, to: &Device<'_>) -> u32 {
     let peer = to.pci_info().ok();
     let active =
@@ -55,16 +56,16 @@ fn nv_links(from: &Device<'_>, to: &Device<'_>) -> u32 {
     }
 }
 
-/// The library's device for a device of the driver. The two may count devices differently.
+/// Finds NVML's device for a device of the driver. The two may number devices differently.
 fn find(properties: &Properties) -> Option<Device<'static>> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     let nvml = NVML.get_or_init(|| Nvml::init().ok()).as_ref()?;
-    // The driver's number of a part of a device (MIG) is not one of a device: it is found at its address.
+    // The UUID of a part of a device (MIG) is not that of a device, so such a part is found by its PCI address.
     let device = nvml.device_by_uuid(uuid_text(&properties.uuid));
     device.or_else(|_| nvml.device_by_pci_bus_id(properties.pci_address.as_str())).ok()
 }
 
-/// A device's UUID as the library writes it.
+/// Returns a device's UUID as NVML writes it.
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: Vec<String> = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hex[part].concat());

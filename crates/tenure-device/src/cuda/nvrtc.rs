@@ -1,30 +1,30 @@
-//! Kernels from source, through NVRTC.
+//! Kernels compiled from source, through NVRTC.
 
 use std::ffi::{CStr, CString, NulError, c_char};
 
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 
-/// Machine code of one or several kernels, for one kind of device.
+/// The machine code of one or several kernels, for one kind of device.
 #[derive(Clone)]
 pub struct Image(Vec<u8>);
 
-/// Why a kernel was not compiled.
+/// The reason why a kernel was not compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompileError {
-    /// There is no compiler to load.
+    /// NVRTC could not be loaded.
     #[error(
         "NVRTC was not found (libnvrtc.so, or libnvrtc.so.12 or 13): put its folder into LD_LIBRARY_PATH; the Python \
          package `nvidia-cuda-nvrtc` and the CUDA toolkit have it"
     )]
     NoCompiler,
-    /// The source is wrong, or an option.
+    /// The source or an option is wrong.
     #[error("{name}:\n{log}")]
     Failed {
         /// NVRTC's name for the failure.
         name: String,
-        /// NVRTC's words, line by line.
+        /// NVRTC's log, line by line.
         log: String,
     },
     /// The source or an option contains a zero byte.
@@ -63,7 +63,7 @@ fn compiled(
     Ok(program)
 }
 
-/// The compiler's version; empty where there is none.
+/// Returns the compiler's version; empty if there is no compiler.
 pub(super) fn version() -> String {
     // SAFETY: loading a library runs its initialisers; this one is NVIDIA's compiler.
     if !unsafe { sys::is_culib_present() } {
@@ -85,7 +85,7 @@ impl Image {
     }
 }
 
-/// A program of the compiler.
+/// A program of NVRTC.
 struct Program(nvrtcProgram);
 
 impl Program {
@@ -95,7 +95,7 @@ impl Program {
 
     fn compile(&self, options: &[CString]) -> Result<(), CompileError> {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is alive, and `options` are as many texts that outlive the call.
+        // SAFETY: the program is alive, and `options` points to that many texts, which outlive the call.
         let compiled = unsafe { sys::nvrtcCompileProgram(self.0, options.len() as i32, options.as_ptr()) };
         compiled.result().map_err(|error| failed(error, self.log()))
     }
@@ -105,12 +105,12 @@ impl Program {
         // SAFETY: the program is alive and compiled for a real device, `bytes` is writable.
         unsafe { sys::nvrtcGetCUBINSize(self.0, &mut bytes) }.result()?;
         let mut image = vec![0; bytes];
-        // SAFETY: `image` has the room that the compiler asked for.
+        // SAFETY: `image` has as many bytes as the compiler asked for.
         unsafe { sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) }.result()?;
         Ok(image)
     }
 
-    /// What the compiler said; empty if it does not tell.
+    /// Returns the compiler's log; empty if there is none.
     fn log(&self) -> String {
         // SAFETY: the program is alive.
         let log = unsafe { result::get_program_log(self.0) }.unwrap_or_default();
@@ -121,7 +121,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program is alive, and nobody uses it after this.
+        // SAFETY: the program is alive, and is not used after this.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -139,7 +139,7 @@ mod tests {
         if (i < n) out[i] = 1.0f;
     }"#;
 
-    /// The image for an H200, or `None` on a machine without the compiler.
+    /// Compiles for an H200. Returns `None` on a machine without the compiler.
     fn compile_here(source: &str) -> Option<Result<Image, CompileError>> {
         match compile(source, (9, 0), &["--std=c++17"]) {
             Err(CompileError::NoCompiler) => {

@@ -1,4 +1,4 @@
-//! Devices that may reach the memory of another.
+//! Access of devices to the memory of other devices.
 
 use cudarc::driver::sys::{self, CUdevice, CUmemAccess_flags as Flags, CUmemAccessDesc, CUresult};
 use tenure_alloc::Address;
@@ -10,7 +10,8 @@ use super::{CudaDriver, platform};
 use crate::{Access, Call, CallError, Driver, ErrorKind, Platform};
 
 impl CudaDriver {
-    /// Lets `peer` reach what `malloc` gave, which goes by context, and what is mapped, which goes by mapping.
+    /// Lets `peer` access memory from `malloc` (enabled once for the context) and mapped memory (enabled for each
+    /// mapping).
     pub(super) fn enable_access_of(&self, peer: u8) -> Result<(), CallError> {
         let device = self.device().index();
         let refuse = |kind| Err(CallError { call: Call::EnablePeer, kind });
@@ -22,7 +23,7 @@ impl CudaDriver {
             return refuse(ErrorKind::NoPeerAccess { device, peer });
         }
         self.call(Call::EnablePeer, || {
-            // Held throughout, so that no mapping becomes accessible meanwhile without the peer.
+            // The lock is held throughout, so that no mapping becomes accessible meanwhile without the peer.
             let mut space = self.space.lock();
             if space.peers().contains(&other.ordinal) {
                 return Ok(());
@@ -39,7 +40,7 @@ impl CudaDriver {
                 if let Err(kind) = check(set_access(address, bytes, &[right(other.ordinal, flags(access))])) {
                     let none = [right(other.ordinal, Flags::CU_MEM_ACCESS_FLAGS_PROT_NONE)];
                     for (address, bytes) in done {
-                        // The first failure is the one to tell of, and a right that stays does no harm.
+                        // Report the first failure only; a right that stays does no harm.
                         let _ = set_access(address, bytes, &none);
                     }
                     return Err(kind);
@@ -51,7 +52,7 @@ impl CudaDriver {
         })
     }
 
-    /// Puts a copy to memory of another device on a stream of this one.
+    /// Submits a copy to the memory of another device, on a stream of this device.
     pub(crate) fn copy_to_peer(
         &self,
         target: Address,
@@ -60,7 +61,7 @@ impl CudaDriver {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), CallError> {
-        // Where there is no way between the two, the driver takes one through the host.
+        // If there is no direct path between the two devices, the driver copies through the host.
         let _ = peer.enable_access_of(self.device().index());
         self.in_context(Call::CopyToPeer, || {
             let (to, from) = (peer.context().raw(), self.context().raw());
@@ -72,7 +73,7 @@ impl CudaDriver {
         })
     }
 
-    /// Makes whole mapped chunks accessible for this device and its peers.
+    /// Makes whole mapped chunks accessible to this device and its peers.
     pub(super) fn make_accessible(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
         self.call(Call::SetAccess, || {
             let mut space = self.space.lock();
@@ -86,9 +87,9 @@ impl CudaDriver {
     }
 }
 
-/// Says what devices may do in a range. One that is not mapped is refused by the driver.
+/// Sets the rights of devices in a range. The driver refuses a range that is not mapped.
 fn set_access(address: Address, bytes: u64, rights: &[CUmemAccessDesc]) -> CUresult {
-    // SAFETY: there are as many descriptions as is said.
+    // SAFETY: `rights` has as many descriptions as the call is told.
     unsafe { sys::cuMemSetAccess(address, bytes as usize, rights.as_ptr(), rights.len()) }
 }
 

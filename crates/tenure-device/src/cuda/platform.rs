@@ -1,3 +1,5 @@
+//! The NVIDIA devices of this machine, and starting the CUDA driver.
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, OnceLock};
@@ -12,23 +14,23 @@ use crate::{Call, CallError, Driver, ErrorKind, Link, Platform, Properties};
 /// The oldest CUDA version that has every driver function used here: `cuEventElapsedTime_v2` came with 12.8.
 const NEEDED_VERSION: u32 = 12_080;
 
-/// NVIDIA's devices, as far as `CUDA_VISIBLE_DEVICES` shows them to this process.
+/// The NVIDIA devices that `CUDA_VISIBLE_DEVICES` shows to this process.
 ///
-/// There is one in a process: [`platform`].
+/// There is one such value in a process: [`platform`].
 pub struct CudaPlatform {
     started: OnceLock<Result<(), CallError>>,
     drivers: Mutex<BTreeMap<u8, Arc<CudaDriver>>>,
 }
 
-/// NVIDIA's devices. Nothing is loaded before something is asked of them.
+/// Returns the NVIDIA devices. No library is loaded before the first call on them.
 pub fn platform() -> &'static CudaPlatform {
     static PLATFORM: CudaPlatform = CudaPlatform { started: OnceLock::new(), drivers: Mutex::new(BTreeMap::new()) };
     &PLATFORM
 }
 
 impl CudaPlatform {
-    /// The driver of a device, with what only a CUDA device has: kernels, foreign streams, timings. It is the one that
-    /// [`Platform::driver`] gives.
+    /// Returns the driver of a device, which [`Platform::driver`] returns too, with the features that only CUDA devices
+    /// have: kernels, streams of other code, timings.
     ///
     /// # Errors
     /// There is no driver or no such device, or its context cannot be started.
@@ -46,7 +48,7 @@ impl CudaPlatform {
         Ok(driver)
     }
 
-    /// Starts the driver library, once. No context is made.
+    /// Starts the driver library, once. Creates no context.
     fn start(&self) -> Result<(), CallError> {
         self.started.get_or_init(start).clone()
     }
@@ -103,13 +105,13 @@ fn start() -> Result<(), CallError> {
     let start = || {
         find_library()?;
         check_version(version()?)?;
-        // SAFETY: the library is there.
+        // SAFETY: the library is loaded.
         started(unsafe { sys::cuInit(0) })
     };
     start().map_err(|kind| failed(Call::Start, kind))
 }
 
-/// Looks for the driver library, without which every call of it would panic.
+/// Checks that the driver library can be loaded. Without it, every call to it would panic.
 fn find_library() -> Result<(), ErrorKind> {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading a library runs its initialisers; this one is the driver's own.
@@ -119,7 +121,7 @@ fn find_library() -> Result<(), ErrorKind> {
     Err(ErrorKind::NoDriver { reason: "libcuda.so.1 is not where the system's loader looks".to_owned() })
 }
 
-/// The newest CUDA version that the driver serves. Needs the library, not started.
+/// Returns the newest CUDA version that the driver supports. Needs the library, but not a started driver.
 fn version() -> Result<u32, ErrorKind> {
     let mut version = 0;
     // SAFETY: `version` is writable.
@@ -134,7 +136,7 @@ fn check_version(serves: u32) -> Result<(), ErrorKind> {
     Ok(())
 }
 
-/// The driver's name for device number `device`.
+/// Returns the driver's handle of device number `device`.
 fn ordinal(device: u8) -> Result<CUdevice, CallError> {
     let mut ordinal = 0;
     // SAFETY: `ordinal` is writable, and the driver is started.
@@ -185,7 +187,8 @@ fn attribute_of(device: CUdevice, attribute: Attribute) -> Result<i32, ErrorKind
     Ok(value)
 }
 
-/// The host's memory node next to a device, by the driver or else by the system; both say -1 where there is one node.
+/// Returns the host's memory node nearest to a device, from the driver or else from the system; both say -1 on a host
+/// with one node.
 fn numa_node(device: CUdevice, pci_address: &str) -> Option<u32> {
     let told = attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID).ok();
     told.and_then(|node| u32::try_from(node).ok()).or_else(|| {
@@ -194,12 +197,12 @@ fn numa_node(device: CUdevice, pci_address: &str) -> Option<u32> {
     })
 }
 
-/// A text that the driver writes into a buffer of `LEN` bytes, its end marked by a zero.
+/// Returns a text that the driver writes into a buffer of `LEN` bytes, ended by a zero.
 fn text<const LEN: usize>(
     write: impl FnOnce(*mut c_char, c_int) -> Result<(), ErrorKind>,
 ) -> Result<String, ErrorKind> {
     let mut buffer = [0u8; LEN];
-    // The last byte is kept from the driver, so that there is always a zero.
+    // The driver may not use the last byte, so that there is always a zero.
     write(buffer.as_mut_ptr().cast(), LEN as c_int - 1)?;
     let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
@@ -233,7 +236,8 @@ mod tests {
         assert_eq!(text::<8>(|_, _| Err(ErrorKind::NoDevice)), Err(ErrorKind::NoDevice));
     }
 
-    /// Runs everywhere: with a driver it starts, without one every call says why not, and none panics.
+    /// Runs everywhere: it is skipped if there is a driver; without one, every call must return the reason, and none
+    /// may panic.
     #[test]
     fn a_machine_without_a_driver_is_told_so() {
         if find_library().is_ok() {

@@ -1,4 +1,4 @@
-//! What is mapped where: the books that make the checks which CUDA does not.
+//! The record of all chunks, reservations and mappings, for the checks that CUDA does not make.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,34 +9,35 @@ use tenure_alloc::{Address, ChunkId};
 
 use crate::{Access, ErrorKind};
 
-/// Chunks, reserved address space, and which of the one lies under which of the other.
+/// Chunks, reserved address space, and the address at which each chunk is mapped.
 ///
-/// A call on them has two halves, with the driver's call between them: a check, which changes nothing, and a note that
-/// it was done. All three happen under one lock where the driver is given a name, so that none is taken away between;
-/// a name that the driver gives is noted after, and cannot be known before.
+/// An operation has two halves, before and after the driver's call: a check, which changes nothing, and a record that
+/// the call succeeded. If the call takes a handle, all three happen under one lock, so that no other thread removes the
+/// handle meanwhile. A handle that the driver returns is recorded after the call, because it is not known before.
 pub(super) struct AddressSpace {
     granularity: u64,
-    /// Reserved ranges: first byte, end.
+    /// Reserved ranges: first byte and end.
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks, by address.
     mappings: BTreeMap<Address, Mapping>,
     chunks: FxHashMap<ChunkId, Chunk>,
-    /// The other devices that may do what this one may.
+    /// The other devices that have the same access as this one.
     peers: Vec<CUdevice>,
 }
 
 struct Mapping {
     end: Address,
     chunk: ChunkId,
-    /// What may be done, once that was said.
+    /// The access that was granted; `None` before it is set.
     access: Option<Access>,
 }
 
 struct Chunk {
     bytes: u64,
-    /// At how many addresses it is mapped.
+    /// The number of addresses at which the chunk is mapped.
     mapped: usize,
-    /// How often the driver gave this handle: a chunk may be imported where it was made, or twice.
+    /// How often the driver returned this handle: a chunk may be imported in the process that made it, or imported
+    /// twice.
     names: usize,
 }
 
@@ -79,12 +80,12 @@ impl AddressSpace {
         self.chunks.entry(chunk).or_insert(Chunk { bytes, mapped: 0, names: 0 }).names += 1;
     }
 
-    /// The size of a chunk.
+    /// Returns the size of a chunk, in bytes.
     pub(super) fn chunk_bytes(&self, chunk: ChunkId) -> Result<u64, ErrorKind> {
         self.chunk(chunk).map(|chunk| chunk.bytes)
     }
 
-    /// The size of a chunk that may be released.
+    /// Returns the size of a chunk, in bytes, if it may be released.
     pub(super) fn check_release(&self, chunk: ChunkId) -> Result<u64, ErrorKind> {
         match *self.chunk(chunk)? {
             Chunk { mapped: count, names: 1, .. } if count > 0 => Err(ErrorKind::ChunkMapped { chunk, count }),
@@ -101,7 +102,7 @@ impl AddressSpace {
         }
     }
 
-    /// The size of a chunk that may be mapped at `address`.
+    /// Returns the size of a chunk, in bytes, if it may be mapped at `address`.
     pub(super) fn check_map(&self, address: Address, chunk: ChunkId) -> Result<u64, ErrorKind> {
         self.check_aligned("address", address)?;
         let bytes = self.chunk_bytes(chunk)?;
@@ -124,7 +125,7 @@ impl AddressSpace {
         }
     }
 
-    /// How many chunks are mapped in a range, which covers each of them whole and has no gap.
+    /// Returns how many chunks are mapped in a range. The range must cover each of them whole and have no gap.
     pub(super) fn whole_chunks(&self, address: Address, bytes: u64) -> Result<u64, ErrorKind> {
         self.check_aligned("address", address)?;
         self.check_aligned("size", bytes)?;
@@ -144,14 +145,14 @@ impl AddressSpace {
         Ok(count)
     }
 
-    /// Notes what may be done in a range of [`whole_chunks`](Self::whole_chunks).
+    /// Records the access to a range of [`whole_chunks`](Self::whole_chunks).
     pub(super) fn note_access(&mut self, address: Address, bytes: u64, access: Access) {
         for (_, mapping) in self.mappings.range_mut(address..address + bytes) {
             mapping.access = Some(access);
         }
     }
 
-    /// First byte and bytes of each mapping that is accessible, and what may be done there.
+    /// Returns the first byte, the size in bytes and the access of each accessible mapping.
     pub(super) fn accessible(&self) -> impl Iterator<Item = (Address, u64, Access)> {
         let accessible = |(&start, mapping): (&Address, &Mapping)| Some((start, mapping.end - start, mapping.access?));
         self.mappings.iter().filter_map(accessible)
@@ -178,7 +179,7 @@ impl AddressSpace {
         self.chunks.get(&chunk).ok_or(ErrorKind::UnknownHandle { what: "chunk", handle: chunk.0 })
     }
 
-    /// The part of `range`, at whose start nothing is mapped, up to the next mapping.
+    /// Returns the part of `range` up to the next mapping. Nothing is mapped at the start of `range`.
     fn gap(&self, range: Range<Address>) -> Range<Address> {
         let next = self.mappings.range(range.clone()).next();
         range.start..next.map_or(range.end, |(&start, _)| start)
@@ -200,7 +201,7 @@ mod tests {
     const GRANULE: u64 = 0x1000;
     const START: Address = 0x10_0000;
 
-    /// Address space of ten granules, and a chunk of two, mapped at the third.
+    /// An address space of ten granules, and a chunk of two granules, mapped at the third.
     fn space() -> (AddressSpace, ChunkId) {
         let (mut space, chunk) = (AddressSpace::new(GRANULE), ChunkId(7));
         space.add_reservation(START, 10 * GRANULE);

@@ -1,4 +1,4 @@
-//! What the driver's memory calls and waits took.
+//! The time that the driver spends in memory calls and waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -26,18 +26,18 @@ const TIMED: [Call; 14] = [
     Call::CopyFromDevice,
 ];
 
-/// What the driver took for all its calls of one kind, failed ones left out. To be set beside the model in
+/// The time that the driver spent in all successful calls of one kind, to compare with the model in
 /// [`cost`](crate::cost).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// Which call.
+    /// The kind of call.
     pub call: Call,
-    /// Chunks, segments or reservations that it was made for: a call that maps, unmaps or makes accessible several
-    /// chunks counts as many, as in [`Counters`](crate::Counters).
+    /// The number of chunks, segments or reservations in these calls: a call that maps, unmaps or makes accessible
+    /// several chunks counts as many, as in [`Counters`](crate::Counters).
     pub count: u64,
-    /// Bytes of all of them.
+    /// The size of all of them together, in bytes.
     pub bytes: u64,
-    /// Time spent in the driver, in µs.
+    /// The time spent in the driver, in µs.
     pub elapsed_us: f64,
 }
 
@@ -53,7 +53,7 @@ struct Total {
 }
 
 impl Timings {
-    /// Makes a driver call, and adds what it took if it succeeds.
+    /// Makes a driver call, and adds its time if it succeeds.
     pub(super) fn time(
         &self,
         call: Call,
@@ -74,7 +74,7 @@ impl Timings {
         Ok(())
     }
 
-    /// One for each call that was made.
+    /// Returns one timing for each kind of call that was made.
     pub(super) fn all(&self) -> Vec<Timing> {
         let timing = |(&call, total): (&Call, &Total)| Timing {
             call,

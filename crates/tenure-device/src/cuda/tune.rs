@@ -1,4 +1,4 @@
-//! The fastest of several ways to compute the same.
+//! Measures several ways to compute the same result, and picks the fastest.
 
 use tenure_core::StreamId;
 
@@ -6,8 +6,8 @@ use super::CudaDriver;
 use crate::{CallError, Driver, EventKind};
 
 impl CudaDriver {
-    /// The candidate that takes least, of those that run: each once, and then some times between two events. It waits for
-    /// the device.
+    /// Returns the fastest candidate that runs, or `None` if none does. Each candidate runs once, and then several
+    /// times between two events. Waits for the device.
     pub(super) fn fastest<T>(
         &self,
         candidates: Vec<T>,
@@ -26,7 +26,7 @@ impl CudaDriver {
         };
         let mut best: Option<(f64, T)> = None;
         for candidate in candidates {
-            // One that does not run is none.
+            // A candidate that fails to run is skipped.
             if let Ok(elapsed_us) = measure(&candidate)
                 && best.as_ref().is_none_or(|(least_us, _)| elapsed_us < *least_us)
             {

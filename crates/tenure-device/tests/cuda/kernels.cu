@@ -1,17 +1,17 @@
-// What the tests of NVIDIA devices run there.
+// Kernels that the tests of NVIDIA devices run.
 
 extern "C" __global__ void fill(float* out, float value, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] = value;
 }
 
-// Adds to *wrong how many of `count` bytes are not `expected`.
+// Adds to `*wrong` the number of the `count` bytes that are not `expected`.
 extern "C" __global__ void compare(const unsigned char* bytes, int expected, int count, unsigned int* wrong) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count && bytes[i] != expected) atomicAdd(wrong, 1u);
 }
 
-// Keeps the device busy.
+// Keeps the device busy for `cycles` clock cycles.
 extern "C" __global__ void spin(long long cycles) {
     long long start = clock64();
     while (clock64() - start < cycles) {}
@@ -22,7 +22,7 @@ extern "C" __global__ void trap() {
     __trap();
 }
 
-// Ends in an assertion that does not hold.
+// Ends in a failed assertion.
 extern "C" __global__ void deny() {
     assert(false);
 }

@@ -1,4 +1,4 @@
-//! Attention: the graphs that the library has a kernel for.
+//! Attention, as graphs for which the library has a kernel.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendDescriptorType_t as Kind, cudnnDataType_t,
@@ -10,54 +10,54 @@ use super::descriptor::Descriptor;
 use super::graph::{self, Engines, Place, Plan, Target, Tensor, data_type};
 use crate::ErrorKind;
 
-/// Attention of `(batch, heads, queries, width)`, with keys `(batch, kv_heads, keys, width)` and values of a width of their
-/// own, whose heads several heads of queries share. Widths are dense.
+/// Attention with queries `(batch, heads, queries, width)`, keys `(batch, kv_heads, keys, width)`, and values with a
+/// width of their own. Several heads of queries share one head of keys and values. Widths are dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
-    /// Whether it is the gradients that are computed.
+    /// Whether the gradients are computed.
     pub is_backward: bool,
-    /// Whether gradients of queries are added up in the order in which parts of them are done: then they are other bits every
-    /// time. Otherwise a workspace has two bytes for each query and key.
+    /// Whether the gradients of queries are added up in the order in which their parts finish: their bits then differ
+    /// from run to run. Otherwise the workspace has two bytes for each pair of a query and a key.
     pub is_in_any_order: bool,
-    /// The dtype of all but the sums: `f16` or `bf16`.
+    /// The dtype of all tensors except the sums: `f16` or `bf16`.
     pub dtype: DType,
-    /// How many batches.
+    /// The number of batches.
     pub batch: usize,
-    /// How many heads of queries.
+    /// The number of heads of queries.
     pub heads: usize,
-    /// How many heads of keys and values.
+    /// The number of heads of keys and values.
     pub kv_heads: usize,
-    /// How many queries.
+    /// The number of queries.
     pub queries: usize,
-    /// How many keys.
+    /// The number of keys.
     pub keys: usize,
-    /// Elements of a query.
+    /// The number of elements of a query.
     pub width: usize,
-    /// Elements of a value.
+    /// The number of elements of a value.
     pub value_width: usize,
-    /// What products of queries and keys are multiplied with, as bits of an `f32`.
+    /// The factor of the products of queries and keys, as the bits of an `f32`.
     pub scale: u32,
-    /// Query `i` sees keys 0 to `i` only.
+    /// Whether query `i` sees only keys 0 to `i`.
     pub is_causal: bool,
-    /// How queries, keys, values, the result, its gradient, and the gradients of queries, keys and values lie: from batch to
-    /// batch, head to head and row to row, in elements. The gradients are zero without any.
+    /// Strides of queries, keys, values, the result, its gradient, and the gradients of queries, keys and values: from
+    /// batch to batch, head to head and row to row, in elements. Strides of gradients are zero if there are none.
     pub strides: [[usize; 3]; 8],
-    /// A power of two that divides all addresses, in bytes, 16 at most.
+    /// A power of two that divides all addresses, in bytes, at most 16.
     pub alignment: usize,
 }
 
-/// Bytes of a workspace at most: those of a GiB of weights, and what comes beside them.
+/// The limit on a workspace, in bytes: one GiB for weights, and room for what comes with them.
 const MOST_WORKSPACE: usize = 1280 << 20;
 
-/// Ids of the tensors: of those that have strides, in their order, of the logarithms of sums, of what only the library
-/// needs, and of those that are nowhere.
+/// Ids of the tensors: from `FIRST` on, those that have strides, in their order; `SUMS`, the logarithms of sums;
+/// `INNER` and `TO_QUERIES`, which only the library needs; above `BETWEEN`, those that are not in memory.
 pub(super) const FIRST: i64 = 1;
 pub(super) const SUMS: i64 = 9;
 const INNER: i64 = 10;
 const TO_QUERIES: i64 = 11;
 const BETWEEN: i64 = 100;
 
-/// A graph, with values of tensors on the host by their ids.
+/// A graph, and the values of its host tensors by their ids.
 struct Graph {
     operations: Vec<Descriptor>,
     constants: Vec<(i64, Box<f32>)>,
@@ -118,7 +118,7 @@ impl Attention {
             [self.given(3)?, self.given(4)?, self.given(5)?, self.given(6)?, self.given(7)?];
         let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, Place::Device)?;
 
-        // Of each query, the sum of products of its mean and that's gradient.
+        // For each query, the sum of the products of the result and its gradient.
         let products = graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &grad, &out, grad.sizes, DType::F32)?;
         let summed = graph.between(self.rows(), DType::F32)?;
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, &products, &summed)?;
@@ -150,7 +150,7 @@ impl Attention {
         if !self.is_in_any_order {
             return graph.multiply(&to_scores, &rows, &to_q);
         }
-        // That these sums are in memory is how the library is told so; it begins with zeros itself.
+        // Storing these sums in memory tells the library to add in any order; it sets them to zero itself.
         let sizes = to_q.sizes;
         let sums = graph.tensor(TO_QUERIES, sizes, contiguous(sizes), DType::F32, Place::Device)?;
         graph.multiply(&to_scores, &rows, &sums)?;
@@ -164,7 +164,7 @@ impl Attention {
         graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &products, &scale, self.square(), DType::F32)
     }
 
-    /// Minus infinity for keys that a query does not see.
+    /// Sets the scores of keys that a query does not see to minus infinity.
     fn hidden(&self, graph: &mut Graph, scores: Node) -> Result<Node, ErrorKind> {
         if !self.is_causal {
             return Ok(scores);
@@ -184,7 +184,7 @@ impl Attention {
         Ok(shown)
     }
 
-    /// The transpose of all weights.
+    /// Returns the transpose of all weights.
     fn turned(&self, graph: &mut Graph, weights: &Node) -> Result<Node, ErrorKind> {
         let [b, h, q, k] = self.square();
         let id = graph.next();
@@ -193,7 +193,7 @@ impl Attention {
         Ok(turned)
     }
 
-    /// A product, of which heads that share keys are added up.
+    /// Multiplies, and adds up the products of heads that share keys.
     fn sum_of_heads(
         &self,
         graph: &mut Graph,
@@ -211,7 +211,7 @@ impl Attention {
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, &all, to)
     }
 
-    /// One of the tensors that have strides.
+    /// Returns one of the tensors that have strides.
     fn given(&self, index: usize) -> Result<Node, ErrorKind> {
         let (heads, length, width) = match index {
             0 | 5 => (self.heads, self.queries, self.width),
@@ -224,7 +224,7 @@ impl Attention {
         node(FIRST + index as i64, sizes, [batch, head, row, 1], self.dtype, Place::Device, self.alignment)
     }
 
-    /// The same with columns for rows.
+    /// Returns one of the tensors that have strides, with rows and columns exchanged.
     fn transposed(&self, index: usize) -> Result<Node, ErrorKind> {
         let Node { sizes: [b, h, l, w], strides: [batch, head, row, column], .. } = self.given(index)?;
         let (sizes, strides) = ([b, h, w, l], [batch, head, column, row]);

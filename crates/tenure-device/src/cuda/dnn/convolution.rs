@@ -1,4 +1,4 @@
-//! Convolutions.
+//! Convolutions and their gradients, as cuDNN graphs of one operation.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendDescriptorType_t as Kind, cudnnConvolutionMode_t as Mode,
@@ -10,37 +10,40 @@ use super::graph::{self, Engines, Place, Plan, Target, Tensor, data_type};
 use crate::ErrorKind;
 use crate::cuda::Compute;
 
-/// A convolution of images `(images, channels, depth, height, width)`, or without a depth, or one of its gradients. Groups
-/// are as many as the weight, `(outputs, channels / groups, ...)`, has fewer channels.
+/// A convolution of images `(images, channels, depth, height, width)`, with or without a depth, or one of its
+/// gradients. The weight is `(outputs, channels / groups, ...)`: the number of groups follows from its number of
+/// channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Convolution {
-    /// What is computed.
+    /// The tensor that is computed.
     pub pass: ConvolutionPass,
     /// The dtype of all tensors.
     pub dtype: DType,
-    /// What it is computed in.
+    /// The precision of the computation.
     pub compute: Compute,
-    /// Spatial dimensions: the last so many of the following have a meaning, 2 or 3.
+    /// The number of spatial dimensions, 2 or 3: only that many, from the end, are used of `stride`, `padding` and
+    /// `dilation`.
     pub spatial: usize,
-    /// Sizes of the images, of which those before the channels and the spatial ones are at the beginning.
+    /// Sizes of the images: the number of images and channels first, then the spatial sizes. The last entry is unused
+    /// if there are two spatial dimensions.
     pub input: [usize; 5],
     /// Sizes of the weight.
     pub weight: [usize; 5],
     /// Sizes of the result.
     pub output: [usize; 5],
-    /// Channels lie next to one another in memory, not pixels. All tensors are dense.
+    /// Whether the channels, instead of the pixels, lie side by side in memory. All tensors are dense.
     pub is_channels_last: bool,
-    /// Pixels from one place of the kernel to the next.
+    /// The distance from one place of the kernel to the next, in pixels.
     pub stride: [usize; 3],
-    /// Zeros around the image.
+    /// The number of zeros on each side of the image.
     pub padding: [usize; 3],
-    /// Pixels from one element of the kernel to the next.
+    /// The distance from one element of the kernel to the next, in pixels.
     pub dilation: [usize; 3],
-    /// A power of two that divides all addresses, in bytes, 16 at most.
+    /// A power of two that divides all addresses, in bytes, at most 16.
     pub alignment: usize,
 }
 
-/// Which of its three tensors a convolution computes of the other two.
+/// The one of its three tensors that a convolution computes from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvolutionPass {
     /// The result.
@@ -51,7 +54,7 @@ pub enum ConvolutionPass {
     WeightGradient,
 }
 
-/// Bytes of a workspace at most.
+/// The limit on a workspace, in bytes.
 const MOST_WORKSPACE: usize = 512 << 20;
 
 /// Ids of the three tensors.
@@ -60,7 +63,7 @@ pub(super) const WEIGHT: i64 = 2;
 pub(super) const OUTPUT: i64 = 3;
 
 impl Convolution {
-    /// Ways to compute it, one at least and up to so many, the best first as the library thinks.
+    /// Returns ways to compute the convolution, from one to `count`, in the library's ranking from best to worst.
     pub(super) fn plans(&self, target: &Target, count: usize) -> Result<Vec<Plan>, ErrorKind> {
         graph::plans(target, &self.operations()?, self.engines(), MOST_WORKSPACE, count)
     }
@@ -135,7 +138,7 @@ impl Convolution {
     fn tensor(&self, id: i64, sizes: &[usize]) -> Result<Descriptor, ErrorKind> {
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         if self.is_channels_last {
-            // Images, pixels, channels.
+            // The order in memory: images, pixels, channels.
             order[1..].rotate_left(1);
         }
         let (mut strides, mut stride) = (vec![0; sizes.len()], 1);

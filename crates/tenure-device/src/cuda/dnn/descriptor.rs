@@ -11,15 +11,15 @@ use cudarc::cudnn::sys::{
 
 use crate::ErrorKind;
 
-/// A descriptor. What it refers to may be dropped once it is finished.
+/// A descriptor. Once it is finished, the descriptors that it refers to may be dropped.
 pub(super) struct Descriptor(cudnnBackendDescriptor_t);
 
-// SAFETY: a descriptor is memory that only its owner reaches.
+// SAFETY: a descriptor is memory that only its owner accesses.
 unsafe impl Send for Descriptor {}
-// SAFETY: one that is finished is only read.
+// SAFETY: a finished descriptor is only read.
 unsafe impl Sync for Descriptor {}
 
-/// What an attribute is made of.
+/// A type that attributes can have.
 pub(super) trait Value: Copy {
     const TYPE: Type;
 }
@@ -70,7 +70,7 @@ impl Descriptor {
     }
 
     fn set_raw(self, name: Name, kind: Type, count: usize, values: *const c_void) -> Result<Self, ErrorKind> {
-        // SAFETY: the descriptor is alive, and there are as many values of that type.
+        // SAFETY: the descriptor is alive, and `values` points to `count` values of that type.
         check(unsafe { sys::cudnnBackendSetAttribute(self.0, name, kind, count as i64, values) })?;
         Ok(self)
     }
@@ -81,7 +81,7 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// A number of a finished descriptor.
+    /// Returns a number from a finished descriptor.
     pub(super) fn number(&self, name: Name) -> Result<i64, ErrorKind> {
         let (mut number, mut count) = (0_i64, 0);
         let to = ptr::from_mut(&mut number).cast();
@@ -90,23 +90,23 @@ impl Descriptor {
         Ok(number)
     }
 
-    /// Notes of an engine: a newer library may have some that are not known here, so they stay numbers.
+    /// Returns the notes of an engine, as numbers, because a newer library may have notes that are not known here.
     pub(super) fn notes(&self, name: Name, kind: Type) -> Result<Vec<i32>, ErrorKind> {
         const ROOM: usize = 64;
         let (mut notes, mut count) = ([0_i32; ROOM], 0);
         let to = notes.as_mut_ptr().cast();
-        // SAFETY: the descriptor is alive, and there is room for as many notes, which are C enums.
+        // SAFETY: the descriptor is alive, and there is room for `ROOM` notes, which are C enums.
         check(unsafe { sys::cudnnBackendGetAttribute(self.0, name, kind, ROOM as i64, &mut count, to) })?;
         Ok(notes[..count.clamp(0, ROOM as i64) as usize].to_vec())
     }
 
-    /// Up to `room` descriptors that a finished one has.
+    /// Returns up to `room` descriptors from a finished one.
     pub(super) fn parts(&self, name: Name, kind: Kind, room: usize) -> Result<Vec<Self>, ErrorKind> {
         let mut parts = (0..room).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<cudnnBackendDescriptor_t> = parts.iter().map(|part| part.0).collect();
         let mut count = 0;
         let (kind, to) = (Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.as_mut_ptr().cast());
-        // SAFETY: the descriptor is alive, and there is room for as many, which the library fills in.
+        // SAFETY: the descriptor is alive, and `raw` has room for `room` descriptors, which the library fills in.
         check(unsafe { sys::cudnnBackendGetAttribute(self.0, name, kind, room as i64, &mut count, to) })?;
         parts.truncate(count.max(0) as usize);
         Ok(parts)
@@ -115,20 +115,20 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is alive, and nobody uses it after this.
+        // SAFETY: the descriptor is alive, and is not used after this.
         let _ = unsafe { sys::cudnnBackendDestroyDescriptor(self.0) };
     }
 }
 
-/// What the library answered, as a result, with what it says about it.
+/// Converts the library's status to a result, with the library's message on failure.
 pub(super) fn check(status: cudnnStatus_t) -> Result<(), ErrorKind> {
     if status == cudnnStatus_t::CUDNN_STATUS_SUCCESS {
         return Ok(());
     }
     let mut words = [0 as c_char; 512];
-    // SAFETY: there is room for as many characters, of which the last stays a zero.
+    // SAFETY: the call is told one character less than there is room for, so the last one stays a zero.
     unsafe { sys::cudnnGetLastErrorString(words.as_mut_ptr(), words.len() - 1) };
-    // SAFETY: a zero is among the characters.
+    // SAFETY: the last character is a zero.
     let words = unsafe { CStr::from_ptr(words.as_ptr()) }.to_string_lossy();
     let name = if words.is_empty() { format!("{status:?}") } else { format!("{status:?} ({words})") };
     Err(ErrorKind::Library { code: status as u32, name })

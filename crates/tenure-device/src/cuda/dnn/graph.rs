@@ -1,4 +1,4 @@
-//! Graphs of operations, and how they are computed.
+//! Graphs of operations, and plans by which they are computed.
 
 use std::ffi::c_void;
 
@@ -11,27 +11,27 @@ use tenure_core::DType;
 use super::descriptor::{Descriptor, check};
 use crate::ErrorKind;
 
-/// Plans that are looked at before there is none.
+/// The number of configurations to ask each heuristic for.
 const CONFIGURATIONS: usize = 24;
 
-/// How a tensor lies in memory, in elements.
+/// A tensor of a graph, with its layout in memory in elements.
 pub(super) struct Tensor<'a> {
     pub(super) id: i64,
     pub(super) sizes: &'a [i64],
     pub(super) strides: &'a [i64],
     pub(super) dtype: DType,
-    /// In bytes, of the first element.
+    /// The alignment of the first element, in bytes.
     pub(super) alignment: usize,
     pub(super) place: Place,
 }
 
-/// Where a tensor is.
+/// The place of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Device,
-    /// Nowhere: it only goes from one operation of the graph to another.
+    /// Not in memory: it only passes from one operation of the graph to another.
     Between,
-    /// One element, on the host.
+    /// On the host, with one element.
     Host,
 }
 
@@ -52,33 +52,33 @@ impl Tensor<'_> {
     }
 }
 
-/// What ways of computing are taken.
+/// The engines that may compute a graph.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Engines {
-    /// Those that multiply `f32` as it is, and whose results are the same bits every time.
+    /// Engines that multiply `f32` in full precision, and whose results have the same bits every time.
     Full,
-    /// Those whose results are the same bits every time.
+    /// Engines whose results have the same bits every time.
     Repeatable,
     All,
 }
 
-/// How a graph is computed.
+/// A plan by which a graph is computed.
 pub(super) struct Plan {
     plan: Descriptor,
-    /// With what is placed there.
+    /// The size of the workspace in bytes, including the tensors placed in it.
     pub(super) workspace_bytes: usize,
-    /// Values of the tensors that are on the host, by their id.
+    /// Values of the tensors on the host, by their ids.
     pub(super) constants: Vec<(i64, Box<f32>)>,
-    /// Tensors that are within the workspace, by their ids, and where.
+    /// The tensors inside the workspace: their ids, and their offsets in bytes.
     placed: Vec<(i64, usize)>,
     pub(super) is_tuned: bool,
 }
 
-/// What plans are made for.
+/// The device that plans are made for.
 pub(super) enum Target {
     /// The device of a handle.
     Device(cudnnHandle_t),
-    /// One that may not be there, by its properties.
+    /// A device that may not exist here, described by its properties.
     #[cfg(test)]
     Described(Descriptor),
 }
@@ -109,8 +109,8 @@ impl Target {
     }
 }
 
-/// Plans for a graph that take so many bytes beside its operands at most, one at least and up to `count`, the best first as
-/// the library thinks.
+/// Returns plans for a graph, from one to `count`, in the library's ranking from best to worst. Each takes a workspace
+/// of at most `most_workspace` bytes.
 pub(super) fn plans(
     target: &Target,
     operations: &[Descriptor],
@@ -148,7 +148,7 @@ pub(super) fn plans(
             match Plan::new(target, &configuration) {
                 Ok(plan) if plan.workspace_bytes <= most_workspace => plans.push(plan),
                 Ok(_) => {}
-                // Some that the library advises do not compute the graph after all.
+                // Some configurations that the library suggests can not compute the graph after all.
                 Err(error) => last = Some(error),
             }
         }
@@ -183,7 +183,7 @@ impl Plan {
         Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: Vec::new(), is_tuned: false })
     }
 
-    /// Gives a tensor a place of so many bytes within the workspace.
+    /// Places a tensor of `bytes` bytes in the workspace.
     pub(super) fn place(&mut self, id: i64, bytes: usize) {
         let at = self.workspace_bytes.next_multiple_of(256);
         self.workspace_bytes = at + bytes;
@@ -191,8 +191,8 @@ impl Plan {
     }
 
     /// # Safety
-    /// The addresses, by their tensors' ids, and the workspace are as the plan says until the handle's stream has passed
-    /// it.
+    /// The addresses, by their tensors' ids, and the workspace match the plan and stay valid until the handle's stream
+    /// has completed it.
     pub(super) unsafe fn run(
         &self,
         handle: cudnnHandle_t,
@@ -209,7 +209,7 @@ impl Plan {
             .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &addresses)?
             .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace as *mut c_void])?
             .finish()?;
-        // SAFETY: the handle is alive, both descriptors are finished, and the caller answers for the addresses.
+        // SAFETY: the handle is alive, both descriptors are finished, and the caller guarantees the addresses.
         check(unsafe { cudarc::cudnn::sys::cudnnBackendExecute(handle, self.plan.raw(), pack.raw()) })
     }
 }

@@ -1,8 +1,9 @@
 //! Convolutions and attention, through cuDNN's graphs.
 //!
-//! What is to be computed is described once; of the ways that cuDNN knows, those are left out whose results differ from
-//! time to time, or are rougher than asked for, and the best of the others, as cuDNN thinks, is kept by the description.
-//! The library promises little to threads that use it at once, so one does at a time on each device.
+//! A computation is described once. From the engines that cuDNN offers for it, this module leaves out those whose
+//! results differ from run to run or are less precise than asked for. It keeps the best of the others, in cuDNN's
+//! ranking, under the description. The library promises little to threads that use it at once, so only one thread at a
+//! time uses it on each device.
 
 mod attention;
 mod convolution;
@@ -28,30 +29,30 @@ use self::graph::{Plan, Target};
 use super::CudaDriver;
 use crate::{Call, CallError, ErrorKind};
 
-/// How something is computed on a device. It is for good.
+/// A plan by which cuDNN computes something on a device. It stays valid for good.
 #[derive(Clone)]
 pub struct DnnPlan(Arc<Plan>);
 
 impl DnnPlan {
-    /// Bytes that its workspace must have.
+    /// Returns how many bytes the workspace must have.
     pub fn workspace_bytes(&self) -> usize {
         self.0.workspace_bytes
     }
 
-    /// Whether it was [measured](CudaDriver::tune_convolution).
+    /// Returns whether the plan was chosen by [measurement](CudaDriver::tune_convolution).
     pub fn is_tuned(&self) -> bool {
         self.0.is_tuned
     }
 }
 
-/// The library on a device, and the plans that were asked for.
+/// cuDNN on a device, and the plans that were made so far.
 pub(super) struct Dnn {
     handle: Mutex<Handle>,
-    /// Errors too: what the library does not compute once, it never does.
+    /// Plans, and errors too: a computation that the library can not do once, it never can.
     plans: RwLock<FxHashMap<Description, Result<DnnPlan, CallError>>>,
 }
 
-/// What there are plans for, or none.
+/// A computation for which there may be a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Description {
     Convolution(Convolution),
@@ -60,7 +61,7 @@ enum Description {
 
 struct Handle(cudnnHandle_t);
 
-// SAFETY: a handle may go from thread to thread, as long as one uses it at a time.
+// SAFETY: a handle may move between threads, as long as one thread at a time uses it.
 unsafe impl Send for Handle {}
 
 impl Handle {
@@ -73,20 +74,20 @@ impl Handle {
 }
 
 impl CudaDriver {
-    /// How a convolution is computed: what the library thinks best, the same every time.
+    /// Returns the plan for a convolution: the way that the library ranks first, and the same one every time.
     ///
     /// # Errors
-    /// There is no cuDNN, or it does not compute that.
+    /// There is no cuDNN, or it can not compute this convolution.
     pub fn convolution_plan(&self, convolution: &Convolution) -> Result<DnnPlan, CallError> {
         self.plan(Description::Convolution(*convolution), |target| Ok(convolution.plans(target, 1)?.swap_remove(0)))
     }
 
-    /// How attention is computed, or its gradients: the same every time. Gradients that are not
-    /// [in any order](Attention::is_in_any_order) take a workspace of two bytes for each query and key, so that they are the
-    /// same bits: computing some batches or heads after the others takes less.
+    /// Returns the plan for attention or its gradients: the same one every time. Gradients that are not [in any
+    /// order](Attention::is_in_any_order) need a workspace of two bytes for each pair of a query and a key, so that
+    /// their bits are the same every time. Computing batches or heads in several calls needs less.
     ///
     /// # Errors
-    /// There is no cuDNN, or it does not compute that.
+    /// There is no cuDNN, or it can not compute this attention.
     pub fn attention_plan(&self, attention: &Attention) -> Result<DnnPlan, CallError> {
         self.plan(Description::Attention(*attention), |target| attention.plan(target))
     }
@@ -107,14 +108,15 @@ impl CudaDriver {
         dnn.plans.write().entry(description).or_insert(plan).clone()
     }
 
-    /// Puts a convolution on `stream`: its images, weight and result, or their gradients, of which one is written.
+    /// Submits a convolution to `stream`: its images, weight and result, or their gradients, one of which is written.
     ///
     /// # Errors
     /// The stream does not exist, or the library refuses.
     ///
     /// # Safety
-    /// The three tensors are as the plan's convolution says, the workspace has as many bytes as the plan, and all stay
-    /// there until the stream has passed it; nothing else touches what is written unordered, nor writes what is read.
+    /// The three tensors match the plan's convolution, the workspace has as many bytes as the plan needs, and all stay
+    /// valid until the stream has completed the convolution. Other work does not access written memory, or write read
+    /// memory, without ordering.
     #[track_caller]
     pub unsafe fn convolve(
         &self,
@@ -128,14 +130,15 @@ impl CudaDriver {
         unsafe { self.run_graph(plan, &data, workspace, stream) }
     }
 
-    /// Puts attention on `stream`, or its gradients: the tensors that have strides, in their order, 4 or 8 of them.
+    /// Submits attention, or its gradients, to `stream`. `tensors` are the 4 or 8 tensors that have strides, in their
+    /// order.
     ///
     /// # Errors
     /// The stream does not exist, or the library refuses.
     ///
     /// # Safety
-    /// The tensors are as the plan's attention says, `sums` has a dense `f32` for each batch, head and query, and the
-    /// rest is as of [`convolve`](Self::convolve).
+    /// The tensors match the plan's attention, `sums` has one dense `f32` for each batch, head and query, and the other
+    /// conditions are those of [`convolve`](Self::convolve).
     #[track_caller]
     pub unsafe fn attend(
         &self,
@@ -151,15 +154,15 @@ impl CudaDriver {
         unsafe { self.run_graph(plan, &data, workspace, stream) }
     }
 
-    /// Computes a convolution in each of up to `candidates` ways, and takes the fastest from now on. It waits for the
-    /// device, and must not be called while anything is captured. `workspace` gives as many bytes as it is asked for, or
-    /// the library chooses.
+    /// Measures up to `candidates` ways to compute a convolution, and uses the fastest from now on. Waits for the
+    /// device, and must not be called while a stream is captured. `workspace` returns the address of as many bytes as
+    /// it is asked for; if it returns `None`, the library's first choice is used.
     ///
     /// # Errors
-    /// Those of [`convolve`](Self::convolve).
+    /// The same as [`convolve`](Self::convolve).
     ///
     /// # Safety
-    /// As there.
+    /// The same as for [`convolve`](Self::convolve).
     pub unsafe fn tune_convolution(
         &self,
         convolution: &Convolution,
@@ -178,7 +181,7 @@ impl CudaDriver {
             DnnPlan(Arc::new(plan))
         };
         let candidates: Vec<DnnPlan> = plans.into_iter().map(tuned).collect();
-        // There is one at least.
+        // There is at least one candidate.
         let first = candidates[0].clone();
         let fastest = match workspace(most) {
             Some(room) => self.fastest(candidates, stream, |plan| {
@@ -190,13 +193,13 @@ impl CudaDriver {
         let plan = fastest.unwrap_or(first);
         let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
         let before = dnn.plans.write().insert(Description::Convolution(*convolution), Ok(plan.clone()));
-        // A graph may have captured it, and plans are for good.
+        // A graph may have captured the old plan, so plans are never freed.
         std::mem::forget(before);
         Ok(plan)
     }
 
     /// # Safety
-    /// As of [`convolve`](Self::convolve).
+    /// The same as for [`convolve`](Self::convolve).
     #[track_caller]
     unsafe fn run_graph(
         &self,
@@ -209,7 +212,7 @@ impl CudaDriver {
         self.in_context(Call::RunGraph, || {
             let (dnn, raw) = (self.dnn()?, self.stream(stream)?);
             let handle = dnn.handle.lock();
-            // SAFETY: the handle is alive, and the stream known.
+            // SAFETY: the handle is alive, and the stream is known.
             check(unsafe { sys::cudnnSetStream(handle.0, raw.cast()) })?;
             let number = self.launches.record("cudnnBackendExecute", stream, [1; 3], [1; 3], at);
             // SAFETY: the caller's promise.
@@ -226,12 +229,12 @@ impl CudaDriver {
             return Err(ErrorKind::NoLibrary { library: "libcudnn.so.9" });
         }
         let handle = Mutex::new(Handle::new()?);
-        // Another thread's, if that was faster: this one's handle stays for nothing, once.
+        // If another thread was faster, its handle is used, and this one stays unused.
         Ok(self.dnn.get_or_init(|| Dnn { handle, plans: RwLock::default() }))
     }
 }
 
-/// Whether the library can be loaded.
+/// Returns whether the library can be loaded.
 fn is_there() -> bool {
     static IS_THERE: LazyLock<bool> = LazyLock::new(|| {
         // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.

@@ -1,4 +1,4 @@
-//! Plans for an H200, which the library makes without one.
+//! Tests of plans for an H200, which the library can make on a machine without one.
 
 use std::ffi::c_char;
 
@@ -18,7 +18,7 @@ const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 1507548200
 "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0,
 "supportCoopLaunch": 1}"#;
 
-/// `None` on a machine without the library.
+/// Describes an H200 to the library. Returns `None` on a machine without the library.
 fn h200() -> Option<Target> {
     if !is_there() {
         eprintln!("skipped: there is no cuDNN");
@@ -153,7 +153,7 @@ fn attention_and_its_gradients_have_plans() {
                     };
                     assert!(plan.workspace_bytes < sums + (1 << 20), "{name} has a quadratic buffer");
                 }
-                // Its kernels are compiled, which takes a driver.
+                // The library compiles the kernels of this graph, which needs a driver.
                 Err(_) if !has_driver => eprintln!("skipped: there is no driver"),
                 Err(error) => panic!("{name}, backward {is_backward}: {error}"),
             }
