@@ -323,7 +323,7 @@ impl From<ShareError> for BackingError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The connecting process belongs to a user whom the daemon does not serve.
+    /// The daemon does not serve the user of the connecting process.
     #[error("it serves user {allowed} only, and this process belongs to user {uid}")]
     ForeignUser {
         /// The user of the connecting process.

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_nobody_asked_for_are_closed() {
+    fn descriptors_that_were_not_asked_for_are_closed() {
         let (a, b) = pair();
         for allowed in [0, 1] {
             let (sent, other_end) = pair();

@@ -1,4 +1,4 @@
-//! Allocations while a stream is captured into a graph, which forbids most calls of the driver.
+//! Tests of allocations while a stream is captured into a graph, which forbids most driver calls.
 
 use std::ptr;
 
@@ -18,7 +18,7 @@ fn checked(code: CUresult) {
     assert_eq!(code, CUresult::CUDA_SUCCESS);
 }
 
-/// Makes the primary context of device 0 this thread's, for calls beside the driver.
+/// Binds the primary context of device 0 to this thread, for calls that bypass the driver under test.
 fn bind_primary_context() {
     let mut context: CUcontext = ptr::null_mut();
     // SAFETY: `context` is writable, and the driver under test has started the device.
@@ -27,17 +27,18 @@ fn bind_primary_context() {
     checked(unsafe { sys::cuCtxSetCurrent(context) });
 }
 
-/// Captures what `body` puts on `stream`, in the mode that forbids most.
+/// Captures the work that `body` submits to `stream`, in the mode that forbids the most calls.
 fn capture(stream: StreamId, body: impl FnOnce()) {
     let raw = stream.0 as CUstream;
     // SAFETY: the stream is the driver's, and alive.
     checked(unsafe { sys::cuStreamBeginCapture_v2(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) });
     body();
     let mut graph = ptr::null_mut();
-    // SAFETY: the stream is being captured, and `graph` is writable. A capture that was ended by a forbidden call fails.
+    // SAFETY: the stream is being captured, and `graph` is writable. The call fails if a forbidden call ended the
+    // capture.
     checked(unsafe { sys::cuStreamEndCapture(raw, &mut graph) });
     assert!(!graph.is_null());
-    // SAFETY: the graph was just made, and nothing uses it.
+    // SAFETY: the capture just made the graph, and nothing uses it.
     checked(unsafe { sys::cuGraphDestroy(graph) });
 }
 

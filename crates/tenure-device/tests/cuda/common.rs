@@ -12,17 +12,17 @@ use tenure_core::StreamId;
 use tenure_device::cuda::{self, CudaDriver, Function, LaunchConfig, Module};
 use tenure_device::{Access, Driver, Platform};
 
-/// Tells a process that it is a child, and of which test.
+/// The environment variable that tells a process that it is a child, and for which test.
 const CHILD: &str = "TENURE_TEST_CHILD";
 
-/// A device that no other test uses.
+/// A device that no other test uses at the same time.
 pub(crate) struct Device {
     driver: Arc<CudaDriver>,
     _alone: File,
 }
 
 impl Device {
-    /// The driver, for what holds on to one. Drop that before this.
+    /// Returns the driver, for values that keep a reference to it. Drop them before this device.
     pub(crate) fn shared(&self) -> Arc<CudaDriver> {
         Arc::clone(&self.driver)
     }
@@ -36,7 +36,7 @@ impl Deref for Device {
     }
 }
 
-/// The first device, or `None`, with a message, where there is none.
+/// Returns the first device; `None`, with a message, if there is none.
 pub(crate) fn device() -> Option<Device> {
     if let Err(error) = cuda::platform().device_count() {
         eprintln!("skipped: {error}");
@@ -47,20 +47,21 @@ pub(crate) fn device() -> Option<Device> {
     Some(Device { driver: cuda::platform().cuda_driver(0).unwrap(), _alone: alone })
 }
 
-/// The first device in a process that [`child`] started; its parent keeps others away. `None` in any other process.
+/// Returns the first device in a process that [`child`] started, whose parent keeps other tests away from it. Returns
+/// `None` in any other process.
 pub(crate) fn childs_device() -> Option<Arc<CudaDriver>> {
     env::var_os(CHILD)?;
     Some(cuda::platform().cuda_driver(0).unwrap())
 }
 
-/// A process that runs one test of this program, which is ignored otherwise.
+/// Returns a command that runs one test of this program, which is ignored otherwise.
 pub(crate) fn child(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]).env(CHILD, test);
     command
 }
 
-/// What a child printed. It must have succeeded.
+/// Runs a child, and returns its output. The child must succeed.
 pub(crate) fn output_of(mut child: Command) -> String {
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -68,7 +69,7 @@ pub(crate) fn output_of(mut child: Command) -> String {
     text
 }
 
-/// A kernel of `kernels.cu`.
+/// Returns a kernel of `kernels.cu`.
 pub(crate) fn kernel(driver: &CudaDriver, name: &'static str) -> Function {
     static MODULE: OnceLock<Module> = OnceLock::new();
     let module = MODULE.get_or_init(|| {
@@ -78,7 +79,7 @@ pub(crate) fn kernel(driver: &CudaDriver, name: &'static str) -> Function {
     driver.function(*module, name).unwrap()
 }
 
-/// A kernel's argument.
+/// Returns a kernel's argument.
 pub(crate) fn argument<T>(value: &mut T) -> *mut c_void {
     std::ptr::from_mut(value).cast()
 }
@@ -90,16 +91,16 @@ pub(crate) fn spin(driver: &CudaDriver, stream: StreamId, ms: i64) {
     unsafe { driver.launch(spin, LaunchConfig::linear(1), stream, &mut [argument(&mut cycles)]).unwrap() };
 }
 
-/// Puts a kernel on `stream` that writes the byte at `target`.
+/// Launches a kernel on `stream` that writes the byte at `target`.
 #[track_caller]
 pub(crate) fn poke(driver: &CudaDriver, mut target: Address, stream: StreamId) {
     let poke = kernel(driver, "poke");
     let config = LaunchConfig { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
-    // SAFETY: the kernel has one parameter, an address. What is there is the test's affair.
+    // SAFETY: the kernel has one parameter, an address. The test chooses what lies there.
     unsafe { driver.launch(poke, config, stream, &mut [argument(&mut target)]).unwrap() };
 }
 
-/// A chunk at an address of its own.
+/// Creates a chunk and maps it at a new address.
 pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
     let chunk = driver.create(bytes).unwrap();
     (map(driver, chunk, bytes, Access::ReadWrite), chunk)
@@ -119,7 +120,7 @@ pub(crate) fn unmap(driver: &dyn Driver, address: Address, bytes: u64) {
     driver.unreserve(address, bytes).unwrap();
 }
 
-/// `count` bytes at `address`, after everything on the null stream.
+/// Reads `count` bytes at `address`, after all work on the null stream.
 pub(crate) fn read(driver: &dyn Driver, address: Address, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();

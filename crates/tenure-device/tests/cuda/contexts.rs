@@ -1,4 +1,4 @@
-//! Which context a thread has before and after a call. PyTorch's current device hangs on it.
+//! Tests that calls do not change a thread's context, from which PyTorch takes its current device.
 
 use std::ptr;
 use std::thread;
@@ -17,7 +17,7 @@ fn current() -> CUcontext {
     context
 }
 
-/// Some of each kind of call: with memory, with streams and events, and one that fails.
+/// Makes some calls of each kind: with memory, with streams and events, and one that fails.
 fn use_it(driver: &CudaDriver) {
     let bytes = driver.granularity();
     let (address, chunk) = mapped_chunk(driver, bytes);

@@ -1,4 +1,4 @@
-//! Errors of work that was put on the device before. Each loses the context, so each has a process of its own.
+//! Tests of errors in work that was submitted earlier. Each loses the context, so each has a process of its own.
 
 use tenure_core::StreamId;
 use tenure_device::cuda::{CudaDriver, LaunchConfig};
@@ -6,7 +6,7 @@ use tenure_device::{Access, Driver, ErrorKind, HostFunction};
 
 use crate::common::{child, childs_device, device, kernel, map, mapped_chunk, output_of, poke, read};
 
-/// Waits for the device, whose context `kernel` must have lost, and prints why.
+/// Waits for the device, whose context `kernel` must have lost, and prints the reason.
 fn assert_lost(driver: &CudaDriver, kernel: &str) {
     let first = driver.synchronize().unwrap_err();
     println!("first error: {first}");

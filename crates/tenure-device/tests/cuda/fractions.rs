@@ -1,4 +1,4 @@
-//! Several programs on one device, each with a limit of its own.
+//! Tests of several programs on one device, each with a limit of its own.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use crate::common::{child, childs_device, device};
 const FRACTION: &str = "TENURE_TEST_FRACTION";
 const BLOCK: u64 = 256 << 20;
 
-/// A child that takes all that its fraction of the device allows.
+/// Starts a child that allocates all that its fraction of the device allows.
 fn greedy(fraction: f64) -> (Child, impl Iterator<Item = String>) {
     let mut command = child("fractions::child_that_takes_its_fraction");
     command.env(FRACTION, fraction.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -24,7 +24,7 @@ fn greedy(fraction: f64) -> (Child, impl Iterator<Item = String>) {
     (child, lines)
 }
 
-/// Ends children that wait. Each must have succeeded.
+/// Ends children that wait. Each must succeed.
 fn finish(children: impl IntoIterator<Item = (Child, impl Iterator<Item = String>)>) {
     for (mut child, lines) in children {
         drop(child.stdin.take());
@@ -40,7 +40,7 @@ fn programs_with_fractions_never_exceed_them_together() {
     let before = driver.memory_info().unwrap();
     let mut children = fractions.map(greedy);
     let mut most = 0;
-    // Both are filling the device now. Each says when it is full.
+    // Both children are filling the device now. Each prints a line when it is full.
     std::thread::scope(|scope| {
         let full = scope.spawn(|| {
             for (_, lines) in &mut children {
@@ -90,6 +90,6 @@ fn child_that_takes_its_fraction() {
     let reserved = memory.allocator().statistics().all.reserved_bytes.current;
     println!("\nfull with {reserved} bytes, and {:?} beside them", memory.backing().known_overhead_bytes());
     println!("{report}\nend");
-    // Until the parent has seen enough.
+    // Wait until the parent has seen enough.
     let _ = std::io::stdin().read_line(&mut String::new());
 }

@@ -1,4 +1,4 @@
-//! Kernels, from source to the device.
+//! Tests of kernels, from source to the device.
 
 use std::ptr;
 
@@ -17,7 +17,7 @@ fn a_kernel_runs_where_it_is_put() {
     let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4000).unwrap());
     let (mut target, mut value, mut count) = (address, 2.5f32, COUNT);
     let mut arguments = [argument(&mut target), argument(&mut value), argument(&mut count)];
-    // SAFETY: the kernel takes an address, a float and an int, and fills what was allocated.
+    // SAFETY: the kernel takes an address, a float and an int, and fills only the allocated memory.
     let noted = unsafe { driver.launch(fill, LaunchConfig::linear(COUNT as u32), stream, &mut arguments).unwrap() };
     let line = line!() - 1;
     check_launch(&*driver, &noted).unwrap();
@@ -57,7 +57,7 @@ fn a_launch_that_the_device_cannot_do_is_refused_and_harms_nothing() {
 #[test]
 fn the_launch_check_leaves_a_capture_of_launches_whole() {
     let Some(driver) = device() else { return };
-    // Loaded before: loading ends a capture.
+    // Load the kernel before the capture, because loading would end it.
     let spin = kernel(&driver, "spin");
     let streams = [(); 2].map(|()| driver.create_stream(Priority::Default).unwrap());
     let raw = streams[0].0 as CUstream;
@@ -71,7 +71,7 @@ fn the_launch_check_leaves_a_capture_of_launches_whole() {
         check_launch(&*driver, &launch.unwrap()).unwrap();
     }
     let mut graph = ptr::null_mut();
-    // SAFETY: the stream is captured since above, and `graph` is writable.
+    // SAFETY: the capture began above, and `graph` is writable.
     assert_eq!(unsafe { sys::cuStreamEndCapture(raw, &mut graph) }, CUresult::CUDA_SUCCESS);
     // SAFETY: the capture made the graph, and nothing else uses it.
     assert_eq!(unsafe { sys::cuGraphDestroy(graph) }, CUresult::CUDA_SUCCESS);

@@ -1,4 +1,4 @@
-//! CUDA's libraries: what is asked of them is computed. What comes out of it, `tenure-tensor` tests.
+//! Tests that CUDA's libraries compute what they are asked for. `tenure-tensor` tests the results.
 
 use tenure_core::{DType, StreamId};
 use tenure_device::Driver;
@@ -8,7 +8,7 @@ use tenure_device::cuda::{
 
 use crate::common::device;
 
-/// Room for every tensor here.
+/// The size of the memory for each tensor, in bytes.
 const BYTES: u64 = 16 << 20;
 
 fn product(dtype: DType, batch: usize, is_transposed: [bool; 2], epilogue: Epilogue) -> Product {
@@ -43,7 +43,7 @@ fn products_of_every_dtype_and_order_are_computed() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         for batch in [1, 5] {
             for is_transposed in [[false, false], [false, true], [true, false], [true, true]] {
-                // There is no bias in `f64`.
+                // cuBLASLt has no bias for `f64`.
                 for epilogue in [Epilogue::None, Epilogue::Bias]
                     .into_iter()
                     .filter(|epilogue| dtype != DType::F64 || *epilogue == Epilogue::None)
@@ -58,7 +58,7 @@ fn products_of_every_dtype_and_order_are_computed() {
         }
     }
     let product = product(DType::BF16, 1, [false, true], Epilogue::None);
-    // SAFETY: as above.
+    // SAFETY: see `multiply`.
     let tuned = unsafe { driver.tune_product(&product, &operands, StreamId::NULL, 4) }.unwrap();
     assert!(tuned.is_tuned() && driver.product_plan(&product).unwrap().is_tuned());
     driver.synchronize().unwrap();
@@ -111,7 +111,7 @@ fn convolutions_are_computed() {
             room = driver.malloc(bytes.max(1) as u64).unwrap();
             Some(room)
         };
-        // SAFETY: the same.
+        // SAFETY: see `convolve`.
         let tuned = unsafe { driver.tune_convolution(&convolution, tensors, StreamId::NULL, 4, workspace) }.unwrap();
         assert!(tuned.is_tuned() && driver.convolution_plan(&convolution).unwrap().is_tuned());
         driver.free(room).unwrap();

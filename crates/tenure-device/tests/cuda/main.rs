@@ -1,5 +1,6 @@
-//! What only NVIDIA devices do. The suite of drivers holds what all devices do. Each test takes a device for itself, and
-//! is skipped, with a message, where there is none; what loses the context, or needs a second process, runs as a child.
+//! Tests of features that only NVIDIA devices have; the suite of drivers tests what all devices do. Each test takes a
+//! device for itself. It is skipped, with a message, if there is no device. A test that loses the context or needs a
+//! second process runs as a child.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod capture;

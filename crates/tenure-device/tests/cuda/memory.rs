@@ -1,4 +1,4 @@
-//! Memory, addresses and the order of work on them.
+//! Tests of memory, addresses and the order of work on them.
 
 use std::sync::{Arc, Mutex};
 
@@ -22,7 +22,7 @@ fn two_addresses_of_a_chunk_are_coherent_in_stream_order() {
         driver.memset(first, expected as u8, bytes, stream).unwrap();
         let mut arguments =
             [argument(&mut through), argument(&mut expected), argument(&mut count), argument(&mut target)];
-        // SAFETY: the kernel takes an address, two ints and an address, and stays within the chunk and the counter.
+        // SAFETY: the kernel takes an address, two ints and an address, and accesses only the chunk and the counter.
         unsafe { driver.launch(compare, LaunchConfig::linear(count as u32), stream, &mut arguments).unwrap() };
     }
     driver.synchronize_stream(stream).unwrap();
@@ -91,7 +91,7 @@ fn a_foreign_stream_is_known_once_it_is_adopted() {
     let stream = foreign::create();
     let error = driver.query_stream(stream).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::UnknownHandle { what: "stream", .. }), "{error}");
-    // SAFETY: the stream is alive until it is destroyed below, after it was forgotten.
+    // SAFETY: the stream stays alive until it is destroyed below, after the driver has forgotten it.
     unsafe { driver.adopt_stream(stream) };
     let address = driver.malloc(16).unwrap();
     driver.memset(address, 9, 16, stream).unwrap();
@@ -103,14 +103,14 @@ fn a_foreign_stream_is_known_once_it_is_adopted() {
     foreign::destroy(stream);
 }
 
-/// Streams made without the driver under test.
+/// Streams that the driver under test did not make.
 mod foreign {
     use std::ptr;
 
     use cudarc::driver::sys::{self, CUresult, CUstream};
     use tenure_core::StreamId;
 
-    /// Binds the device's primary context to this thread, as PyTorch does.
+    /// Binds the device's primary context to this thread, as PyTorch does, and creates a stream.
     pub(super) fn create() -> StreamId {
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the device exists, and everything written to is writable.
@@ -123,7 +123,7 @@ mod foreign {
     }
 
     pub(super) fn destroy(stream: StreamId) {
-        // SAFETY: the stream is one of `create`, and nothing uses it any more.
+        // SAFETY: `create` made the stream, and nothing uses it any more.
         assert_eq!(unsafe { sys::cuStreamDestroy_v2(stream.0 as CUstream) }, CUresult::CUDA_SUCCESS);
     }
 }

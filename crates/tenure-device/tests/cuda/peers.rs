@@ -1,4 +1,4 @@
-//! Memory that another device reaches in place. Needs two devices.
+//! Tests of memory that another device accesses in place. They need two devices.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn work_of_a_peer_uses_memory_that_was_there_and_memory_that_came_later() {
         memory.enable_peer(Device::cuda(1)).unwrap();
         memory.enable_peer(Device::cuda(1)).unwrap();
         for (address, value) in [(early, 7), (alloc(), 8)] {
-            // Written by the peer, read here; then the other way round.
+            // The peer writes and this device reads; then the other way round.
             other.memset(address, value, BYTES, stream).unwrap();
             other.synchronize().unwrap();
             let mut bytes = vec![0; BYTES as usize];

@@ -1,4 +1,4 @@
-//! What the platform tells of devices.
+//! Tests of what the platform reports about devices.
 
 use tenure_device::{Driver, Event, EventKind, Platform, Priority, Streams, cuda};
 
@@ -31,7 +31,8 @@ fn a_device_has_one_driver() {
     assert_eq!(driver.device(), cuda::platform().driver(0).unwrap().device());
 }
 
-/// The management library counts processes as the host does: in a container ours may have another number there.
+/// The management library numbers processes as the host does, so in a container this process may have another number
+/// there.
 #[test]
 fn this_process_is_among_those_that_hold_memory() {
     let Some(driver) = device() else { return };

@@ -1,4 +1,4 @@
-//! Memory and events between processes.
+//! Tests of memory and events shared between processes.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -15,16 +15,16 @@ use crate::common::{child, childs_device, device, map, mapped_chunk, output_of, 
 const DESCRIPTOR: &str = "TENURE_TEST_DESCRIPTOR";
 const EVENT: &str = "TENURE_TEST_EVENT";
 
-/// Lets a child inherit `chunk` under its number.
+/// Lets a child inherit `chunk` under the same descriptor number.
 fn hand_down(command: &mut Command, chunk: &OwnedFd) {
     fcntl_setfd(chunk, FdFlags::empty()).unwrap();
     command.env(DESCRIPTOR, chunk.as_raw_fd().to_string());
 }
 
-/// The descriptor that the parent handed down.
+/// Returns the descriptor that the parent handed down.
 fn inherited() -> BorrowedFd<'static> {
     let number = env::var(DESCRIPTOR).unwrap().parse().unwrap();
-    // SAFETY: the parent left it open, and nothing here closes it.
+    // SAFETY: the parent left the descriptor open, and nothing here closes it.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 

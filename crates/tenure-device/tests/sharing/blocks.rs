@@ -1,4 +1,4 @@
-//! Single blocks that one process opens in another.
+//! Tests of single blocks that one process opens in another.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -14,11 +14,11 @@ use tenure_device::{Call, Driver, Platform, Priority};
 use crate::common::{Footprint, GRANULE, alone, becomes_free, driver, eventually, fill, sim, sum};
 use crate::process::{Process, tell};
 
-/// More than a frame has descriptors, in chunks of one granule.
+/// The size of a large block, in bytes: its chunks of one granule are more than a frame carries descriptors.
 const LARGE: u64 = 70 * GRANULE;
 const SMALL: u64 = 4096;
 
-/// A process's memory, in chunks of one granule.
+/// Returns the memory of a process, in chunks of one granule.
 pub(crate) fn memory(driver: Arc<dyn Driver>) -> DeviceMemory {
     let config = paged::Config { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..paged::Config::default() };
     DeviceMemory::new(driver, MemoryConfig { policy: Policy::Paged(config), ..MemoryConfig::default() }).unwrap()
@@ -29,14 +29,14 @@ fn simulated() -> (DeviceMemory, Arc<SimDriver>) {
     (memory(Arc::<SimDriver>::clone(&driver)), driver)
 }
 
-/// A block of `bytes` bytes, filled, and how others find it.
+/// Allocates and fills a block of `bytes` bytes. Returns its address and its handle for other processes.
 pub(crate) fn shared(memory: &DeviceMemory, bytes: u64, seed: u64) -> (u64, SharedBlock) {
     let address = memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap().address;
     fill(&**memory.driver(), address, bytes.min(GRANULE), seed);
     (address, memory.share(address).unwrap())
 }
 
-/// How a block is told to another process.
+/// Returns a block's handle as text, to send to another process.
 fn spelled(block: &SharedBlock) -> String {
     let hex: String = block.handle.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{} {hex}", block.offset)
@@ -48,12 +48,13 @@ pub(crate) fn read(spelled: &str) -> SharedBlock {
     SharedBlock { offset: offset.parse().unwrap(), handle: (0..hex.len()).step_by(2).map(byte).collect() }
 }
 
-/// Says how `block` is found, and what is in it.
+/// Sends the handle of `block` and the sum of its content.
 pub(crate) fn tell_of(block: &SharedBlock, sum: u64) {
     tell(format!("{sum} {}", spelled(block)));
 }
 
-/// A process that has shared a block of `bytes` bytes; the sum of its first granule; and the block.
+/// Starts a process that shares a block of `bytes` bytes. Returns it, the sum of the block's first granule, and the
+/// block.
 fn sender(bytes: u64) -> (Process, u64, SharedBlock) {
     let mut sender = Process::start(&format!("send {bytes}"));
     let said = sender.hear();
@@ -90,7 +91,7 @@ fn memory_outlives_the_process_that_shared_it() {
     let pid = process.id();
     process.kill();
     assert_eq!(sum(&**memory.driver(), opened.address() + block.offset, GRANULE), before);
-    // What is mapped is found again; what is not says why.
+    // A mapped block is found again; opening an unmapped one gives the reason for the failure.
     memory.open(&block.handle).unwrap();
     drop(opened);
     let error = memory.open(&block.handle).err().unwrap();
@@ -157,12 +158,12 @@ fn threads_that_open_a_block_at_once_have_one_mapping() {
     });
     assert!(opened.iter().all(|block| block.address() == opened[0].address()));
     drop(opened);
-    // Whatever was mapped beside it is gone.
+    // The mappings that the other threads made are gone.
     assert_eq!(driver.calls(Some(Call::Release)), driver.calls(Some(Call::Import)));
 }
 
-/// How many sockets have the name that the sender of a handle listens at: its own, and one for each connection to it,
-/// accepted or not.
+/// Counts the sockets that have the name at which the sender of a handle listens: its own, and one for each connection
+/// to it, accepted or not.
 fn sockets_of_sender(handle: &[u8]) -> usize {
     // The token in the name follows the handle's magic bytes (6) and version (2).
     let token: String = handle[8..24].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -218,7 +219,7 @@ fn a_capture_is_not_broken_by_the_end_of_a_block() {
     drop(opened);
     assert_eq!((driver.calls(Some(Call::Synchronize)), driver.counters().unmap), (waits, 0));
     receiver.allocator().end_pool(pool).unwrap();
-    // Found mapped, and in use again; so nothing is waited for.
+    // The block is still mapped and is used again, so this does not wait for the device.
     let maps = driver.counters().map;
     let opened = receiver.open(&block.handle).unwrap();
     assert_eq!((driver.counters().map, driver.calls(Some(Call::Synchronize))), (maps, waits));
@@ -245,7 +246,8 @@ fn a_block_that_is_used_while_the_device_is_waited_for_stays() {
     let opened = receiver.open(&block.handle).unwrap();
     let handle = block.handle.clone();
     driver.host_function(StreamId::NULL, Box::new(move || drop(receiver.open(&handle).unwrap()))).unwrap();
-    // Waits, and the function runs. Work that was put on the device under its use may not have been waited for.
+    // This waits for the device, and the function runs. Work submitted while the function used the block may be
+    // unfinished.
     drop(opened);
     assert_eq!(driver.counters().unmap, 0);
     drop(receiver.open(&block.handle).unwrap());
@@ -317,7 +319,7 @@ fn another_user_s_blocks_are_refused() {
         return;
     }
     let ((sender, _), (receiver, _)) = (simulated(), simulated());
-    // Whoever starts to listen is who a receiver sees.
+    // A receiver sees the user who started to listen.
     let (_, block) = as_another_user(|| shared(&sender, SMALL, 1));
     let error = receiver.open(&block.handle).err().unwrap();
     assert!(matches!(error, ShareError::ForeignSender), "{error}");
@@ -325,7 +327,7 @@ fn another_user_s_blocks_are_refused() {
 
 fn as_another_user<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     let action = || {
-        // Of this thread alone.
+        // Sets the user of this thread only.
         rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
         action()
     };
@@ -374,7 +376,7 @@ fn many_threads_open_and_end_the_same_block() {
     assert_eq!(driver.counters().map, driver.counters().unmap);
 }
 
-/// In a process of its own, so that nothing else opens descriptors or starts threads in it.
+/// Runs in a process of its own, so that no other test opens descriptors or starts threads in it.
 #[test]
 fn sending_and_receiving_leak_nothing() {
     alone();
@@ -383,7 +385,7 @@ fn sending_and_receiving_leak_nothing() {
     receiver.finish();
 }
 
-/// Opens and drops blocks of others, and shares its own, again and again.
+/// Opens and drops blocks of another process, and shares its own, `rounds` times.
 pub(crate) fn receive(rounds: u64) {
     let memory = memory(driver());
     let (process, _, theirs) = sender(LARGE);
@@ -397,7 +399,7 @@ pub(crate) fn receive(rounds: u64) {
     round(0);
     let before = Footprint::now(&**memory.driver());
     (0..rounds).for_each(round);
-    // The ends of a connection are closed one after the other.
+    // The two ends of a connection are closed one after the other.
     eventually("nothing is left behind", || Footprint::now(&**memory.driver()).is_no_more_than(&before));
     process.finish();
     tell("nothing leaked");

@@ -1,4 +1,4 @@
-//! PipeSwitch's five calls.
+//! Tests of PipeSwitch's five calls.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -27,7 +27,7 @@ pub(crate) fn serve() -> (SharedCache, TempDir) {
     serve_by(Clock::default())
 }
 
-/// The same with a daemon that measures time by `clock`.
+/// Serves a cache with a daemon that measures time by `clock`.
 pub(crate) fn serve_by(clock: Clock) -> (SharedCache, TempDir) {
     let (folder, socket) = socket();
     let mut cache = SharedCache::allocate_shared_cache(sim(), &SIZES).unwrap();
@@ -50,7 +50,7 @@ impl Worker {
         self.memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap().address
     }
 
-    /// What lies in a block.
+    /// Returns the sum of a block's content.
     pub(crate) fn sum(&self, address: Address, bytes: u64) -> u64 {
         sum(&*self.driver, address, bytes)
     }
@@ -68,7 +68,7 @@ pub(crate) fn worker(owner: &SharedCache) -> Worker {
     Worker { driver, memory, cache }
 }
 
-/// Writes parameters and publishes them; returns their sums.
+/// Writes parameters and publishes them. Returns their sums.
 fn publish(writer: &Worker, about: &[u8]) -> [u64; 4] {
     writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     let blocks = PARAMETERS.map(|bytes| (writer.alloc(bytes), bytes.next_multiple_of(8)));
@@ -128,7 +128,7 @@ fn published_parameters_are_read_by_all_and_copied_by_none() {
 }
 
 #[test]
-fn parameters_outlive_whoever_wrote_them() {
+fn parameters_outlive_their_writer() {
     let (owner, _folder) = serve();
     let Worker { driver, memory, cache } = worker(&owner);
     let written = publish(&Worker { driver, memory, cache }, b"");
@@ -177,7 +177,7 @@ fn parameters_are_published_after_all_work_that_was_queued() {
     let block = writer.alloc(GRANULE);
     let stream = writer.driver.create_stream(Priority::Default).unwrap();
     writer.driver.memset(block, 7, GRANULE, stream).unwrap();
-    // The end of the range, which says what is published, as another process sees it when the work is done.
+    // The end of the range, which names the published parameters, as another process sees it once the work is done.
     let (seen, end) = (Arc::new(Mutex::new(None)), observer.cache.pool().address() + SIZES.parameter_bytes - 64);
     let look = move || {
         let mut footer = [1; 64];
@@ -185,7 +185,7 @@ fn parameters_are_published_after_all_work_that_was_queued() {
         footer
     };
     let told = Arc::clone(&seen);
-    // No driver is called from host functions.
+    // Host functions may not call the driver.
     let function = move || *told.lock().unwrap() = Some(thread::spawn(look).join().unwrap());
     writer.driver.host_function(stream, Box::new(function)).unwrap();
     writer.cache.publish_parameters(b"").unwrap();
@@ -214,7 +214,7 @@ fn parameters_whose_writing_fails_are_not_published() {
 }
 
 #[test]
-fn whoever_begins_to_write_takes_back_what_was_published() {
+fn a_writer_that_begins_takes_back_published_parameters() {
     let (owner, _folder) = serve();
     let (first, second) = (worker(&owner), worker(&owner));
     first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
@@ -227,7 +227,7 @@ fn whoever_begins_to_write_takes_back_what_was_published() {
 }
 
 #[test]
-fn published_parameters_are_written_by_nobody() {
+fn published_parameters_can_not_be_written() {
     let (owner, _folder) = serve();
     let (writer, reader) = (worker(&owner), worker(&owner));
     let written = publish(&writer, b"");
@@ -235,10 +235,10 @@ fn published_parameters_are_written_by_nobody() {
     let block = reader.alloc(PARAMETERS[0]);
     let error = reader.driver.memset(block, 1, 1, StreamId::NULL).and_then(|()| reader.driver.synchronize());
     assert!(matches!(error.unwrap_err().kind, ErrorKind::ReadOnly { .. }));
-    // It has lost its own context, and nobody else anything.
+    // The reader has lost its own context; the other processes have lost nothing.
     assert_eq!(writer.sum(writer.cache.pool().address(), PARAMETERS[0]), written[0]);
     let error = writer.driver.memset(writer.cache.pool().address(), 1, 1, StreamId::NULL);
-    assert!(error.and_then(|()| writer.driver.synchronize()).is_err(), "whoever published them reads too");
+    assert!(error.and_then(|()| writer.driver.synchronize()).is_err(), "their publisher can only read them too");
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn other_parameters_than_expected_are_not_inserted() {
     assert!(matches!(error, ShareError::OtherParameters { published } if published == b"a model"));
     assert_eq!(reader.cache.streams(), []);
     reader.alloc(64);
-    // The lease is given back too: the process can go on.
+    // The failed call gave its lease back too, so the process can try again.
     reader.cache.attach_parameters(StreamId::NULL, b"a model").unwrap();
 }
 
@@ -405,7 +405,7 @@ fn both_sides_must_be_configured_alike() {
     assert_eq!(memory.allocator().statistics().all.reserved_bytes.current, 0);
 }
 
-/// A device protects whole chunks.
+/// A device protects whole chunks, so parameters need chunks of their own.
 #[test]
 fn parameters_that_share_a_chunk_with_memory_that_others_write_are_refused() {
     let Worker { memory, .. } = worker(&serve().0);

@@ -1,4 +1,4 @@
-//! Chunks leased one by one, under an allocator.
+//! Tests of chunks that are leased one by one, under an allocator.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use tenure_device::{Call, Clock};
 use crate::common::{Daemon, GRANULE, eventually, fill, paged, quick, settle, sim, sum};
 use crate::process::Process;
 
-/// How long a request may wait: the most that the daemon allows.
+/// How long a request may wait: the longest time that the daemon allows.
 const WAIT: Duration = Duration::from_secs(60);
 
 fn backing(daemon: &Daemon, wait: Duration) -> (Arc<LeasedBacking>, Arc<SimDriver>) {
@@ -49,7 +49,7 @@ fn an_allocator_draws_its_pages_from_the_daemon() {
 }
 
 #[test]
-fn nobody_gets_a_chunk_that_another_had() {
+fn a_chunk_that_one_process_had_is_leased_to_no_other() {
     let daemon = limited(1);
     let ((first, here), (second, there)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::ZERO));
     let map = |backing: &LeasedBacking, chunk| {
@@ -115,7 +115,7 @@ fn a_request_that_waits_is_served_when_memory_comes_back() {
     eventually("it waits", || daemon.status().waiting == 1);
     first.release(chunk).unwrap();
     settle(&daemon.client());
-    // The daemon sees that no more comes back, long before the wait is over.
+    // The daemon notices that no more memory comes back, long before the time limit.
     clock.advance(WAIT / 60);
     waiting.join().unwrap().unwrap();
 }
@@ -183,7 +183,7 @@ fn who_waits_for_more_than_there_is_waits_on() {
 fn what_can_never_be_had_is_refused_at_once() {
     let daemon = limited(1);
     let hasty = daemon.raw();
-    // A client whose first request still waited would be dropped for the second.
+    // The daemon would disconnect a client that sends a second request while the first one waits.
     for request in [wire::Request::Room { bytes: 2 * GRANULE, wait_ms: 60_000 }, wire::Request::Status] {
         hasty.send(&wire::encode(&request).unwrap());
     }

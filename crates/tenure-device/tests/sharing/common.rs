@@ -1,4 +1,4 @@
-//! Devices, daemons and clients to test with.
+//! Devices, daemons and clients for the tests.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -18,10 +18,10 @@ use tenure_device::{Driver, Platform, cuda};
 
 use crate::process::DRIVER;
 
-/// The granularity of every device here.
+/// The granularity of every device in these tests, in bytes.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// A guard against waiting for ever: whatever is waited for comes much sooner, even on a busy machine.
+/// A limit that keeps tests from waiting for ever: the awaited event comes much sooner, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A simulated H200.
@@ -33,12 +33,12 @@ pub(crate) fn is_cuda() -> bool {
     std::env::var(DRIVER).is_ok_and(|driver| driver == "cuda")
 }
 
-/// The device as this process sees it.
+/// Returns the device as this process sees it.
 pub(crate) fn driver() -> Arc<dyn Driver> {
     if is_cuda() { cuda::platform().driver(0).unwrap() } else { sim() }
 }
 
-/// Keeps other tests away from a real device for as long as this process lives.
+/// Keeps other tests away from a real device until this process ends.
 pub(crate) fn alone() {
     static LOCK: OnceLock<File> = OnceLock::new();
     if is_cuda() {
@@ -50,14 +50,14 @@ pub(crate) fn alone() {
     }
 }
 
-/// A folder with a socket's path in it.
+/// Creates a folder, and returns it with the path of a socket in it.
 pub(crate) fn socket() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory.sock");
     (folder, path)
 }
 
-/// A daemon of its own device, with a pool of chunks of so many granules.
+/// A daemon with a device of its own.
 pub(crate) struct Daemon {
     pub(crate) driver: Arc<SimDriver>,
     pub(crate) daemon: MemoryDaemon,
@@ -69,7 +69,7 @@ impl Daemon {
         Self::new(DaemonConfig { pool: granules.iter().map(|count| count * GRANULE).collect(), ..quick() })
     }
 
-    /// `config`'s socket is not used.
+    /// Starts a daemon. Ignores `config`'s socket.
     pub(crate) fn new(config: DaemonConfig) -> Self {
         let (driver, (folder, socket)) = (sim(), socket());
         let daemon = MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), DaemonConfig { socket, ..config }).unwrap();
@@ -80,7 +80,7 @@ impl Daemon {
         Arc::new(Client::connect(self.daemon.socket()).unwrap())
     }
 
-    /// The pool as a process with a device of its own sees it.
+    /// Returns the pool as a process with a device of its own sees it.
     pub(crate) fn attach(&self) -> (Arc<SharedPool>, Arc<SimDriver>) {
         let driver = sim();
         (SharedPool::attach(self.client(), Arc::<SimDriver>::clone(&driver)).unwrap(), driver)
@@ -95,18 +95,18 @@ impl Daemon {
     }
 }
 
-/// An allocator on chunks of one granule.
+/// Creates an allocator with chunks of one granule.
 pub(crate) fn paged(backing: Arc<dyn Backing>) -> PagedAllocator {
     let config = paged::Config { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..paged::Config::default() };
     PagedAllocator::new(backing, config).unwrap()
 }
 
-/// A daemon that does not wait long.
+/// Returns the settings of a daemon with a short grace period.
 pub(crate) fn quick() -> DaemonConfig {
     DaemonConfig { grace: Duration::from_millis(100), ..DaemonConfig::default() }
 }
 
-/// A client that says what it likes.
+/// A client that can send any frame.
 pub(crate) struct Raw(pub(crate) OwnedFd);
 
 impl Raw {
@@ -127,7 +127,7 @@ impl Raw {
         net::send(&self.0, frame, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// `None`: the daemon has closed the connection.
+    /// Returns the next reply; `None` if the daemon has closed the connection.
     pub(crate) fn receive(&self) -> Option<Reply> {
         let mut frame = [MaybeUninit::uninit(); FRAME_BYTES];
         let received = net::recv(&self.0, &mut frame[..], RecvFlags::empty());
@@ -147,27 +147,27 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until the device has exactly so much free memory: a process that another test starts holds this process's
-/// descriptors for a moment.
+/// Waits until the device has exactly `bytes` bytes of free memory. This may take a moment, because a process that
+/// another test is starting briefly holds this process's descriptors.
 pub(crate) fn becomes_free(driver: &dyn Driver, bytes: u64) {
     eventually("memory is free", || driver.memory_info().unwrap().free == bytes);
 }
 
 /// Returns after the daemon has acted on all messages sent before, and on the time of its clock.
 pub(crate) fn settle(client: &Client) {
-    // It looks at its clock after it has answered: the second answer comes after that.
+    // The daemon looks at its clock after it has answered, so the second answer comes after that.
     for _ in 0..2 {
         client.status().unwrap();
     }
 }
 
-/// Fills a range with bytes that depend on `seed`, and waits until they are there.
+/// Fills a range with bytes that depend on `seed`, and waits until they are written.
 pub(crate) fn fill(driver: &dyn Driver, address: Address, bytes: u64, seed: u64) {
     let pattern: Vec<u8> = (0..bytes).map(|index| (index.wrapping_mul(2 * seed + 1) >> 3) as u8).collect();
     driver.copy_to_device(address, &pattern, StreamId::NULL).unwrap();
 }
 
-/// The sum of the 64-bit words of a range.
+/// Returns a checksum of the 64-bit words of a range.
 pub(crate) fn sum(driver: &dyn Driver, address: Address, bytes: u64) -> u64 {
     let mut copy = vec![0; bytes as usize];
     driver.copy_from_device(&mut copy, address, StreamId::NULL).unwrap();
@@ -175,7 +175,7 @@ pub(crate) fn sum(driver: &dyn Driver, address: Address, bytes: u64) -> u64 {
     words.fold(0, |sum: u64, word| sum.rotate_left(1).wrapping_add(word))
 }
 
-/// What this process and its device hold.
+/// The resources that this process and its device hold.
 #[derive(Debug)]
 pub(crate) struct Footprint {
     free_bytes: u64,

@@ -1,4 +1,4 @@
-//! Whom a daemon serves, and what it makes of those who misbehave.
+//! Tests of the clients that a daemon serves, and of clients that misbehave.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ fn a_daemon_of_another_user_is_not_believed() {
     net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     thread::scope(|threads| {
         threads.spawn(|| {
-            // Of this thread alone.
+            // Sets the user of this thread only.
             rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
             net::listen(&listener, 1).unwrap();
         });
@@ -117,7 +117,8 @@ fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
     let (attached, idle) = (daemon.attach(), daemon.client());
     let (lessee, recalled) = (daemon.raw(), daemon.client());
     lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read, waits: false }).unwrap();
-    // In the idle one's place; and this in `recalled`'s own, which holds nothing either.
+    // The first new connection takes the place of `idle`; this one takes that of `recalled`'s own, which holds nothing
+    // either.
     let _recalls = recalled.on_recall(|_| {}).unwrap();
     assert!(matches!(idle.status(), Err(ShareError::DaemonGone { .. })));
     let status = daemon.status();
@@ -156,12 +157,12 @@ fn descriptors_are_not_taken() {
 }
 
 #[test]
-fn who_takes_no_answers_makes_nobody_wait() {
+fn a_client_that_takes_no_answers_delays_no_other() {
     let daemon = Daemon::with_pool(&[1]);
     let deaf = daemon.raw();
     let asking = thread::spawn(move || {
         let frame = encode(&Request::Status).unwrap();
-        // It ends when the daemon has dropped the connection.
+        // The loop ends when the daemon has dropped the connection.
         while rustix::net::send(&deaf.0, &frame, SendFlags::NOSIGNAL).is_ok() {}
     });
     let other = daemon.client();
@@ -191,7 +192,7 @@ fn leases_of_a_closed_connection_stay_while_its_process_runs() {
 }
 
 #[test]
-fn nobody_gives_back_what_another_holds() {
+fn a_client_can_not_give_back_what_another_holds() {
     let daemon = Daemon::with_pool(&[4]);
     let (holder, other) = (daemon.raw(), daemon.raw());
     let Some(Reply::Leased(lease)) =

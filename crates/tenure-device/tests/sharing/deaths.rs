@@ -1,4 +1,4 @@
-//! Real processes that share a pool of 16 GiB, and are killed.
+//! Tests of real processes that share a pool of 16 GiB and are killed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::roles::SHARE;
 
 const CHUNK: u64 = 8 << 30;
 
-/// How many workers are started and killed, if the environment does not say.
+/// The number of workers that are started and killed, unless the environment says otherwise.
 const ROUNDS: u64 = 100;
 
-/// How many of them at once.
+/// The number of workers that run at the same time.
 const AT_ONCE: u64 = 4;
 
 fn serve(driver: Arc<dyn Driver>, socket: &Path) -> MemoryDaemon {
@@ -36,7 +36,7 @@ fn two_workers_map_the_pool() {
     alone();
     let (_folder, socket) = socket();
     let _daemon = serve(driver(), &socket);
-    // One after the other: a driver maps for one process at a time.
+    // One after the other, because a driver maps for one process at a time.
     let workers = [(); 2].map(|()| {
         let mut worker = Process::start(&format!("attach {}", socket.display()));
         let said = worker.hear();
@@ -64,13 +64,13 @@ fn a_write_through_a_mapping_for_reading_is_refused() {
     assert_eq!(sum(&*driver, pool.address(), 2 * GRANULE), before);
 }
 
-/// Serves a pool in a process that is forked, and says which process its child is.
+/// Serves a pool in a process that then forks, and sends the process number of the child.
 pub(crate) fn serve_and_fork(socket: &Path) {
     let _daemon = serve(sim(), socket);
-    // SAFETY: the child calls nothing but what may be called after a fork.
+    // SAFETY: the child calls only functions that are allowed after a fork.
     match unsafe { libc::fork() } {
         0 => loop {
-            // SAFETY: it waits for a signal.
+            // SAFETY: the call waits for a signal, and has no other conditions.
             unsafe { libc::pause() };
         },
         child => tell(child),
@@ -88,19 +88,19 @@ fn a_daemon_whose_process_was_forked_dies_with_it() {
     let status = client.status().map(drop);
     let mut next = Err(ShareError::Unexpected);
     let deadline = Instant::now() + PATIENCE;
-    // The child may be yet to run.
+    // The child may not have run yet.
     while next.is_err() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
         next = MemoryDaemon::start(sim(), DaemonConfig { socket: socket.clone(), ..quick() }).map(drop);
     }
-    // SAFETY: a number and a signal; nobody has waited for the child, so that its number is its own.
+    // SAFETY: the call takes a number and a signal; the child was not waited for, so its number has not been reused.
     unsafe { libc::kill(child, libc::SIGKILL) };
     assert!(matches!(status, Err(ShareError::DaemonGone { .. })), "no answer is waited for: {status:?}");
     next.unwrap();
 }
 
 #[test]
-fn a_worker_killed_in_mid_copy_loses_its_lease_and_nobody_else_anything() {
+fn a_worker_killed_in_mid_copy_loses_its_lease_and_others_lose_nothing() {
     alone();
     let (_folder, socket) = socket();
     let _daemon = serve(driver(), &socket);
@@ -184,7 +184,7 @@ fn memory_outlives_a_killed_daemon() {
     daemon.finish();
 }
 
-/// In a process of its own, so that nothing else opens descriptors or starts threads in it.
+/// Runs in a process of its own, so that no other test opens descriptors or starts threads in it.
 #[test]
 fn starts_and_kills_leak_nothing() {
     alone();
@@ -194,7 +194,7 @@ fn starts_and_kills_leak_nothing() {
     supervisor.finish();
 }
 
-/// Starts and kills `rounds` workers, a few at once, half of them wherever they may be.
+/// Starts and kills `rounds` workers, a few at a time. Kills half of them at an arbitrary moment.
 pub(crate) fn supervise(rounds: u64) {
     let (_folder, socket) = socket();
     let driver = driver();
@@ -211,14 +211,14 @@ pub(crate) fn supervise(rounds: u64) {
         workers.into_iter().for_each(Process::kill);
         eventually("their leases come back", || client.status().unwrap().holdings.is_empty());
     };
-    // What is opened once, and then kept, is no leak.
+    // Resources that are opened once and then kept are not leaks.
     batch(0, AT_ONCE);
     let before = Footprint::now(&*driver);
     for number in 0..rounds.div_ceil(AT_ONCE) {
         batch(number, AT_ONCE.min(rounds - number * AT_ONCE));
     }
     assert_eq!(client.status().unwrap().chunk_bytes, 0);
-    // A context goes a little after its process.
+    // A context disappears a little later than its process.
     let deadline = Instant::now() + PATIENCE;
     while !Footprint::now(&*driver).is_no_more_than(&before) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,5 @@
-//! Every driver call of every step fails in turn: the step leaves nothing behind, and succeeds the next time.
+//! Tests in which every driver call of a step fails in turn: the step leaves nothing behind, and succeeds the next
+//! time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use tenure_device::{Access, Call, Driver, ErrorKind};
 
 use crate::common::{Daemon, GRANULE, becomes_free, eventually, paged, quick, sim, socket};
 
-/// Does `step` with its first call failing, then its second, and so on, until it succeeds. Returns how many failed.
+/// Runs `step` with its first driver call failing, then its second, and so on, until it succeeds. Returns how many runs
+/// failed.
 fn until_it_succeeds<T, E>(
     driver: &SimDriver,
     mut step: impl FnMut() -> Result<T, E>,
@@ -69,7 +71,7 @@ fn a_lease_that_can_not_be_written_leaves_its_chunks_as_they_were() {
     let daemon = Daemon::with_pool(&[2, 1, 1]);
     let (pool, driver) = daemon.attach();
     let beside = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
-    // The first chunk is written already; the second can be, and the third not.
+    // The first chunk is writable already; the second becomes writable, and the third fails.
     driver.inject(Failure::of(Call::SetAccess, 2));
     pool.lease(GRANULE, 3 * GRANULE, Access::ReadWrite).err().unwrap();
     driver.clear_failures();
@@ -80,7 +82,7 @@ fn a_lease_that_can_not_be_written_leaves_its_chunks_as_they_were() {
 }
 
 #[test]
-fn a_chunk_that_can_not_be_had_is_nobody_s() {
+fn a_chunk_that_can_not_be_had_is_given_back() {
     let daemon = Daemon::with_pool(&[]);
     let (owner, driver) = (Arc::clone(&daemon.driver), sim());
     let total = owner.memory_info().unwrap().free;
@@ -107,7 +109,7 @@ fn a_chunk_that_can_not_be_had_is_nobody_s() {
         for n in 1..=3 {
             let calls = driver.calls(Some(call));
             driver.inject(Failure::of(call, n));
-            // The allocator may find a way around it.
+            // The allocator may recover from the failure.
             let _ = cycle();
             assert!(n > 1 || driver.calls(Some(call)) > calls, "{call} failed");
             settled();
@@ -140,6 +142,6 @@ fn a_lost_context_keeps_its_leases() {
     assert!(driver.fault().is_some());
     lease.release().unwrap_err();
     drop(pool);
-    // Its connection is closed, and this process runs.
+    // The pool's connection is closed, but this process still runs.
     assert_eq!(daemon.status().holdings.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! A pool, as processes see it.
+//! Tests of a pool as processes see it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn what_one_writes_another_reads() {
     let daemon = Daemon::with_pool(&[1, 3]);
     let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
     assert_eq!(writer.bytes(), 4 * GRANULE);
-    // Over the border of two chunks.
+    // The range crosses the border of two chunks.
     let lease = writer.lease(0, 2 * GRANULE, Access::ReadWrite).unwrap();
     fill(&*here, lease.address(), 2 * GRANULE, 5);
     let written = sum(&*here, lease.address(), 2 * GRANULE);
@@ -130,7 +130,7 @@ fn a_range_is_given_back_when_the_work_on_it_is_done() {
     let daemon = Daemon::with_pool(&[4]);
     let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
     let lease = writer.lease(0, GRANULE, Access::ReadWrite).unwrap();
-    // On a stream, where the simulated driver leaves it until somebody waits.
+    // The simulated driver leaves this work unfinished until a caller waits for the stream.
     here.memset(lease.address(), 1, GRANULE, StreamId::NULL).unwrap();
     lease.release().unwrap();
     let lease = reader.lease(0, GRANULE, Access::Read).unwrap();

@@ -1,34 +1,34 @@
-//! Other processes: this test program again, in a role.
+//! Other processes of the tests: this test program again, in a role.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// The environment variable that says what a process does.
+/// The environment variable that holds a process's role.
 pub(crate) const ROLE: &str = "TENURE_SHARING_ROLE";
 
-/// The environment variable that says which driver is tested.
+/// The environment variable that selects the driver under test.
 pub(crate) const DRIVER: &str = "TENURE_TEST_DRIVER";
 
-/// Stands before what a process says to its parent; the rest is the test harness's.
+/// The mark before a message to the parent; all other output is the test harness's.
 const MARK: char = '@';
 
-/// A process in a role. Dropped, it is killed.
+/// A process in a role. It is killed on drop.
 pub(crate) struct Process {
     child: Child,
-    /// Closed to let it end.
+    /// Closed to let the process end.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Process {
-    /// Starts a role with its arguments, separated by spaces, on the driver that is tested.
+    /// Starts a role with its arguments, separated by spaces, on the driver under test.
     pub(crate) fn start(role: &str) -> Self {
         Self::spawn(Self::command(role))
     }
 
-    /// The same on the simulated driver, whatever is tested.
+    /// Starts a role on the simulated driver, whichever driver is under test.
     pub(crate) fn simulated(role: &str) -> Self {
         let mut command = Self::command(role);
         command.env(DRIVER, "sim");
@@ -51,7 +51,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The next thing that it says.
+    /// Returns the next message of the process.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -67,17 +67,18 @@ impl Process {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Stops it: none of its threads runs any more when this returns, which a signal alone does not promise.
+    /// Stops the process. When this returns, none of its threads runs any more, which sending a signal alone does not
+    /// ensure.
     pub(crate) fn stop(&self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).unwrap();
         waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap().unwrap();
     }
 
-    /// Ends it as a crash would.
+    /// Ends the process as a crash would.
     pub(crate) fn kill(self) {}
 
-    /// Waits for it to end well, after what it said was heard.
+    /// Waits for the process to succeed. The caller has received all its messages.
     pub(crate) fn finish(mut self) {
         self.input = None;
         assert!(self.child.wait().unwrap().success());
@@ -86,18 +87,18 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Says something to the parent.
+/// Sends a message to the parent.
 pub(crate) fn tell(what: impl std::fmt::Display) {
     println!("{MARK}{what}");
 }
 
-/// What the parent says next; `None` when it has closed the pipe.
+/// Returns the next message of the parent; `None` when it has closed the pipe.
 pub(crate) fn listen() -> Option<String> {
     std::io::stdin().lines().next().map(Result::unwrap)
 }

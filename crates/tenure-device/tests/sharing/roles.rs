@@ -1,4 +1,4 @@
-//! What other processes do.
+//! The roles that other processes of the tests play.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::common::{GRANULE, driver, fill, paged, quick, sum};
 use crate::process::{listen, tell};
 use crate::{blocks, deaths, transfers};
 
-/// What one worker uses of the pool, in bytes.
+/// The size of one worker's part of the pool, in bytes.
 pub(crate) const SHARE: u64 = 4 * GRANULE;
 
-/// Plays `role`, until it is over or the parent is.
+/// Plays `role` until it is over or the parent has ended.
 pub(crate) fn play(role: &str) {
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let words: Vec<&str> = role.split(' ').collect();
@@ -45,7 +45,7 @@ fn daemon(socket: &Path, chunk_bytes: u64) {
     listen();
 }
 
-/// Maps the pool a few times, says how many µs that took each time, and waits with it mapped.
+/// Maps the pool a few times, sends the time of each in µs, and waits with the pool mapped.
 fn attach(socket: &Path) {
     let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
     let mut pool = None;
@@ -59,7 +59,7 @@ fn attach(socket: &Path) {
     listen();
 }
 
-/// Fills its part of the pool, and says its sum whenever it is asked.
+/// Fills its part of the pool, and sends the part's sum at each request.
 fn sums(socket: &Path, index: u64) {
     let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
     let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
@@ -88,14 +88,14 @@ fn copies(socket: &Path, index: u64) {
         if round == 0 {
             tell("copying");
         }
-        // A few are always under way.
+        // A few copies are always in flight.
         if round.is_multiple_of(4) {
             driver.synchronize_stream(stream).unwrap();
         }
     }
 }
 
-/// Writes to the pool without a lease to write, and says what comes of it.
+/// Writes to the pool without a lease for writing, and sends the result.
 fn trespasses(socket: &Path) {
     let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
     let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
@@ -106,7 +106,7 @@ fn trespasses(socket: &Path) {
     tell(written.map_or_else(|error| format!("{}", error.kind.code()), |()| "written".into()));
 }
 
-/// Allocates and frees, which keeps memory cached, and gives it back when others are short of it.
+/// Allocates and frees, which keeps memory cached, and gives that back when other processes are short of memory.
 fn hoards(socket: &Path, bytes: u64) {
     let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
     let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(Arc::clone(&client), driver, Duration::ZERO));
@@ -124,7 +124,7 @@ fn hoards(socket: &Path, bytes: u64) {
     listen();
 }
 
-/// Shares a block, says its sum and how it is found, and then does what it is told.
+/// Shares a block, sends its sum and its handle, and then follows the parent's orders.
 fn sends(bytes: u64) {
     let memory = blocks::memory(driver());
     let (address, block) = blocks::shared(&memory, bytes, 5);

@@ -1,4 +1,4 @@
-//! PipeSwitch's order of calls: everything is inserted and placed first, by every worker and for every model, and then
+//! Tests of PipeSwitch's order of calls: every worker first inserts and places everything for every model, and then
 //! parameters come and go.
 
 use std::path::Path;
@@ -20,14 +20,14 @@ use crate::process::{Process, listen, tell};
 /// The tensors of two models, in bytes.
 const MODELS: [&[u64]; 2] = [&[3_000_000, 64, 512], &[4096, 1 << 20]];
 
-/// The patience of a worker that waits in vain.
+/// The patience of a worker whose wait is bound to fail.
 const SHORT: Duration = Duration::from_millis(60);
 
 fn allocate(memory: &DeviceMemory, bytes: u64, stream: StreamId) -> Result<Address, MemoryError> {
     memory.allocate(Request::new(bytes, stream)).map(|block| block.address)
 }
 
-/// Why a block is refused.
+/// Returns the reason for which an allocation is refused.
 fn refused(memory: &DeviceMemory, bytes: u64, stream: StreamId) -> String {
     match memory.allocate(Request::new(bytes, stream)).unwrap_err() {
         MemoryError::Allocator(tenure_alloc::AllocError::Backing(BackingError::Failed { reason, .. })) => reason,
@@ -41,7 +41,7 @@ struct Model {
     computation: StreamId,
 }
 
-/// A worker that has placed these models, each on streams of its own.
+/// Creates a worker that has placed these models, each on streams of its own.
 fn placed(owner: &SharedCache, patience: Duration, models: &[&[u64]]) -> (Worker, Vec<Model>) {
     let Worker { driver, memory, cache } = worker(owner);
     let cache = cache.with_patience(patience);
@@ -56,7 +56,7 @@ fn placed(owner: &SharedCache, patience: Duration, models: &[&[u64]]) -> (Worker
     (Worker { driver, memory, cache }, models)
 }
 
-/// Puts a model's tensors onto the device, with values that depend on `seed`; `meanwhile` they are being written.
+/// Transfers a model's tensors, with values that depend on `seed`. Calls `meanwhile` while they are being written.
 fn transfer_while(scheduler: &Worker, sizes: &[u64], seed: u64, meanwhile: impl FnOnce()) {
     let Worker { driver, memory, cache } = scheduler;
     let stream = driver.create_stream(Priority::Default).unwrap();
@@ -74,10 +74,10 @@ fn transfer(scheduler: &Worker, sizes: &[u64], seed: u64) {
     transfer_while(scheduler, sizes, seed, || ());
 }
 
-/// Waits until `worker`, which has made `copies` copies to the host, has looked at the transferred parameters and looks
-/// again: it does so at the start of each attempt to enter the range for computation.
+/// Waits until `worker`, which has made `copies` copies to the host so far, has looked at the transferred parameters
+/// and looks again: it does so at the start of each attempt to enter the range for computation.
 fn looks_again(worker: &Worker, copies: u64) {
-    // A look is two copies: the length of the list of parameters, and the list.
+    // One look makes two copies: the length of the list of parameters, and the list.
     eventually("it looks again", || copies_to_host(worker) > copies + 2);
 }
 
@@ -85,7 +85,7 @@ fn copies_to_host(worker: &Worker) -> u64 {
     worker.driver.calls(Some(Call::CopyFromDevice))
 }
 
-/// Whether a model's tensors have the values of `seed`.
+/// Returns whether a model's tensors have the values of `seed`.
 fn holds(worker: &Worker, model: &Model, sizes: &[u64], seed: u64) -> bool {
     let other = worker.memory.allocate(Request::new(4 << 20, StreamId::NULL)).unwrap().address;
     model.tensors.iter().zip(sizes).all(|(&tensor, &bytes)| {
@@ -143,7 +143,7 @@ fn nothing_is_computed_before_anything_is_transferred() {
     let reason = refused(memory, GRANULE, models[0].computation);
     assert!(reason.starts_with("no parameters are published"), "{reason}");
     assert!(matches!(cache.check_parameters(), Err(ShareError::NothingPublished)));
-    // Neither is what was written in part and given up.
+    // The same holds for parameters that were written in part and given up.
     let writer = worker(&owner);
     writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     writer.cache.clear_shared_cache(StreamId::NULL).unwrap();
@@ -166,7 +166,7 @@ fn a_computation_waits_for_its_parameters() {
     assert!(holds(worker_, &models[0], MODELS[0], 2));
 }
 
-/// Begins a transfer, and never ends it.
+/// Begins a transfer that never ends.
 pub(crate) fn transfer_in_part(socket: &Path) {
     let memory = memory(sim());
     let client = Arc::new(Client::connect(socket).unwrap());
@@ -214,7 +214,7 @@ fn nothing_is_computed_with_what_was_being_written_when_the_daemon_ended() {
     assert!(matches!(cache.check_parameters(), Err(ShareError::Incomplete)));
 }
 
-/// PipeSwitch computes with the first layers while the last are on their way.
+/// PipeSwitch computes with the first layers while the last ones are still being transferred.
 #[test]
 fn a_computation_that_begins_during_the_transfer_is_checked_after_it() {
     let (owner, _folder) = serve();
@@ -223,7 +223,7 @@ fn a_computation_that_begins_during_the_transfer_is_checked_after_it() {
     let compute = || allocate(memory, GRANULE, models[0].computation);
     transfer_while(&scheduler, MODELS[0], 1, || _ = compute().unwrap());
     compute().unwrap();
-    // It was found to be right: from then on it is for the program to say when its parameters may go.
+    // The check has passed: from now on the program decides when the parameters may be replaced.
     transfer(&scheduler, MODELS[1], 1);
     compute().unwrap();
 }
@@ -332,7 +332,7 @@ fn what_is_freed_in_a_capture_is_given_back_after_it() {
 
 #[test]
 fn who_waits_for_the_range_gets_it_before_who_had_it_gets_it_again() {
-    // The clock stands still: a place in the queue is kept however rarely its holder gets to run.
+    // The clock stands still, so a place in the queue is kept however rarely its holder gets to run.
     let (owner, _folder) = serve_by(Clock::manual());
     let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &MODELS[..1]));
     transfer(&worker(&owner), MODELS[0], 1);
@@ -349,7 +349,7 @@ fn who_waits_for_the_range_gets_it_before_who_had_it_gets_it_again() {
         first.memory.free(held).unwrap();
         let again = allocate(first.memory, GRANULE, one[0].computation).unwrap();
         let had = had.load(Ordering::SeqCst);
-        // Before the assertion, which would otherwise keep the other waiting.
+        // Free the block before the assertion, which would otherwise keep the other thread waiting.
         first.memory.free(again).unwrap();
         assert_eq!(had, 1);
     });
@@ -413,7 +413,7 @@ fn a_stream_has_each_range_once() {
     let error = cache.place_parameters(StreamId::NULL).unwrap_err();
     assert!(matches!(error, ShareError::AlreadyInserted(RangeUse::Parameters)), "{error}");
     allocate(memory, 64, StreamId::NULL).unwrap();
-    // From here on the stream's tensors are no parameters.
+    // From here on the stream's tensors are not parameters.
     cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
     let (parameters, bytes) = cache.parameters();
     assert!(!(parameters..parameters + bytes).contains(&allocate(memory, 64, StreamId::NULL).unwrap()));

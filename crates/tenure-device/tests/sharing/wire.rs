@@ -1,4 +1,4 @@
-//! Frames: what goes in comes out, and what nobody sent is refused.
+//! Tests of frames: every message survives encoding and decoding, and bytes that are not a frame are refused.
 
 use proptest::prelude::*;
 use tenure_device::Access;
@@ -131,7 +131,7 @@ proptest! {
         if let Ok(request) = decode::<Request>(&frame) {
             prop_assert_eq!(decode(&encode(&request).unwrap()), Ok(request));
         }
-        // Only that it comes to an end.
+        // This checks only that decoding returns.
         let _ = decode::<Reply>(&frame);
     }
 }
@@ -161,7 +161,7 @@ fn a_pool_that_has_no_size_is_no_offer() {
     assert!(matches!(error, WireError::Malformed(_)), "{error}");
 }
 
-/// A status of a thousand holdings, the most that a daemon sends, has room in a frame.
+/// Checks that a status of a thousand holdings, the most that a daemon sends, fits in a frame.
 #[test]
 fn the_longest_status_fits() {
     let holding = Holding {

@@ -1,4 +1,4 @@
-//! Property tests of leases against a model that remembers every event and searches all of them for each answer.
+//! Tests of leases: single rules, and a property test against a model that knows the true state of every process.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn reclaim(leases: &mut Leases, now_ms: u64, listed: Option<bool>) -> Vec<LeaseI
 }
 
 #[test]
-fn any_number_of_readers_share_a_range_and_a_writer_shares_it_with_nobody() {
+fn any_number_of_readers_share_a_range_and_a_writer_has_it_alone() {
     let mut leases = Leases::new(GRACE_MS);
     let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
     let first = leases.grant(a, pool(0, 10), READ, 0).unwrap();
@@ -67,7 +67,7 @@ fn who_does_not_ask_again_has_no_place_in_the_queue() {
 }
 
 #[test]
-fn a_range_is_written_while_whoever_writes_it_is_there() {
+fn a_range_is_written_while_its_writer_is_connected() {
     let mut leases = Leases::new(GRACE_MS);
     let (reader, writer) = (leases.connect(Some(1)), leases.connect(Some(2)));
     leases.grant(reader, pool(0, 10), READ, 0).unwrap();
