@@ -109,7 +109,7 @@ pub struct Operands {
     pub workspace: Address,
 }
 
-/// A plan by which a product is computed on a device. It stays valid for good.
+/// A plan by which a product is computed on a device. It never becomes invalid.
 #[derive(Clone)]
 pub struct ProductPlan(Arc<Plan>);
 
@@ -217,7 +217,7 @@ impl CudaDriver {
             // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
             let is_there = unsafe { sys::is_culib_present() };
             if !is_there {
-                tracing::warn!("cuBLASLt was not found (libcublasLt.so.13): products of matrices take much longer");
+                tracing::warn!("cuBLASLt was not found (libcublasLt.so.13): matrix products take much longer");
             }
             is_there
         });

@@ -172,8 +172,8 @@ impl Driver for CudaDriver {
             let descriptor = chunk.as_raw_fd() as usize as *mut c_void;
             let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
             let mut handle = 0;
-            // SAFETY: `handle` is writable, and for this kind the driver takes the number of an open descriptor in place of a
-            // pointer.
+            // SAFETY: `handle` is writable, and for this kind the driver takes the number of an open descriptor
+            // in place of a pointer.
             check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, descriptor, kind) })?;
             self.space.lock().add_chunk(ChunkId(handle), bytes);
             Ok(ChunkId(handle))

@@ -114,8 +114,8 @@ impl CudaDriver {
     /// changes.
     ///
     /// # Safety
-    /// The stream belongs to the primary context of this device, or to a green context of it, and is not destroyed
-    /// before it is forgotten here.
+    /// The stream belongs to the primary context of this device, or to a part of it (a green context), and is not
+    /// destroyed before it is forgotten here.
     pub unsafe fn adopt_stream(&self, stream: StreamId) {
         self.streams.adopt(stream.0, StreamOwner::Other);
     }

@@ -175,7 +175,7 @@ impl WorkerCache {
     /// gets other memory. If this process [placed](Self::place_parameters) parameters before, a block is placed only
     /// once the parameters inserted last before this call are transferred or being transferred.
     ///
-    /// After this call, no more parameters can be written.
+    /// Ends the allocation of parameters in ranges that this process writes, and in those placed on `stream`.
     ///
     /// # Errors
     /// The range is inserted for `stream` already; published parameters are [outstanding](ShareError::Outstanding); the

@@ -351,7 +351,8 @@ impl Service {
         }
     }
 
-    /// Asks all processes except the one that is short of memory to give back `bytes` bytes.
+    /// Asks the processes with a registration for recalls, except the one that is short of memory, to give back
+    /// `bytes` bytes.
     fn recall(&self, holder: HolderId, bytes: u64) {
         let asking = self.clients.get(&holder).and_then(|client| client.peer.pid);
         for client in self.clients.values().filter(|client| client.recalls) {

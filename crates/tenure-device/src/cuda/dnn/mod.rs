@@ -29,7 +29,7 @@ use self::graph::{Plan, Target};
 use super::CudaDriver;
 use crate::{Call, CallError, ErrorKind};
 
-/// A plan by which cuDNN computes something on a device. It stays valid for good.
+/// A plan by which cuDNN computes something on a device. It never becomes invalid.
 #[derive(Clone)]
 pub struct DnnPlan(Arc<Plan>);
 
