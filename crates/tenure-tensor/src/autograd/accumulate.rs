@@ -1,4 +1,4 @@
-//! Sums of gradients, in the memory of one of them where nobody can see it.
+//! Sums of gradients, written in place where no other tensor shares the memory.
 
 use tenure_core::{Layout, Overlap};
 
@@ -6,8 +6,8 @@ use super::mode::is_grad_enabled;
 use crate::ops::pointwise::dense_like;
 use crate::{Result, Tensor};
 
-/// Adds a gradient to another of the same tensor: in place of one that nobody else has, if no graph is made of it. An
-/// error changes nothing.
+/// Adds a gradient to another of the same tensor. If no graph is recorded, it adds in place to one of the two that no
+/// other owner has. An error changes nothing.
 pub(crate) fn add_to(sum: &mut Tensor, mut grad: Tensor) -> Result<()> {
     if takes(sum, &grad) {
         return sum.add_raw(&grad);
@@ -25,24 +25,24 @@ fn takes(target: &mut Tensor, other: &Tensor) -> bool {
     !target.requires_grad() && (target.sizes(), target.dtype()) == (other.sizes(), other.dtype()) && is_sole(target)
 }
 
-/// Whether a gradient can be written to unseen: no graph is made of it, it does not share memory with itself, and nobody
-/// else has it.
+/// Returns whether a gradient can be overwritten: no graph is recorded, its elements do not overlap, and it has no
+/// other owner.
 fn is_sole(grad: &mut Tensor) -> bool {
     if is_grad_enabled() || grad.layout().overlap() != Overlap::No {
         return false;
     }
-    // Of a view the tensor that it shows goes, if only the view has it.
+    // A view whose base has no other owner lets go of the base.
     let alias = grad.alias(grad.layout().clone());
     *grad = alias;
     grad.is_unique()
 }
 
-/// A gradient as a tensor's first: itself if nobody else has it, so that writing to it changes no other, and it lies as
-/// the tensor does, and is all of its storage. Otherwise a copy in the order of the tensor's layout.
+/// Returns a gradient as the first gradient of a tensor. The gradient itself is returned if it has no other owner, has
+/// the tensor's memory order, and fills its storage. Otherwise it is copied into the order of the tensor's layout.
 pub(crate) fn own(mut grad: Tensor, like: &Layout) -> Result<Tensor> {
     let layout = dense_like(grad.sizes(), Some(like))?;
     let is_whole = grad.storage().bytes() == grad.numel() * grad.dtype().size();
-    // Of one element there is no next.
+    // In a dimension of one element, the stride does not matter.
     let mut steps = grad.strides().iter().zip(layout.strides()).zip(grad.sizes());
     if is_whole && steps.all(|((own, other), size)| own == other || *size < 2) && is_sole(&mut grad) {
         return Ok(grad);

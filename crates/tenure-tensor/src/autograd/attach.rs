@@ -1,4 +1,4 @@
-//! How an operation gets a node.
+//! Attaching a node to an operation's outputs.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::node::{Context, Edge, Formula, Grads, Inputs, Node};
 use super::saved::SavedTensor;
 use crate::{Result, Tensor};
 
-/// Makes `output` the result of the operation `name` on `inputs`, if one of them requires a gradient and this thread
-/// differentiates. `save` saves what the formula needs and returns the formula.
+/// Makes `output` the result of the operation `name` on `inputs`, if one of them requires a gradient and gradients are
+/// on in this thread. `save` saves the tensors that the formula needs and returns the formula.
 ///
-/// A formula gives one gradient for each input. One of other sizes, which the input's broadcast to, is summed up to the
-/// input's, and one of another dtype is converted to the input's, as PyTorch does too: so a formula need not know what
-/// was broadcast or promoted, and a gradient that is too large by mistake is no error.
+/// A formula returns one gradient for each input. A gradient of larger sizes that the input broadcasts to is summed to
+/// the input's sizes, and one of another dtype is converted to the input's, as in PyTorch. So a formula need not handle
+/// broadcasting or type promotion, and a gradient that is too large by mistake is no error.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -40,7 +40,7 @@ use crate::{Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// Those of `save`.
+/// The errors of `save`.
 pub fn attach<F>(
     output: Tensor,
     name: impl Into<Cow<'static, str>>,
@@ -54,10 +54,10 @@ where
     Ok(output)
 }
 
-/// The same for several outputs, which are fresh.
+/// Makes several fresh `outputs` the results of one operation, as [`attach`] does for one.
 ///
 /// # Errors
-/// Those of `save`.
+/// The errors of `save`.
 pub fn attach_all<F>(
     outputs: &[&Tensor],
     name: impl Into<Cow<'static, str>>,
@@ -70,11 +70,11 @@ where
     attach_erased(outputs, name.into(), inputs, &mut erased(save))
 }
 
-/// Saves what a formula needs, and returns the formula. It is called at most once.
+/// A function that saves the tensors that a formula needs, and returns the formula. It is called at most once.
 pub(super) type Save<'a> = dyn FnMut(&mut Saver) -> Result<Formula> + 'a;
 
-/// One operation's `save` in the form that all have in common: the functions that take it are compiled once, not for each
-/// operation.
+/// Converts one operation's `save` to the type [`Save`], so that the functions that take it are compiled once, not for
+/// each operation.
 pub(super) fn erased<F>(save: impl FnOnce(&mut Saver) -> Result<F>) -> impl FnMut(&mut Saver) -> Result<Formula>
 where
     F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
@@ -97,7 +97,7 @@ fn attach_erased(outputs: &[&Tensor], name: Cow<'static, str>, inputs: &[&Tensor
     Ok(())
 }
 
-/// A tensor that was saved: its number at the node.
+/// A handle to a saved tensor: its number at the node.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved(usize);
 
@@ -107,25 +107,26 @@ impl Saved {
     }
 }
 
-/// Saves what a formula needs.
+/// The collector of the tensors that a formula needs.
 pub struct Saver {
-    /// None for an output that is still to be written.
+    /// The saved tensors so far. `None` for an output that is still to be written.
     saved: Vec<Option<SavedTensor>>,
     needs: SmallVec<[bool; 3]>,
-    /// What is about to be written to in place.
+    /// The tensor that is about to be written to in place.
     target: Option<Tensor>,
 }
 
 impl Saver {
-    /// Whether a gradient of this input will be asked for.
+    /// Returns whether a gradient of this input will be needed.
     pub fn needs(&self, input: usize) -> bool {
         self.needs[input]
     }
 
-    /// Keeps a tensor, none of the operation's outputs. What the operation is about to overwrite is copied.
+    /// Saves a tensor that is not an output of the operation. A tensor that the operation is about to overwrite is
+    /// copied.
     ///
     /// # Errors
-    /// Those of [`SavedHooks`](super::SavedHooks).
+    /// The errors of [`SavedHooks`](super::SavedHooks).
     pub fn save(&mut self, tensor: &Tensor) -> Result<Saved> {
         let overwrites = |target: &Tensor| target.storage().is_alias_of(tensor.storage());
         let saved = if self.target.as_ref().is_some_and(overwrites) {
@@ -138,18 +139,18 @@ impl Saver {
         Ok(Saved(self.saved.len() - 1))
     }
 
-    /// Keeps a tensor if `is_needed`.
+    /// Saves a tensor if `is_needed`.
     ///
     /// # Errors
-    /// Those of [`SavedHooks`](super::SavedHooks).
+    /// The errors of [`SavedHooks`](super::SavedHooks).
     pub fn save_if(&mut self, is_needed: bool, tensor: &Tensor) -> Result<Option<Saved>> {
         if is_needed { self.save(tensor).map(Some) } else { Ok(None) }
     }
 
-    /// Keeps the operation's output of that number.
+    /// Saves the operation's output number `output`.
     ///
     /// # Errors
-    /// Those of [`SavedHooks`](super::SavedHooks).
+    /// The errors of [`SavedHooks`](super::SavedHooks).
     pub fn save_output(&mut self, tensor: &Tensor, output: usize) -> Result<Saved> {
         let is_written = self.target.is_none();
         let saved = if is_written { Some(SavedTensor::output(tensor, output)?) } else { None };
@@ -167,7 +168,7 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Saves what the formula needs; `target` will be written to in place.
+    /// Saves the tensors that the formula needs. The operation will write to `target` in place.
     pub(super) fn new(
         name: Cow<'static, str>,
         inputs: &[&Tensor],
@@ -182,11 +183,11 @@ impl Draft {
         Ok(Self { name, inputs: (edges, kinds), saver, formula })
     }
 
-    /// The node, with its outputs.
+    /// Makes the node, with its outputs.
     pub(super) fn finish(self, outputs: &[&Tensor]) -> Result<Arc<Node>> {
         let saved = self.saver.saved.into_iter().map(|saved| match saved {
             Some(saved) => Ok(saved),
-            // Only the one that is written to in place is late.
+            // Only the target of an operation in place is saved this late.
             None => SavedTensor::output(outputs[0], 0),
         });
         Ok(Node::formula(self.name, self.inputs, outputs, saved.collect::<Result<_>>()?, self.formula))

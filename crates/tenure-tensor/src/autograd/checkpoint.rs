@@ -1,8 +1,8 @@
-//! Computing again instead of keeping. PyTorch's `torch.utils.checkpoint(use_reentrant=False)`.
+//! Checkpoints: tensors are computed again instead of kept. PyTorch's `torch.utils.checkpoint(use_reentrant=False)`.
 //!
-//! Nothing that the function saves is kept: each saved tensor is an empty slot. The first that is needed makes the
-//! function run again, and what it saves this time fills the slots, in the same order, up to the last that is still
-//! wanted. A slot is emptied with the node that it is saved for.
+//! Tensors that the function saves are not kept: each is an empty slot. When backward needs the first of them, the
+//! function runs again and its saved tensors fill the slots in the same order, up to the last slot that is still
+//! wanted. A slot is freed with the node that saved it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,12 +18,13 @@ use crate::autocast::{self, Autocast};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor, random};
 
-/// Runs `function` of `inputs`, and keeps the inputs instead of what it saves for backward, where it runs again. It draws
-/// the same numbers from the default generator, which is left as it was, and autocasts the same. Checkpoints can be
-/// nested.
+/// Runs `function` on `inputs`, and keeps the inputs instead of the tensors that it saves. Backward runs the function
+/// again. The second run draws the same numbers from the default generator, leaves the generator as it was, and
+/// autocasts the same. Checkpoints can be nested.
 ///
-/// The function must do the same every time. If it changes something besides, such as running statistics, it leaves that
-/// out [while it is run again](is_recomputing). If a graph is retained, what was computed again is kept with it.
+/// The function must do the same every time. If it has side effects, such as running statistics, it must leave them out
+/// [while it is run again](is_recomputing). If a graph is retained, the tensors that were computed again are kept with
+/// it.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -36,8 +37,8 @@ use crate::{DType, Result, Tensor, random};
 /// ```
 ///
 /// # Errors
-/// Those of `function`; in backward, also that inputs were modified in place, or that the function saves something else
-/// when it runs again.
+/// The errors of `function`. In backward also: inputs were modified in place, or the function saves other tensors when
+/// it runs again.
 pub fn checkpoint(
     inputs: &[&Tensor],
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
@@ -58,13 +59,13 @@ pub fn checkpoint(
     (frame.function)(&given)
 }
 
-/// Whether this thread runs a checkpoint's function again, or [rehearses](rehearse) one.
+/// Returns whether this thread runs a checkpoint's function again, or [rehearses](rehearse) one.
 pub fn is_recomputing() -> bool {
     RECOMPUTING.get() || REHEARSING.get()
 }
 
-/// Runs `function` so that nothing comes of it but its result: modules leave out what they [change besides](is_recomputing), and
-/// the default generator is afterwards where it was.
+/// Runs `function` without side effects: modules leave out their [other changes](is_recomputing), and the default
+/// generator is reset afterwards.
 pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
     struct Rehearsal {
         random: random::State,
@@ -81,7 +82,7 @@ pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
     function()
 }
 
-/// Whether this thread runs a checkpoint's function again.
+/// Returns whether this thread runs a checkpoint's function again.
 pub(super) fn is_running_again() -> bool {
     RECOMPUTING.get()
 }
@@ -91,11 +92,11 @@ thread_local! {
     static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A tensor that the function saved, once it has run again.
+/// A tensor that the function saved. It is empty until the function has run again.
 type Slot = OnceLock<(Tensor, Lane)>;
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// For the thread's stream, which waits for where it was computed again.
+/// Returns the tensor after the thread's stream waits for the lane that computed it again.
 fn arrive((tensor, lane): &(Tensor, Lane)) -> Result<Tensor> {
     lane.lead_here()?;
     Ok(tensor.clone())
@@ -104,12 +105,12 @@ fn arrive((tensor, lane): &(Tensor, Lane)) -> Result<Tensor> {
 /// One run of a function.
 struct Frame {
     function: Function,
-    /// Saved themselves, for the hooks around: of a checkpoint inside another, they are computed again too. Whether each
-    /// requires a gradient.
+    /// The inputs, and whether each requires a gradient. They go through saved-tensor hooks themselves: inputs of a
+    /// checkpoint inside another are computed again too.
     inputs: Vec<(SavedTensor, bool)>,
     random: random::State,
     autocast: Option<DType>,
-    /// In the order in which they were saved.
+    /// The slots, in the order in which they were saved.
     slots: Mutex<Vec<Weak<Slot>>>,
     running: Mutex<()>,
 }
@@ -133,7 +134,7 @@ impl Frame {
         slot
     }
 
-    /// What belongs in a slot.
+    /// Returns the tensor of a slot, and runs the function again if the slot is empty.
     fn fill(&self, slot: &Slot) -> Result<Tensor> {
         let _one = self.running.lock();
         if slot.get().is_none() {
@@ -158,7 +159,7 @@ impl Frame {
         let fill = move |tensor: &Tensor, _| {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
-                // One that is full has the same already.
+                // A slot that is full already has the same values.
                 let _full = slot.set((tensor.clone(), Lane::current(tensor.device())));
             }
             if index < last {
@@ -176,7 +177,7 @@ impl Frame {
     }
 }
 
-/// The default generator where it was once, while this lives.
+/// A scope that puts the default generator back to an earlier state.
 struct Replay {
     random: random::State,
     recomputing: bool,

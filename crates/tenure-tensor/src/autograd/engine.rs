@@ -1,4 +1,4 @@
-//! The way back through a graph. PyTorch's `Engine`, on the calling thread.
+//! The backward pass through a graph. PyTorch's `Engine`, on the calling thread.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use crate::autocast::Autocast;
 use crate::error::AutogradError;
 use crate::{Result, Tensor};
 
-/// How to go back.
+/// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// What the graph saved stays, to go back once more.
+    /// Keeps the saved tensors, so that another backward pass can go through the same graph.
     pub retain_graph: bool,
-    /// The gradients are differentiable themselves. Retains the graph too.
+    /// Makes the gradients differentiable themselves. Retains the graph too.
     pub create_graph: bool,
-    /// [`grad`] gives none for an input that nothing depends on, rather than an error.
+    /// Lets [`grad`] return `None` for an input that no output depends on, rather than an error.
     pub allow_unused: bool,
 }
 
-/// Adds the gradients of `outputs` to [`Tensor::grad`] of the leaves that they were computed from. `grads` are those of
-/// `outputs`; none stands for 1 where there is one element. PyTorch's `torch.autograd.backward`.
+/// Adds the gradients of `outputs` to [`Tensor::grad`] of the leaves that they were computed from. `grads` are the
+/// gradients of `outputs`; `None` stands for 1 if the output has one element. PyTorch's `torch.autograd.backward`.
 ///
 /// # Errors
-/// An output that was not computed from what requires a gradient; a gradient of other sizes; saved tensors that were
-/// freed or modified; those of formulas and hooks. Leaves may have got their gradients by then.
+/// An output does not depend on a tensor that requires a gradient; a gradient has other sizes; saved tensors were freed
+/// or modified; a formula or a hook fails. Leaves may have got their gradients by then.
 pub fn backward(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: Options) -> Result<()> {
     Pass::new(roots(outputs, grads, options)?, None, options).run().map(drop)
 }
 
-/// The gradients of `outputs` with respect to `inputs`, and nothing else: no leaf's gradient changes. PyTorch's
+/// Computes the gradients of `outputs` with respect to `inputs`, and changes no leaf's gradient. PyTorch's
 /// `torch.autograd.grad`.
 ///
 /// # Errors
-/// Those of [`backward`], an input that requires no gradient, and [`AutogradError::Unused`].
+/// The errors of [`backward`], an input that requires no gradient, and [`AutogradError::Unused`].
 pub fn grad(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
@@ -82,19 +82,20 @@ fn roots(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: Options) -> Re
 
 type Id = *const Node;
 
-/// One way back.
+/// One backward pass.
 struct Pass {
     roots: Vec<(Edge, Tensor)>,
-    /// What is to be found, if not the leaves' gradients.
+    /// The edges whose gradients are returned. If `None`, gradients are added to the leaves.
     wanted: Option<Vec<Edge>>,
     options: Options,
-    /// How many edges into a node are still to bring something.
+    /// The number of edges into a node that have not been visited yet.
     awaited: HashMap<Id, usize>,
-    /// What has arrived.
+    /// The gradients of a node's outputs that have arrived so far.
     arrived: HashMap<Id, SmallVec<[Option<Tensor>; 2]>>,
-    /// Nodes that all has arrived for, the latest first. The second number tells leaves apart.
+    /// Nodes whose gradients have all arrived, ordered by sequence number: the latest runs first. The second number
+    /// tells leaves apart.
     ready: BTreeMap<(u64, usize), Arc<Node>>,
-    /// The nodes that lead to what is wanted.
+    /// The nodes from which a wanted edge can be reached.
     useful: HashSet<Id>,
 }
 
@@ -113,7 +114,7 @@ impl Pass {
         pass
     }
 
-    /// Counts the edges into every node, and finds the useful ones.
+    /// Counts the edges into every node, and finds the useful nodes.
     fn explore(&mut self) {
         let mut found: Vec<Arc<Node>> = Vec::new();
         let mut seen: HashSet<Id> = HashSet::new();
@@ -130,7 +131,7 @@ impl Pass {
         }
         if let Some(wanted) = &self.wanted {
             self.useful.extend(wanted.iter().map(|edge| Arc::as_ptr(&edge.node)));
-            // A node comes after all that it leads to were made, so the earliest first.
+            // A node is made after all nodes that it leads to: the earliest goes first.
             found.sort_unstable_by_key(|node| node.leaf().map_or_else(|| node.sequence() + 1, |_| 0));
             for node in &found {
                 if node.edges().iter().flatten().any(|edge| self.useful.contains(&Arc::as_ptr(&edge.node))) {
@@ -141,7 +142,7 @@ impl Pass {
     }
 
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
-        // Of a program without passes, each way back is one: its keys are the same every time.
+        // In a program that marks no passes, each backward pass counts as one: its keys are the same every time.
         let _pass = Site::begin_pass();
         let _mode = GradMode::enter(self.options.create_graph);
         let _autocast = Autocast::enter(None);
@@ -175,7 +176,7 @@ impl Pass {
         Ok(captured)
     }
 
-    /// Runs a node and sends on what it gives.
+    /// Runs a node and passes its gradients on to the next nodes.
     fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>, lane: &Lane) -> Result<()> {
         let _site = node.enter_site();
         if let Some(leaf) = node.leaf() {
@@ -214,7 +215,8 @@ impl Pass {
         Ok(())
     }
 
-    /// What has arrived so far where a node's gradients go, if it lies on the node's own lane, for the node to add to.
+    /// Takes the gradients that have arrived where this node's gradients go, so that the node can add to them. It takes
+    /// only gradients on the node's own lane.
     fn lend(&mut self, node: &Node, needs: &[bool], from: &Lane) -> Grads {
         if self.options.create_graph {
             return Grads::from_elem(None, needs.len());
@@ -226,7 +228,7 @@ impl Pass {
         lent.collect()
     }
 
-    /// Brings back what the node did not add to.
+    /// Returns the gradients that the node did not add to.
     fn put_back(&mut self, node: &Node, sums: Grads) {
         for (edge, sum) in node.edges().iter().zip(sums) {
             if let (Some(edge), Some(sum)) = (edge, sum)
@@ -241,7 +243,7 @@ impl Pass {
         self.ready.insert((node.sequence(), Arc::as_ptr(&node).addr()), node);
     }
 
-    /// Brings a gradient, computed on a lane, to where it is used.
+    /// Adds a gradient that was computed on the lane `from` to the gradients of the node that uses it.
     fn add(&mut self, edge: &Edge, grad: Tensor, from: &Lane) -> Result<()> {
         let lane = self.lane(&edge.node);
         from.giving_to(&lane).lead_to(&lane)?;
@@ -258,8 +260,9 @@ impl Pass {
         }
     }
 
-    /// Where a node's gradients are needed: where its operation ran. Those that nothing is computed from are added up
-    /// where the pass was asked for, so that nothing is left to wait for after it, and a capture of it is left by none.
+    /// Returns the lane where a node's gradients are needed: the lane that its operation ran on. Gradients that no
+    /// further gradient is computed from are added up on the lane that is current where the pass was called. So no
+    /// other stream has work left after the pass, and a graph capture of the pass stays on its stream.
     fn lane(&self, node: &Node) -> Lane {
         match node.leaf() {
             Some(leaf) => Lane::current(leaf.device()),

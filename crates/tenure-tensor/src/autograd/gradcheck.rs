@@ -1,30 +1,31 @@
-//! Gradients beside differences of the function itself. PyTorch's `gradcheck`.
+//! Checks of gradients against finite differences. PyTorch's `gradcheck`.
 
 use super::{Options, grad, no_grad, with_grad};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor};
 
-/// How near is near enough: a gradient `a` passes beside a difference `n` if `|a - n| <= absolute + relative * |n|`.
+/// The step and tolerances of a check. A gradient `a` passes beside a difference `n` if `|a - n| <= absolute + relative
+/// * |n|`.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradcheck {
-    /// By how much an element of an input is changed, up and down.
+    /// The amount that an element of an input is changed by, up and down.
     pub step: f64,
-    /// What may be missing whatever the size.
+    /// The absolute tolerance.
     pub absolute: f64,
-    /// What may be missing for its size.
+    /// The tolerance relative to the difference.
     pub relative: f64,
 }
 
 impl Default for Gradcheck {
-    /// PyTorch's: a step of 1e-6, 1e-5 absolute, 1e-3 relative.
+    /// Returns PyTorch's defaults: a step of 1e-6, 1e-5 absolute, 1e-3 relative.
     fn default() -> Self {
         Self { step: 1e-6, absolute: 1e-5, relative: 1e-3 }
     }
 }
 
-/// Compares the gradients of `function`'s floating outputs with respect to those of `inputs` that require one with
-/// central differences, element by element. Inputs are `f64` and may be laid out in any way: of an expanded one, each
-/// element is changed alone.
+/// Compares the gradients of `function`'s floating outputs with central differences, element by element, for each of
+/// `inputs` that requires a gradient. Inputs are `f64` and may have any layout: each element of an expanded input is
+/// changed alone.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -35,8 +36,8 @@ impl Default for Gradcheck {
 /// ```
 ///
 /// # Errors
-/// They differ: which output and input, where, and both values. No input requires a gradient; one that does is not
-/// `f64`; those of `function`.
+/// Gradient and difference differ: the error says for which output and input, at which elements, and both values. No
+/// input requires a gradient; one that does is not `f64`; the errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
@@ -45,11 +46,11 @@ pub fn gradcheck(
     check("gradcheck", &function, inputs, options)
 }
 
-/// The same of the gradients themselves: their derivatives with respect to the inputs and to the gradients that come
-/// from outside. PyTorch's `gradgradcheck`.
+/// Checks the gradients of the gradients: their derivatives with respect to the inputs and to the gradients of the
+/// outputs. PyTorch's `gradgradcheck`.
 ///
 /// # Errors
-/// Those of [`gradcheck`].
+/// The errors of [`gradcheck`].
 pub fn gradgradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],
@@ -57,7 +58,7 @@ pub fn gradgradcheck(
 ) -> Result<()> {
     let outputs = with_grad(|| differentiable(&function, &leaves(inputs)?))?;
     let upstream = outputs.iter().map(|output| {
-        // Some numbers from -1 to 1, none like another.
+        // Different numbers from -1 to 1.
         let values: Vec<f64> = (1..=output.numel()).map(|at| (at as f64 * 0.618_034).fract() * 2.0 - 1.0).collect();
         Tensor::from_slice(&values, output.sizes())?.requires_grad_(true)
     });
@@ -66,7 +67,7 @@ pub fn gradgradcheck(
     let backward = |all: &[Tensor]| {
         let (given, upstream) = all.split_at(inputs.len());
         with_grad(|| {
-            // Fresh, so that they have a gradient also where differences are taken.
+            // Fresh leaves, so that they have a gradient also where differences are taken.
             let given: Vec<Tensor> =
                 given.iter().zip(inputs).map(|(tensor, input)| required(tensor, input)).collect::<Result<_>>()?;
             let outputs = differentiable(&function, &given)?;
@@ -112,7 +113,7 @@ struct Difference {
     by_differences: f64,
 }
 
-/// The first derivative of an output that is not near `numerical[element of the leaf][element of the output]`.
+/// Finds the first derivative of an output that is not near `numerical[element of the leaf][element of the output]`.
 fn difference(
     output: &Tensor,
     leaf: &Tensor,
@@ -134,8 +135,8 @@ fn difference(
     Ok(None)
 }
 
-/// By how much each floating output changes with each element of an input: `[output][element of the input]`, and in it
-/// a number for each element of the output.
+/// Returns the central difference of each floating output with respect to each element of an input: `[output][element
+/// of the input]`, each with a number for each element of the output.
 fn differences(function: Function<'_>, inputs: &[Tensor], index: usize, step: f64) -> Result<Vec<Vec<Vec<f64>>>> {
     let values = inputs[index].to_vec::<f64>()?;
     let at = |element: usize, step: f64| {
@@ -159,7 +160,7 @@ fn differences(function: Function<'_>, inputs: &[Tensor], index: usize, step: f6
     Ok(found)
 }
 
-/// The derivatives of one element of an output with respect to all of a leaf.
+/// Returns the derivatives of one element of an output with respect to all elements of a leaf.
 fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
     if !output.requires_grad() {
         return Ok(vec![0.0; leaf.numel()]);
@@ -174,7 +175,7 @@ fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
     }
 }
 
-/// Differentiable gradients, zeros for what nothing depends on.
+/// Returns differentiable gradients, with zeros for inputs that no output depends on.
 fn gradients(outputs: &[Tensor], inputs: &[&Tensor], upstream: &[Tensor]) -> Result<Vec<Tensor>> {
     let outputs: Vec<&Tensor> = outputs.iter().collect();
     let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
@@ -188,12 +189,13 @@ fn differentiable(function: Function<'_>, inputs: &[Tensor]) -> Result<Vec<Tenso
     Ok(function(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
 }
 
-/// The inputs as leaves of their own.
+/// Returns the inputs as leaves of their own.
 fn leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().map(|input| input.detach().requires_grad_(input.requires_grad())).collect()
 }
 
-/// The tensor itself if it is as `input` in that, or as a leaf that is.
+/// Returns the tensor itself if it requires a gradient exactly if `input` does; otherwise returns a leaf that agrees
+/// with `input`.
 fn required(tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
     if tensor.requires_grad() == input.requires_grad() {
         return Ok(tensor.clone());
@@ -201,7 +203,7 @@ fn required(tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
     tensor.detach().requires_grad_(input.requires_grad())
 }
 
-/// The indices of an element.
+/// Returns the indices of an element.
 fn position(mut at: usize, sizes: &[usize]) -> Vec<usize> {
     let mut found: Vec<usize> = sizes.iter().rev().map(|size| (at % size, at /= size).0).collect();
     found.reverse();

@@ -1,4 +1,4 @@
-//! Functions that a program hangs into the graph.
+//! Hooks: functions of the program that run on gradients and on saved tensors.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use crate::error::AutogradError;
 use crate::scopes::Scopes;
 use crate::{Result, Tensor};
 
-/// Gets a gradient, and may give another in its place.
+/// A function that gets a gradient and may return another in its place.
 pub(crate) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
 
 /// The hooks of a tensor, in the order in which they were added.
@@ -24,7 +24,7 @@ pub(crate) struct Hooks {
 struct List {
     added: u64,
     hooks: Vec<(u64, GradHook)>,
-    /// Called after all others.
+    /// A hook that is called after all others.
     last: Option<GradHook>,
 }
 
@@ -45,9 +45,10 @@ impl Hooks {
         self.list.lock().last.take()
     }
 
-    /// What the hooks make of a gradient: another of the same sizes, dtype and device. `of` says whose hooks they are.
+    /// Runs the hooks on a gradient and returns the result, which has the same sizes, dtype and device. `of` names the
+    /// tensor that has the hooks.
     pub(crate) fn run(&self, of: impl Fn() -> String, mut grad: Tensor) -> Result<Tensor> {
-        // Not locked while they run: a hook may add or remove one.
+        // The list is not locked meanwhile: a hook may add or remove a hook.
         let hooks: Vec<GradHook> = {
             let list = self.list.lock();
             list.hooks.iter().map(|(_, hook)| hook).chain(&list.last).cloned().collect()
@@ -65,7 +66,7 @@ impl Hooks {
     }
 }
 
-/// A hook of a tensor. It stays when this is dropped.
+/// A handle to a hook of a tensor. The hook stays when the handle is dropped.
 #[derive(Clone, Debug)]
 pub struct HookHandle {
     hooks: Weak<Hooks>,
@@ -73,7 +74,7 @@ pub struct HookHandle {
 }
 
 impl HookHandle {
-    /// Takes the hook away.
+    /// Removes the hook.
     pub fn remove(&self) {
         if let Some(hooks) = self.hooks.upgrade() {
             hooks.list.lock().hooks.retain(|(id, _)| *id != self.id);
@@ -81,23 +82,23 @@ impl HookHandle {
     }
 }
 
-/// Makes something of a tensor that is saved for backward, such as a place on a disk.
+/// A function that packs a tensor that is saved for backward, for example into a place on a disk.
 pub(crate) type Pack = Arc<dyn Fn(&Tensor, SavedId) -> Result<Box<dyn Any + Send + Sync>> + Send + Sync>;
-/// Makes the tensor of it again, as often as it is asked to.
+/// A function that makes the tensor again from its packed form, any number of times.
 pub(crate) type Unpack = Arc<dyn Fn(&(dyn Any + Send + Sync)) -> Result<Tensor> + Send + Sync>;
 
-/// Which bytes a saved tensor is in, and when: two tensors of one id, layout and dtype have the same values. The
-/// generation of a storage, unlike an address, is never used again.
+/// The identity of a saved tensor's bytes at one time. Two tensors of one id, layout and dtype have the same values.
+/// The generation of a storage, unlike an address, is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SavedId {
-    /// Of the storage.
+    /// The storage's generation.
     pub generation: tenure_core::Generation,
-    /// How often the storage had been written to in place.
+    /// The number of writes in place to the storage so far.
     pub version: u64,
 }
 
 impl SavedId {
-    /// Of a tensor as it is now.
+    /// Returns the id of a tensor as it is now.
     pub fn of(tensor: &Tensor) -> Self {
         Self { generation: tensor.storage().generation(), version: tensor.version() }
     }
@@ -107,14 +108,15 @@ thread_local! {
     static SAVED_HOOKS: Scopes<(Pack, Unpack)> = const { Scopes::new() };
 }
 
-/// While it lives, what this thread saves for backward goes through `pack`, and through `unpack` when it is needed. The
-/// latest that is alive applies. PyTorch's `saved_tensors_hooks`.
+/// A scope in which this thread's saved tensors go through `pack` when they are saved, and through `unpack` when they
+/// are needed. The latest scope that is alive applies. PyTorch's `saved_tensors_hooks`.
 ///
-/// `pack` may not modify the tensor that it is given, which the program goes on to use: that is an error.
+/// `pack` must not modify its tensor, which the program goes on to use: that is an error.
 ///
-/// Parameters, and views of them, come too: whoever moves bytes leaves those that stay anyway where they are, told by
-/// their storage. `unpack` may be called several times for one `pack`, if the graph is retained. Where what it would give was
-/// [modified](AutogradError::Modified) since, it can say so with no node: the error then tells of the one that needs it.
+/// Parameters and views of them are packed too. A hook that moves bytes recognises them by their storage, and leaves
+/// them where they are. `unpack` may be called several times for one `pack`, if the graph is retained. If the tensor
+/// was [modified](AutogradError::Modified) since, `unpack` can return that error with an empty node name: the node that
+/// needs the tensor is then filled in.
 #[must_use = "it holds for as long as it lives"]
 pub struct SavedHooks {
     scope: u64,
@@ -122,7 +124,7 @@ pub struct SavedHooks {
 }
 
 impl SavedHooks {
-    /// Begins.
+    /// Begins the scope.
     pub fn enter<P: Send + Sync + 'static>(
         pack: impl Fn(&Tensor, SavedId) -> Result<P> + Send + Sync + 'static,
         unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
@@ -142,7 +144,7 @@ impl Drop for SavedHooks {
     }
 }
 
-/// The pair that applies.
+/// Returns the functions of the latest scope.
 pub(crate) fn saved_hooks() -> Option<(Pack, Unpack)> {
     Scopes::latest(&SAVED_HOOKS)
 }

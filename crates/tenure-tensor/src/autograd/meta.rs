@@ -1,4 +1,4 @@
-//! What autograd knows of a tensor.
+//! The autograd state of a tensor.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,39 +16,39 @@ use crate::{Result, Tensor};
 #[derive(Default)]
 pub(crate) struct Meta {
     state: Mutex<State>,
-    /// Held while something is added to the gradient: several threads may go back at once.
+    /// Locked while a gradient is added to: several threads may run backward at once.
     accumulating: Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
     requires_grad: bool,
-    /// What made it.
+    /// The node that made the tensor.
     edge: Option<Edge>,
     grad: Option<Tensor>,
-    /// A leaf's node, while a graph has it.
+    /// A leaf's node, while a graph refers to it.
     accumulate: Weak<Node>,
-    /// None until there is one. Its node has them too.
+    /// `None` until a hook is added. The tensor's node shares them.
     hooks: Option<Arc<Hooks>>,
     retains_grad: bool,
-    /// Called when the gradient was added to.
+    /// Hooks that are called after the gradient was added to.
     accumulated: Option<Arc<Hooks>>,
     view: Option<View>,
 }
 
-/// What a view is a view of.
+/// The base of a view.
 #[derive(Clone)]
 pub(crate) struct View {
-    /// No view itself.
+    /// A tensor that is no view itself.
     pub(crate) base: Tensor,
-    /// The version of the storage that the view's edge is for. At a later one, what the view holds may have been written
-    /// through the base or another view of it, and the edge is to be made anew from the base's.
+    /// The version of the storage that the view's edge was made for. If the storage has a later version, the view may
+    /// have been written through its base or another view, and the edge has to be made anew from the base's.
     version: u64,
-    /// Made where nothing was differentiated: the base's graph does not know of it.
+    /// Set if the view was made while gradients were off: the base's graph does not know of it.
     pub(crate) in_no_grad: bool,
 }
 
-/// Sizes, dtype and device of a tensor.
+/// The sizes, dtype and device of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) sizes: SmallVec<[usize; 5]>,
@@ -94,8 +94,8 @@ impl Meta {
         self.state.lock().edge.clone()
     }
 
-    /// Makes the tensor, of that version, the result of a node. Hooks stay with the node that made it before, but for
-    /// the one that retains the gradient.
+    /// Makes the tensor, at this version, the result of a node. Hooks stay with the node that made it before, except
+    /// the hook that retains the gradient.
     pub(crate) fn set_edge(&self, edge: Edge, version: u64) {
         let mut state = self.state.lock();
         let retain = state.hooks.take().and_then(|hooks| hooks.take_last());
@@ -110,11 +110,11 @@ impl Meta {
         }
         let replaced = state.edge.replace(edge);
         drop(state);
-        // Dropping a graph may take long, and looks at other tensors.
+        // Dropping a graph may take long, and locks other tensors.
         drop(replaced);
     }
 
-    /// Where gradients of the tensor go: the node that made it, or that of a leaf.
+    /// Returns where gradients of the tensor go: to the node that made it, or to the node of a leaf.
     pub(crate) fn gradient_edge(&self, tensor: &Tensor) -> Option<Edge> {
         let mut state = self.state.lock();
         if let Some(edge) = &state.edge {
@@ -150,7 +150,8 @@ impl Meta {
         self.hooks().add(hook)
     }
 
-    /// Calls `hook` after all others; it stays with the tensor when that is written to. Only the first counts.
+    /// Sets the hook that is called after all others; it stays with the tensor when that is written to. Only the first
+    /// call has an effect.
     pub(crate) fn retain_grad(&self, hook: GradHook) {
         if !std::mem::replace(&mut self.state.lock().retains_grad, true) {
             self.hooks().set_last(hook);
@@ -161,7 +162,7 @@ impl Meta {
         self.state.lock().accumulated.get_or_insert_default().add(hook)
     }
 
-    /// The hooks of a leaf whose gradient was added to.
+    /// Returns the hooks that are called after a leaf's gradient was added to.
     pub(crate) fn accumulated_hooks(&self) -> Option<Arc<Hooks>> {
         self.state.lock().accumulated.clone()
     }
@@ -180,7 +181,7 @@ impl Meta {
         hooks
     }
 
-    /// Says what the tensor, of that version, is a view of.
+    /// Records the base that the tensor, at this version, is a view of.
     pub(crate) fn set_view(&self, base: Tensor, version: u64, in_no_grad: bool) {
         self.state.lock().view = Some(View { base, version, in_no_grad });
     }
@@ -189,7 +190,8 @@ impl Meta {
         self.state.lock().view.clone()
     }
 
-    /// The base of a view that it is at another version of than this one, which it is at from now on.
+    /// Returns the base if the view's edge is for another version than `version`, and sets the edge's version to
+    /// `version`.
     pub(crate) fn stale_base(&self, version: u64) -> Option<Tensor> {
         let mut state = self.state.lock();
         let view = state.view.as_mut().filter(|view| !view.in_no_grad && view.version != version)?;

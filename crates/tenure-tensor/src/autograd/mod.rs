@@ -1,15 +1,17 @@
-//! Gradients by a graph that operations leave behind as they run.
+//! Automatic differentiation over a graph that operations record as they run.
 //!
-//! An operation on tensors that require a gradient [attaches](attach) a [`Node`] to what it returns: its formula, the
-//! tensors that the formula needs (*saved*), and an edge for each input to the node that made it. A *leaf*, which nothing
-//! made, has a node that adds what arrives to [`Tensor::grad`](crate::Tensor::grad). [`backward`] goes through nodes from last to first.
+//! An operation on tensors that require a gradient [attaches](attach) a [`Node`] to its output. The node has the
+//! formula of the gradient, the tensors that the formula needs (*saved* tensors), and for each input an edge to the
+//! node that made the input. A *leaf*, which no operation made, has a node that adds the gradients it gets to
+//! [`Tensor::grad`](crate::Tensor::grad). [`backward`] visits the nodes from last to first.
 //!
-//! Formulas are written with the same operations, so that they have gradients themselves if the graph is kept
+//! Formulas call the same operations, so that they have gradients themselves if the graph is kept
 //! ([`Options::create_graph`]). Nothing here is `unsafe`.
 //!
-//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`. On a device, a
-//! node's formula runs on the stream that its operation ran on; gradients that go from stream to stream are waited for
-//! there, on the device, and leaves are added to on the stream that is current where `backward` is called.
+//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the caller of `backward`. On a device, a
+//! node's formula runs on the stream that its operation ran on. Where a gradient goes from one stream to another, the
+//! second stream waits on the device. Gradients are added to leaves on the stream that is current where `backward` is
+//! called.
 
 mod accumulate;
 mod attach;

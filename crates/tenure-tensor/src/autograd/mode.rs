@@ -1,4 +1,4 @@
-//! What a thread's operations leave behind.
+//! Settings of a thread's autograd: whether operations record a graph, and whether backward looks for NaN.
 
 use std::marker::PhantomData;
 
@@ -9,12 +9,12 @@ thread_local! {
     static ANOMALY: Scopes<()> = const { Scopes::new() };
 }
 
-/// Whether operations of this thread are differentiated, while it lives: the latest that is alive says so. PyTorch's
-/// `set_grad_enabled`.
+/// A scope that turns differentiation of this thread's operations on or off. The latest scope that is alive decides.
+/// PyTorch's `set_grad_enabled`.
 #[must_use = "it holds for as long as it lives"]
 pub struct GradMode {
     scope: u64,
-    /// It belongs to the thread that entered it.
+    /// A scope belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
 
@@ -31,12 +31,12 @@ impl Drop for GradMode {
     }
 }
 
-/// Whether operations of this thread are differentiated.
+/// Returns whether operations of this thread are differentiated.
 pub fn is_grad_enabled() -> bool {
     Scopes::latest(&GRAD).unwrap_or(true)
 }
 
-/// Runs `body` without differentiating what it does.
+/// Runs `body` without recording gradients of its operations.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -51,14 +51,14 @@ pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Runs `body` and differentiates what it does, also inside [`no_grad`].
+/// Runs `body` and records gradients of its operations, also inside [`no_grad`].
 pub fn with_grad<R>(body: impl FnOnce() -> R) -> R {
     let _mode = GradMode::enter(true);
     body()
 }
 
-/// While it lives, gradients of this thread's backward passes are looked at for values that are no numbers, and nodes
-/// remember where they were made. PyTorch's `detect_anomaly`. Slow.
+/// A scope in which this thread's backward passes look for NaN in gradients, and nodes record where they were made.
+/// PyTorch's `detect_anomaly`. Slow.
 #[must_use = "it holds for as long as it lives"]
 pub struct Anomaly {
     scope: u64,
@@ -66,12 +66,12 @@ pub struct Anomaly {
 }
 
 impl Anomaly {
-    /// Begins to look.
+    /// Begins to look for NaN.
     pub fn detect() -> Self {
         Self { scope: Scopes::enter(&ANOMALY, ()), thread: PhantomData }
     }
 
-    /// Whether this thread looks.
+    /// Returns whether this thread looks for NaN.
     pub(super) fn is_on() -> bool {
         Scopes::latest(&ANOMALY).is_some()
     }

@@ -1,4 +1,4 @@
-//! Nodes of graphs: what an operation leaves behind.
+//! Nodes of the graph: one for each recorded operation.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -18,29 +18,30 @@ use super::saved::SavedTensor;
 use crate::error::AutogradError;
 use crate::{Device, Result, Tensor, TensorError};
 
-/// The gradients of a node's inputs, in their order; none where it is not needed, or nothing depends on the input.
+/// The gradients of a node's inputs, in their order. `None` where the gradient is not needed, or no output depends on
+/// the input.
 pub type Grads = SmallVec<[Option<Tensor>; 3]>;
 
-/// An operation that was done, from which gradients of its inputs follow from those of its outputs.
+/// A recorded operation. It computes the gradients of its inputs from the gradients of its outputs.
 pub struct Node {
     name: Cow<'static, str>,
-    /// Later ones are larger; a leaf's comes last.
+    /// A number that grows from node to node; a leaf's is the largest.
     sequence: u64,
     edges: Edges,
     inputs: SmallVec<[Kind; 2]>,
     outputs: SmallVec<[Kind; 1]>,
-    /// Where it was computed.
+    /// The lane that the operation ran on.
     lane: Lane,
-    /// Where in the program.
+    /// The place in the program where the operation was called.
     site: Site,
     work: Work,
-    /// (output, hooks of the tensor that it is).
+    /// The hooks of output tensors, each with the output's number.
     hooks: Mutex<OutputHooks>,
-    /// Where it was made, in anomaly mode.
+    /// The backtrace of the call that made the node, in anomaly mode.
     forward: Option<String>,
 }
 
-/// Where a gradient goes: which output of which node it is the gradient of.
+/// The node, and the number of its output, that a gradient goes to.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(crate) node: Arc<Node>,
@@ -48,41 +49,41 @@ pub(crate) struct Edge {
 }
 
 type Edges = SmallVec<[Option<Edge>; 2]>;
-/// Where the gradients of inputs go, and what they are.
+/// The edges that the gradients of inputs go to, and the kinds of the inputs.
 pub(super) type Inputs = (Edges, SmallVec<[Kind; 2]>);
 type OutputHooks = SmallVec<[(usize, Arc<Hooks>); 1]>;
 pub(super) type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
 
 enum Work {
-    /// Adds what arrives to a leaf's gradient.
+    /// Adds the gradients that arrive to a leaf's gradient.
     Accumulate(Tensor),
     Formula {
-        /// None once they were freed.
+        /// The saved tensors. `None` after they were freed.
         saved: Mutex<Option<Arc<Vec<SavedTensor>>>>,
         formula: Option<Formula>,
     },
 }
 
-/// What a formula is called with.
+/// The arguments of a formula: gradients of the outputs, and saved tensors.
 pub struct Context<'a> {
     node: &'a Arc<Node>,
     grads: &'a [Option<Tensor>],
-    /// What other nodes gave for each input so far.
+    /// The sums so far of the gradients that other nodes gave for each input.
     sums: RefCell<&'a mut Grads>,
     saved: &'a [SavedTensor],
     needs: &'a [bool],
 }
 
 impl Context<'_> {
-    /// The gradient of an output; none if nothing depends on that output.
+    /// Returns the gradient of an output, or `None` if nothing depends on that output.
     pub fn grad_if_any(&self, output: usize) -> Option<&Tensor> {
         self.grads[output].as_ref()
     }
 
-    /// The gradient of an output, zeros if nothing depends on it.
+    /// Returns the gradient of an output, or zeros if nothing depends on it.
     ///
     /// # Errors
-    /// No memory for zeros.
+    /// No memory is left for the zeros.
     pub fn grad(&self, output: usize) -> Result<Tensor> {
         match &self.grads[output] {
             Some(grad) => Ok(grad.clone()),
@@ -93,38 +94,39 @@ impl Context<'_> {
         }
     }
 
-    /// Whether the gradient of an input is asked for.
+    /// Returns whether the gradient of an input is needed.
     pub fn needs(&self, input: usize) -> bool {
         self.needs[input]
     }
 
-    /// `gradient()` if that of `input` is asked for.
+    /// Returns `gradient()` if the gradient of `input` is needed, else `None`.
     ///
     /// # Errors
-    /// Those of `gradient`.
+    /// The errors of `gradient`.
     pub fn give(&self, input: usize, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
         if self.needs(input) { gradient().map(Some) } else { Ok(None) }
     }
 
-    /// The sum of what other operations gave as the gradient of `input` so far, if there is one: whoever takes it adds it
-    /// to what is given, which so needs no pass of its own. It is not written to.
+    /// Takes the sum of the gradients that other operations gave for `input` so far, if there is one. The caller adds
+    /// it to the gradient that it gives, which saves a pass over memory. The caller does not write to it.
     pub(crate) fn take_sum(&self, input: usize) -> Option<Tensor> {
         self.sums.borrow_mut()[input].take()
     }
 
-    /// The zeros that are the gradient of `input`, if it is asked for.
+    /// Returns zeros as the gradient of `input`, if that gradient is needed.
     ///
     /// # Errors
-    /// No memory for zeros.
+    /// No memory is left for the zeros.
     pub fn zeros(&self, input: usize) -> Result<Option<Tensor>> {
         let Kind { sizes, dtype, device } = &self.node.inputs[input];
         self.give(input, || Tensor::zeros(sizes, *dtype, *device))
     }
 
-    /// A tensor that was saved.
+    /// Returns a saved tensor.
     ///
     /// # Errors
-    /// It was modified since ([`Modified`](AutogradError::Modified)); those of [`SavedHooks`](super::SavedHooks).
+    /// The tensor was modified since ([`Modified`](AutogradError::Modified)); the errors of
+    /// [`SavedHooks`](super::SavedHooks).
     pub fn unpack(&self, saved: impl Into<Option<Saved>>) -> Result<Tensor> {
         let Some(saved) = saved.into() else {
             let reason = "a tensor is needed that was not saved".to_owned();
@@ -135,18 +137,18 @@ impl Context<'_> {
 }
 
 impl Node {
-    /// What it is called: the operation.
+    /// Returns the name of the operation.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The nodes that its gradients go to, with the number of the output each is the gradient of; none for inputs that
-    /// require none. PyTorch's `next_functions`.
+    /// Returns the nodes that the gradients go to, each with the number of the output that it is the gradient of.
+    /// `None` for inputs that require no gradient. PyTorch's `next_functions`.
     pub fn next(&self) -> impl Iterator<Item = Option<(&Arc<Self>, usize)>> {
         self.edges.iter().map(|edge| edge.as_ref().map(|edge| (&edge.node, edge.output)))
     }
 
-    /// The node of a leaf.
+    /// Makes the node of a leaf.
     pub(super) fn accumulate(leaf: &Tensor) -> Arc<Self> {
         Arc::new(Self {
             name: Cow::Borrowed("AccumulateGrad"),
@@ -162,7 +164,7 @@ impl Node {
         })
     }
 
-    /// The node of an operation on inputs of these kinds, to which the edges lead, with these outputs.
+    /// Makes the node of an operation: `inputs` has the edges and kinds of its inputs.
     pub(super) fn formula(
         name: Cow<'static, str>,
         inputs: Inputs,
@@ -198,12 +200,12 @@ impl Node {
         self.sequence
     }
 
-    /// Where its operation ran; for a leaf, where its node was made.
+    /// Returns the lane that the operation ran on; for a leaf, the lane where its node was made.
     pub(super) fn lane(&self) -> &Lane {
         &self.lane
     }
 
-    /// Says that what this thread allocates is on the way back from its operation.
+    /// Attributes the allocations of this thread to the backward of this node's operation.
     pub(super) fn enter_site(&self) -> SiteGuard {
         let op = match &self.name {
             Cow::Borrowed(name) => Name::of(name),
@@ -212,7 +214,7 @@ impl Node {
         self.site.enter_backward(op)
     }
 
-    /// The leaf, if it is the node of one.
+    /// Returns the leaf, if this is the node of one.
     pub(super) fn leaf(&self) -> Option<&Tensor> {
         match &self.work {
             Work::Accumulate(leaf) => Some(leaf),
@@ -224,7 +226,7 @@ impl Node {
         self.hooks.lock().push((output, hooks));
     }
 
-    /// Makes gradients what the hooks of the tensors make of them.
+    /// Runs the hooks of the output tensors on their gradients, and replaces the gradients by the hooks' results.
     pub(super) fn run_hooks(&self, grads: &mut [Option<Tensor>]) -> Result<()> {
         let hooks = self.hooks.lock().clone();
         for (output, hooks) in hooks {
@@ -239,7 +241,7 @@ impl Node {
         Ok(())
     }
 
-    /// Checks that a gradient given from outside, the one of that number, is one of the output's.
+    /// Checks that `grad`, the gradient number `index` that the caller of backward gave, fits an output of this node.
     pub(super) fn check_root(&self, output: usize, index: usize, grad: Tensor) -> Result<Tensor> {
         let kind = &self.outputs[output];
         if grad.sizes() != &kind.sizes[..] {
@@ -249,8 +251,8 @@ impl Node {
         fit(&self.name, output, kind, grad)
     }
 
-    /// The gradients of the inputs; with a sum that is taken from `sums`, all of that input so far. What was saved is freed
-    /// unless `keeps`.
+    /// Computes the gradients of the inputs. A gradient whose sum the formula took from `sums` includes that sum. The
+    /// saved tensors are freed unless `keeps`.
     pub(super) fn run(
         self: &Arc<Self>,
         grads: &[Option<Tensor>],
@@ -261,7 +263,7 @@ impl Node {
         let Work::Formula { saved, formula: Some(formula) } = &self.work else { return Ok(Grads::new()) };
         let there = {
             let mut saved = saved.lock();
-            // What saved nothing can run any number of times.
+            // A node without saved tensors can run any number of times.
             let frees = !keeps && saved.as_ref().is_some_and(|saved| !saved.is_empty());
             if frees { saved.take() } else { saved.clone() }
         };
@@ -295,7 +297,7 @@ impl Node {
     }
 }
 
-/// A gradient in the sizes and dtype of what it is the gradient of: what was broadcast is summed up.
+/// Converts a gradient to the sizes and dtype of the tensor it belongs to: dimensions that were broadcast are summed.
 fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor> {
     if grad.sizes() != &kind.sizes[..] {
         let fits = grad.rank() >= kind.sizes.len()
@@ -309,7 +311,7 @@ fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor
     if grad.dtype() != kind.dtype {
         grad = grad.to_dtype(kind.dtype)?;
     }
-    // A number on the CPU may be computed with anywhere.
+    // A scalar on the CPU may take part in operations on any device.
     if grad.rank() == 0 && kind.device.is_cpu() {
         grad = grad.to_device(kind.device)?;
     }
@@ -319,11 +321,11 @@ fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor
     Ok(grad)
 }
 
-/// What a node held.
+/// The edges, formula and saved tensors of a node that was dropped.
 type Remains = (Edges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
 
 impl Drop for Node {
-    /// One after the other, not one inside the other: a graph may be deeper than the stack.
+    /// Drops nodes one after the other rather than recursively: a graph may be deeper than the stack.
     fn drop(&mut self) {
         thread_local! {
             static REMAINS: RefCell<Option<Vec<Remains>>> = const { RefCell::new(None) };
@@ -340,7 +342,7 @@ impl Drop for Node {
                 true
             }
         };
-        // A thread that ends has no list any more: there, one goes inside the other.
+        // While a thread ends, its list is gone: there, nodes are dropped recursively.
         if REMAINS.try_with(add).unwrap_or(false) {
             while let Some(next) = REMAINS.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop)) {
                 drop(next);

@@ -1,12 +1,12 @@
-//! How the bytes of an operation's output are computed again.
+//! Recipes: how the bytes of an operation's output are computed again.
 //!
-//! A checkpoint says before a function runs that nothing of it is kept. A recipe is for whoever decides afterwards, tensor
-//! by tensor: it is known by the bytes that it makes, and knows its inputs by the bytes that they had, none of which it
-//! keeps. An input that is gone, or was written to, can be made by a recipe of its own.
+//! A checkpoint decides before a function runs that none of its tensors are kept. A recipe allows to decide afterwards,
+//! tensor by tensor. It is found by the id of the bytes that it makes, and refers to its inputs by the ids of their
+//! bytes, which it does not keep. An input that is gone, or was written to, can be made by a recipe of its own.
 //!
-//! An operation notes its recipe where its kernel has been called: behind autocast's conversions, which are operations
-//! themselves, and before anything is saved. What it drew from a generator, it drew before, and the recipe has the place in
-//! the sequence. So a recipe depends on nothing that a thread has set.
+//! An operation notes its recipe after its kernel was called: after autocast's conversions, which are operations
+//! themselves, and before anything is saved. An operation that draws random numbers has drawn them by then, and its
+//! recipe has the generator's place in the sequence. So a recipe depends on no setting of a thread.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -24,15 +24,16 @@ use crate::error::AutogradError;
 use crate::scopes::Scopes;
 use crate::{Result, Tensor, TensorError, Writes, precision, tuning};
 
-/// Makes an output of the tensors that a kernel got.
+/// A function that makes an output from the kernel's input tensors.
 type Again = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
 type Observer = Box<dyn Fn(&Arc<Recipe>) + Send + Sync>;
 
-/// While it lives, operations of this thread outside of [`no_grad`] note how their output is computed again: those element
-/// by element, copies and conversions, products, convolutions, attention, norms, softmax, dropout, pooling, sums, and what
-/// joins and picks. The latest that is alive has the recipes. What a [`checkpoint`](super::checkpoint) runs again notes none.
+/// A scope in which this thread's operations outside of [`no_grad`] note how their output is computed again: element by
+/// element operations, copies and conversions, products, convolutions, attention, norms, softmax, dropout, pooling,
+/// sums, joins and selections. The latest scope that is alive gets the recipes. Operations that a
+/// [`checkpoint`](super::checkpoint) runs again note none.
 ///
-/// A view is found as what it is a view of. What was written to in place has none.
+/// A view is found under the id of its base. A tensor that was written to in place has no recipe.
 ///
 /// ```
 /// use tenure_tensor::Tensor;
@@ -57,14 +58,14 @@ pub struct Recipes {
     thread: PhantomData<*const ()>,
 }
 
-/// The recipes that one [`Recipes`] has, or had: a handle for whoever is called while it lives, such as
-/// [`SavedHooks`](super::SavedHooks). They go with the last handle.
+/// A handle to the recipes of one [`Recipes`], for functions that are called while it lives, such as
+/// [`SavedHooks`](super::SavedHooks). The recipes are freed with the last handle.
 #[derive(Clone, Default)]
 pub struct RecipeBook {
     recipes: Arc<Mutex<HashMap<SavedId, Arc<Recipe>>>>,
 }
 
-/// What a thread notes recipes with.
+/// The book and the observer of one [`Recipes`].
 struct Scope {
     book: RecipeBook,
     observer: Observer,
@@ -75,20 +76,21 @@ thread_local! {
 }
 
 impl Recipes {
-    /// Begins. `observer` is called with each recipe when the operation's work has been asked for, and before anything of
-    /// it is saved.
+    /// Begins the scope. `observer` is called with each recipe after the operation's kernel was launched, and before
+    /// any of its tensors are saved.
     pub fn enter(observer: impl Fn(&Arc<Recipe>) + Send + Sync + 'static) -> Self {
         let book = RecipeBook::default();
         let scope = Scope { book: book.clone(), observer: Box::new(observer) };
         Self { book, scope: Scopes::enter(&SCOPES, Arc::new(scope)), thread: PhantomData }
     }
 
-    /// The recipe of these bytes: none if no operation made them, or one that has none, or in place.
+    /// Returns the recipe of these bytes. `None` if no operation made them, if the operation has no recipe, or if it
+    /// wrote in place.
     pub fn find(&self, id: SavedId) -> Option<Arc<Recipe>> {
         self.book.find(id)
     }
 
-    /// A handle on all of them.
+    /// Returns a handle to all of the recipes.
     pub fn book(&self) -> RecipeBook {
         self.book.clone()
     }
@@ -101,46 +103,47 @@ impl Drop for Recipes {
 }
 
 impl RecipeBook {
-    /// The recipe of these bytes.
+    /// Returns the recipe of these bytes.
     pub fn find(&self, id: SavedId) -> Option<Arc<Recipe>> {
         self.recipes.lock().get(&id).cloned()
     }
 }
 
-/// How an operation's output is computed again: all bytes of a fresh storage, of which it is the beginning.
+/// A way to compute an operation's output again. It makes all bytes of a fresh storage, at whose beginning the output
+/// lies.
 pub struct Recipe {
-    /// The operation.
+    /// The operation's name.
     pub name: &'static str,
-    /// The bytes that it makes.
+    /// The id of the bytes that the recipe makes.
     pub id: SavedId,
-    /// What the kernel got: what autocast made of the operation's inputs.
+    /// The inputs of the kernel, after autocast's conversions.
     pub inputs: Vec<Ingredient>,
     again: Again,
     output: Output,
     settings: Settings,
 }
 
-/// An input of a recipe, whose bytes it does not keep. A number, which takes no memory of a device and next to none of the
-/// host, is kept.
+/// An input of a recipe, which does not keep its bytes. An input on the CPU of at most 8 bytes, such as a number, is
+/// kept.
 pub struct Ingredient {
-    /// Which bytes.
+    /// The id of the bytes.
     pub id: SavedId,
-    /// Which of them.
+    /// The elements that the input has in its storage.
     pub layout: Layout,
-    /// What they are.
+    /// The type of the elements.
     pub dtype: DType,
-    /// Where they were.
+    /// The device that the bytes were on.
     pub device: Device,
-    /// Where they are, if they still are.
+    /// The storage of the bytes, if it is still alive.
     pub storage: WeakStorage,
-    /// What was written there since.
+    /// The count of writes in place to the storage.
     pub writes: Writes,
-    /// How they are computed again, if that was known when the recipe was noted.
+    /// The recipe of these bytes, if there was one when this recipe was noted.
     pub recipe: Option<Arc<Recipe>>,
     kept: Option<Storage>,
 }
 
-/// What a recipe's output is.
+/// The layout, type, device and size of a recipe's output.
 #[derive(Debug, PartialEq)]
 struct Output {
     layout: Layout,
@@ -149,7 +152,7 @@ struct Output {
     bytes: usize,
 }
 
-/// What a process may change that changes bits.
+/// The settings of the process that change the bits of a result.
 #[derive(PartialEq)]
 struct Settings {
     tf32: [bool; 2],
@@ -157,12 +160,12 @@ struct Settings {
 }
 
 impl Recipe {
-    /// Computes the output again, of inputs that are as [`inputs`](Self::inputs) say, on this thread's current stream, with
-    /// no gradient. Nothing that the thread has set matters, and nothing is saved, drawn or noted.
+    /// Computes the output again from tensors that are as [`inputs`](Self::inputs) say, on this thread's current
+    /// stream, with no gradient. Settings of the thread have no effect, and nothing is saved, drawn or noted.
     ///
     /// # Errors
-    /// Other inputs; how exactly devices multiply ([`precision`]), or whether algorithms are measured ([`tuning`]), was
-    /// changed since; those of the operation.
+    /// The inputs are not as the recipe says; the precision of products ([`precision`]), or whether algorithms are
+    /// measured ([`tuning`]), was changed since; the errors of the operation.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
         let fits = |(input, tensor): (&Ingredient, &Tensor)| {
             (tensor.layout(), tensor.dtype(), tensor.device()) == (&input.layout, input.dtype, input.device)
@@ -185,21 +188,22 @@ impl Recipe {
         Ok(output)
     }
 
-    /// The same of inputs that are still in memory, or are computed again themselves, once each, and are held until it is
-    /// done.
+    /// Computes the output again from inputs that are still in memory. Inputs that are not are computed again
+    /// themselves, once each, and are held until the call returns.
     ///
     /// # Errors
-    /// An input is no longer in memory, or was modified in place, and has no recipe; those of [`run`](Self::run).
+    /// An input is no longer in memory, or was modified in place, and has no recipe; the errors of [`run`](Self::run).
     pub fn compute(&self) -> Result<Tensor> {
         self.compute_with(|_| Ok(None))
     }
 
-    /// The same where `find` knows of inputs too, of which it tells the storage: those that somebody else keeps, or computes.
+    /// Does the same as [`compute`](Self::compute), but asks `find` for the storage of an input that is not in memory,
+    /// before the input is computed again.
     ///
     /// # Errors
-    /// As of [`compute`](Self::compute); those of `find`.
+    /// The errors of [`compute`](Self::compute) and of `find`.
     pub fn compute_with(&self, find: impl Fn(SavedId) -> Result<Option<Storage>>) -> Result<Tensor> {
-        // Not one inside the other: a chain may be deeper than the stack.
+        // A loop rather than a recursion: a chain may be deeper than the stack.
         let (mut next, mut waiting) = (self, Vec::new());
         let mut made: HashMap<SavedId, Tensor> = HashMap::new();
         loop {
@@ -239,7 +243,7 @@ impl Recipe {
 }
 
 impl Drop for Recipe {
-    /// One after the other, not one inside the other: a chain may be deeper than the stack.
+    /// Drops recipes one after the other rather than recursively: a chain may be deeper than the stack.
     fn drop(&mut self) {
         let mut chain: Vec<Arc<Self>> = self.inputs.iter_mut().filter_map(|input| input.recipe.take()).collect();
         while let Some(next) = chain.pop() {
@@ -252,7 +256,7 @@ impl Drop for Recipe {
 
 impl Ingredient {
     fn of(tensor: &Tensor, book: &RecipeBook) -> Self {
-        /// Bytes of a number.
+        /// The bytes of a number.
         const NUMBER: usize = 8;
         let (id, storage) = (SavedId::of(tensor), tensor.storage());
         let is_number = tensor.device().is_cpu() && storage.bytes() <= NUMBER;
@@ -268,7 +272,7 @@ impl Ingredient {
         }
     }
 
-    /// The input, without a gradient, if its bytes are still in memory and were not written to since.
+    /// Returns the input, without a gradient, if its bytes are still in memory and were not written to since.
     pub fn alive(&self) -> Option<Tensor> {
         let storage = self.kept.clone().or_else(|| self.storage.upgrade())?;
         if storage.generation() != self.id.generation {
@@ -278,7 +282,8 @@ impl Ingredient {
         (SavedId::of(&tensor) == self.id).then_some(tensor)
     }
 
-    /// The input on a storage of the same bytes, such as that of its [`recipe`](Self::recipe)'s output.
+    /// Returns the input as a tensor on a storage of the same bytes, such as the storage of its
+    /// [`recipe`](Self::recipe)'s output.
     ///
     /// # Errors
     /// The storage is too small.
@@ -315,8 +320,9 @@ impl Settings {
     }
 }
 
-/// Notes that `out`, which is fresh, and which the operation `name` has made of `inputs` and those of the `optional` that are there, is
-/// computed again by what `again` returns, if this thread wants to know: otherwise nothing is called.
+/// Notes a recipe for `out`, a fresh tensor that the operation `name` made from `inputs` and from the tensors among
+/// `optional` that are present. The function that `again` returns computes it again. If this thread has no [`Recipes`],
+/// `again` is not called.
 pub(crate) fn note<const N: usize, const M: usize, F>(
     out: &Tensor,
     name: &'static str,
@@ -326,7 +332,7 @@ pub(crate) fn note<const N: usize, const M: usize, F>(
 ) where
     F: Fn([&Tensor; N], [Option<&Tensor>; M]) -> Result<Tensor> + Send + Sync + 'static,
 {
-    /// Apart, so that operations are as fast as without.
+    /// A separate function, so that operations are not slowed down while no recipes are noted.
     #[cold]
     #[inline(never)]
     fn add<const N: usize, const M: usize, F>(
@@ -355,7 +361,7 @@ pub(crate) fn note<const N: usize, const M: usize, F>(
     }
 }
 
-/// The same of any number of inputs.
+/// Notes a recipe for an operation of any number of inputs, as [`note`] does.
 pub(crate) fn note_list<F>(out: &Tensor, name: &'static str, inputs: &[&Tensor], again: impl FnOnce() -> F)
 where
     F: Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -365,7 +371,7 @@ where
     }
 }
 
-/// What this thread notes recipes with. Where nothing is differentiated, nothing is saved.
+/// Returns the scope that this thread notes recipes in. While gradients are off, nothing is saved, so there is none.
 fn scope() -> Option<Arc<Scope>> {
     Scopes::latest(&SCOPES).filter(|_| is_grad_enabled() && !is_running_again())
 }

@@ -1,4 +1,4 @@
-//! Tensors that are kept for backward.
+//! Tensors that are saved for backward.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,14 +13,15 @@ use crate::{Result, Tensor, TensorError, autograd};
 pub(crate) struct SavedTensor {
     content: Content,
     kind: Kind,
-    /// The version that it had.
+    /// The storage's version when the tensor was saved.
     version: u64,
-    /// Where its gradient goes.
+    /// The edge that its gradient goes to.
     origin: Origin,
 }
 
 enum Content {
-    /// Detached: the tensor itself may become the result of what the node that saves it leads to.
+    /// A detached tensor. Without detaching, the tensor could become an output of the node that saves it, and so a
+    /// cycle.
     Tensor(Tensor),
     Packed {
         packed: Box<dyn Any + Send + Sync>,
@@ -29,9 +30,9 @@ enum Content {
 }
 
 enum Origin {
-    /// Nowhere, or to what made it.
+    /// The edge of an input, or `None` if it needs no gradient.
     Edge(Option<Edge>),
-    /// To the node that saves it, which does not own itself: which of its outputs it is.
+    /// The number of the output of the node that saves it. The node is not referred to, so that it does not own itself.
     Output(usize),
 }
 
@@ -60,7 +61,8 @@ impl SavedTensor {
         Ok(Self { content, kind, version, origin })
     }
 
-    /// The tensor, as it was, for the node of that name; `itself` is the node if what it saved may be its output.
+    /// Returns the tensor as it was when it was saved. `node` is the name of the node that needs it; `itself` is that
+    /// node if the tensor may be its output.
     pub(crate) fn unpack(&self, node: &str, itself: Option<&Arc<Node>>) -> Result<Tensor> {
         let tensor = match &self.content {
             Content::Tensor(tensor) => {
@@ -104,7 +106,7 @@ impl SavedTensor {
         Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, writer, found, saved: self.version }.into())
     }
 
-    /// What made it, if anything did.
+    /// Returns a phrase about the operation that made the tensor, or an empty string.
     fn origin(&self, node: &str) -> String {
         match &self.origin {
             Origin::Output(output) => format!(", output {output} of {node},"),
@@ -113,7 +115,7 @@ impl SavedTensor {
         }
     }
 
-    /// A hook that finds its tensor modified does not know whose it is.
+    /// Fills in the node in a hook's error. A hook that finds its tensor modified does not know the node.
     fn of_node(&self, of: &str, error: TensorError) -> TensorError {
         match error {
             TensorError::Autograd(AutogradError::Modified { node, dtype, sizes, writer, found, saved, .. })
@@ -127,7 +129,7 @@ impl SavedTensor {
     }
 }
 
-/// Checks that a pack hook left the tensor that it was given as it was: the program goes on with it.
+/// Checks that a pack hook did not modify its tensor, which the program goes on to use.
 fn check_kept(tensor: &Tensor, version: u64) -> Result<()> {
     if tensor.version() == version {
         return Ok(());

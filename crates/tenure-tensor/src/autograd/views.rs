@@ -1,9 +1,9 @@
-//! Writes in place, and what they mean for views.
+//! Writes in place, and their gradients for views.
 //!
-//! A write to a tensor makes it the result of another node. If it is a view, its *base*, the tensor at the bottom of all
-//! views, becomes the result of a node too: of what it was before, with a part replaced by what the view is now. The
-//! other views of the base do not know of it; the version of the storage tells them, when they are asked for their edge,
-//! to make it anew as a part of what the base is now. PyTorch's `CopySlices` and its regenerated views do the same.
+//! A write makes a tensor the result of a new node. If the tensor is a view, its *base*, the tensor at the bottom of
+//! all views, becomes the result of a node too: of its earlier value with the view's part replaced. The other views of
+//! the base notice the write when they are asked for their edge: the version of the storage has changed, and they make
+//! their edge anew as a part of the present base. PyTorch's `CopySlices` and its regenerated views do the same.
 
 use std::borrow::Cow;
 
@@ -13,13 +13,14 @@ use super::node::{Context, Edge, Grads};
 use crate::error::AutogradError;
 use crate::{Layout, Result, Tensor};
 
-/// Runs `write`, which writes to `target`, and makes `target` the result of the operation on `inputs`, of which `target`
-/// is one if its value matters. `save` may be that of the operation that is not in place: it runs before the write, and
-/// what it saves of the target is copied, while an output that it saves is the target afterwards.
+/// Runs `write`, which writes to `target`, and makes `target` the result of the operation on `inputs`. `target` is one
+/// of the inputs if its value matters. `save` may be that of the operation that is not in place. It runs before the
+/// write: if it saves the target as an input, a copy is saved; if it saves the output, the target after the write is
+/// saved.
 ///
 /// # Errors
-/// A leaf that requires a gradient, or a view of one, is written to; those of `write` and `save`, which change nothing,
-/// but that an output that cannot be saved has been written.
+/// `target` is a leaf that requires a gradient, or a view of one; the errors of `write` and `save`. After an error
+/// nothing has changed, except where the output cannot be saved: then it has been written.
 pub(crate) fn attach_in_place<F>(
     target: &Tensor,
     op: &'static str,
@@ -35,7 +36,7 @@ where
     attach_in_place_erased(target, op, inputs, write, &mut erased(save))
 }
 
-/// [`attach_in_place`], compiled once, not for each operation.
+/// Does the work of [`attach_in_place`]. It is compiled once, not for each operation.
 fn attach_in_place_erased(
     target: &Tensor,
     op: &'static str,
@@ -75,15 +76,15 @@ fn attach_in_place_erased(
     Ok(())
 }
 
-/// The edge of a view as a part of what its base is now; none if that has no gradient.
+/// Returns the edge of a view as a part of its present base, or `None` if the base has no gradient.
 pub(crate) fn view_edge(base: &Tensor, view: &Tensor) -> Option<Edge> {
     let layout = view.layout();
     let view = with_grad(|| base.as_strided(layout.sizes(), layout.strides(), layout.offset()));
-    // It is in the storage: it is there already.
+    // The view lies within the storage: `as_strided` succeeds.
     view.ok()?.gradient_edge()
 }
 
-/// Where a view that was written to lies in its base.
+/// The layouts of a base and of a view of it that was written to.
 #[derive(Clone)]
 struct Place {
     base: Layout,
@@ -91,7 +92,7 @@ struct Place {
 }
 
 impl Place {
-    /// Relative to the base's first element.
+    /// Returns the place relative to the base's first element.
     fn of(view: &Tensor, base: &Tensor) -> Self {
         let first = base.layout().offset();
         let moved = |layout: &Layout| {
@@ -101,7 +102,7 @@ impl Place {
         Self { base: moved(base.layout()), view: moved(view.layout()) }
     }
 
-    /// A tensor of the base's sizes with the part replaced by another. Both may be of no dimension.
+    /// Returns a tensor of the base's sizes with the view's part replaced by `part`. Both tensors may be scalars.
     fn replace(&self, whole: &Tensor, part: &Tensor) -> Result<Tensor> {
         let out = Tensor::empty_strided(self.base.clone(), part.dtype(), part.device())?;
         out.copy_raw(whole)?;
@@ -109,7 +110,7 @@ impl Place {
         attach(out, "copy_slices", &[whole, part], |_| Ok(self.clone().formula()))
     }
 
-    /// The gradients of that.
+    /// Returns the formula of the gradients of [`replace`](Self::replace).
     fn formula(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
         move |context| {
             let grad = context.grad(0)?;

@@ -1,7 +1,7 @@
-//! Activations.
+//! Activation functions.
 //!
-//! Gradients of the common ones are kernels of one pass. Such a kernel is an operation with a gradient too: the gradient
-//! times a slope, [`sloped`].
+//! Gradients of the common activations are computed by kernels in one pass. Such a kernel is an operation with a
+//! gradient too: the gradient times a slope, see [`sloped`].
 
 use super::entered;
 use super::pointwise::{self, Binary, promoted};
@@ -31,86 +31,86 @@ static BAND_BACKWARD: Kernel<BandBackward> =
     Kernel::new("threshold_backward", &[kernels::BAND_BACKWARD, cuda::BAND_BACKWARD]);
 
 functions! {
-    /// The logistic function, from 0 to 1.
+    /// Computes the logistic function, from 0 to 1.
     sigmoid / sigmoid_ = unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
-    /// What is above 0, else 0.
+    /// Computes max(x, 0).
     relu / relu_ = activation::RELU, by output |grad, y| relu_backward(grad, y);
-    /// x·Φ(x), by the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
+    /// Computes x·Φ(x) with the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
     gelu = activation::GELU, by input |grad, x| gelu_backward(grad, x);
-    /// The approximation of [`gelu`](Self::gelu) by the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
+    /// Approximates [`gelu`](Self::gelu) with the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
     gelu_tanh = activation::GELU_TANH, by input |grad, x| gelu_tanh_backward(grad, x);
-    /// x·sigmoid(x), also called swish.
+    /// Computes x·sigmoid(x), also called swish.
     silu / silu_ = activation::SILU, by input |grad, x| silu_backward(grad, x);
-    /// x·tanh(softplus(x)) (Misra 2019).
+    /// Computes x·tanh(softplus(x)) (Misra 2019).
     mish = activation::MISH, by input |grad, x| {
         let t = x.softplus(1.0, 20.0)?.tanh()?;
         // tanh' = 1 - tanh², and the slope of softplus is the logistic function.
         let slope = x.mul(&x.sigmoid()?)?.mul(&t.square()?.neg()?.add(1)?)?;
         grad.mul(&t.add(&slope)?)
     };
-    /// The logarithm of the logistic function.
+    /// Computes the logarithm of the logistic function.
     logsigmoid = activation::LOG_SIGMOID, by input |grad, x| grad.mul(&x.neg()?.sigmoid()?);
-    /// (x + 3) / 6, from 0 to 1.
+    /// Computes (x + 3) / 6, clamped to 0 and 1.
     hardsigmoid = activation::HARDSIGMOID, by input |grad, x| band_backward(grad, x, RAMP);
-    /// x·hardsigmoid(x).
+    /// Computes x·hardsigmoid(x).
     hardswish = activation::HARDSWISH, by input |grad, x| hardswish_backward(grad, x);
 }
 
 /// The slope of [`Tensor::hardsigmoid`].
 const RAMP: Band = Band { low: -3.0, high: 3.0, inclusive: false, inside: 1.0 / 6.0, outside: 0.0 };
 
-/// 1 above a threshold, and `below` up to it.
+/// Returns a slope of 1 above the threshold, and of `below` up to it.
 fn slope_above(threshold: f64, below: f64) -> Band {
     Band { low: f64::NEG_INFINITY, high: threshold, inclusive: true, inside: below, outside: 1.0 }
 }
 
-/// Functions of floats and numbers.
+/// Activation functions of floats.
 ///
 /// # Errors
 /// Integers, no memory.
 impl Tensor {
-    /// x / (1 + |x|).
+    /// Computes x / (1 + |x|).
     pub fn softsign(&self) -> Result<Self> {
         self.div(&self.abs()?.add(1)?)
     }
 
-    /// x above 0, and `slope` times it below.
+    /// Computes x above 0, and `slope`·x below.
     pub fn leaky_relu(&self, slope: f64) -> Result<Self> {
         let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(0.0, slope));
         self.curve(&LEAKY_RELU, [slope], formula)
     }
 
-    /// x above `threshold`, else `value`.
+    /// Computes x above `threshold`, else `value`.
     pub fn threshold(&self, threshold: f64, value: f64) -> Result<Self> {
         let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(threshold, 0.0));
         self.curve(&THRESHOLD, [threshold, value], formula)
     }
 
-    /// x from `min` to `max`; beyond, the nearer of them, with no gradient.
+    /// Clamps x to the range from `min` to `max`. Clamped elements have no gradient.
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
         let clamped = self.detach().clamp(min, max)?;
         let band = Band { low: min, high: max, inclusive: false, inside: 1.0, outside: 0.0 };
         by_input(clamped, "hardtanh", self, move |grad, x| band_backward(grad, x, band))
     }
 
-    /// x from 0 to 6.
+    /// Clamps x to the range from 0 to 6.
     pub fn relu6(&self) -> Result<Self> {
         self.hardtanh(0.0, 6.0)
     }
 
-    /// x above 0, and `alpha`·(eˣ - 1) below.
+    /// Computes x above 0, and `alpha`·(eˣ - 1) below.
     pub fn elu(&self, alpha: f64) -> Result<Self> {
         self.exponential([alpha, 1.0, 1.0])
     }
 
-    /// [`elu`](Self::elu), scaled so that layers keep mean 0 and variance 1 (Klambauer and others 2017).
+    /// Computes [`elu`](Self::elu), scaled so that layers keep mean 0 and variance 1 (Klambauer and others 2017).
     pub fn selu(&self) -> Result<Self> {
         const ALPHA: f64 = 1.673_263_242_354_377_2;
         const SCALE: f64 = 1.050_700_987_355_480_5;
         self.exponential([ALPHA * SCALE, SCALE, 1.0])
     }
 
-    /// x above 0, and `alpha`·(exp(x / `alpha`) - 1) below.
+    /// Computes x above 0, and `alpha`·(exp(x / `alpha`) - 1) below.
     pub fn celu(&self, alpha: f64) -> Result<Self> {
         self.exponential([alpha, 1.0, 1.0 / alpha])
     }
@@ -119,7 +119,8 @@ impl Tensor {
         self.curve(&ELU, numbers, move |grad, x| elu_backward(grad, x, numbers))
     }
 
-    /// log(1 + exp(`beta`·x)) / `beta`; x where `beta`·x is above `threshold`. PyTorch's are 1 and 20.
+    /// Computes log(1 + exp(`beta`·x)) / `beta`, and x where `beta`·x is above `threshold`. PyTorch's defaults are 1
+    /// and 20.
     pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Self> {
         raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
             let scaled = x.mul(beta)?;
@@ -127,7 +128,8 @@ impl Tensor {
         })
     }
 
-    /// This, a gate, through [`silu`](Self::silu), times `x` (Shazeer 2020), in one pass and with nothing kept but both.
+    /// Computes `x` times [`silu`](Self::silu) of this tensor, the gate (Shazeer 2020), in one pass. Only the two
+    /// inputs are saved.
     pub fn swiglu(&self, x: &Self) -> Result<Self> {
         let _op = entered("swiglu");
         let dtype = promoted(&[self.into(), x.into()]);
@@ -164,7 +166,7 @@ impl Tensor {
     }
 }
 
-/// `out`, whose gradient is `formula` of the output's gradient and the input.
+/// Attaches to `out` a gradient that `formula` computes from the output's gradient and the input.
 fn by_input(
     out: Tensor,
     name: &'static str,
@@ -179,7 +181,7 @@ fn by_input(
     })
 }
 
-/// `grad` times the slope of the hyperbolic tangent that is `y`.
+/// Returns `grad` times the slope of the hyperbolic tangent whose value is `y`.
 pub(super) fn tanh_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
     sloped(by(&TANH_BACKWARD, grad, y)?, grad, y, tanh_backward, |grad, y| grad.mul(y)?.mul(-2))
 }
@@ -209,7 +211,8 @@ fn gelu_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 fn gelu_tanh_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
     sloped(by(&GELU_TANH_BACKWARD, grad, x)?, grad, x, gelu_tanh_backward, |grad, x| {
-        // Of x·s(v), where s is the logistic function and v its argument: s'·(2v' + x·((1 - 2s)·v'² + v'')).
+        // The function is x·s(v), where s is the logistic function of its argument v: s'·(2v' + x·((1 - 2s)·v'² +
+        // v'')).
         let (scale, cube) = (kernels::GELU_TANH_SCALE, kernels::GELU_TANH_CUBE);
         let square = x.square()?;
         let s = x.mul(&square.mul(cube)?.add(1)?)?.mul(scale)?.sigmoid()?;
@@ -233,16 +236,16 @@ fn elu_backward(grad: &Tensor, x: &Tensor, numbers: [f64; 3]) -> Result<Tensor> 
     sloped(out, grad, x, this, move |grad, x| elu_backward(grad, x, [below * input, 0.0, input]))
 }
 
-/// `grad` where `y`, what is above 0 of something, is above 0.
+/// Returns `grad` where `y`, the output of [`relu`](Tensor::relu), is above 0, else 0.
 pub(super) fn relu_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
     band_backward(grad, y, slope_above(0.0, 0.0))
 }
 
-/// `grad` times the slope that `band` has at `x`.
+/// Returns `grad` times the slope that `band` has at `x`.
 pub(super) fn band_backward(grad: &Tensor, x: &Tensor, band: Band) -> Result<Tensor> {
     let dtype = grad.dtype();
     let out = pointwise::run(&BAND_BACKWARD, dtype, dtype, &[grad, x], move |kernel, iter| kernel(iter, band))?;
-    // Its slope's slope is zero.
+    // The second derivative is zero.
     attach(out, BAND_BACKWARD.name(), &[grad], |saver| {
         let x = saver.save(x)?;
         Ok(move |context: &Context<'_>| {
@@ -252,13 +255,13 @@ pub(super) fn band_backward(grad: &Tensor, x: &Tensor, band: Band) -> Result<Ten
     })
 }
 
-/// What `kernel` makes of a gradient and what was saved.
+/// Runs `kernel` on a gradient and a saved tensor.
 fn by(kernel: &'static Binary, grad: &Tensor, saved: &Tensor) -> Result<Tensor> {
     pointwise::run(kernel, grad.dtype(), grad.dtype(), &[grad, saved], |kernel, iter| kernel(iter))
 }
 
-/// `out`, which is `grad` times a slope at `x`: `this` computes it again, and `further` gives what it is given times the
-/// slope of the slope.
+/// Attaches a gradient to `out`, which is `grad` times a slope at `x`. `this` computes the same for another gradient;
+/// `further` multiplies with the slope's derivative.
 fn sloped(
     out: Tensor,
     grad: &Tensor,

@@ -1,4 +1,4 @@
-//! Arithmetic of two operands, element by element.
+//! Elementwise arithmetic of two operands.
 
 use tenure_core::DType;
 
@@ -25,24 +25,24 @@ pub(super) static ADD_SCALED: Kernel<Scaled> = Kernel::new("add_scaled", &[kerne
 pub(super) static ADDCMUL: Kernel<Scaled> = Kernel::new("addcmul", &[kernels::ADDCMUL, cuda::ADDCMUL]);
 pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::ADDCDIV, cuda::ADDCDIV]);
 
-/// Operands are broadcast, and promoted as PyTorch does. A number never makes a dtype wider within its kind.
+/// Operands are broadcast, and promoted as in PyTorch. A number never makes a dtype wider within its kind.
 ///
 /// # Errors
-/// Sizes that do not broadcast, different devices, dtypes that an operation does not take.
+/// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
 impl Tensor {
-    /// The sum. Of `bool`, whether one of them is true.
+    /// Computes the sum; of `bool`, the logical or.
     pub fn add<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new("add", self, other.into(), |dtype| dtype)?;
         attach(pair.compute(&ADD, pair.dtype)?, "add", &[self, &pair.b], |_| Ok(sum))
     }
 
-    /// Adds a tensor of the same dtype in place; nobody is told.
+    /// Adds a tensor of the same dtype in place. It bumps no version and records no gradient.
     pub(crate) fn add_raw(&self, other: &Self) -> Result<()> {
         let iter = Elementwise::new("add", &[self], &[self, other])?;
         ADD.find(self.device().kind(), self.dtype())?(&iter)
     }
 
-    /// The sum with `alpha` times another, in one pass. PyTorch's `add(other, alpha=alpha)`.
+    /// Adds `alpha` times another tensor, in one pass. PyTorch's `add(other, alpha=alpha)`.
     pub fn add_scaled(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<Self> {
         let alpha = alpha.into();
         let pair = Pair::new("add_scaled", self, other.into(), |dtype| dtype)?;
@@ -53,7 +53,7 @@ impl Tensor {
         attach(out, "add_scaled", &inputs, |_| Ok(scaled_sum(alpha)))
     }
 
-    /// The difference.
+    /// Computes the difference.
     pub fn sub<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new("sub", self, other.into(), |dtype| dtype)?;
         if [self.dtype(), pair.b.dtype()].contains(&DType::Bool) {
@@ -63,24 +63,24 @@ impl Tensor {
         attach(pair.compute(&SUB, pair.dtype)?, "sub", &[self, &pair.b], |_| Ok(difference))
     }
 
-    /// The product. Of `bool`, whether both are true.
+    /// Computes the product; of `bool`, the logical and.
     pub fn mul<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new("mul", self, other.into(), |dtype| dtype)?;
         attach(pair.compute(&MUL, pair.dtype)?, "mul", &[self, &pair.b], |saver| product(saver, self, &pair.b))
     }
 
-    /// The quotient. Integers are divided as floats.
+    /// Computes the quotient. Integers are divided as floats.
     pub fn div<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new("div", self, other.into(), floating)?;
         attach(pair.compute(&DIV, pair.dtype)?, "div", &[self, &pair.b], |saver| quotient(saver, self, &pair.b))
     }
 
-    /// The quotient, rounded down. Has gradient zero. PyTorch's `div(rounding_mode="floor")`.
+    /// Computes the quotient, rounded down. Its gradient is zero. PyTorch's `div(rounding_mode="floor")`.
     pub fn div_floor<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         self.rounded_quotient(&DIV_FLOOR, other.into())
     }
 
-    /// The quotient, rounded towards zero. Has gradient zero. PyTorch's `div(rounding_mode="trunc")`.
+    /// Computes the quotient, rounded towards zero. Its gradient is zero. PyTorch's `div(rounding_mode="trunc")`.
     pub fn div_trunc<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         self.rounded_quotient(&DIV_TRUNC, other.into())
     }
@@ -92,17 +92,17 @@ impl Tensor {
         })
     }
 
-    /// What division leaves, of the divisor's sign: Python's `%`.
+    /// Computes the remainder with the divisor's sign: Python's `%`.
     pub fn remainder<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         self.rest(&REMAINDER, other.into(), |a, b| a.div_floor(b))
     }
 
-    /// What division leaves, of the dividend's sign: C's `fmod`.
+    /// Computes the remainder with the dividend's sign: C's `fmod`.
     pub fn fmod<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         self.rest(&FMOD, other.into(), |a, b| a.div_trunc(b))
     }
 
-    /// What is left of `self` after as many times `other` as `quotient` says.
+    /// Computes the remainder of a division that `quotient` rounds.
     fn rest(
         &self,
         kernel: &'static Binary,
@@ -122,12 +122,14 @@ impl Tensor {
         })
     }
 
-    /// The larger one; what is no number is larger than all. Where both are the same, each has half of the gradient.
+    /// Computes the larger element of each pair. NaN counts as the largest. Equal elements get half of the gradient
+    /// each.
     pub fn maximum<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         self.extreme(&MAXIMUM, other.into(), |a, b| a.lt(b))
     }
 
-    /// The smaller one; what is no number is smaller than all. Where both are the same, each has half of the gradient.
+    /// Computes the smaller element of each pair. NaN counts as the smallest. Equal elements get half of the gradient
+    /// each.
     pub fn minimum<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         self.extreme(&MINIMUM, other.into(), |a, b| a.gt(b))
     }
@@ -152,7 +154,7 @@ impl Tensor {
         })
     }
 
-    /// The angle of the point (`x`, `self`), from -π to π. At the origin its gradient is zero.
+    /// Computes the angle of the point (`x`, `self`), from -π to π. At the origin the gradient is zero.
     pub fn atan2(&self, x: &Self) -> Result<Self> {
         let pair = Pair::new("atan2", self, x.into(), floating)?;
         attach(pair.compute(&ATAN2, pair.dtype)?, "atan2", &[self, x], |saver| {
@@ -168,7 +170,7 @@ impl Tensor {
         })
     }
 
-    /// The way from here to `end`, as far as `weight` says: 0 is here, 1 is there.
+    /// Interpolates linearly from `self` at weight 0 to `end` at weight 1.
     pub fn lerp<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<Self> {
         let weight = weight.into();
         let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
@@ -178,7 +180,7 @@ impl Tensor {
         attach(out, "lerp", &inputs, |saver| way(saver, inputs))
     }
 
-    /// The sum with `factor` · `a` · `b`, in one pass.
+    /// Adds `factor` · `a` · `b`, in one pass.
     pub fn addcmul(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<Self> {
         let factor = factor.into();
         let inputs = [self, a, b];
@@ -188,7 +190,7 @@ impl Tensor {
         attach(out, "addcmul", &inputs, |saver| sum_with_product(saver, a, b, factor))
     }
 
-    /// The sum with `factor` · `a` / `b`, in one pass.
+    /// Adds `factor` · `a` / `b`, in one pass.
     pub fn addcdiv(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<Self> {
         let factor = factor.into();
         let inputs = [self, a, b];
@@ -198,19 +200,19 @@ impl Tensor {
     }
 }
 
-/// The gradients of a sum.
+/// Computes the gradients of a sum.
 pub(super) fn sum(context: &Context<'_>) -> Result<Grads> {
     let grad = context.grad(0)?;
     Ok([Some(grad.clone()), Some(grad)].into_iter().collect())
 }
 
-/// The gradients of a difference.
+/// Computes the gradients of a difference.
 pub(super) fn difference(context: &Context<'_>) -> Result<Grads> {
     let grad = context.grad(0)?;
     Ok([Some(grad.clone()), context.give(1, || grad.neg())?].into_iter().collect())
 }
 
-/// The gradients of a product.
+/// Returns the formula for the gradients of a product.
 pub(super) fn product(
     saver: &mut Saver,
     a: &Tensor,
@@ -225,7 +227,7 @@ pub(super) fn product(
     })
 }
 
-/// The gradients of a quotient.
+/// Returns the formula for the gradients of a quotient.
 pub(super) fn quotient(
     saver: &mut Saver,
     a: &Tensor,
@@ -242,7 +244,7 @@ pub(super) fn quotient(
     })
 }
 
-/// The gradients of a sum with `alpha` times another.
+/// Returns the formula for the gradients of a sum with `alpha` times another tensor.
 pub(super) fn scaled_sum(alpha: Scalar) -> impl Fn(&Context<'_>) -> Result<Grads> {
     move |context| {
         let grad = context.grad(0)?;
@@ -250,7 +252,7 @@ pub(super) fn scaled_sum(alpha: Scalar) -> impl Fn(&Context<'_>) -> Result<Grads
     }
 }
 
-/// The gradients of the way from one tensor to another, as far as the third says.
+/// Returns the formula for the gradients of [`lerp`](Tensor::lerp).
 pub(super) fn way(
     saver: &mut Saver,
     [from, to, weight]: [&Tensor; 3],
@@ -267,7 +269,7 @@ pub(super) fn way(
     })
 }
 
-/// The gradients of a sum with `factor` times a product.
+/// Returns the formula for the gradients of a sum with `factor` times a product.
 pub(super) fn sum_with_product(
     saver: &mut Saver,
     a: &Tensor,
@@ -283,7 +285,7 @@ pub(super) fn sum_with_product(
     })
 }
 
-/// The gradients of a sum with `factor` times a quotient.
+/// Returns the formula for the gradients of a sum with `factor` times a quotient.
 pub(super) fn sum_with_quotient(
     saver: &mut Saver,
     a: &Tensor,
@@ -299,7 +301,7 @@ pub(super) fn sum_with_quotient(
     })
 }
 
-/// Integers are not scaled by what has a fraction.
+/// Checks that a factor with a fraction scales no integers.
 pub(super) fn check_factor(op: &'static str, factor: Scalar, dtype: DType) -> Result<()> {
     if matches!(factor, Scalar::Float(_)) && !dtype.is_floating() {
         let expected = "a factor with a fraction needs tensors of a floating dtype: convert one with to_dtype()";

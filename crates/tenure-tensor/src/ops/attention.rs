@@ -21,22 +21,22 @@ static BACKWARD: Kernel<AttendBackward> = Kernel::new(
     &[cpu::attention::BACKWARD, cpu::attention::BACKWARD_HALVES, cuda::attention::BACKWARD],
 );
 
-/// Which keys a query sees, and how much of them.
+/// The options of attention: which keys a query attends to, and with what weight.
 #[derive(Clone, Copy, Default)]
 pub struct Attention<'a> {
-    /// Broadcast to `(..., queries, keys)`: `bool`, true where a query sees a key, or a number that is added.
+    /// A mask that is broadcast to `(..., queries, keys)`: `bool`, true where a query attends to a key, or a number
+    /// that is added to the score.
     pub mask: Option<&'a Tensor>,
-    /// Query `i` sees keys 0 to `i` only, and of these only what a mask lets it see too: both apply. PyTorch takes one of
-    /// the two.
+    /// Query `i` attends to keys 0 to `i` only. A mask applies besides, while PyTorch takes only one of the two.
     pub is_causal: bool,
-    /// What products of queries and keys are multiplied with; the root of the width's reciprocal if none.
+    /// The factor on the products of queries and keys. If `None`, it is one over the square root of the width.
     pub scale: Option<f64>,
-    /// The probability that a weight is dropped. Drawn from the [default generator](default_generator), as
-    /// [`dropout`](Tensor::dropout) of a tensor of all weights, `(..., heads, queries, keys)`, draws.
+    /// The probability that a weight is dropped. The numbers are drawn from the [default generator](default_generator),
+    /// like those of [`dropout`](Tensor::dropout) of a tensor of all weights, `(..., heads, queries, keys)`.
     pub dropout: f64,
 }
 
-/// What the kernels need of it.
+/// The options in the form that the kernels take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weighting {
     pub(crate) scale: f64,
@@ -44,8 +44,8 @@ pub(crate) struct Weighting {
     pub(crate) dropout: Option<Dropping>,
 }
 
-/// Which weights are dropped: by the numbers of a tensor of all weights. Nothing of it is kept, as the same numbers are
-/// drawn again for gradients.
+/// The dropout of attention's weights, by the random numbers of a tensor of all weights. The numbers are not stored:
+/// gradients draw the same numbers again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dropping {
     pub(crate) probability: f64,
@@ -53,14 +53,13 @@ pub(crate) struct Dropping {
 }
 
 impl Tensor {
-    /// The means of values, weighted by the softmax of products of these queries with keys: `(..., heads, queries,
-    /// width)`, `(..., heads, keys, width)`, `(..., heads, keys, value width)`. Queries may have a multiple of the heads
-    /// of keys and values, which are then shared by neighbours. A query that sees no key has a mean of zeros. PyTorch's
-    /// `scaled_dot_product_attention`.
+    /// Computes the means of values, weighted by the softmax of the products of these queries with keys. The sizes are
+    /// `(..., heads, queries, width)`, `(..., heads, keys, width)` and `(..., heads, keys, value width)`. Queries may
+    /// have a multiple of the heads of keys and values: neighbouring heads of queries then share them. A query that
+    /// attends to no key has a mean of zeros. PyTorch's `scaled_dot_product_attention`.
     ///
     /// # Errors
-    /// Sizes that do not go together, different dtypes or devices, a mask of another dtype, a dropout that is no
-    /// probability.
+    /// Sizes that do not match, different dtypes or devices, a mask of another dtype, a dropout that is no probability.
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         let _op = entered("attention");
         let mask = how.mask.map(lower).transpose()?;
@@ -118,7 +117,7 @@ impl Tensor {
     }
 }
 
-/// A mask of four dimensions, those that it is broadcast over repeated.
+/// Expands a mask to four dimensions.
 fn four_of_mask(mask: &Tensor, queries: &Tensor, keys: &Tensor, scores: [usize; 4]) -> Result<Tensor> {
     const OP: &str = "attention";
     if mask.dtype() != DType::Bool && mask.dtype() != queries.dtype() {
@@ -138,12 +137,12 @@ fn four_of_mask(mask: &Tensor, queries: &Tensor, keys: &Tensor, scores: [usize; 
     mask.expand(&signed(&sizes))?.reshape(&signed(&scores))
 }
 
-/// A tensor of four dimensions as kernels want it: the last is dense.
+/// Returns a tensor of four dimensions whose last dimension is dense, as the kernels need it.
 fn rows_dense(tensor: Tensor) -> Result<Tensor> {
     if tensor.strides()[3] == 1 || tensor.sizes()[3] <= 1 { Ok(tensor) } else { tensor.contiguous() }
 }
 
-/// Attention whose weights are never held all at once.
+/// Computes attention without holding all weights at once.
 fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<Tensor> {
     let (out, sums) = attend(q, k, v, mask, weighting)?;
     recipe::note(&out, "attention", [q, k, v], [mask], || {
@@ -161,10 +160,10 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
             if is_grad_enabled() {
                 return backward_of_weights(&grad, [&q, &k, &v], &sums, mask.as_ref(), weighting);
             }
-            // Rows that are one in memory are none of the library's.
+            // The library does not take rows that share memory.
             let grad = if grad.layout().overlap() == Overlap::No { rows_dense(grad)? } else { grad.contiguous()? };
             let out = context.unpack(out)?;
-            // In memory in the order of what they are of: heads lie within rows mostly.
+            // Each gradient has its input's order in memory: heads mostly lie within rows.
             let like = |tensor: &Tensor| pointwise::output(tensor.sizes(), tensor.dtype(), &[tensor]);
             let grads = [like(&q)?, like(&k)?, like(&v)?];
             let kernel = BACKWARD.find(q.device().kind(), q.dtype())?;
@@ -176,7 +175,7 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
     Ok(out)
 }
 
-/// The means, in memory in the order of queries, and the logarithms of the sums of weights.
+/// Returns the means, in the queries' order in memory, and the logarithms of the sums of weights.
 fn attend(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<(Tensor, Tensor)> {
     let sizes = [q.sizes()[0], q.sizes()[1], q.sizes()[2], v.sizes()[3]];
     let out = pointwise::output(&sizes, q.dtype(), &[q])?;
@@ -185,7 +184,7 @@ fn attend(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: 
     Ok((out, sums))
 }
 
-/// The gradients, by operations that have gradients themselves.
+/// Computes the gradients with operations that have gradients themselves.
 fn backward_of_weights(
     grad: &Tensor,
     [q, k, v]: [&Tensor; 3],
@@ -205,7 +204,8 @@ fn backward_of_weights(
     Ok([Some(to_queries), Some(to_keys), Some(to_values)].into_iter().collect())
 }
 
-/// All weights, `(batch, heads of keys, queries of all that share them, keys)`. `sums` only keep them in range.
+/// Computes all weights, `(batch, heads of keys, queries of all that share them, keys)`. `sums` only keep them in
+/// range.
 fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<Tensor> {
     let mut scores = shared(q, k)?.matmul(&k.transpose(-2, -1)?)?.mul(weighting.scale)?;
     let mut masks = Vec::new();
@@ -220,7 +220,7 @@ fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighti
     }
     let is_empty = sums.eq(f64::NEG_INFINITY)?;
     let shift = shared(&is_empty.where_(0.0, sums)?.unsqueeze(-1)?, k)?.to_dtype(q.dtype())?;
-    // Before `exp`: what is masked may be so large that its weight were infinite, and its gradient no number.
+    // Masked before `exp`: a masked score may be so large that its weight would be infinite, and its gradient NaN.
     for mask in masks {
         scores = mask.where_(&scores, f64::NEG_INFINITY)?;
     }
@@ -230,13 +230,13 @@ fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighti
     weights.div(&is_empty.where_(1.0, &total)?)
 }
 
-/// All weights, or their gradients, without what is dropped.
+/// Applies dropout to all weights, or to their gradients.
 fn dropped(weights: &Tensor, weighting: Weighting) -> Result<Tensor> {
     let Some(Dropping { probability, state }) = weighting.dropout else { return Ok(weights.clone()) };
     weights.dropped(probability, state)
 }
 
-/// Queries of the heads that share keys, one after the other: `(batch, heads of keys, queries, ...)`.
+/// Joins the queries of heads that share keys, one after the other: `(batch, heads of keys, queries, ...)`.
 fn shared(tensor: &Tensor, k: &Tensor) -> Result<Tensor> {
     let sizes = tensor.sizes();
     let (batch, heads) = (sizes[0], k.sizes()[1]);

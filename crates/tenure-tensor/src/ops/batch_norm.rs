@@ -1,4 +1,4 @@
-//! Channels normalised over a batch, and what mostly follows, in the same pass.
+//! Batch normalisation, fused with the addition and ReLU that mostly follow.
 
 use tenure_core::Overlap;
 
@@ -21,28 +21,28 @@ static GRADIENTS: Kernel<Gradients> =
 static RELU_BACKWARD: Kernel<NormalizeBackward> =
     Kernel::new("batch_norm_backward", &[cpu::norm::NORMALIZE_RELU_BACKWARD, cuda::norm::NORMALIZE_RELU_BACKWARD]);
 
-/// What a batch is normalised with: see [`Tensor::batch_norm`].
+/// The parameters of batch normalisation: see [`Tensor::batch_norm`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNorm<'a> {
-    /// Running means and variances, `[channels]` each.
+    /// The running means and variances, `[channels]` each.
     pub running: Option<(&'a Tensor, &'a Tensor)>,
-    /// `[channels]`.
+    /// The scale of each channel, `[channels]`.
     pub weight: Option<&'a Tensor>,
-    /// `[channels]`.
+    /// The shift of each channel, `[channels]`.
     pub bias: Option<&'a Tensor>,
     /// Whether the batch's own mean and variance are used.
     pub training: bool,
-    /// How far running averages move towards the batch's.
+    /// The fraction by which running averages move towards the batch's.
     pub momentum: f64,
-    /// Added to variances.
+    /// A number that is added to variances.
     pub eps: f64,
 }
 
 impl Tensor {
-    /// Of sizes `[batch, channels, ...]`, each channel normalised over all other dimensions, with a weight and bias for
-    /// each channel. In `training`, by the batch's own mean and variance; the `running` mean and variance, if there are
-    /// any, move towards the batch's, the unbiased variance, by the fraction `momentum`. Else by the running ones.
-    /// PyTorch's `batch_norm`.
+    /// Normalises each channel of `[batch, channels, ...]` over all other dimensions, with a weight and bias for each
+    /// channel. In `training`, the batch's own mean and variance are used, and the `running` mean and variance, if
+    /// there are any, move towards the batch's mean and unbiased variance by the fraction `momentum`. Otherwise the
+    /// running averages are used. PyTorch's `batch_norm`.
     ///
     /// # Errors
     /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running averages
@@ -59,12 +59,12 @@ impl Tensor {
         BatchNorm { running, weight, bias, training, momentum, eps }.apply(self, Then::Nothing)
     }
 
-    /// What is above 0 of [`batch_norm`](Self::batch_norm) of this, and of its sum with what is `carried` around it, if
-    /// that is given: the operations of a residual network between its convolutions, in one pass. On the CPU the same bits
-    /// as one after the other; on CUDA 16-bit floats are rounded once.
+    /// Computes the ReLU of [`batch_norm`](Self::batch_norm) of this tensor. If `carried` is given, it is added before
+    /// the ReLU, as in a residual network. All is done in one pass. On the CPU the bits are those of separate
+    /// operations; on CUDA 16-bit floats are rounded once.
     ///
     /// # Errors
-    /// Those of `batch_norm` and [`add`](Self::add).
+    /// The errors of `batch_norm` and [`add`](Self::add).
     pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNorm<'_>) -> Result<Self> {
         let fits = |carried: &Self| carried.sizes() == self.sizes() && carried.dtype() == self.dtype();
         match carried {
@@ -106,7 +106,7 @@ impl BatchNorm<'_> {
         self.by_batch(x, channels, count as f64, then)
     }
 
-    /// By the input's own statistics.
+    /// Normalises by the input's own statistics.
     fn by_batch(&self, x: &Tensor, channels: usize, count: f64, then: Then<'_>) -> Result<Tensor> {
         let dims = others(x);
         let (squares, mean) = no_grad(|| x.squared_deviations("batch_norm", &dims))?;
@@ -137,7 +137,7 @@ impl BatchNorm<'_> {
         recipe::note(&out, "batch_norm", [x], [weight, bias, then.carried()], || {
             let is_above = !matches!(then, Then::Nothing);
             move |[x], [weight, bias, carried]| {
-                // Without the running averages, which have moved.
+                // The running averages are left out: they have moved.
                 let norm = BatchNorm { running: None, weight, bias, training: true, momentum: 0.0, eps };
                 norm.by_batch(x, channels, count, Then::of(is_above, carried))
             }
@@ -153,7 +153,7 @@ impl BatchNorm<'_> {
                 let (mut grad, x) = (context.grad(0)?, context.unpack(saved)?);
                 let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
                 let mut y = y.map(|y| context.unpack(y)).transpose()?;
-                // Where something is carried, that needs the gradient of the sum too.
+                // If a carried tensor was added, its gradient needs the gradient of the sum too.
                 if let Some(sum) = y.take_if(|_| is_carried || is_grad_enabled()) {
                     grad = relu_backward(&grad, &sum)?;
                 }
@@ -203,7 +203,7 @@ impl BatchNorm<'_> {
         })
     }
 
-    /// By averages, which do not depend on the input.
+    /// Normalises by averages that do not depend on the input.
     fn by_averages(&self, x: &Tensor, average: &Tensor, variance: &Tensor, then: Then<'_>) -> Result<Tensor> {
         let inputs = self.inputs(x, then);
         if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
@@ -257,7 +257,8 @@ impl BatchNorm<'_> {
         })
     }
 
-    /// By averages: the result, and what is kept for gradients, the mean as it is broadcast and one over the deviation.
+    /// Normalises by averages. Returns the result and the tensors that gradients need: the mean, reshaped to broadcast,
+    /// and one over the standard deviation.
     fn by_scale(
         &self,
         x: &Tensor,
@@ -274,7 +275,7 @@ impl BatchNorm<'_> {
         Ok((self.normalize(x, &mean, Scale::Is(&scale), then)?, mean, rstd))
     }
 
-    /// What has a gradient.
+    /// Returns the inputs that may have a gradient.
     fn inputs<'b>(&'b self, x: &'b Tensor, then: Then<'b>) -> Vec<&'b Tensor> {
         [x].into_iter().chain(self.weight).chain(self.bias).chain(then.carried()).collect()
     }
@@ -290,7 +291,7 @@ impl BatchNorm<'_> {
     }
 }
 
-/// The gradients of input, weight and bias, by operations that have gradients themselves.
+/// Computes the gradients of input, weight and bias with operations that have gradients themselves.
 fn differentiable(grad: &Tensor, x: &Tensor, weight: Option<&Tensor>, has_bias: bool, eps: f64) -> Result<Grads> {
     let dims = others(x);
     let weight = shaped(weight, &affine(x))?;
@@ -302,19 +303,19 @@ fn differentiable(grad: &Tensor, x: &Tensor, weight: Option<&Tensor>, has_bias: 
     Ok(grads)
 }
 
-/// All dimensions but that of channels.
+/// Returns all dimensions except that of channels.
 fn others(x: &Tensor) -> Vec<isize> {
     (0..x.rank() as isize).filter(|dim| *dim != 1).collect()
 }
 
-/// The sizes of what has one element for each channel, that broadcast to those of `x`.
+/// Returns sizes with one element for each channel, which broadcast to those of `x`.
 fn affine(x: &Tensor) -> Vec<isize> {
     let mut sizes = vec![1; x.rank()];
     sizes[1] = x.sizes()[1];
     signed(&sizes)
 }
 
-/// One element for each channel, so that they broadcast to `x`. No gradient.
+/// Returns a view of one element for each channel that broadcasts to `x`. It has no gradient.
 pub(crate) fn along_channels(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
     let rank = x.rank() - 1;
     let (mut sizes, mut strides) = (vec![1; rank], vec![0; rank]);

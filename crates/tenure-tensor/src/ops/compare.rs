@@ -1,4 +1,4 @@
-//! Comparisons, logic and bits.
+//! Comparisons, logical and bitwise operations.
 
 use tenure_core::DType;
 
@@ -8,14 +8,14 @@ use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static IS_CLOSE: Kernel<IsClose> = Kernel::new("isclose", &[cpu::compare::IS_CLOSE, cuda::compare::IS_CLOSE]);
 
-/// Operations on two operands, broadcast and promoted; `$result` is the dtype of the result by that of the operands.
+/// Defines operations on two operands, broadcast and promoted; `$result` maps their dtype to the result's.
 macro_rules! relations {
     ($result:expr; $($(#[$doc:meta])* $name:ident = $room:ident :: $kernel:ident;)*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
             /// # Errors
-            /// Sizes that do not broadcast, different devices, dtypes that it does not take.
+            /// Sizes that do not broadcast, different devices, dtypes that the operation does not support.
             pub fn $name<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
                 static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
                 let pair = Pair::new(stringify!($name), self, other.into(), |dtype| dtype)?;
@@ -27,41 +27,41 @@ macro_rules! relations {
 
 relations! {
     |_| DType::Bool;
-    /// Where both are the same.
+    /// Tells where both are equal.
     eq = compare::EQ;
-    /// Where they differ. What is no number differs from itself.
+    /// Tells where they differ. NaN differs from itself.
     ne = compare::NE;
-    /// Where it is less.
+    /// Tells where `self` is less.
     lt = compare::LT;
-    /// Where it is less or the same.
+    /// Tells where `self` is less or equal.
     le = compare::LE;
-    /// Where it is greater.
+    /// Tells where `self` is greater.
     gt = compare::GT;
-    /// Where it is greater or the same.
+    /// Tells where `self` is greater or equal.
     ge = compare::GE;
-    /// Where both are not zero.
+    /// Tells where both are not zero.
     logical_and = compare::LOGICAL_AND;
-    /// Where one of them or both are not zero.
+    /// Tells where at least one of them is not zero.
     logical_or = compare::LOGICAL_OR;
-    /// Where exactly one of them is not zero.
+    /// Tells where exactly one of them is not zero.
     logical_xor = compare::LOGICAL_XOR;
 }
 
 relations! {
     |dtype| dtype;
-    /// The bits that both have.
+    /// Computes the bits that both have.
     bitwise_and = binary::AND;
-    /// The bits that one of them or both have.
+    /// Computes the bits that at least one of them has.
     bitwise_or = binary::OR;
-    /// The bits that exactly one of them has.
+    /// Computes the bits that exactly one of them has.
     bitwise_xor = binary::XOR;
-    /// Bits shifted up, zeros from below. PyTorch's `bitwise_left_shift`.
+    /// Shifts bits up and fills with zeros. PyTorch's `bitwise_left_shift`.
     shift_left = binary::SHIFT_LEFT;
-    /// Bits shifted down, the sign from above. PyTorch's `bitwise_right_shift`.
+    /// Shifts bits down and fills with the sign. PyTorch's `bitwise_right_shift`.
     shift_right = binary::SHIFT_RIGHT;
 }
 
-/// Properties of each element.
+/// Defines properties of each element.
 macro_rules! properties {
     ($($(#[$doc:meta])* $name:ident = $room:ident :: $kernel:ident, $of_integers:expr;)*) => {
         impl Tensor {$(
@@ -84,18 +84,18 @@ macro_rules! properties {
 }
 
 properties! {
-    /// Where it is no number.
+    /// Tells where an element is NaN.
     isnan = unary::IS_NAN, Some(false);
-    /// Where it is infinite.
+    /// Tells where an element is infinite.
     isinf = unary::IS_INF, Some(false);
-    /// Where it is neither infinite nor no number.
+    /// Tells where an element is neither infinite nor NaN.
     isfinite = unary::IS_FINITE, Some(true);
-    /// Where it is zero.
+    /// Tells where an element is zero.
     logical_not = unary::LOGICAL_NOT, None;
 }
 
 impl Tensor {
-    /// Every bit turned; of `bool`, the other value.
+    /// Inverts every bit; of `bool`, the value.
     ///
     /// # Errors
     /// Floats.
@@ -104,8 +104,8 @@ impl Tensor {
         pointwise::run(&KERNEL, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter))
     }
 
-    /// Where it is no further from `other` than `absolute` and `relative` times the size of `other`. PyTorch's have 1e-8
-    /// and 1e-5.
+    /// Tells where the distance to `other` is at most `absolute` plus `relative` times the magnitude of `other`.
+    /// PyTorch's defaults are 1e-8 and 1e-5.
     ///
     /// # Errors
     /// Sizes that do not broadcast, different devices.
@@ -115,7 +115,7 @@ impl Tensor {
         pointwise::run(&IS_CLOSE, pair.dtype, DType::Bool, &[self, other], move |kernel, iter| kernel(iter, closeness))
     }
 
-    /// Whether all elements are [close](Self::isclose).
+    /// Returns whether all elements are [close](Self::isclose).
     ///
     /// # Errors
     /// Sizes that do not broadcast, different devices.
@@ -123,7 +123,7 @@ impl Tensor {
         self.isclose(other, relative, absolute, false)?.are_all_true()
     }
 
-    /// Whether sizes and all elements are the same.
+    /// Returns whether sizes and all elements are equal.
     ///
     /// # Errors
     /// Different devices or dtypes.

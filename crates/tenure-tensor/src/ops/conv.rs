@@ -17,16 +17,16 @@ static WEIGHT_GRADIENT: Kernel<WeightGradient> = Kernel::new(
     &[cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES, cuda::conv::WEIGHT_GRADIENT],
 );
 
-/// How a kernel goes over images. A list has a number for each spatial dimension, or one for all.
+/// The options of a convolution. A list has a number for each spatial dimension, or one for all.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv<'a> {
-    /// Pixels from one place of the kernel to the next.
+    /// The distance from one place of the kernel to the next, in pixels.
     pub stride: &'a [usize],
-    /// Zeros around the image.
+    /// The number of zeros around the image.
     pub padding: &'a [usize],
-    /// Pixels from one element of the kernel to the next.
+    /// The distance from one element of the kernel to the next, in pixels.
     pub dilation: &'a [usize],
-    /// Channels are in so many groups, each with weights of its own.
+    /// The number of groups of channels, each with weights of its own.
     pub groups: usize,
 }
 
@@ -36,7 +36,7 @@ impl Default for Conv<'_> {
     }
 }
 
-/// The same for depth, height and width, whichever there are.
+/// The options for depth, height and width; a missing dimension has the neutral value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     pub(crate) stride: [usize; 3],
@@ -46,11 +46,11 @@ pub(crate) struct Geometry {
 }
 
 impl Tensor {
-    /// The convolution of `(images, channels, ...)`, or of one image without the first dimension, with a weight of sizes
-    /// `(outputs, channels / groups, ...)` of one to three spatial dimensions. PyTorch's `conv1d`, `conv2d`, `conv3d`.
+    /// Convolves `(images, channels, ...)`, or one image without the first dimension, with a weight of sizes `(outputs,
+    /// channels / groups, ...)` and one to three spatial dimensions. PyTorch's `conv1d`, `conv2d`, `conv3d`.
     ///
     /// # Errors
-    /// Sizes that do not go together, an image smaller than the kernel, different dtypes or devices.
+    /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
     pub fn conv(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
         if self.rank() + 1 == weight.rank() {
             let out = self.one_image()?.conv(weight, bias, how)?;
@@ -101,12 +101,13 @@ impl Tensor {
         convolve(self, weight, bias, geometry, &sizes)
     }
 
-    /// The transpose of a convolution, which takes its output's sizes to its input's: each element is multiplied with the
-    /// whole kernel, `(channels, outputs / groups, ...)`, and what meets is added. `output_padding` adds pixels at the
-    /// end, as many sizes lead to the same. PyTorch's `conv_transpose1d`, `conv_transpose2d`, `conv_transpose3d`.
+    /// Computes the transpose of a convolution, whose sizes are those of the convolution's input. Each element is
+    /// multiplied with the whole kernel, `(channels, outputs / groups, ...)`, and products of one pixel are added.
+    /// `output_padding` adds pixels at the end: several input sizes of a convolution give the same output size.
+    /// PyTorch's `conv_transpose1d`, `conv_transpose2d`, `conv_transpose3d`.
     ///
     /// # Errors
-    /// Sizes that do not go together, different dtypes or devices.
+    /// Sizes that do not match, different dtypes or devices.
     pub fn conv_transpose(
         &self,
         weight: &Self,
@@ -187,7 +188,7 @@ impl Tensor {
     }
 }
 
-/// The convolution, as images of these sizes.
+/// Computes the convolution, as images of these sizes.
 fn convolve(
     input: &Tensor,
     weight: &Tensor,
@@ -220,7 +221,7 @@ fn convolve(
     })
 }
 
-/// The transpose of the convolution, as images of these sizes.
+/// Computes the transpose of the convolution, as images of these sizes.
 fn transposed(
     input: &Tensor,
     weight: &Tensor,
@@ -254,7 +255,8 @@ fn transposed(
     })
 }
 
-/// The gradient of the weight, of sizes `kernel`, of a convolution of `input` whose output has the gradient `grad`.
+/// Computes the gradient of the weight, of sizes `kernel`, for a convolution of `input` whose output has the gradient
+/// `grad`.
 fn weight_gradient(input: &Tensor, grad: &Tensor, geometry: Geometry, kernel: &[usize]) -> Result<Tensor> {
     let (format, [input, grad]) = ordered([input, grad])?;
     let (input, grad) = (&input, &grad);
@@ -272,8 +274,8 @@ fn weight_gradient(input: &Tensor, grad: &Tensor, geometry: Geometry, kernel: &[
     })
 }
 
-/// The order in memory that tensors are convolved in, and the same values in that order. On the CPU, one that is
-/// contiguous; elsewhere, channels come last if they do in any of them, as in PyTorch.
+/// Returns the memory order of the convolution, and both tensors in that order. On the CPU it is contiguous; elsewhere,
+/// channels come last if they do in one of the tensors, as in PyTorch.
 fn ordered(tensors: [&Tensor; 2]) -> Result<(MemoryFormat, [Tensor; 2])> {
     let last = match tensors[0].rank() {
         4 => MemoryFormat::ChannelsLast2d,
@@ -297,7 +299,7 @@ fn sum_of_channels(grad: &Tensor) -> Result<Tensor> {
     grad.sum_to(&sizes)?.view(&[channels as isize])
 }
 
-/// Checks ranks and dtypes. Returns how many spatial dimensions there are.
+/// Checks ranks and dtypes. Returns the number of spatial dimensions.
 fn check(op: &'static str, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<usize> {
     let operands: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
     check_operands(op, &operands)?;
@@ -341,11 +343,11 @@ fn geometry(op: &'static str, spatial: usize, how: &Conv<'_>) -> Result<Geometry
     })
 }
 
-/// No image is as large, and products of two have no overflow.
+/// A limit that no image reaches. The product of two such numbers does not overflow.
 const LARGEST: usize = u32::MAX as usize;
 
-/// A number for each of three dimensions, of a list of one for each spatial dimension or one for all; `none` where there
-/// is no dimension.
+/// Returns a number for each of three dimensions, from a list of one for each spatial dimension or one for all. A
+/// missing dimension gets `none`.
 pub(super) fn for_each_dim(
     op: &'static str,
     what: &str,

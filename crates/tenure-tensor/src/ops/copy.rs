@@ -1,4 +1,4 @@
-//! The same values elsewhere, or as another dtype.
+//! Copies: to other dtypes, devices and layouts.
 
 use tenure_core::{DType, Device, Layout, MemoryFormat};
 
@@ -12,7 +12,8 @@ use crate::{Elementwise, Kernel, Result, Tensor, cpu, cuda};
 static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY, cuda::copy::COPY]);
 
 impl Tensor {
-    /// The same values as `dtype`: itself, if that is its own. Integers are cut off and wrap.
+    /// Converts the values to `dtype`; returns the tensor itself if it has that dtype. Floats are truncated to
+    /// integers, and integers wrap.
     ///
     /// # Errors
     /// No memory.
@@ -23,11 +24,12 @@ impl Tensor {
         self.copied("to_dtype", dense_like(self.sizes(), Some(self.layout()))?, dtype)
     }
 
-    /// The same values on `device`: itself, if it is there. From and to pageable memory of the host it waits until the
-    /// copy is done; from one device to another it does not, and the copy is in the order of the thread's streams of both.
+    /// Copies the values to `device`; returns the tensor itself if it is there. A copy from or to pageable host memory
+    /// waits until it is done. A copy between devices does not wait; it is ordered by the thread's current streams of
+    /// both.
     ///
     /// # Errors
-    /// No memory; the device cannot be used, or met something in an operation before.
+    /// No memory; the device cannot be used, or an earlier operation on it failed.
     pub fn to_device(&self, device: Device) -> Result<Self> {
         if device == self.device() {
             return Ok(self.clone());
@@ -39,7 +41,7 @@ impl Tensor {
         })
     }
 
-    /// The same values in the order of dimensions: itself, if they are.
+    /// Returns the values with the last dimension dense; the tensor itself if it is so already.
     ///
     /// # Errors
     /// No memory.
@@ -47,7 +49,7 @@ impl Tensor {
         self.contiguous_in(MemoryFormat::Contiguous)
     }
 
-    /// The same values in the order of `format`: itself, if they are.
+    /// Returns the values in the memory order of `format`; the tensor itself if it is so already.
     ///
     /// # Errors
     /// The format is for another number of dimensions; no memory.
@@ -58,8 +60,8 @@ impl Tensor {
         self.copied("contiguous", Layout::with_format(self.sizes(), format)?, self.dtype())
     }
 
-    /// The same values on a storage of their own, in the same order in memory. PyTorch's `clone`, whose name is the
-    /// handle's here.
+    /// Copies the values to a storage of their own, in the same order in memory. PyTorch's `clone`: here `clone` copies
+    /// the handle.
     ///
     /// # Errors
     /// No memory.
@@ -67,7 +69,7 @@ impl Tensor {
         self.copied("copy", dense_like(self.sizes(), Some(self.layout()))?, self.dtype())
     }
 
-    /// The same values on a storage of their own, so laid out.
+    /// Copies the values to a storage of their own with this layout.
     pub(crate) fn copied(&self, op: &'static str, layout: Layout, dtype: DType) -> Result<Self> {
         let _op = entered(op);
         let out = Self::empty_strided(layout, dtype, self.device())?;
@@ -79,7 +81,7 @@ impl Tensor {
         attach(out, op, &[self], |_| Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect())))
     }
 
-    /// Writes the values of another tensor, broadcast and converted; nobody is told.
+    /// Writes the values of another tensor, broadcast and converted. It bumps no version and records no gradient.
     pub(crate) fn copy_raw(&self, source: &Self) -> Result<()> {
         let iter = Elementwise::new("copy", &[self], &[source])?;
         COPY.find(self.device().kind(), self.dtype())?(&iter)

@@ -1,4 +1,4 @@
-//! Sums of products, written with a letter for each dimension.
+//! Einstein summation: sums of products, written with a letter for each dimension.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use crate::{Result, Tensor, TensorError};
 
 const OP: &str = "einsum";
 
-/// Sums of products by an equation such as `"bij,bjk->bik"`: a letter for each dimension, the operands' before the arrow
-/// and the result's after it. Letters that the result does not have are summed over; one that an operand has twice goes
-/// along its diagonal. `...` stands for leading dimensions, which are broadcast. Without an arrow the result has the
-/// letters that occur once, in the order of the alphabet. Operands are multiplied from left to right. PyTorch's
-/// `torch.einsum`.
+/// Computes sums of products by an equation such as `"bij,bjk->bik"`: a letter for each dimension, those of the
+/// operands before the arrow and those of the result after it. Letters that the result does not have are summed over; a
+/// letter that an operand has twice selects its diagonal. `...` stands for leading dimensions, which are broadcast.
+/// Without an arrow the result has the letters that occur once, in alphabetical order. Operands are multiplied from
+/// left to right. PyTorch's `torch.einsum`.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, einsum};
@@ -24,7 +24,8 @@ const OP: &str = "einsum";
 /// ```
 ///
 /// # Errors
-/// An equation that cannot be read or has other operands, sizes of one letter that differ, different dtypes or devices.
+/// An equation that cannot be parsed or has another number of operands, sizes of one letter that differ, different
+/// dtypes or devices.
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     let equation = Equation::parse(equation, operands)?;
     let operands = operands.iter().map(|operand| lower(operand)).collect::<Result<Vec<_>>>()?;
@@ -46,7 +47,7 @@ pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     product.sum_but(|label| equation.output.contains(label))?.ordered(&equation.output).map(|term| term.tensor)
 }
 
-/// A dimension: a letter, or one of those that `...` stands for, counted from the last.
+/// A dimension: a letter, or one of the dimensions that `...` stands for, counted from the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
     Ellipsis(usize),
@@ -113,7 +114,7 @@ impl Equation {
         Ok(Self { inputs, output })
     }
 
-    /// Checks that a letter has one size everywhere, but for sizes of 1, which are broadcast.
+    /// Checks that a letter has one size everywhere, except sizes of 1, which are broadcast.
     fn check_sizes(&self, terms: &[Term]) -> Result<()> {
         let mut sizes: BTreeMap<Label, usize> = BTreeMap::new();
         for term in terms {
@@ -140,7 +141,7 @@ impl std::fmt::Display for Label {
     }
 }
 
-/// The labels of a subscript whose `...` stands for so many dimensions.
+/// Returns the labels of a subscript whose `...` stands for `ellipsis` dimensions.
 fn labels(subscript: &str, ellipsis: usize) -> Result<Vec<Label>> {
     let mut labels = Vec::new();
     let (before, after) =
@@ -170,7 +171,7 @@ struct Term {
 }
 
 impl Term {
-    /// Dimensions of one label made one.
+    /// Replaces dimensions of one label by their diagonal.
     fn diagonals(mut self) -> Result<Self> {
         let repeated = |labels: &[Label]| {
             let second = (0..labels.len()).find(|at| labels[..*at].contains(&labels[*at]))?;
@@ -192,9 +193,10 @@ impl Term {
         Ok(self)
     }
 
-    /// The product with another, summed over labels that are in both and not needed.
+    /// Computes the product with another term, summed over labels that both have and that are not needed.
     fn times(self, other: Self, is_needed: impl Fn(&Label) -> bool) -> Result<Self> {
-        // What only one has and nobody needs, or has size 1 in one of them, is summed there.
+        // A label that is not needed is summed before the product if only one term has it, or if its size is 1 in one
+        // of them.
         let size = |term: &Self, label: &Label| {
             term.labels.iter().position(|own| own == label).map(|dim| term.tensor.sizes()[dim])
         };
@@ -228,7 +230,7 @@ impl Term {
         Ok(Self { tensor, labels: [batch, rows, columns].concat() })
     }
 
-    /// Summed over all dimensions but those whose label is kept.
+    /// Sums over all dimensions except those whose label is kept.
     fn sum_but(&self, keeps: impl Fn(&Label) -> bool) -> Result<Self> {
         let dropped = |dim: &usize| !keeps(&self.labels[*dim]);
         let dims: Vec<isize> = (0..self.labels.len()).filter(dropped).map(|dim| dim as isize).collect();
@@ -236,7 +238,7 @@ impl Term {
         Ok(Self { tensor, labels: self.labels.iter().copied().filter(|label| keeps(label)).collect() })
     }
 
-    /// With dimensions in this order.
+    /// Permutes the dimensions into this order.
     fn ordered(&self, labels: &[Label]) -> Result<Self> {
         let place = |label: &Label| self.labels.iter().position(|own| own == label).map(|dim| dim as isize);
         let order: Vec<isize> = labels.iter().filter_map(place).collect();

@@ -1,4 +1,4 @@
-//! The largest and smallest elements, and where they are.
+//! Largest and smallest elements, and their positions.
 
 use tenure_core::DType;
 
@@ -19,24 +19,24 @@ static POSITION: Kernel<Given> = Kernel::new(
 );
 
 impl Tensor {
-    /// The largest elements over dimensions, all if there are none, which are left with size 1 if `keep`. What is no
-    /// number counts as the largest. Equal ones share the gradient.
+    /// Computes the largest elements over dimensions, or over all if `dims` is empty. The dimensions are left with size
+    /// 1 if `keep`. NaN counts as the largest. Equal elements share the gradient.
     ///
     /// # Errors
-    /// A dimension that is not there, or twice, or has no elements.
+    /// A dimension does not exist, is given twice, or has no elements.
     pub fn amax(&self, dims: &[isize], keep: bool) -> Result<Self> {
         self.shared_extreme("amax", dims, keep, true)
     }
 
-    /// The smallest elements, as [`amax`](Self::amax).
+    /// Computes the smallest elements, as [`amax`](Self::amax) does the largest.
     ///
     /// # Errors
-    /// Those of [`amax`](Self::amax).
+    /// The errors of [`amax`](Self::amax).
     pub fn amin(&self, dims: &[isize], keep: bool) -> Result<Self> {
         self.shared_extreme("amin", dims, keep, false)
     }
 
-    /// The largest element.
+    /// Computes the largest element.
     ///
     /// # Errors
     /// There are no elements.
@@ -44,7 +44,7 @@ impl Tensor {
         self.shared_extreme("max_all", &[], false, true)
     }
 
-    /// The smallest element.
+    /// Computes the smallest element.
     ///
     /// # Errors
     /// There are no elements.
@@ -52,51 +52,51 @@ impl Tensor {
         self.shared_extreme("min_all", &[], false, false)
     }
 
-    /// The largest elements along a dimension, and the number of the first of each, which gets the gradient. What is no
-    /// number counts as the largest.
+    /// Computes the largest elements along a dimension, and the index of the first of each, which gets the gradient.
+    /// NaN counts as the largest.
     ///
     /// # Errors
-    /// A dimension that is not there, or has no elements.
+    /// The dimension does not exist, or has no elements.
     pub fn max(&self, dim: isize, keep: bool) -> Result<(Self, Self)> {
         self.placed_extreme("max", dim, keep, true)
     }
 
-    /// The smallest elements, as [`max`](Self::max).
+    /// Computes the smallest elements, as [`max`](Self::max) does the largest.
     ///
     /// # Errors
-    /// Those of [`max`](Self::max).
+    /// The errors of [`max`](Self::max).
     pub fn min(&self, dim: isize, keep: bool) -> Result<(Self, Self)> {
         self.placed_extreme("min", dim, keep, false)
     }
 
-    /// The number of the first of the largest elements along a dimension, or among all.
+    /// Returns the index of the first of the largest elements along a dimension, or among all.
     ///
     /// # Errors
-    /// Those of [`max`](Self::max).
+    /// The errors of [`max`](Self::max).
     pub fn argmax(&self, dim: Option<isize>, keep: bool) -> Result<Self> {
         self.position("argmax", dim, keep, true)
     }
 
-    /// The number of the first of the smallest elements along a dimension, or among all.
+    /// Returns the index of the first of the smallest elements along a dimension, or among all.
     ///
     /// # Errors
-    /// Those of [`max`](Self::max).
+    /// The errors of [`max`](Self::max).
     pub fn argmin(&self, dim: Option<isize>, keep: bool) -> Result<Self> {
         self.position("argmin", dim, keep, false)
     }
 
-    /// Whether all elements over dimensions, all if there are none, are other than zero.
+    /// Tells whether all elements over dimensions, or over all if `dims` is empty, are not zero.
     ///
     /// # Errors
-    /// A dimension that is not there, or twice.
+    /// A dimension does not exist, or is given twice.
     pub fn all(&self, dims: &[isize], keep: bool) -> Result<Self> {
         self.truth("all", dims, keep, false)
     }
 
-    /// Whether any element over dimensions, all if there are none, is other than zero.
+    /// Tells whether any element over dimensions, or over all if `dims` is empty, is not zero.
     ///
     /// # Errors
-    /// A dimension that is not there, or twice.
+    /// A dimension does not exist, or is given twice.
     pub fn any(&self, dims: &[isize], keep: bool) -> Result<Self> {
         self.truth("any", dims, keep, true)
     }
@@ -104,14 +104,14 @@ impl Tensor {
     fn truth(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
         let reduced = Reduced::new(op, self, dims)?;
         let out = match reduced.count(self) {
-            // All of nothing are true, and none is.
+            // Without elements, all are true and none is.
             0 => Self::full(&reduced.sizes, !largest, DType::Bool, self.device())?,
             _ => extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?,
         };
         reduced.finish(out, keep)
     }
 
-    /// [`amax`](Self::amax) or [`amin`](Self::amin) for the operation `op`.
+    /// Computes [`amax`](Self::amax) or [`amin`](Self::amin) for the operation `op`.
     pub(super) fn shared_extreme(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
         let reduced = reduced(op, self, dims)?;
         let kept = signed(&reduced.sizes);
@@ -159,7 +159,7 @@ impl Tensor {
     }
 }
 
-/// The dimensions, which must have elements.
+/// Returns the dimensions to reduce, after checking that they have elements.
 fn reduced(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Reduced> {
     let reduced = Reduced::new(op, tensor, dims)?;
     if reduced.count(tensor) == 0 {
@@ -170,7 +170,7 @@ fn reduced(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Reduced>
     Ok(reduced)
 }
 
-/// The largest or smallest elements, with dimensions kept.
+/// Computes the largest or smallest elements, with dimensions kept.
 fn extreme(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<Tensor> {
     let input = gathered(&tensor.detach())?;
     let out = reduced.output(&input, input.dtype())?;
@@ -178,7 +178,7 @@ fn extreme(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<Tensor> 
     out.to_dtype(tensor.dtype())
 }
 
-/// The same, and the number of the first of each.
+/// Computes the largest or smallest elements, and the index of the first of each.
 fn placed(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<(Tensor, Tensor)> {
     let input = gathered(&tensor.detach())?;
     let input = if input.dtype() == DType::Bool { input.to_dtype(DType::I64)? } else { input };

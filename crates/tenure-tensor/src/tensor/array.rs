@@ -1,4 +1,4 @@
-//! Tensors as Rust's arrays are written.
+//! Tensors from Rust's nested arrays.
 
 use half::{bf16, f16};
 
@@ -7,7 +7,7 @@ use crate::{Element, Result};
 
 /// An element, or an array of arrays of elements.
 pub trait Nested: Copy {
-    /// The innermost.
+    /// The type of the innermost elements.
     type Element: Element;
 
     /// Appends the lengths of the arrays, the outermost first.
@@ -46,7 +46,7 @@ impl<N: Nested, const LENGTH: usize> Nested for [N; LENGTH] {
 }
 
 impl Tensor {
-    /// A tensor on the CPU of the elements of an array, or of a number.
+    /// Returns a tensor on the CPU with the elements of an array, or with one number.
     ///
     /// ```
     /// use tenure_tensor::Tensor;

@@ -1,4 +1,4 @@
-//! Elements as the bytes they are, for files.
+//! Tensors from and to raw bytes, for files.
 
 use tenure_core::{DType, Device};
 
@@ -6,10 +6,11 @@ use super::Tensor;
 use crate::{Access, Result, TensorError};
 
 impl Tensor {
-    /// A tensor on the CPU of elements that are these bytes, in the machine's order, the last dimension densest.
+    /// Returns a tensor on the CPU whose elements are these bytes, in the machine's byte order and with the last
+    /// dimension dense.
     ///
     /// # Errors
-    /// `sizes` hold another number of bytes; a byte of `bool` that is neither 0 nor 1; no memory.
+    /// `sizes` need another number of bytes; a byte of `bool` is neither 0 nor 1; no memory.
     pub fn from_bytes(bytes: &[u8], sizes: &[usize], dtype: DType) -> Result<Self> {
         let tensor = Self::empty(sizes, dtype, Device::CPU)?;
         let expected = tensor.numel() * dtype.size();
@@ -22,26 +23,26 @@ impl Tensor {
         }
         let mut access = Access::new("from_bytes", &[&tensor], &[])?;
         let data = access.write_ptr(0);
-        // SAFETY: the fresh tensor is contiguous, so its layout is this many bytes from its first element, which nobody
-        // else has; every value of the bytes is one of the dtype.
+        // SAFETY: the fresh tensor is contiguous, so its layout is this many bytes from its first element, and no other
+        // thread has it; every value of the bytes is one of the dtype.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, expected) };
         drop(access);
         Ok(tensor)
     }
 
-    /// The bytes of all elements, in the machine's order, the last dimension densest.
+    /// Returns the bytes of all elements, in the machine's byte order and with the last dimension dense.
     ///
     /// # Errors
-    /// No memory; a device that cannot be used, or met something in an operation before.
+    /// No memory; the device cannot be used, or an earlier operation on it failed.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         self.with_bytes(<[u8]>::to_vec)
     }
 
-    /// The same, shown where they lie: only what is not dense, or on a device, is copied first. Who writes to the tensor
-    /// waits meanwhile.
+    /// Calls `show` with the bytes that [`to_bytes`](Self::to_bytes) returns. They are copied only if the tensor is not
+    /// contiguous, or is on a device. Writers to the tensor wait meanwhile.
     ///
     /// # Errors
-    /// Those of [`to_bytes`](Self::to_bytes).
+    /// The errors of [`to_bytes`](Self::to_bytes).
     pub fn with_bytes<T>(&self, show: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let dense = crate::autograd::no_grad(|| self.to_device(Device::CPU)?.contiguous())?;
         let access = Access::new("with_bytes", &[], &[&dense])?;
@@ -49,7 +50,8 @@ impl Tensor {
         if length == 0 {
             return Ok(show(&[]));
         }
-        // SAFETY: contiguous, so this many initialised bytes from the first element; the guard keeps writers away.
+        // SAFETY: the tensor is contiguous, so this many initialised bytes follow the first element; the guard keeps
+        // writers away.
         Ok(show(unsafe { std::slice::from_raw_parts(access.read_ptr(0), length) }))
     }
 }

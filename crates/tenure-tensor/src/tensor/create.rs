@@ -1,4 +1,4 @@
-//! Tensors from nothing.
+//! Creation of tensors: empty, filled, or from Rust's memory.
 
 use std::sync::{Arc, Once};
 
@@ -17,13 +17,13 @@ use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError, c
 static HOST: Once = Once::new();
 static FILLS: Kernel<Fill> = Kernel::new("fill", &[cpu::fill::FILL, cuda::fill::FILL]);
 
-/// Where tensors on a device get their memory.
+/// Returns the allocator of tensors on a device.
 fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
     if let Some(allocator) = AllocatorScope::current(device) {
         return Ok(allocator);
     }
     if device.is_cpu() {
-        // Before the first tensor: its memory comes from there.
+        // Installed before the first tensor, which gets its memory from there.
         HOST.call_once(HostMemory::install);
         return Ok(AllocatorRegistry::global().allocator(device.kind())?);
     }
@@ -31,10 +31,10 @@ fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
 }
 
 impl Tensor {
-    /// A tensor whose elements are not set. Of `bool` they are false.
+    /// Returns a tensor whose elements are not set. Elements of `bool` are false.
     ///
-    /// What the memory is for, and its key, are the thread's [`Purpose`](tenure_core::Purpose), and where it comes from is
-    /// said by its [`AllocatorScope`], as for all that is allocated.
+    /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and its
+    /// allocator is the thread's [`AllocatorScope`], if there is one.
     ///
     /// # Errors
     /// Too many elements, or no memory.
@@ -42,7 +42,7 @@ impl Tensor {
         Self::empty_strided(Layout::contiguous(sizes)?, dtype, device)
     }
 
-    /// The same, of any layout.
+    /// Returns a tensor of any layout whose elements are not set, as [`empty`](Self::empty).
     ///
     /// # Errors
     /// Too many elements, or no memory.
@@ -54,17 +54,17 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// The same, whose elements may be no values of the dtype.
+    /// Returns a tensor whose elements may be invalid values of the dtype.
     pub(crate) fn unset(layout: Layout, dtype: DType, device: Device) -> Result<Self> {
         let bytes = layout.required_bytes(dtype)?;
         let storage = Storage::new(bytes, allocator(device)?)?;
         Self::from_storage(storage, layout, dtype)
     }
 
-    /// A tensor with one value everywhere.
+    /// Returns a tensor with one value everywhere.
     ///
     /// # Errors
-    /// Too many elements, or no memory; a value that an integer dtype does not hold.
+    /// Too many elements, or no memory; a value that does not fit an integer dtype.
     pub fn full(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Self> {
         let _op = entered("full");
         let tensor = Self::empty(sizes, dtype, device)?;
@@ -72,7 +72,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Zeros.
+    /// Returns a tensor of zeros.
     ///
     /// # Errors
     /// Too many elements, or no memory.
@@ -80,7 +80,7 @@ impl Tensor {
         Self::full(sizes, 0, dtype, device)
     }
 
-    /// Ones.
+    /// Returns a tensor of ones.
     ///
     /// # Errors
     /// Too many elements, or no memory.
@@ -88,10 +88,10 @@ impl Tensor {
         Self::full(sizes, 1, dtype, device)
     }
 
-    /// A tensor on the CPU of these elements, the last dimension densest.
+    /// Returns a tensor on the CPU with these elements, the last dimension dense.
     ///
     /// # Errors
-    /// `sizes` hold another number of elements; no memory.
+    /// `sizes` need another number of elements; no memory.
     pub fn from_slice<T: Element>(elements: &[T], sizes: &[usize]) -> Result<Self> {
         let _op = entered("from_slice");
         let tensor = Self::empty(sizes, T::DTYPE, Device::CPU)?;
@@ -104,10 +104,10 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A tensor on the CPU on the memory of a vector, which is not copied; the last dimension is densest.
+    /// Returns a tensor on the CPU that takes over the memory of a vector without a copy; the last dimension is dense.
     ///
     /// # Errors
-    /// `sizes` hold another number of elements.
+    /// `sizes` need another number of elements.
     pub fn from_vec<T: Element>(mut elements: Vec<T>, sizes: &[usize]) -> Result<Self> {
         let layout = Layout::contiguous(sizes)?;
         if layout.numel() != elements.len() {
@@ -117,12 +117,12 @@ impl Tensor {
         }
         let (first, bytes) = (elements.as_mut_ptr().cast(), size_of_val(&elements[..]));
         let data = DataPtr::foreign(first, Device::CPU, move || drop(elements));
-        // SAFETY: the vector's elements, which the closure keeps where they are until it is called.
+        // SAFETY: these are the vector's elements, and the closure owns the vector until it is called.
         let storage = unsafe { Storage::from_data_ptr(data, bytes, None) };
         Self::from_storage(storage, layout, T::DTYPE)
     }
 
-    /// A tensor of the same sizes, dtype and device, and in the same order in memory, whose elements are not set.
+    /// Returns a tensor of the same sizes, dtype, device and memory order, whose elements are not set.
     ///
     /// # Errors
     /// No memory.
@@ -130,10 +130,10 @@ impl Tensor {
         Self::empty_strided(dense_like(self.sizes(), Some(self.layout()))?, self.dtype(), self.device())
     }
 
-    /// The same with one value everywhere.
+    /// Returns a tensor like this one with one value everywhere.
     ///
     /// # Errors
-    /// No memory; a value that an integer dtype does not hold.
+    /// No memory; a value that does not fit an integer dtype.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Self> {
         let _op = entered("full_like");
         let tensor = self.empty_like()?;
@@ -141,7 +141,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// The same of zeros.
+    /// Returns a tensor of zeros like this one.
     ///
     /// # Errors
     /// No memory.
@@ -149,7 +149,7 @@ impl Tensor {
         self.full_like(0)
     }
 
-    /// The same of ones.
+    /// Returns a tensor of ones like this one.
     ///
     /// # Errors
     /// No memory.
@@ -157,7 +157,7 @@ impl Tensor {
         self.full_like(1)
     }
 
-    /// A number as a tensor of no dimension on the CPU.
+    /// Returns a number as a tensor on the CPU with no dimensions.
     ///
     /// # Errors
     /// No memory.
@@ -166,7 +166,7 @@ impl Tensor {
         with_element!(dtype, T => Self::from_slice(&[T::from_scalar(value)], &[]))
     }
 
-    /// Writes one value everywhere, for the operation `op`; nobody is told.
+    /// Writes one value everywhere, for the operation `op`. It bumps no version and records no gradient.
     pub(crate) fn fill_raw(&self, op: &'static str, value: Scalar) -> Result<()> {
         value.check_fits(op, self.dtype())?;
         let iter = Elementwise::new(op, &[self], &[])?;

@@ -1,4 +1,4 @@
-//! Tensors as text.
+//! Text of tensors, as PyTorch prints them.
 
 use std::fmt;
 
@@ -8,17 +8,17 @@ use crate::element::with_element;
 use crate::ops::cat;
 use crate::{DType, Device, Element, Result, Scalar};
 
-/// More elements than these are shown in part.
+/// The number of elements above which a tensor is shown in part.
 const THRESHOLD: usize = 1000;
-/// How many of a dimension are shown at either end then.
+/// The number of elements shown at either end of a dimension then.
 const EDGE: usize = 3;
-/// Characters of a line.
+/// The characters in a line.
 const LINE: usize = 80;
 const DIGITS: usize = 4;
 const PREFIX: &str = "tensor(";
 
 impl fmt::Debug for Tensor {
-    /// On one line, without the elements.
+    /// Writes one line without the elements.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (dtype, device) = (self.dtype(), self.device());
         write!(f, "Tensor({dtype} {:?}, strides {:?}, {device})", self.sizes(), self.strides())
@@ -26,7 +26,7 @@ impl fmt::Debug for Tensor {
 }
 
 impl fmt::Display for Tensor {
-    /// As PyTorch prints it, but that `grad_fn` is named as the operation.
+    /// Writes the tensor as PyTorch prints it, except that `grad_fn` has the name of the operation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_whole = self.numel() <= THRESHOLD;
         let here = || if is_whole { self.to_device(Device::CPU) } else { self.cut()?.to_device(Device::CPU) };
@@ -42,7 +42,7 @@ impl fmt::Display for Tensor {
         }
         for note in self.notes() {
             let line = text.len() - text.rfind('\n').map_or(0, |end| end + 1);
-            // PyTorch counts two more, for a comma and a bracket.
+            // PyTorch counts two characters more, for a comma and a bracket.
             if line + 2 + note.len() + 2 > LINE {
                 text.push_str(",\n");
                 text.extend(std::iter::repeat_n(' ', PREFIX.len()));
@@ -56,8 +56,8 @@ impl fmt::Display for Tensor {
 }
 
 impl Tensor {
-    /// What is shown of a large tensor, and one more along each dimension where some are left out: no more than that comes
-    /// from a device.
+    /// Copies the elements that are shown of a large tensor, and one more along each dimension that is cut. Only these
+    /// have to be copied from a device.
     fn cut(&self) -> Result<Self> {
         let mut cut = self.clone();
         for (dim, size) in self.sizes().iter().enumerate().filter(|(_, size)| **size > 2 * EDGE + 1) {
@@ -68,7 +68,7 @@ impl Tensor {
         Ok(cut)
     }
 
-    /// What does not show in the elements.
+    /// Returns the notes after the elements: device, sizes, dtype and gradient, if they are not obvious.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if !self.device().is_cpu() {
@@ -78,7 +78,7 @@ impl Tensor {
             let sizes: Vec<String> = self.sizes().iter().map(usize::to_string).collect();
             notes.push(format!("size=({})", sizes.join(", ")));
         }
-        // Those that PyTorch would make of the text.
+        // The dtypes that PyTorch would infer from the text.
         let is_default = match self.dtype() {
             DType::F32 => true,
             DType::I64 | DType::Bool => self.numel() > 0,
@@ -99,7 +99,7 @@ impl Tensor {
 /// The elements that are shown.
 enum Shown {
     One(Scalar),
-    /// Those of a dimension; whether some are left out in the middle.
+    /// The parts of a dimension, and whether some are left out in the middle.
     Many(Vec<Self>, bool),
 }
 
@@ -134,7 +134,7 @@ impl Shown {
         }
     }
 
-    /// Writes what has `rank` dimensions, after `indent` characters of the line.
+    /// Writes a part of `rank` dimensions, after `indent` characters of the line.
     fn write(&self, style: &Style, rank: usize, indent: usize, text: &mut String) {
         let (parts, has_gap) = match self {
             Self::One(value) => return text.push_str(&style.padded(*value)),
@@ -170,7 +170,7 @@ impl Shown {
     }
 }
 
-/// How all elements of a tensor are written.
+/// The notation and width that all elements of a tensor are written in.
 struct Style {
     notation: Notation,
     width: usize,
@@ -189,7 +189,7 @@ enum Notation {
 }
 
 impl Style {
-    /// What suits all of them. Zeros, and what is not finite, have no say.
+    /// Chooses the style for all elements. Zeros and elements that are not finite do not count.
     fn of(shown: &Shown, dtype: DType) -> Self {
         let (mut least, mut most, mut is_whole) = (f64::INFINITY, 0.0_f64, true);
         shown.for_each(&mut |value| {

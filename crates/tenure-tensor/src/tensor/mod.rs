@@ -1,4 +1,4 @@
-//! The tensor itself.
+//! The tensor type.
 
 mod array;
 mod bytes;
@@ -22,10 +22,10 @@ use crate::{Result, TensorError, cuda};
 
 /// Elements of one dtype, laid out on a storage that views share. C10's `TensorImpl`.
 ///
-/// A `Tensor` is a handle: clones are the same tensor, with the same gradient. What a view ([`view`](Self::view),
-/// [`select`](Self::select), ...) shares is the storage: what is written to one shows in the other.
+/// A `Tensor` is a handle: a clone is the same tensor, with the same gradient. A view ([`view`](Self::view),
+/// [`select`](Self::select), ...) is another tensor on the same storage: a write to one shows in the other.
 ///
-/// Dimensions are counted from 0, or from -1 backwards. Operations return errors and panic never.
+/// Dimensions are counted from 0, or from -1 backwards. Operations return errors and never panic.
 #[derive(Clone)]
 pub struct Tensor {
     inner: Arc<Inner>,
@@ -40,13 +40,13 @@ struct Inner {
     meta: Meta,
 }
 
-/// The writes in place to a storage, through whichever of its views: a handle that does not keep its bytes.
+/// A handle to the count of writes in place to a storage, through any of its views. It does not keep the bytes alive.
 #[derive(Clone)]
 pub struct Writes {
     version: Arc<Version>,
 }
 
-/// Counts writes in place, for all views together.
+/// The count of writes in place, shared by all views of a storage.
 #[derive(Default)]
 struct Version {
     count: AtomicU64,
@@ -65,19 +65,19 @@ impl Version {
 }
 
 impl Writes {
-    /// How many there were: [`Tensor::version`].
+    /// Returns the number of writes so far: [`Tensor::version`].
     pub fn count(&self) -> u64 {
         self.version.count()
     }
 
-    /// The operation that wrote last; empty if none has.
+    /// Returns the operation that wrote last, or an empty string.
     pub fn last_writer(&self) -> &'static str {
         self.version.last_writer()
     }
 }
 
 impl Tensor {
-    /// A tensor on a storage.
+    /// Returns a tensor on a storage.
     ///
     /// # Errors
     /// The storage is too small for the layout.
@@ -89,44 +89,44 @@ impl Tensor {
         Self { inner: Arc::new(Inner { storage, layout, dtype, device, version, meta: Meta::default() }) }
     }
 
-    /// The same of elements whose writes were counted before, such as those of a tensor that was moved away and came back: who
-    /// saves it is told of all writes, and takes it for no other version.
+    /// Returns a tensor that goes on with an earlier count of writes, such as one that was moved away and came back. A
+    /// graph that saved it sees all its writes, and no new version.
     ///
     /// # Errors
-    /// Those of [`from_storage`](Self::from_storage).
+    /// The errors of [`from_storage`](Self::from_storage).
     pub fn with_writes(storage: Storage, layout: Layout, dtype: DType, writes: &Writes) -> Result<Self> {
         let (device, bytes) = storage.place();
         layout.check_bounds(dtype, bytes)?;
         Ok(Self::new(storage, layout, dtype, device, Arc::clone(&writes.version)))
     }
 
-    /// Other elements of the same storage, without a gradient.
+    /// Returns a tensor of other elements of the same storage, without a gradient.
     pub(crate) fn alias(&self, layout: Layout) -> Self {
         let Inner { storage, dtype, device, version, .. } = &*self.inner;
         Self::new(storage.clone(), layout, *dtype, *device, Arc::clone(version))
     }
 
-    /// The bytes that it is laid out on.
+    /// Returns the storage that the elements are in.
     pub fn storage(&self) -> &Storage {
         &self.inner.storage
     }
 
-    /// Sizes, strides and offset on the storage.
+    /// Returns sizes, strides and offset on the storage.
     pub fn layout(&self) -> &Layout {
         &self.inner.layout
     }
 
-    /// Elements along each dimension.
+    /// Returns the number of elements along each dimension.
     pub fn sizes(&self) -> &[usize] {
         self.layout().sizes()
     }
 
-    /// Distance of neighbours along each dimension, in elements.
+    /// Returns the distance between neighbours along each dimension, in elements.
     pub fn strides(&self) -> &[usize] {
         self.layout().strides()
     }
 
-    /// Elements along a dimension.
+    /// Returns the number of elements along a dimension.
     ///
     /// # Errors
     /// [`TensorError::Dim`].
@@ -134,53 +134,54 @@ impl Tensor {
         Ok(self.sizes()[self.existing_dim("size", dim)?])
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.layout().rank()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.layout().numel()
     }
 
-    /// What its elements are.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.inner.dtype
     }
 
-    /// Where it is.
+    /// Returns the device that the tensor is on.
     pub fn device(&self) -> Device {
         self.inner.device
     }
 
-    /// Whether its elements lie one after the other, the last dimension densest.
+    /// Returns whether the elements lie one after the other, the last dimension dense.
     pub fn is_contiguous(&self) -> bool {
         self.layout().is_contiguous()
     }
 
-    /// Whether both are one tensor.
+    /// Returns whether both are one tensor.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// What no other tensor has while this one is there: for sets of tensors that are held.
+    /// Returns a number that no other tensor has while this one is alive, for use as a key.
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// How often it, or a view of its storage, was written to in place.
+    /// Returns how often this tensor, or a view of its storage, was written to in place.
     pub fn version(&self) -> u64 {
         self.inner.version.count()
     }
 
-    /// The writes in place to it, and to all views of its storage, those to come too.
+    /// Returns a handle to the count of writes in place to this tensor and all views of its storage, including later
+    /// ones.
     pub fn writes(&self) -> Writes {
         Writes { version: Arc::clone(&self.inner.version) }
     }
 
-    /// Notes a write in place by the operation `op`, so that a graph that saved this tensor refuses to use it. For
-    /// whoever writes through [`Access`](crate::Access); operations do it themselves.
+    /// Notes a write in place by the operation `op`, so that a graph that saved this tensor refuses to use it.
+    /// Operations call it themselves; code that writes through [`Access`](crate::Access) has to call it.
     pub fn bump_version(&self, op: &'static str) {
         *self.inner.version.writer.lock() = op;
         self.inner.version.count.fetch_add(1, Ordering::AcqRel);
@@ -189,22 +190,22 @@ impl Tensor {
         }
     }
 
-    /// Whether both are views of the same writes.
+    /// Returns whether both share one count of writes.
     pub(crate) fn shares_version(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner.version, &other.inner.version)
     }
 
-    /// The operation that wrote to it last, or to a view of its storage.
+    /// Returns the operation that wrote last to this tensor or to a view of its storage.
     pub(crate) fn last_writer(&self) -> &'static str {
         self.inner.version.last_writer()
     }
 
-    /// The dimension that `dim` means, for the operation `op`.
+    /// Returns the index of the dimension that `dim` means, for the operation `op`.
     pub(crate) fn dim(&self, op: &'static str, dim: isize) -> Result<usize> {
         dimension(op, dim, self.rank())
     }
 
-    /// The same, for what needs a dimension: a tensor of none has not even dimension 0.
+    /// Returns the index of the dimension as [`dim`](Self::dim) does, but fails for a tensor of no dimensions.
     pub(crate) fn existing_dim(&self, op: &'static str, dim: isize) -> Result<usize> {
         if self.rank() == 0 {
             return Err(TensorError::shape(op, format!("dimension {dim} was asked for, but the tensor has none")));
@@ -212,39 +213,40 @@ impl Tensor {
         self.dim(op, dim)
     }
 
-    /// Whether gradients with respect to it are computed: it was said so, or it was computed from what they are for.
+    /// Returns whether gradients with respect to this tensor are computed: it was set, or the tensor was computed from
+    /// one that requires a gradient.
     pub fn requires_grad(&self) -> bool {
         self.meta().requires_grad()
     }
 
-    /// Says whether gradients with respect to this leaf are computed. Returns it.
+    /// Sets whether gradients with respect to this leaf are computed. Returns the tensor.
     ///
     /// # Errors
-    /// It is no leaf, or has no floating dtype.
+    /// The tensor is no leaf, or its dtype is not floating.
     pub fn requires_grad_(self, requires_grad: bool) -> Result<Self> {
         self.meta().set_requires_grad(self.dtype(), requires_grad)?;
         Ok(self)
     }
 
-    /// Whether it was not computed by an operation that has a gradient.
+    /// Returns whether no operation with a gradient made this tensor.
     pub fn is_leaf(&self) -> bool {
         self.meta().is_leaf()
     }
 
-    /// What made it; none for a leaf.
+    /// Returns the node of the operation that made this tensor; `None` for a leaf.
     pub fn grad_fn(&self) -> Option<Arc<Node>> {
         self.meta().edge().map(|edge| edge.node)
     }
 
-    /// What [`backward`](Self::backward) has added up.
+    /// Returns the gradient that [`backward`](Self::backward) has added up.
     pub fn grad(&self) -> Option<Self> {
         self.inner.meta.grad()
     }
 
-    /// Replaces what has been added up. Returns what was there.
+    /// Replaces the gradient and returns the old one.
     ///
     /// # Errors
-    /// A gradient of other sizes, dtype or device; this tensor as its own. Taking the gradient away never fails.
+    /// The gradient has other sizes, dtype or device, or is this tensor itself. Removing the gradient never fails.
     pub fn set_grad(&self, grad: Option<Self>) -> Result<Option<Self>> {
         let mistake = grad.as_ref().and_then(|grad| {
             let (found, expected) = (Kind::of(grad), Kind::of(self));
@@ -259,7 +261,7 @@ impl Tensor {
         }
     }
 
-    /// The same elements, on the same storage, of which no gradient goes further.
+    /// Returns a tensor of the same elements, on the same storage, that passes no gradient on.
     pub fn detach(&self) -> Self {
         self.alias(self.layout().clone())
     }
@@ -267,15 +269,15 @@ impl Tensor {
     /// Adds the gradients of this tensor of one element to the leaves that it was computed from.
     ///
     /// # Errors
-    /// Those of [`autograd::backward`].
+    /// The errors of [`autograd::backward`].
     pub fn backward(&self) -> Result<()> {
         autograd::backward(&[self], &[], autograd::Options::default())
     }
 
-    /// Calls `hook` with every gradient with respect to this tensor; it may give another in its place.
+    /// Calls `hook` with every gradient with respect to this tensor; the hook may return another in its place.
     ///
     /// # Errors
-    /// It requires no gradient.
+    /// The tensor requires no gradient.
     pub fn register_hook(
         &self,
         hook: impl Fn(&Self) -> Result<Option<Self>> + Send + Sync + 'static,
@@ -286,10 +288,10 @@ impl Tensor {
         Ok(self.meta().add_hook(Arc::new(hook)))
     }
 
-    /// Calls `hook` with this leaf whenever [`backward`](Self::backward) has added to its [`grad`](Self::grad), while it
-    /// goes on with others: once in a pass, when the gradient is whole.
+    /// Calls `hook` with this leaf whenever [`backward`](Self::backward) has added to its [`grad`](Self::grad), before
+    /// the pass goes on to other tensors: once in a pass, when the gradient is complete.
     ///
-    /// # Errors
+    /// The tensor is no leaf, or requires no gradient.
     /// It is no leaf, or requires no gradient.
     pub fn register_post_accumulate_grad_hook(
         &self,
@@ -304,10 +306,11 @@ impl Tensor {
         Ok(self.meta().add_accumulated_hook(Arc::new(move |leaf| hook(leaf).map(|()| None))))
     }
 
-    /// Makes [`backward`](Self::backward) leave the gradient of this tensor in [`grad`](Self::grad), though it is no leaf.
+    /// Makes [`backward`](Self::backward) store the gradient of this tensor in [`grad`](Self::grad), though it is no
+    /// leaf.
     ///
     /// # Errors
-    /// It requires no gradient.
+    /// The tensor requires no gradient.
     pub fn retain_grad(&self) -> Result<()> {
         if self.is_leaf() {
             return if self.requires_grad() { Ok(()) } else { Err(no_gradient("retain_grad")) };
@@ -326,12 +329,12 @@ impl Tensor {
         self.meta().gradient_edge(self)
     }
 
-    /// Makes it the result of a node.
+    /// Makes this tensor the result of a node.
     pub(crate) fn set_edge(&self, edge: Edge) {
         self.inner.meta.set_edge(edge, self.version());
     }
 
-    /// Says that it is a view of another tensor.
+    /// Records that this tensor is a view of another.
     pub(crate) fn set_view_of(&self, other: &Self) {
         let (base, in_no_grad) = match other.view_of() {
             Some(view) => (view.base, view.in_no_grad || !autograd::is_grad_enabled()),
@@ -340,12 +343,12 @@ impl Tensor {
         self.inner.meta.set_view(base, self.version(), in_no_grad);
     }
 
-    /// What it is a view of.
+    /// Returns the base that this tensor is a view of.
     pub(crate) fn view_of(&self) -> Option<View> {
         self.inner.meta.view()
     }
 
-    /// With the edge that it has now: see [`autograd::view_edge`].
+    /// Returns the autograd state, with the edge brought up to date: see [`autograd::view_edge`].
     fn meta(&self) -> &Meta {
         let meta = &self.inner.meta;
         if let Some(edge) = meta.stale_base(self.version()).and_then(|base| autograd::view_edge(&base, self)) {
@@ -359,7 +362,7 @@ impl Tensor {
         self
     }
 
-    /// Adds to the gradient.
+    /// Adds `grad` to the gradient.
     pub(crate) fn accumulate_grad(&self, grad: Self) -> Result<()> {
         let _one = self.inner.meta.accumulating();
         let mut sum = self.inner.meta.set_grad(None);
@@ -371,7 +374,7 @@ impl Tensor {
         added
     }
 
-    /// Calls the hooks of a leaf whose gradient was added to.
+    /// Calls the hooks of a leaf after its gradient was added to.
     pub(crate) fn accumulated(&self) -> Result<()> {
         match self.inner.meta.accumulated_hooks() {
             Some(hooks) => hooks.run(|| "a leaf".to_owned(), self.clone()).map(drop),
@@ -379,7 +382,8 @@ impl Tensor {
         }
     }
 
-    /// Whether nobody else has it, nor a view of its storage, which came from an allocator: it can be overwritten unseen.
+    /// Returns whether this is the only handle to the tensor and its storage, and the storage came from an allocator.
+    /// If so, it can be overwritten unseen.
     pub(crate) fn is_unique(&mut self) -> bool {
         Arc::get_mut(&mut self.inner)
             .is_some_and(|inner| inner.storage.is_unique() && inner.storage.allocator().is_some())
@@ -391,7 +395,8 @@ fn no_gradient(op: &str) -> TensorError {
     AutogradError::Other { node: op.to_owned(), reason }.into()
 }
 
-/// The dimension of a tensor of `rank` dimensions that `dim` means. One of none has dimension 0 too.
+/// Returns the dimension that `dim` means for a tensor of `rank` dimensions. A tensor of no dimensions has a dimension
+/// 0 too.
 pub(crate) fn dimension(op: &'static str, dim: isize, rank: usize) -> Result<usize> {
     let count = rank.max(1) as isize;
     let wrapped = if dim < 0 { dim + count } else { dim };

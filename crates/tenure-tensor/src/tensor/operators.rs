@@ -1,10 +1,10 @@
-//! `+`, `-`, `*`, `/`, `%`, `&`, `|`, `^` and `!`.
+//! The operators `+`, `-`, `*`, `/`, `%`, `&`, `|`, `^` and `!`.
 //!
 //! ```
 //! use tenure_tensor::Tensor;
 //!
 //! let (a, b) = (Tensor::from_slice(&[1.0_f32, 2.0], &[2])?, Tensor::from_slice(&[3.0_f32, 4.0], &[2])?);
-//! // What an operator returned is an operand beside a tensor, so that a chain of tensors needs one question mark.
+//! // The result of an operator is an operand beside a tensor, so that a chain of tensors needs one question mark.
 //! let c = (&a * &b + &a - &b)?;
 //! assert_eq!((1.0 - (c * 0.5)?)?.to_vec::<f32>()?, [0.5, -2.0]);
 //! # Ok::<(), tenure_tensor::TensorError>(())
@@ -18,7 +18,7 @@ use super::Tensor;
 use crate::ops::pointwise::floating;
 use crate::{Result, Value};
 
-/// What stands beside an operator: a tensor, a number, or what another operator returned.
+/// An operand of an operator: a tensor, a number, or the result of another operator.
 enum Operand {
     Tensor(Result<Tensor>),
     Number(f64),

@@ -4,18 +4,18 @@ use super::Tensor;
 use crate::{Access, Device, Element, Result, Scalar, TensorError};
 
 impl Tensor {
-    /// All elements, the last dimension fastest.
+    /// Returns all elements, the last dimension fastest.
     ///
     /// # Errors
-    /// Another dtype: convert first with [`to_dtype`](Self::to_dtype).
+    /// `T` is of another dtype: convert first with [`to_dtype`](Self::to_dtype).
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.elements("to_vec")
     }
 
-    /// The only element.
+    /// Returns the only element.
     ///
     /// # Errors
-    /// There are more, or none; another dtype.
+    /// There are more elements, or none; `T` is of another dtype.
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.numel() != 1 {
             let reason = format!("one element is needed, got sizes {:?}: to_vec() gives all of them", self.sizes());
@@ -24,10 +24,10 @@ impl Tensor {
         Ok(self.elements("item")?[0])
     }
 
-    /// The only element, whatever its dtype.
+    /// Returns the only element, of any dtype.
     ///
     /// # Errors
-    /// There are more, or none.
+    /// There are more elements, or none.
     pub fn item_scalar(&self) -> Result<Scalar> {
         crate::element::with_element!(self.dtype(), T => self.item::<T>().map(Element::to_scalar))
     }

@@ -1,4 +1,4 @@
-//! Tensors of numbers that follow a rule.
+//! Tensors of number series: ranges, evenly spaced numbers, the identity matrix.
 
 use super::Tensor;
 use crate::cpu::series::{Rule, Series};
@@ -7,10 +7,10 @@ use crate::{DType, Device, Kernel, Result, Scalar, TensorError, cpu, cuda};
 static SERIES: Kernel<Series> = Kernel::new("arange", &[cpu::series::SERIES, cuda::series::SERIES]);
 
 impl Tensor {
-    /// Numbers from `start` to below `end`, `step` apart.
+    /// Returns the numbers from `start` up to but without `end`, `step` apart.
     ///
     /// # Errors
-    /// A step of 0, or away from the end; `bool`; numbers that are not finite; no memory.
+    /// The step is 0, or leads away from the end; `bool`; numbers that are not finite; no memory.
     pub fn arange(
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,
@@ -49,7 +49,7 @@ impl Tensor {
         Self::series("arange", count as usize, dtype, device, rule)
     }
 
-    /// `count` numbers from `start` to `end`, both included, as far apart.
+    /// Returns `count` evenly spaced numbers from `start` to `end`, both included.
     ///
     /// # Errors
     /// `bool`; no memory.
@@ -57,7 +57,7 @@ impl Tensor {
         Self::series("linspace", count, dtype, device, Rule::Between(start, end))
     }
 
-    /// `base` to the power of `count` numbers from `start` to `end`, both included, as far apart.
+    /// Returns `base` to the power of `count` evenly spaced numbers from `start` to `end`, both included.
     ///
     /// # Errors
     /// `bool`; no memory.
@@ -65,7 +65,7 @@ impl Tensor {
         Self::series("logspace", count, dtype, device, Rule::Powers(base, start, end))
     }
 
-    /// A matrix with ones on the main diagonal, and zeros elsewhere.
+    /// Returns a matrix with ones on the main diagonal, and zeros elsewhere.
     ///
     /// # Errors
     /// No memory.
