@@ -1,4 +1,4 @@
-//! Elements by index.
+//! Selection of elements by index tensors.
 
 use smallvec::SmallVec;
 
@@ -16,12 +16,12 @@ static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER, cud
 type Dims = SmallVec<[usize; 5]>;
 
 impl Tensor {
-    /// Of each line along `dim`, the elements that the same line of `index` says: in two dimensions and along the last,
-    /// `out[i][j] = self[i][index[i][j]]`. The result has the sizes of `index`, which in the other dimensions may be
-    /// smaller.
+    /// Selects elements along `dim` by their index: in two dimensions and along the last, `out[i][j] =
+    /// self[i][index[i][j]]`. The result has the sizes of `index`, which may be smaller than this tensor in the other
+    /// dimensions.
     ///
     /// # Errors
-    /// Another number of dimensions; larger sizes; an index that is not there, or is no integer.
+    /// The numbers of dimensions differ; `index` has larger sizes; an index is out of range, or no integer.
     pub fn gather(&self, dim: isize, index: &Self) -> Result<Self> {
         if self.rank() == 0 {
             return self.view(&[1])?.gather(dim, &index.reshape(&[-1])?)?.view_as(index);
@@ -44,10 +44,11 @@ impl Tensor {
         })
     }
 
-    /// The same, with the index and this tensor repeated where sizes are 1. For what `argmax` and `argsort` give.
+    /// Selects elements as [`gather`](Self::gather) does, with `index` and this tensor broadcast in dimensions of size
+    /// 1. It takes the results of `argmax` and `argsort`.
     ///
     /// # Errors
-    /// Those of [`gather`](Self::gather).
+    /// The errors of [`gather`](Self::gather).
     pub fn take_along_dim(&self, index: &Self, dim: isize) -> Result<Self> {
         let place = self.existing_dim("take_along_dim", dim)?;
         if self.rank() != index.rank() {
@@ -62,37 +63,37 @@ impl Tensor {
         self.expand(&own)?.gather(dim, &index.expand(&others)?)
     }
 
-    /// What is at these indices of a dimension, in their order.
+    /// Selects the entries at these indices of a dimension, in their order.
     ///
     /// # Errors
-    /// A dimension that is not there; indices of more than one dimension, that are not there, or are no integers.
+    /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no integers.
     pub fn index_select(&self, dim: isize, index: &Self) -> Result<Self> {
         let place = self.existing_dim("index_select", dim)?;
         self.picked("index_select", &[place], place, &index.as_vector("index_select")?)
     }
 
-    /// Elements by their number, counted the last dimension fastest, in the sizes of the index. Negative numbers count from
-    /// the end.
+    /// Selects elements by their flat index, with the last dimension fastest. The result has the sizes of the index.
+    /// Negative indices count from the end.
     ///
     /// # Errors
-    /// An index that is not there, or is no integer.
+    /// An index is out of range, or no integer.
     pub fn take(&self, index: &Self) -> Result<Self> {
         let dims: Dims = (0..self.rank()).collect();
         self.picked("take", &dims, 0, &index.counted("take", self.numel())?)
     }
 
-    /// The rows of this matrix that the indices say, as a new last dimension.
+    /// Selects rows of this matrix by index, as a new last dimension.
     ///
     /// # Errors
-    /// No matrix; an index that is not there, or is no integer.
+    /// This is no matrix; an index is out of range, or no integer.
     pub fn embedding(&self, indices: &Self) -> Result<Self> {
         self.embedded(indices, None)
     }
 
-    /// The same, where row `padding` gets no gradient.
+    /// Selects rows as [`embedding`](Self::embedding) does, but row `padding` gets no gradient.
     ///
     /// # Errors
-    /// Those of [`embedding`](Self::embedding); no such row.
+    /// The errors of [`embedding`](Self::embedding); there is no row `padding`.
     pub fn embedding_padded(&self, indices: &Self, padding: usize) -> Result<Self> {
         self.embedded(indices, Some(padding))
     }
@@ -121,10 +122,10 @@ impl Tensor {
         })
     }
 
-    /// For each element a vector of `classes` numbers, 1 at the element and 0 elsewhere, as `int64`.
+    /// Returns for each element a vector of `classes` numbers, 1 at the element and 0 elsewhere, as `int64`.
     ///
     /// # Errors
-    /// An element that is not below `classes`, is negative, or is no integer.
+    /// An element is not below `classes`, is negative, or is no integer.
     pub fn one_hot(&self, classes: usize) -> Result<Self> {
         let index = self.as_index("one_hot")?.unsqueeze(-1)?;
         let sizes: Vec<usize> = self.sizes().iter().copied().chain([classes]).collect();
@@ -132,10 +133,10 @@ impl Tensor {
         Self::zeros(&sizes, DType::I64, self.device())?.scattered("one_hot", -1, &index, &ones, false)
     }
 
-    /// Dimensions the other way round.
+    /// Reverses the order of elements along dimensions.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// A dimension does not exist.
     pub fn flip(&self, dims: &[isize]) -> Result<Self> {
         let mut flipped = self.copy_if(dims.is_empty() || self.rank() == 0)?;
         for dim in dims {
@@ -156,8 +157,8 @@ impl Tensor {
         })
     }
 
-    /// What is at `positions` of the dimensions `dims`, counted the last of them fastest. The dimensions of the positions
-    /// are at place `at` among the others.
+    /// Selects the entries at `positions` of the dimensions `dims`: flat indices, with the last of `dims` fastest. The
+    /// dimensions of `positions` are inserted at place `at` among the other dimensions.
     pub(crate) fn picked(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
         let _op = entered(op);
         attach(self.pick(op, dims, at, positions)?, op, &[self], |saver| {
@@ -171,7 +172,7 @@ impl Tensor {
         })
     }
 
-    /// The same without a gradient.
+    /// Selects as [`picked`](Self::picked) does, without a gradient.
     fn pick(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
         let (mut sizes, mut base, mut index) = (Dims::new(), Dims::new(), Dims::new());
         for dim in (0..self.rank()).filter(|dim| !dims.contains(dim)) {
@@ -192,7 +193,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// A fresh tensor of what is at `index` along `dims`, `base` being where index 0 is.
+    /// Returns a fresh tensor of the elements at `index` along `dims`; `base` is the layout of the elements at index 0.
     fn read(&self, op: &'static str, index: &Self, base: &Layout, dims: &[usize]) -> Result<Self> {
         let _op = entered(op);
         let out = Self::empty(index.sizes(), self.dtype(), self.device())?;
@@ -210,7 +211,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// As numbers of elements: `int64`.
+    /// Converts indices to `int64`, and fails for floats and `bool`.
     pub(crate) fn as_index(&self, op: &'static str) -> Result<Self> {
         if self.dtype().is_floating() || self.dtype() == DType::Bool {
             let expected = "an index is of integers: convert with to_dtype(DType::I64)".to_owned();
@@ -219,7 +220,7 @@ impl Tensor {
         self.to_dtype(DType::I64)
     }
 
-    /// The same, of one dimension.
+    /// Converts indices of one dimension to `int64`.
     pub(crate) fn as_vector(&self, op: &'static str) -> Result<Self> {
         if self.rank() > 1 {
             let reason = format!("indices of one dimension are needed, got sizes {:?}", self.sizes());
@@ -228,7 +229,7 @@ impl Tensor {
         self.as_index(op)?.reshape(&[-1])
     }
 
-    /// The dimension that an index of as many is along: no larger elsewhere.
+    /// Returns the index of `dim`, after checking that `index` has as many dimensions and is no larger in the others.
     pub(crate) fn index_dim(&self, op: &'static str, dim: isize, index: &Self) -> Result<usize> {
         let place = self.dim(op, dim)?;
         let fits = |other: usize| other == place || index.sizes()[other] <= self.sizes()[other];

@@ -1,6 +1,6 @@
-//! Operations that write to their tensor.
+//! Operations that write to their tensor in place.
 //!
-//! Each is [`attach_in_place`] of a write and of the formula of the operation that is not in place.
+//! Each is an [`attach_in_place`] of a write and of the gradient formula of the same operation that is not in place.
 
 use tenure_core::DType;
 
@@ -16,8 +16,8 @@ impl Tensor {
     /// Adds a tensor or number, broadcast and converted.
     ///
     /// # Errors
-    /// Sizes that do not broadcast to these, a result of a dtype that does not convert to this one (floats to integers),
-    /// elements that share memory, a leaf that requires a gradient outside `no_grad`.
+    /// Sizes that do not broadcast to this tensor's, a result whose dtype does not convert to this one (floats to
+    /// integers), elements that share memory, a leaf that requires a gradient outside `no_grad`.
     pub fn add_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         self.computed("add_", &ADD, other.into(), |dtype| dtype, |_, _| Ok(arithmetic::sum))
     }
@@ -25,7 +25,7 @@ impl Tensor {
     /// Subtracts a tensor or number, broadcast and converted.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn sub_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         self.computed("sub_", &SUB, other.into(), |dtype| dtype, |_, _| Ok(arithmetic::difference))
     }
@@ -33,7 +33,7 @@ impl Tensor {
     /// Multiplies by a tensor or number, broadcast and converted.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn mul_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         let save = |saver: &mut Saver, other: &Self| arithmetic::product(saver, self, other);
         self.computed("mul_", &MUL, other.into(), |dtype| dtype, save)
@@ -42,16 +42,16 @@ impl Tensor {
     /// Divides by a tensor or number, broadcast and converted.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_); this is an integer tensor.
+    /// The errors of [`add_`](Self::add_); this is an integer tensor.
     pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         let save = |saver: &mut Saver, other: &Self| arithmetic::quotient(saver, self, other);
         self.computed("div_", &DIV, other.into(), pointwise::floating, save)
     }
 
-    /// Adds `alpha` times another, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+    /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn add_scaled_(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<()> {
         let alpha = alpha.into();
         self.scaled("add_scaled_", &ADD_SCALED, &[self, other], alpha, |_| Ok(arithmetic::scaled_sum(alpha)))
@@ -60,7 +60,7 @@ impl Tensor {
     /// Adds `factor` · `a` · `b`, in one pass.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
         let factor = factor.into();
         let save = |saver: &mut Saver| arithmetic::sum_with_product(saver, a, b, factor);
@@ -70,17 +70,17 @@ impl Tensor {
     /// Adds `factor` · `a` / `b`, in one pass.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
         let factor = factor.into();
         let save = |saver: &mut Saver| arithmetic::sum_with_quotient(saver, a, b, factor);
         self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, save)
     }
 
-    /// Goes towards `end`, as far as `weight` says: 0 is here, 1 is there.
+    /// Interpolates linearly towards `end`: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn lerp_<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<()> {
         let weight = weight.into();
         let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
@@ -91,10 +91,10 @@ impl Tensor {
         attach_in_place(self, "lerp_", &inputs, write, |saver| arithmetic::way(saver, inputs))
     }
 
-    /// Makes every element this number.
+    /// Sets every element to this number.
     ///
     /// # Errors
-    /// A number that an integer dtype does not hold, elements that share memory, a leaf that requires a gradient outside
+    /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient outside
     /// `no_grad`.
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value = value.into();
@@ -102,15 +102,15 @@ impl Tensor {
         attach_in_place(self, "fill_", &[self], || self.fill_raw("fill_", value), |_| Ok(formula))
     }
 
-    /// Makes every element 0.
+    /// Sets every element to 0.
     ///
     /// # Errors
-    /// Those of [`fill_`](Self::fill_).
+    /// The errors of [`fill_`](Self::fill_).
     pub fn zero_(&self) -> Result<()> {
         self.fill_(0)
     }
 
-    /// Makes the elements those of another tensor, broadcast and converted, from whatever device.
+    /// Copies the elements of another tensor, broadcast and converted, from any device.
     ///
     /// ```
     /// use tenure_tensor::{DType, Device, Tensor};
@@ -124,8 +124,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Sizes that do not broadcast to these, elements that share memory, a leaf that requires a gradient outside
-    /// `no_grad`.
+    /// Sizes that do not broadcast to this tensor's, elements that share memory, a leaf that requires a gradient
+    /// outside `no_grad`.
     pub fn copy_(&self, source: &Self) -> Result<()> {
         if self.is_same(source) {
             return Ok(());
@@ -141,10 +141,10 @@ impl Tensor {
         attach_in_place(self, "copy_", &[self, source], write, |_| Ok(formula))
     }
 
-    /// Makes the elements `value` where `mask`, of `bool` and broadcast, is true.
+    /// Sets elements to `value` where `mask`, of `bool` and broadcast, is true.
     ///
     /// # Errors
-    /// The mask is not `bool`; a number that an integer dtype does not hold; those of [`add_`](Self::add_).
+    /// The mask is not `bool`; a number does not fit an integer dtype; the errors of [`add_`](Self::add_).
     pub fn masked_fill_(&self, mask: &Self, value: impl Into<Scalar>) -> Result<()> {
         let value = value.into();
         value.check_fits("masked_fill_", self.dtype())?;
@@ -158,10 +158,10 @@ impl Tensor {
         attach_in_place(self, "masked_fill_", &[&value, self], write, |saver| select::chosen(saver, mask))
     }
 
-    /// Limits each element to `min` and `max`; `max` where they cross.
+    /// Limits each element to `min` and `max`; to `max` where `min` is larger.
     ///
     /// # Errors
-    /// Those of [`add_`](Self::add_).
+    /// The errors of [`add_`](Self::add_).
     pub fn clamp_(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
         let dtype = pointwise::promoted(&[self.into(), min.into(), max.into()]);
@@ -172,7 +172,8 @@ impl Tensor {
         attach_in_place(self, "clamp_", &[self], write, |saver| select::clamped(saver, self, limits))
     }
 
-    /// What a kernel computes of this tensor and another operand, in `compute` of what they promote to.
+    /// Writes a kernel's result on this tensor and another operand. `compute` maps the dtype that they promote to, to
+    /// the one that the kernel computes in.
     fn computed<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
         &self,
         op: &'static str,
@@ -187,7 +188,7 @@ impl Tensor {
         attach_in_place(self, op, &[self, &pair.b], write, |saver| save(saver, &pair.b))
     }
 
-    /// What a kernel computes of these and a number.
+    /// Writes a kernel's result on these inputs and a number.
     fn scaled<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
         &self,
         op: &'static str,
@@ -204,7 +205,7 @@ impl Tensor {
         attach_in_place(self, op, inputs, write, save)
     }
 
-    /// Checks that a result of `dtype` can be written to this tensor, as PyTorch allows it.
+    /// Checks that a result of `dtype` can be written to this tensor, by PyTorch's rules.
     pub(super) fn check_stores(&self, op: &'static str, dtype: DType) -> Result<()> {
         let own = self.dtype();
         if (own.is_floating() || !dtype.is_floating()) && (own != DType::Bool || dtype == DType::Bool) {

@@ -16,33 +16,33 @@ static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO, cud
 static POSITION: Kernel<Position> = Kernel::new("index", &[kernels::POSITION, cuda::index::POSITION]);
 static COORDINATE: Kernel<Coordinate> = Kernel::new("nonzero", &[kernels::COORDINATE, cuda::index::COORDINATE]);
 
-/// What is taken of a dimension. Numbers, ranges and tensors are ones by themselves.
+/// An index into one or more dimensions. Numbers, ranges and tensors convert to it.
 #[derive(Clone, Debug)]
 pub enum Index {
     /// One element, without the dimension. Negative numbers count from the end.
     At(isize),
-    /// Every `step`-th element, as in Python; without an end, to the last.
+    /// Every `step`-th element, as in Python. Without an end it goes to the last element.
     Slice {
-        /// The first.
+        /// The first index.
         start: isize,
-        /// One past the last.
+        /// One past the last index.
         end: Option<isize>,
-        /// At least 1.
+        /// The distance between indices, at least 1.
         step: usize,
     },
-    /// As many whole dimensions as the other indices leave: Python's `...`.
+    /// All dimensions that the other indices leave: Python's `...`.
     Ellipsis,
     /// A new dimension of size 1: Python's `None`.
     New,
-    /// Elements by number (integers), or where it is true (`bool`, of one or more dimensions). Several are broadcast
-    /// together, and their dimensions are where the first was, or in front if there is something in between: PyTorch's
-    /// and NumPy's advanced indexing.
+    /// Elements by index (integers), or where the tensor is true (`bool`, of one or more dimensions). Several index
+    /// tensors are broadcast together. Their dimensions are placed where the first was, or in front if other indices
+    /// are in between: PyTorch's and NumPy's advanced indexing.
     Tensor(Tensor),
 }
 
-/// [`Index::Ellipsis`].
+/// The index `...`: [`Index::Ellipsis`].
 pub const ELLIPSIS: Index = Index::Ellipsis;
-/// [`Index::New`].
+/// The index of a new dimension: [`Index::New`].
 pub const NEW: Index = Index::New;
 
 macro_rules! from_integers {
@@ -86,12 +86,12 @@ macro_rules! from_integers {
 }
 from_integers!(i32 i64 isize usize);
 
-/// An index that may count from the end. What is too large stays past any end.
+/// Converts an index that may count from the end. An index that is too large stays past any end.
 fn signed_index(index: impl TryInto<isize>) -> isize {
     index.try_into().unwrap_or(isize::MAX)
 }
 
-/// One past an index; past the last, -1, there is none.
+/// Returns one past an index, or `None` after the last, -1.
 fn after(index: isize) -> Option<isize> {
     Some(index.saturating_add(1)).filter(|_| index != -1)
 }
@@ -116,7 +116,7 @@ impl From<&Tensor> for Index {
 
 /// One index, or a tuple or array of them.
 pub trait Indices {
-    /// All of them.
+    /// Returns all of the indices.
     fn into_indices(self) -> Vec<Index>;
 }
 
@@ -152,7 +152,8 @@ macro_rules! from_tuples {
 from_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
 
 impl Tensor {
-    /// What the indices say, one for each dimension from the first on: a view, or a copy if there is a tensor among them.
+    /// Selects by indices, one for each dimension from the first on. Returns a view, or a copy if one of them is a
+    /// tensor.
     ///
     /// ```
     /// use tenure_tensor::ops::{ELLIPSIS, NEW};
@@ -168,8 +169,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// More indices than dimensions; an index that is not there; index tensors that do not broadcast together, or are no
-    /// integers; a mask of other sizes than its dimensions.
+    /// More indices than dimensions; an index that is out of range; index tensors that do not broadcast together, or
+    /// are no integers; a mask of other sizes than its dimensions.
     pub fn index(&self, indices: impl Indices) -> Result<Self> {
         let _op = entered("index");
         let (view, pick) = self.resolved("index", indices.into_indices())?;
@@ -179,10 +180,11 @@ impl Tensor {
         }
     }
 
-    /// A copy with `values`, which broadcast, written or added to where the indices say. PyTorch's `index_put`.
+    /// Returns a copy with `values`, broadcast, written or added to the elements that the indices select. PyTorch's
+    /// `index_put`.
     ///
     /// # Errors
-    /// Those of [`index`](Self::index); values that do not broadcast, or are of another dtype; adding `bool`.
+    /// The errors of [`index`](Self::index); values that do not broadcast, or are of another dtype; adding `bool`.
     pub fn index_put(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<Self> {
         let _op = entered("index_put");
         let [this, values] = widest([self, values])?;
@@ -191,10 +193,10 @@ impl Tensor {
         Ok(copy)
     }
 
-    /// The same in place: Python's `x[indices] = values`.
+    /// Writes as [`index_put`](Self::index_put) does, in place: Python's `x[indices] = values`.
     ///
     /// # Errors
-    /// The same, and those of every write in place.
+    /// The errors of [`index_put`](Self::index_put), and of every write in place.
     pub fn index_put_(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<()> {
         if values.dtype() != self.dtype() {
             let expected = format!("what it is written to is {}: convert with to_dtype() first", self.dtype());
@@ -208,7 +210,7 @@ impl Tensor {
         if accumulate { view.add_(values) } else { view.copy_(values) }
     }
 
-    /// The indices of the elements that are not zero: one row for each, as `int64`.
+    /// Returns the indices of the elements that are not zero: one row for each, as `int64`.
     ///
     /// # Errors
     /// No memory.
@@ -226,10 +228,10 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The elements where a mask is true, as one dimension. Both broadcast.
+    /// Returns the elements where a mask is true, in one dimension. Tensor and mask are broadcast.
     ///
     /// # Errors
-    /// A mask that is not `bool`; sizes that do not broadcast.
+    /// The mask is not `bool`; sizes do not broadcast.
     pub fn masked_select(&self, mask: &Self) -> Result<Self> {
         if mask.dtype() != DType::Bool {
             let expected = "a mask is bool: compare first".to_owned();
@@ -241,7 +243,7 @@ impl Tensor {
         self.expand(&sizes)?.picked("masked_select", &dims, 0, &positions)
     }
 
-    /// These indices of a dimension of that size, with negative ones counted from its end.
+    /// Checks these indices of a dimension of that size, and counts negative ones from its end.
     pub(super) fn counted(&self, op: &'static str, size: usize) -> Result<Self> {
         let _op = entered(op);
         let index = self.as_index(op)?;
@@ -252,13 +254,14 @@ impl Tensor {
         Ok(counted)
     }
 
-    /// The numbers of the elements that are not zero.
+    /// Returns the flat indices of the elements that are not zero.
     fn positions(&self) -> Result<Self> {
         let mask = no_grad(|| self.to_dtype(DType::Bool)?.contiguous())?;
         NONZERO.find(self.device().kind(), DType::Bool)?(&mask)
     }
 
-    /// The view that numbers, ranges and new dimensions make, and what index tensors pick of it.
+    /// Returns the view that numbers, ranges and new dimensions make, and the positions that index tensors select from
+    /// it.
     fn resolved(&self, op: &'static str, indices: Vec<Index>) -> Result<(Self, Option<Pick>)> {
         let takes = |index: &Index| match index {
             Index::Ellipsis | Index::New => 0,
@@ -300,9 +303,9 @@ impl Tensor {
         Ok((if view.is_same(self) { self.view_as(self)? } else { view }, pick))
     }
 
-    /// What index tensors, each from a dimension on, pick together.
+    /// Combines index tensors, each with its first dimension, into the positions that they select.
     fn pick_of(&self, op: &'static str, picks: Vec<(usize, Self)>) -> Result<Pick> {
-        // (index, first dimension, how many)
+        // The index, its first dimension, and the number of its dimensions.
         let mut parts: Vec<(Self, usize, usize)> = Vec::with_capacity(picks.len());
         for (first, tensor) in picks {
             if tensor.dtype() != DType::Bool {
@@ -334,7 +337,7 @@ impl Tensor {
     }
 }
 
-/// Positions in some dimensions, for [`Tensor::picked`].
+/// Positions in some dimensions, the arguments of [`Tensor::picked`].
 struct Pick {
     dims: SmallVec<[usize; 5]>,
     at: usize,

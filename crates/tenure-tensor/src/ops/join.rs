@@ -1,4 +1,4 @@
-//! Several tensors as one, and one several times.
+//! Concatenation and repetition of tensors.
 
 use smallvec::SmallVec;
 
@@ -11,11 +11,11 @@ use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JOIN]);
 
-/// Tensors one after the other along a dimension, in the dtype that they promote to. Their other sizes are the same;
-/// those of sizes `[0]` are left out.
+/// Concatenates tensors along a dimension, in the dtype that they promote to. Their other sizes must be the same;
+/// tensors of sizes `[0]` are left out.
 ///
 /// # Errors
-/// No tensors; sizes that differ elsewhere; a dimension that is not there; different devices.
+/// No tensors; sizes that differ in another dimension; a dimension that does not exist; different devices.
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let _op = entered("cat");
     let Some(any) = tensors.first() else {
@@ -67,7 +67,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     })
 }
 
-/// Tensors of the same sizes side by side, along a new dimension.
+/// Stacks tensors of the same sizes along a new dimension.
 ///
 /// # Errors
 /// No tensors; different sizes or devices; a place that is more than one past the last dimension.
@@ -83,11 +83,11 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     cat(&parts.iter().collect::<Vec<_>>(), dim)
 }
 
-/// Vectors as dimensions: each tensor repeated, without a copy, along the dimensions of all the others. PyTorch's
-/// `meshgrid(…, indexing="ij")`.
+/// Expands vectors to a grid: each tensor is repeated, without a copy, along the dimensions of all the others.
+/// PyTorch's `meshgrid(…, indexing="ij")`.
 ///
 /// # Errors
-/// A tensor of more than one dimension.
+/// A tensor has more than one dimension.
 pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
     if let Some(wrong) = tensors.iter().find(|tensor| tensor.rank() > 1) {
         let reason = format!("tensors of at most one dimension are needed, got sizes {:?}", wrong.sizes());
@@ -103,7 +103,8 @@ pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 }
 
 impl Tensor {
-    /// The whole repeated along each dimension; more `repeats` than dimensions are for new ones in front.
+    /// Repeats the whole tensor along each dimension. If there are more `repeats` than dimensions, the first are for
+    /// new dimensions in front.
     ///
     /// # Errors
     /// Fewer repeats than dimensions; no memory.
@@ -123,7 +124,7 @@ impl Tensor {
         self.reshape(&apart)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
     }
 
-    /// The same, where missing repeats are 1.
+    /// Repeats the whole tensor as [`repeat`](Self::repeat) does; missing repeats are 1.
     ///
     /// # Errors
     /// No memory.
@@ -133,10 +134,10 @@ impl Tensor {
         self.repeat(&repeats)
     }
 
-    /// Each element of a dimension repeated in place.
+    /// Repeats each element of a dimension in place.
     ///
     /// # Errors
-    /// A dimension that is not there; no memory.
+    /// The dimension does not exist; no memory.
     pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Self> {
         let place = self.existing_dim("repeat_interleave", dim)?;
         let (repeats, whole) = times("repeat_interleave", repeats, self.sizes()[place])?;
@@ -147,10 +148,10 @@ impl Tensor {
         self.unsqueeze(place as isize + 1)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
     }
 
-    /// Elements moved along dimensions by `shifts`; what goes past the end comes in at the beginning.
+    /// Moves elements along dimensions by `shifts`; elements that leave at the end enter at the beginning.
     ///
     /// # Errors
-    /// A dimension that is not there; not a shift for each.
+    /// A dimension does not exist; there is not one shift for each dimension.
     pub fn roll(&self, shifts: &[isize], dims: &[isize]) -> Result<Self> {
         if shifts.len() != dims.len() {
             return Err(TensorError::shape("roll", format!("shifts {shifts:?} are not one for each of {dims:?}")));
@@ -168,13 +169,13 @@ impl Tensor {
         Ok(rolled)
     }
 
-    /// A copy, if it is a view of `other`.
+    /// Returns a copy if this is a view of `other`, else the tensor itself.
     fn apart_from(self, other: &Self) -> Result<Self> {
         if self.storage().is_alias_of(other.storage()) { self.copy() } else { Ok(self) }
     }
 }
 
-/// A number of repeats, and of the elements that they make of a dimension, as sizes are given.
+/// Returns the number of repeats, and the size that they give to a dimension, as signed sizes.
 fn times(op: &'static str, repeats: usize, size: usize) -> Result<(isize, isize)> {
     let whole = repeats.checked_mul(size).and_then(|whole| isize::try_from(whole).ok());
     isize::try_from(repeats).ok().zip(whole).ok_or_else(|| {

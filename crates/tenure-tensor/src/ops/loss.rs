@@ -1,4 +1,4 @@
-//! Losses: how far results are from targets.
+//! Loss functions.
 
 use tenure_core::DType;
 
@@ -18,15 +18,15 @@ static CROSS_ENTROPY: Kernel<Forward> =
 static CROSS_ENTROPY_BACKWARD: Kernel<Backward> =
     Kernel::new("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD, cuda::loss::CROSS_ENTROPY_BACKWARD]);
 
-/// What the losses of elements are made.
+/// The reduction of the losses of elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// Nothing: each for itself.
+    /// No reduction: one loss for each element.
     None,
-    /// Their mean; where they have weights, the weighted one.
+    /// The mean of the losses; the weighted mean if they have weights.
     #[default]
     Mean,
-    /// Their sum.
+    /// The sum of the losses.
     Sum,
 }
 
@@ -47,16 +47,16 @@ impl Reduction {
     }
 }
 
-/// How [`Tensor::cross_entropy`] counts.
+/// The options of [`Tensor::cross_entropy`].
 #[derive(Clone, Copy)]
 pub struct CrossEntropy<'a> {
     /// A weight for each class.
     pub weight: Option<&'a Tensor>,
-    /// Targets of this class count for nothing.
+    /// The class whose targets are ignored.
     pub ignore_index: i64,
-    /// The fraction of each target that all classes share.
+    /// The fraction of each target that is spread over all classes.
     pub label_smoothing: f64,
-    /// What losses are made.
+    /// The reduction of the losses.
     pub reduction: Reduction,
 }
 
@@ -67,12 +67,12 @@ impl Default for CrossEntropy<'_> {
 }
 
 impl Tensor {
-    /// How unlikely the right classes are, by scores of sizes `[batch, classes, ...]` or `[classes]`. The target has
-    /// classes, `int64` of sizes `[batch, ...]`, or the probability of each class, of the scores' sizes. PyTorch's
+    /// Computes the cross entropy of scores, `[batch, classes, ...]` or `[classes]`. The target has class indices,
+    /// `int64` of sizes `[batch, ...]`, or the probability of each class, in the scores' sizes. PyTorch's
     /// `cross_entropy`.
     ///
     /// # Errors
-    /// An integer dtype of the scores; a target or weight of other sizes; a class that is not there; smoothing outside 0
+    /// Scores of an integer dtype; a target or weight of other sizes; a class that does not exist; smoothing outside 0
     /// to 1.
     pub fn cross_entropy(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
         let _op = entered("cross_entropy");
@@ -90,10 +90,10 @@ impl Tensor {
             return self.cross_entropy_of_probabilities(target, classes, options);
         }
         expect_classes(op, self, target, options.ignore_index)?;
-        // Rows of scores, so that one pass over each is all.
+        // Classes come last, so that the kernel makes one pass over each row.
         let rows = if self.rank() > 2 { self.movedim(&[1], &[-1])? } else { self.clone() };
         let rows = rows.reshape(&signed(&[target.numel(), classes]))?;
-        // A device's rows may be set apart.
+        // On a device there may be gaps between rows.
         let has_rows = !rows.device().is_cpu() && rows.strides()[1] == 1 && rows.strides()[0] >= classes;
         let rows = if has_rows { rows } else { rows.contiguous()? };
         let target_rows = no_grad(|| target.to_dtype(DType::I64)?.reshape(&[-1])?.contiguous())?;
@@ -139,11 +139,11 @@ impl Tensor {
         }
     }
 
-    /// The negative of the right classes' logarithms of probability, which these are, with sizes `[batch, classes, ...]`
-    /// or `[classes]`. PyTorch's `nll_loss`.
+    /// Computes the negative log-likelihood of the target's classes, from logarithms of probabilities of sizes `[batch,
+    /// classes, ...]` or `[classes]`. PyTorch's `nll_loss`.
     ///
     /// # Errors
-    /// Those of [`cross_entropy`](Self::cross_entropy).
+    /// The errors of [`cross_entropy`](Self::cross_entropy).
     pub fn nll_loss(
         &self,
         target: &Self,
@@ -174,7 +174,7 @@ impl Tensor {
         reduction.apply_weighted(losses, &weights)
     }
 
-    /// Squared differences to a target.
+    /// Computes the squared differences to a target.
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype.
@@ -187,7 +187,7 @@ impl Tensor {
         reduction.apply(self.sub(target)?.square()?)
     }
 
-    /// Absolute differences to a target.
+    /// Computes the absolute differences to a target.
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype.
@@ -200,7 +200,8 @@ impl Tensor {
         reduction.apply(self.sub(target)?.abs()?)
     }
 
-    /// Squared differences to a target over twice `beta` where they are smaller, else absolute ones less half of it.
+    /// Computes the squared differences to a target over twice `beta` where the absolute difference is below `beta`,
+    /// else the absolute difference less half of `beta`.
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype, a negative `beta`.
@@ -222,7 +223,7 @@ impl Tensor {
         reduction.apply(distance.lt(beta)?.where_(&near, &distance.sub(0.5 * beta)?)?)
     }
 
-    /// `delta` times [`smooth_l1_loss`](Self::smooth_l1_loss) of that size.
+    /// Computes `delta` times [`smooth_l1_loss`](Self::smooth_l1_loss) with a `beta` of `delta`.
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype, a `delta` that is not positive.
@@ -234,12 +235,12 @@ impl Tensor {
         reduction.apply(self.smooth_l1_loss(target, delta, Reduction::None)?.mul(delta)?)
     }
 
-    /// How unlikely targets from 0 to 1 are, by probabilities. Logarithms below -100 count as that, in the gradient of
-    /// the target too.
+    /// Computes the cross entropy of probabilities and targets from 0 to 1. Logarithms are limited to at least -100, in
+    /// the gradient of the target too.
     ///
     /// # Errors
-    /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from 0
-    /// to 1.
+    /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from
+    /// 0 to 1.
     pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
         let _op = entered("binary_cross_entropy");
         if raises(&[self, target]) {
@@ -277,11 +278,11 @@ impl Tensor {
         reduction.apply(losses)
     }
 
-    /// [`binary_cross_entropy`](Self::binary_cross_entropy) of the logistic function of these, without its limits;
-    /// `pos_weight` is what targets of 1 count.
+    /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the logistic function of these scores, without
+    /// the limits. `pos_weight` is the weight of targets of 1.
     ///
     /// # Errors
-    /// Those of [`binary_cross_entropy`](Self::binary_cross_entropy).
+    /// The errors of [`binary_cross_entropy`](Self::binary_cross_entropy).
     pub fn binary_cross_entropy_with_logits(
         &self,
         target: &Self,
@@ -309,8 +310,9 @@ impl Tensor {
         reduction.apply(losses)
     }
 
-    /// The divergence of a target distribution from that of which these are logarithms, element by element. The target
-    /// are logarithms too if `log_target`. PyTorch's `kl_div`; its `batchmean` is the sum over the size of the batch.
+    /// Computes the Kullback-Leibler divergence of a target distribution from the one whose logarithms this tensor has,
+    /// element by element. If `log_target`, the target has logarithms too. PyTorch's `kl_div`; its `batchmean` is the
+    /// sum over the size of the batch.
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype.
@@ -323,13 +325,13 @@ impl Tensor {
         if log_target {
             return reduction.apply(target.exp()?.mul(&target.sub(self)?)?);
         }
-        // What has no probability adds nothing.
+        // A probability of zero adds nothing.
         let log = target.masked_fill(&target.le(0.0)?, 1.0)?.log()?;
         reduction.apply(target.mul(&log.sub(self)?)?)
     }
 }
 
-/// The loss and the weight of each row.
+/// Returns the loss and the weight of each row.
 fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Result<(Tensor, Tensor)> {
     let compute = computed(rows.dtype());
     let weight = options.weight.map(|weight| weight.detach().to_dtype(compute)?.contiguous()).transpose()?;
@@ -353,7 +355,7 @@ fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Re
                 Ok(out)
             };
             let to_scores = if is_grad_enabled() {
-                // The kernel's value for a gradient of 1; the softmax in it is all that changes with the scores.
+                // The kernel's result for a gradient of 1. Only the softmax in it depends on the scores.
                 let slope = kernel(&Tensor::ones(grad.sizes(), grad.dtype(), grad.device())?)?;
                 let softmax = scores.softmax(1)?;
                 let factor = softmax_factor(&targets)?.unsqueeze(1)?;
@@ -368,7 +370,7 @@ fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Re
     Ok((losses, weights))
 }
 
-/// What each row's softmax is multiplied with in the gradient.
+/// Returns the factor of each row's softmax in the gradient.
 fn softmax_factor(targets: &Targets<'_>) -> Result<Tensor> {
     no_grad(|| {
         let counts = targets.classes.ne(targets.ignored)?;
@@ -380,7 +382,7 @@ fn softmax_factor(targets: &Targets<'_>) -> Result<Tensor> {
     })
 }
 
-/// The number of classes.
+/// Returns the number of classes, after checking the weight.
 fn class_sizes(op: &'static str, scores: &Tensor, weight: Option<&Tensor>) -> Result<usize> {
     let classes = match scores.sizes() {
         [classes] | [_, classes, ..] => *classes,
@@ -452,7 +454,8 @@ fn expect_weight(op: &'static str, losses: &Tensor, what: &str, weight: Option<&
     Err(TensorError::shape(op, reason))
 }
 
-/// Checks that all elements are from 0 to 1. Those on a device are looked at there: who uses it next hears of it.
+/// Checks that all elements are from 0 to 1. Elements on a device are checked there, and a later use of the device
+/// reports the error.
 fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &str) -> Result<()> {
     let dense = no_grad(|| tensor.contiguous())?;
     if !tensor.device().is_cpu() {
@@ -471,9 +474,9 @@ fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &
     Err(TensorError::argument(op, reason))
 }
 
-/// The first element that is not from 0 to 1.
+/// Returns the first element that is not from 0 to 1.
 fn first_outside<T: Element>(elements: &[T]) -> Option<usize> {
-    /// Looked at as a whole, so that the loop has no way out in between.
+    /// The elements that are checked before the loop may end: without an exit in between it is vectorized.
     const BLOCK: usize = 1024;
     let (zero, one) = (T::from_scalar(Scalar::Int(0)), T::from_scalar(Scalar::Int(1)));
     let is_outside = |element: &T| !((*element >= zero) & (*element <= one));

@@ -12,8 +12,8 @@ static PRODUCT: Kernel<Product> =
     Kernel::new("matmul", &[cpu::gemm::PRODUCT, cpu::gemm::PRODUCT_OF_HALVES, cuda::matmul::PRODUCT]);
 
 impl Tensor {
-    /// The product of two matrices, or of batches of them, whose leading dimensions are broadcast. A vector counts as a
-    /// row on the left and as a column on the right, and its dimension is not in the result.
+    /// Multiplies two matrices, or batches of them, whose leading dimensions are broadcast. A vector counts as a row on
+    /// the left and as a column on the right, and its dimension is not in the result.
     ///
     /// # Errors
     /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
@@ -47,16 +47,16 @@ impl Tensor {
                 let out = self.multiplied(op, &other.view(&[other.numel() as isize, 1])?)?;
                 out.view(&signed(&out.sizes()[..rank - 1]))
             }
-            // One product of many rows.
+            // All rows are multiplied with the matrix in one product.
             (3.., 2) if self.numel() > 0 => product_of_rows(op, self, other),
             _ => product(op, self, other),
         }
     }
 
-    /// The products of a batch of matrices with another of as many, both of three dimensions.
+    /// Multiplies each matrix of a batch with the matching one of another batch; both have three dimensions.
     ///
     /// # Errors
-    /// Other sizes; different dtypes or devices.
+    /// Sizes that do not match; different dtypes or devices.
     pub fn bmm(&self, other: &Self) -> Result<Self> {
         let (left, right) = (&lower(self)?, &lower(other)?);
         check_operands("bmm", &[left, right])?;
@@ -72,10 +72,10 @@ impl Tensor {
         product("bmm", left, right)
     }
 
-    /// The product of a matrix with a vector.
+    /// Multiplies a matrix with a vector.
     ///
     /// # Errors
-    /// Other sizes; different dtypes or devices.
+    /// Sizes that do not match; different dtypes or devices.
     pub fn mv(&self, vector: &Self) -> Result<Self> {
         if (self.rank(), vector.rank()) != (2, 1) {
             let reason = format!(
@@ -90,10 +90,10 @@ impl Tensor {
         matrix.multiplied("mv", vector)
     }
 
-    /// The sum of products of two vectors.
+    /// Computes the dot product of two vectors.
     ///
     /// # Errors
-    /// Other sizes; different dtypes or devices.
+    /// Sizes that do not match; different dtypes or devices.
     pub fn dot(&self, other: &Self) -> Result<Self> {
         if (self.rank(), other.rank()) != (1, 1) {
             let reason = format!(
@@ -108,10 +108,10 @@ impl Tensor {
         left.multiplied("dot", right)
     }
 
-    /// All products of an element of one vector with an element of another.
+    /// Computes the products of every element of one vector with every element of another.
     ///
     /// # Errors
-    /// Not vectors; different devices.
+    /// One is not a vector; different devices.
     pub fn outer(&self, other: &Self) -> Result<Self> {
         if (self.rank(), other.rank()) != (1, 1) {
             let reason = format!("two vectors are needed, got sizes {:?} and {:?}", self.sizes(), other.sizes());
@@ -120,18 +120,19 @@ impl Tensor {
         self.view(&[self.numel() as isize, 1])?.mul(other)
     }
 
-    /// `beta` times this, broadcast, plus `alpha` times the product of two matrices. With `beta` 0 this is not read.
+    /// Computes `beta` times this tensor, broadcast, plus `alpha` times the product of two matrices. With a `beta` of 0
+    /// this tensor is not read.
     ///
     /// # Errors
-    /// Not matrices, sizes that do not go together, different dtypes or devices.
+    /// Factors that are not matrices, sizes that do not match, different dtypes or devices.
     pub fn addmm(&self, a: &Self, b: &Self, beta: impl Into<Scalar>, alpha: impl Into<Scalar>) -> Result<Self> {
         self.add_product("addmm", 2, [a, b], beta.into(), alpha.into())
     }
 
-    /// The same for batches of matrices, of three dimensions.
+    /// Computes [`addmm`](Self::addmm) for batches of matrices, of three dimensions.
     ///
     /// # Errors
-    /// Not batches, sizes that do not go together, different dtypes or devices.
+    /// Factors that are not batches, sizes that do not match, different dtypes or devices.
     pub fn baddbmm(&self, a: &Self, b: &Self, beta: impl Into<Scalar>, alpha: impl Into<Scalar>) -> Result<Self> {
         self.add_product("baddbmm", 3, [a, b], beta.into(), alpha.into())
     }
@@ -167,10 +168,11 @@ impl Tensor {
         })
     }
 
-    /// The product with a transposed matrix, `(out, in)`, over the last dimension, plus `bias`. PyTorch's `F.linear`.
+    /// Multiplies with the transpose of `weight`, `(out, in)`, over the last dimension, and adds `bias`. PyTorch's
+    /// `F.linear`.
     ///
     /// # Errors
-    /// Sizes that do not go together, different dtypes or devices.
+    /// Sizes that do not match, different dtypes or devices.
     pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
         let bias = bias.map(lower).transpose()?;
         lower(self)?.transformed(&lower(weight)?, bias.as_ref())
@@ -203,7 +205,7 @@ impl Tensor {
         let input = no_grad(|| rows_of(self))?;
         let leading = leading.to_vec();
         let out = multiply("linear", Some(bias), &input, &weight.detach().transpose(0, 1)?, 1.into(), 1.into())?;
-        // No view: a part of it may be written to.
+        // Detached, so that it is no view: it may be written to in part.
         let out = with_leading(&out, &leading)?.detach();
         recipe::note(&out, "linear", [self, weight, bias], [], || {
             move |[x, weight, bias], []| x.transformed(weight, Some(bias))
@@ -223,7 +225,7 @@ impl Tensor {
     }
 }
 
-/// The product of all rows of `a` with one matrix.
+/// Multiplies all rows of `a` with one matrix.
 fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let leading: Vec<usize> = a.sizes()[..a.rank() - 1].to_vec();
     check_inner(op, a, b)?;
@@ -244,7 +246,8 @@ fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// The gradient of rows of these leading sizes, input 0: a product, and what they have got so far.
+/// Computes the gradient of input 0, whose rows have these leading sizes: a product, plus the gradients that the input
+/// has got so far.
 fn to_rows(context: &Context<'_>, grad: &Tensor, matrix: &Tensor, leading: &[usize]) -> Result<Tensor> {
     let product = match context.take_sum(0) {
         None => grad.matmul(matrix)?,
@@ -253,19 +256,19 @@ fn to_rows(context: &Context<'_>, grad: &Tensor, matrix: &Tensor, leading: &[usi
     with_leading(&product, leading)
 }
 
-/// Rows as a tensor of these leading sizes.
+/// Reshapes rows to these leading sizes.
 fn with_leading(rows: &Tensor, leading: &[usize]) -> Result<Tensor> {
     let sizes: Vec<usize> = leading.iter().chain(&rows.sizes()[1..]).copied().collect();
     rows.view(&signed(&sizes))
 }
 
-/// All rows as one matrix.
+/// Returns all rows as one matrix.
 fn rows_of(tensor: &Tensor) -> Result<Tensor> {
     let (columns, leading) = tensor.sizes().split_last().unwrap_or((&1, &[]));
     tensor.reshape(&[leading.iter().product::<usize>() as isize, *columns as isize])
 }
 
-/// The product of batches that are broadcast.
+/// Multiplies batches that are broadcast.
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let out = multiply(op, None, a, b, 1.into(), 0.into())?;
     recipe::note(&out, op, [a, b], [], || move |[a, b], []| product(op, a, b));
@@ -283,13 +286,13 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor
     })
 }
 
-/// Whether a matrix of a device lies in memory column by column, as a transposed weight does.
+/// Returns whether a matrix on a device lies in memory column by column, as a transposed weight does.
 fn is_by_columns(matrix: &Tensor) -> bool {
     let [.., row, column] = *matrix.strides() else { return false };
     !matrix.device().is_cpu() && row == 1 && column != 1
 }
 
-/// A product that lies in memory column by column or row by row, so that a gradient lies as what it is the gradient of.
+/// Computes a product column by column or row by row in memory, so that a gradient has the memory order of its input.
 fn product_in_order(a: &Tensor, b: &Tensor, by_columns: bool) -> Result<Tensor> {
     match by_columns {
         true => b.transpose(-2, -1)?.matmul(&a.transpose(-2, -1)?)?.transpose(-2, -1),
@@ -297,8 +300,8 @@ fn product_in_order(a: &Tensor, b: &Tensor, by_columns: bool) -> Result<Tensor> 
     }
 }
 
-/// A tensor for a product. Long rows of a device that would begin anywhere are set apart, since matrix units read and write
-/// what is not aligned at a fraction of their speed: a vocabulary is rarely a multiple of eight.
+/// Allocates the result of a product. On a device, long rows that would be misaligned are padded, since matrix units
+/// access misaligned rows at a fraction of their speed: a vocabulary is rarely a multiple of eight.
 fn room(sizes: &[usize], like: &Tensor) -> Result<Tensor> {
     const LINE: usize = 128;
     const ALIGNED: usize = 16;
@@ -313,7 +316,7 @@ fn room(sizes: &[usize], like: &Tensor) -> Result<Tensor> {
     Tensor::empty_strided(Layout::strided(sizes, strides.strides(), 0)?, like.dtype(), like.device())
 }
 
-/// `beta * base + alpha * a * b`, without a gradient.
+/// Computes `beta * base + alpha * a * b`, without a gradient.
 fn multiply(
     op: &'static str,
     base: Option<&Tensor>,
@@ -335,7 +338,7 @@ fn multiply(
     Ok(out)
 }
 
-/// Checks that the dimensions that a product adds up over are as large, where both have one.
+/// Checks that the dimensions that a product sums over have the same size, if both have one.
 fn check_inner(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     let (left, right) = match (a.sizes(), b.sizes()) {
         (&[.., left], &[right] | &[.., right, _]) => (left, right),
@@ -355,13 +358,13 @@ fn check_inner(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     Err(TensorError::shape(op, reason))
 }
 
-/// Rows and columns.
+/// Returns the numbers of rows and columns.
 fn matrix(tensor: &Tensor) -> (usize, usize) {
     let sizes = tensor.sizes();
     (sizes[sizes.len() - 2], sizes[sizes.len() - 1])
 }
 
-/// Checks that all are of one dtype, on one device.
+/// Checks that all tensors have one dtype and are on one device.
 pub(super) fn check_operands(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     let first = tensors[0];
     for other in &tensors[1..] {

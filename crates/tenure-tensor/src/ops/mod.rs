@@ -1,4 +1,5 @@
-//! Operations: what they take, their kernels, and their gradients. All are methods of [`Tensor`](crate::Tensor).
+//! Operations: the checks of their arguments, their kernels, and their gradients. Most are methods of
+//! [`Tensor`](crate::Tensor).
 
 mod activation;
 mod arithmetic;
@@ -50,7 +51,7 @@ pub use pad::PadMode;
 pub use pool::Pool;
 pub(crate) use pool::{Rule, Taps, Windows};
 
-/// Says that what this thread allocates is the operation's, unless it is part of another.
+/// Attributes this thread's allocations to the operation, unless it is part of another.
 pub(crate) fn entered(op: &'static str) -> SiteGuard {
     Site::enter_operation(Name::of(op))
 }

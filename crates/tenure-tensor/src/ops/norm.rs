@@ -1,4 +1,4 @@
-//! Normalisation: means taken out, deviations made one.
+//! Layer, RMS and group normalisation.
 
 use tenure_core::{Device, DeviceKind};
 
@@ -24,8 +24,9 @@ pub(super) static NORMALIZE_SUMS: Kernel<NormalizeSums> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS, cuda::norm::NORMALIZE_SUMS]);
 
 impl Tensor {
-    /// Elements of the last dimensions, whose sizes are `normalized`, less their mean, over their standard deviation
-    /// (`eps` is added to the variance), times `weight`, plus `bias`, which have these sizes. PyTorch's `layer_norm`.
+    /// Normalises over the last dimensions, whose sizes are `normalized`: subtracts the mean, divides by the standard
+    /// deviation (`eps` is added to the variance), multiplies with `weight` and adds `bias`, which have these sizes.
+    /// PyTorch's `layer_norm`.
     ///
     /// # Errors
     /// An integer dtype; last dimensions, a weight or a bias of other sizes.
@@ -43,11 +44,11 @@ impl Tensor {
         self.normalize_rows("layer_norm", normalized, weight, bias, eps)
     }
 
-    /// Elements of the last dimensions over the root of the mean of their squares (plus `eps`), times `weight`. PyTorch's
-    /// `rms_norm`.
+    /// Divides by the root mean square over the last dimensions (`eps` is added to the mean square), and multiplies
+    /// with `weight`. PyTorch's `rms_norm`.
     ///
     /// # Errors
-    /// Those of [`layer_norm`](Self::layer_norm).
+    /// The errors of [`layer_norm`](Self::layer_norm).
     pub fn rms_norm(&self, normalized: &[usize], weight: Option<&Self>, eps: f64) -> Result<Self> {
         let _op = entered("rms_norm");
         if raises(&[self]) {
@@ -56,12 +57,12 @@ impl Tensor {
         self.normalize_rows("rms_norm", normalized, weight, None, eps)
     }
 
-    /// Of sizes `[batch, channels, ...]`, each of `groups` of channels normalised for itself, with a weight and bias for
-    /// each channel. PyTorch's `group_norm`; with as many groups as channels, `instance_norm`.
+    /// Normalises each of `groups` groups of channels of `[batch, channels, ...]`, with a weight and bias for each
+    /// channel. PyTorch's `group_norm`; with as many groups as channels, `instance_norm`.
     ///
     /// # Errors
-    /// An integer dtype, fewer than two dimensions, channels that are no multiple of `groups`, a weight or bias of other
-    /// sizes.
+    /// An integer dtype, fewer than two dimensions, channels that are no multiple of `groups`, a weight or bias of
+    /// other sizes.
     pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         let _op = entered("group_norm");
         if raises(&[self]) {
@@ -137,7 +138,7 @@ impl Tensor {
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
                 let normalized = &x.sizes()[x.rank() - dims.len()..];
                 let n = normalized.iter().product();
-                // As many sums as are worth a thread, or a block, and small beside the input.
+                // The number of partial sums: enough for each thread or block, but small beside the input.
                 let parts = match x.device().kind() {
                     DeviceKind::Cpu => (rstd.numel() / 16).clamp(1, 32),
                     DeviceKind::Cuda => (rstd.numel() / 4).clamp(1, cuda::norm::PARTS),
@@ -162,9 +163,9 @@ impl Tensor {
     }
 }
 
-/// Sizes `[batch, groups, channels of a group, length]`, each group normalised; weight and bias broadcast.
+/// Normalises each group of `[batch, groups, channels of a group, length]`; weight and bias broadcast.
 fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    /// What a group is.
+    /// The dimensions of a group.
     const DIMS: [isize; 2] = [2, 3];
     let (mean, rstd) = no_grad(|| {
         let (variance, mean) = x.moments("norm", &DIMS, 0.0)?;
@@ -189,7 +190,7 @@ fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f6
             let [to_bias, products] = sums_of_channels(&grad, &x, &mean)?;
             let to_x = context.give(0, || {
                 let scale = weighted(&rstd, weight.as_ref())?;
-                // What the gradient loses with the mean and along the deviations.
+                // The parts of the gradient along the mean and along the deviations are subtracted.
                 let count = x.numel() as f64 / rstd.numel() as f64;
                 let lost = |sums: &Tensor| -> Result<Tensor> {
                     weighted(sums, weight.as_ref())?.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
@@ -214,7 +215,7 @@ fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f6
     })
 }
 
-/// `(x - mean) * rstd * weight + bias`.
+/// Computes `(x - mean) * rstd * weight + bias`.
 fn normalized(
     x: &Tensor,
     weight: Option<&Tensor>,
@@ -231,12 +232,12 @@ fn normalized(
     Ok(out)
 }
 
-/// Times the weight, if there is one, in the tensor's dtype.
+/// Multiplies with the weight, if there is one, in the tensor's dtype.
 pub(crate) fn weighted(tensor: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
     weight.map_or_else(|| Ok(tensor.clone()), |weight| tensor.mul(&weight.to_dtype(tensor.dtype())?))
 }
 
-/// Sums of a gradient, and of its products with deviations from the mean of a group, over the length.
+/// Sums a gradient, and its products with the deviations from a group's mean, over the length.
 fn sums_of_channels(grad: &Tensor, x: &Tensor, mean: &Tensor) -> Result<[Tensor; 2]> {
     let sizes = [&x.sizes()[..3], &[1]].concat();
     let mean = mean.expand(&signed(&sizes))?.contiguous()?;
@@ -245,7 +246,8 @@ fn sums_of_channels(grad: &Tensor, x: &Tensor, mean: &Tensor) -> Result<[Tensor;
     Ok(out)
 }
 
-/// The gradients of input, weight and bias, by operations that have gradients themselves; of 16-bit floats in `f32`.
+/// Computes the gradients of input, weight and bias with operations that have gradients themselves; for 16-bit floats
+/// in `f32`.
 pub(super) fn composed(
     grad: &Tensor,
     x: &Tensor,
@@ -272,7 +274,7 @@ pub(super) fn composed(
     Ok(grads)
 }
 
-/// The number of channels, of which a weight and bias must have one for each.
+/// Returns the number of channels, after checking that weight and bias have one element for each.
 pub(super) fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<usize> {
     floating(op, x)?;
     let &[_, channels, ..] = x.sizes() else {
