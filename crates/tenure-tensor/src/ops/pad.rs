@@ -1,27 +1,28 @@
-//! Elements around a tensor.
+//! Padding of tensors.
 
 use crate::autograd::{Context, attach, recipe};
 use crate::{DType, Result, Scalar, Tensor, TensorError};
 
-/// What is put around.
+/// The elements that padding adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
-    /// A number.
+    /// One number everywhere.
     Constant(Scalar),
-    /// What is inside, from the edge's neighbour inwards.
+    /// The elements inside, mirrored at the edge, which is not repeated.
     Reflect,
-    /// The edge.
+    /// The element at the edge, repeated.
     Replicate,
-    /// What is at the other side.
+    /// The elements from the opposite end.
     Circular,
 }
 
 impl Tensor {
-    /// With elements before and after: `padding` has two numbers a dimension, the last dimension's first. Negative ones
-    /// take elements away.
+    /// Adds elements before and after: `padding` has two numbers for each dimension, the last dimension's first.
+    /// Negative numbers remove elements.
     ///
     /// # Errors
-    /// Not two numbers a dimension, or of more; elements taken away or asked for that are not there.
+    /// `padding` has an odd length or is for more dimensions than there are; more elements are removed or repeated than
+    /// exist.
     pub fn pad(&self, padding: &[isize], mode: PadMode) -> Result<Self> {
         let (pairs, rest) = padding.as_chunks::<2>();
         if !rest.is_empty() || pairs.len() > self.rank() {

@@ -1,4 +1,4 @@
-//! What all operations element by element have in common.
+//! Functions that all elementwise operations share.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::autograd::recipe;
 use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 
-/// The sizes that tensors broadcast to.
+/// Returns the sizes that two tensors broadcast to.
 ///
 /// # Errors
 /// [`TensorError::Broadcast`].
@@ -28,7 +28,7 @@ pub(crate) fn broadcast(op: &'static str, left: &[usize], right: &[usize]) -> Re
         .collect()
 }
 
-/// The dtype that operands are computed in, as PyTorch promotes.
+/// Returns the dtype that operands are computed in, promoted as in PyTorch.
 pub(crate) fn promoted(operands: &[Value<'_>]) -> DType {
     let operand = |value: &Value<'_>| match value {
         Value::Tensor(tensor) if tensor.rank() == 0 => Operand::ZeroDim(tensor.dtype()),
@@ -38,15 +38,15 @@ pub(crate) fn promoted(operands: &[Value<'_>]) -> DType {
     result_type(operands.iter().map(operand)).unwrap_or(DType::F32)
 }
 
-/// A fresh tensor for a result of these inputs: where they are, and in memory in the order of the first that has every
-/// element, so that channels stay last.
+/// Allocates the result of these inputs, on their device. Its memory order is that of the first input that has the
+/// result's sizes, so that channels stay last.
 pub(crate) fn output(sizes: &[usize], dtype: DType, inputs: &[&Tensor]) -> Result<Tensor> {
     let device = inputs.iter().map(|input| input.device()).find(|device| !device.is_cpu()).unwrap_or(Device::CPU);
     let like = inputs.iter().find(|input| input.sizes() == sizes);
     Tensor::empty_strided(dense_like(sizes, like.map(|input| input.layout()))?, dtype, device)
 }
 
-/// The dense layout of these sizes whose dimensions are in memory in the order of `like`'s.
+/// Returns the dense layout of these sizes whose dimensions have the memory order of `like`'s.
 pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layout> {
     let Some(like) = like.filter(|like| !like.is_contiguous() && like.overlap() == Overlap::No) else {
         return Ok(Layout::contiguous(sizes)?);
@@ -70,7 +70,7 @@ pub(crate) type Unary = Kernel<cpu::unary::Unary>;
 /// A kernel of two inputs.
 pub(crate) type Binary = Kernel<cpu::binary::Binary>;
 
-/// Two operands, and the dtype that they are computed in. They keep their own: kernels convert what they read.
+/// Two operands, and the dtype that they are computed in. They keep their own dtypes: kernels convert as they read.
 pub(crate) struct Pair<'a> {
     pub(crate) a: &'a Tensor,
     pub(crate) b: Cow<'a, Tensor>,
@@ -78,7 +78,8 @@ pub(crate) struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// The operands of the operation `op`, which computes in `compute` of what they promote to.
+    /// Returns the operands of the operation `op`. `compute` maps the dtype that they promote to, to the one they are
+    /// computed in.
     pub(crate) fn new(op: &'static str, a: &'a Tensor, b: Value<'a>, compute: impl Fn(DType) -> DType) -> Result<Self> {
         let dtype = match b {
             Value::Tensor(b) if b.dtype() == a.dtype() => compute(a.dtype()),
@@ -87,13 +88,14 @@ impl<'a> Pair<'a> {
         Ok(Self { a, b: tensor(op, b, dtype)?, dtype })
     }
 
-    /// What `kernel` makes of them, of dtype `result`. No gradient.
+    /// Runs `kernel` on the operands, with a result of dtype `result`. It records no gradient.
     pub(crate) fn compute(&self, kernel: &'static Binary, result: DType) -> Result<Tensor> {
         run(kernel, self.dtype, result, &[self.a, &self.b], |kernel, iter| kernel(iter))
     }
 }
 
-/// A tensor, or a number as one, for the operation `op`: as wide as floats are computed in, so that it is not rounded before.
+/// Returns a tensor, or a number as one, for the operation `op`. A number is as wide as floats are computed in, so that
+/// it is not rounded before.
 pub(crate) fn tensor<'a>(op: &'static str, value: Value<'a>, dtype: DType) -> Result<Cow<'a, Tensor>> {
     let _op = entered(op);
     match value {
@@ -102,17 +104,19 @@ pub(crate) fn tensor<'a>(op: &'static str, value: Value<'a>, dtype: DType) -> Re
     }
 }
 
-/// What quotients and analysis are computed in: PyTorch's default where it would be an integer.
+/// Returns the dtype that quotients and analytic functions are computed in: PyTorch's default dtype instead of an
+/// integer.
 pub(crate) fn floating(dtype: DType) -> DType {
     if dtype.is_floating() { dtype } else { DType::F32 }
 }
 
-/// 16-bit floats in `f32`, so that several steps round once.
+/// Converts 16-bit floats to `f32`, so that several steps round once.
 pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(computed(tensor.dtype()))
 }
 
-/// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.
+/// Runs the `kernel` for `compute` on inputs that are broadcast. Returns a fresh tensor of dtype `result`. It records
+/// no gradient.
 pub(crate) fn run<F: Copy + Send + Sync>(
     kernel: &'static Kernel<F>,
     compute: DType,
@@ -132,7 +136,7 @@ pub(crate) fn run<F: Copy + Send + Sync>(
     Ok(out)
 }
 
-/// The same, written to `target`, which may be one of the inputs, by the operation `op`.
+/// Runs the `kernel` for the operation `op` as [`run`] does, but writes to `target`, which may be one of the inputs.
 pub(crate) fn write<F: Copy>(
     op: &'static str,
     kernel: &'static Kernel<F>,
@@ -155,7 +159,7 @@ pub(crate) fn check_writes(op: &'static str, target: &Tensor, sizes: &[usize]) -
     Err(TensorError::shape(op, reason))
 }
 
-/// Checks that all are on one device. A tensor of one number on the CPU goes with any.
+/// Checks that all tensors are on one device. A scalar on the CPU goes with any device.
 pub(super) fn check_devices(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     let bound = tensors.iter().filter(|tensor| !(tensor.rank() == 0 && tensor.device().is_cpu()));
     let mut devices = bound.map(|tensor| tensor.device());
@@ -166,7 +170,7 @@ pub(super) fn check_devices(op: &'static str, tensors: &[&Tensor]) -> Result<()>
     }
 }
 
-/// The sizes that all broadcast to.
+/// Returns the sizes that all tensors broadcast to.
 fn common_sizes(op: &'static str, tensors: &[&Tensor]) -> Result<SmallVec<[usize; 5]>> {
     let mut sizes: SmallVec<[usize; 5]> = tensors[0].sizes().into();
     for tensor in &tensors[1..] {

@@ -17,18 +17,19 @@ static AVG_POOL: Kernel<AvgPool> =
 static SPREAD: Kernel<AvgPool> =
     Kernel::new("avg_pool_spread", &[kernels::SPREAD, kernels::SPREAD_HALVES, cuda::pool::SPREAD]);
 
-/// Windows over images. A list has a number for each spatial dimension; all but `kernel` may have one for all.
+/// The options of pooling windows. A list has a number for each spatial dimension; all but `kernel` may have one for
+/// all.
 #[derive(Clone, Copy, Debug)]
 pub struct Pool<'a> {
-    /// Sizes of a window: as many as there are spatial dimensions.
+    /// The sizes of a window: as many as there are spatial dimensions.
     pub kernel: &'a [usize],
-    /// Pixels from one window to the next; empty for the window's own sizes.
+    /// The distance from one window to the next, in pixels; the window's own sizes if empty.
     pub stride: &'a [usize],
-    /// Pixels around the image that are in no window's result.
+    /// The padding around the image, in pixels. [`Tensor::max_pool`] leaves it out.
     pub padding: &'a [usize],
-    /// Pixels from one element of a window to the next. For [`Tensor::max_pool`] only.
+    /// The distance from one element of a window to the next, in pixels. For [`Tensor::max_pool`] only.
     pub dilation: &'a [usize],
-    /// The last window may reach past the end of the image.
+    /// Whether the last window may reach past the end of the image.
     pub ceil: bool,
 }
 
@@ -39,11 +40,11 @@ impl Default for Pool<'_> {
 }
 
 impl Tensor {
-    /// The largest element of each window of `(..., channels, ...)`, whose last dimensions are the spatial ones. PyTorch's
-    /// `max_pool1d`, `max_pool2d`, `max_pool3d`.
+    /// Computes the largest element of each window of `(..., channels, ...)`, whose last dimensions are the spatial
+    /// ones. PyTorch's `max_pool1d`, `max_pool2d`, `max_pool3d`.
     ///
     /// # Errors
-    /// Sizes that do not go together; padding of more than half a window.
+    /// Sizes that do not match; padding of more than half a window.
     pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
         let _op = entered("max_pool");
         let (taps, sizes) = Taps::new("max_pool", self, how)?;
@@ -63,11 +64,11 @@ impl Tensor {
         })
     }
 
-    /// The mean of each window of `(..., channels, ...)`. Padding counts as zeros if `count_include_pad`, else not at all.
-    /// PyTorch's `avg_pool1d`, `avg_pool2d`, `avg_pool3d`.
+    /// Computes the mean of each window of `(..., channels, ...)`. Padding counts as zeros if `count_include_pad`, else
+    /// it is left out. PyTorch's `avg_pool1d`, `avg_pool2d`, `avg_pool3d`.
     ///
     /// # Errors
-    /// Sizes that do not go together; padding of more than half a window; a dilation.
+    /// Sizes that do not match; padding of more than half a window; a dilation.
     pub fn avg_pool(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
         let _op = entered("avg_pool");
         if how.dilation.iter().any(|dilation| *dilation != 1) {
@@ -79,11 +80,11 @@ impl Tensor {
         averaged(self, Windows::new("avg_pool", source, target, rule, format)?, &sizes)
     }
 
-    /// The mean of windows that are as many as `sizes` and cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
+    /// Computes the means of `sizes` windows that cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
     /// `adaptive_avg_pool2d`, `adaptive_avg_pool3d`.
     ///
     /// # Errors
-    /// More or fewer than one to three sizes, or no dimension for each.
+    /// Not one to three sizes, or more sizes than spatial dimensions.
     pub fn adaptive_avg_pool(&self, sizes: &[usize]) -> Result<Self> {
         let _op = entered("adaptive_avg_pool");
         const OP: &str = "adaptive_avg_pool";
@@ -95,7 +96,7 @@ impl Tensor {
     }
 }
 
-/// The image of `sizes` of the largest elements of windows, and their numbers in them.
+/// Returns the image of `sizes` with the largest element of each window, and the index of that element in the window.
 fn largest(input: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<(Tensor, Tensor)> {
     let out = image(sizes, taps.format, input, input.dtype())?;
     let dtype = if taps.numel() < usize::from(u8::MAX) { DType::U8 } else { DType::I32 };
@@ -104,7 +105,7 @@ fn largest(input: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<(Tensor, Tens
     Ok((out, numbers))
 }
 
-/// The image of `sizes` that has the pixels of another at the chosen places.
+/// Returns the image of `sizes` that has the pixels of `from` at the chosen places.
 fn put(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
     let from = from.contiguous_in(taps.format)?;
     let out = image(sizes, taps.format, &from, from.dtype())?;
@@ -119,7 +120,7 @@ fn put(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<
     })
 }
 
-/// The image of `sizes` of what another has at the chosen places.
+/// Returns the image of `sizes` with the pixels that `from` has at the chosen places.
 fn pick(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
     let from = from.contiguous_in(taps.format)?;
     let out = image(sizes, taps.format, &from, from.dtype())?;
@@ -164,13 +165,13 @@ fn spread(from: &Tensor, windows: &Windows, sizes: &[usize]) -> Result<Tensor> {
     })
 }
 
-/// A fresh image in this format, beside another.
+/// Allocates an image in this format, on the device of `beside`.
 fn image(sizes: &[usize], format: MemoryFormat, beside: &Tensor, dtype: DType) -> Result<Tensor> {
     Tensor::empty_strided(Layout::with_format(sizes, format)?, dtype, beside.device())
 }
 
-/// How images with so many spatial dimensions lie for kernels, results as inputs: contiguous, or on CUDA with their
-/// channels densest if they are so.
+/// Returns the memory format of the images that kernels read and write: contiguous, or on CUDA with the channels dense
+/// if the input has them so.
 fn format(input: &Tensor, dims: usize) -> MemoryFormat {
     let format = match (input.rank(), dims) {
         (4, 2) => MemoryFormat::ChannelsLast2d,
@@ -181,23 +182,23 @@ fn format(input: &Tensor, dims: usize) -> MemoryFormat {
     if !input.device().is_cpu() && is_so() { format } else { MemoryFormat::Contiguous }
 }
 
-/// Windows whose elements are told apart by number.
+/// Windows whose elements are told apart by their index in the window.
 #[derive(Clone, Debug)]
 pub(crate) struct Taps {
-    /// Sizes of the images: depth, height and width.
+    /// The sizes of the images: depth, height and width.
     pub(crate) source: [usize; 3],
-    /// How many windows there are.
+    /// The number of windows along each dimension.
     pub(crate) target: [usize; 3],
     pub(crate) kernel: [usize; 3],
     pub(crate) stride: [usize; 3],
     pub(crate) padding: [usize; 3],
     pub(crate) dilation: [usize; 3],
-    /// How all images lie.
+    /// The memory format of all images.
     pub(crate) format: MemoryFormat,
 }
 
 impl Taps {
-    /// And the result's sizes.
+    /// Returns the windows and the sizes of the result.
     fn new(op: &'static str, input: &Tensor, how: &Pool<'_>) -> Result<(Self, Vec<usize>)> {
         let dims = how.kernel.len();
         let source = spatial(op, input, dims)?;
@@ -237,7 +238,7 @@ impl Taps {
                 return Err(TensorError::shape(op, reason));
             };
             let mut count = (if how.ceil { room.div_ceil(stride) } else { room / stride }) + 1;
-            // A window must begin inside of the image, or in the padding before it.
+            // A window must begin inside the image, or in the padding before it.
             if how.ceil && (count - 1) * stride >= size + padding[dim] {
                 count -= 1;
             }
@@ -247,18 +248,19 @@ impl Taps {
         Ok((Self { source, target, kernel, stride, padding, dilation, format: format(input, dims) }, sizes))
     }
 
-    /// Pixels of an image, and of the result.
+    /// Returns the numbers of pixels of an image and of the result.
     pub(crate) fn pixels(&self) -> [usize; 2] {
         [self.source, self.target].map(|sizes| sizes.iter().product())
     }
 
-    /// Elements of a window.
+    /// Returns the number of elements of a window.
     pub(crate) fn numel(&self) -> usize {
         self.kernel.iter().product()
     }
 
-    /// For each element of the windows of one row of the result, in their order: its number, the pixel that the first
-    /// column reads, which columns have it inside of the image, and the distance of the pixels that they read.
+    /// Calls `each` for each element of the windows of one row of the result, in their order: with the element's index,
+    /// the pixel that the first column reads, the columns that have the element inside the image, and the distance
+    /// between the pixels that they read.
     #[inline(always)]
     pub(crate) fn for_each_row(&self, row: usize, mut each: impl FnMut(usize, usize, Range<usize>, usize)) {
         let (depth, height) = (row / self.target[1], row % self.target[1]);
@@ -283,7 +285,8 @@ impl Taps {
         }
     }
 
-    /// For each pixel of the result: its place, and that of its window's first element in the image, or before it.
+    /// Calls `each` for each pixel of the result: with its index, and the index of its window's first element in the
+    /// image, which may lie before the image.
     #[inline(always)]
     pub(crate) fn for_each_pixel(&self, mut each: impl FnMut(usize, isize)) {
         let first = |dim: usize, at: usize| (at * self.stride[dim]) as isize - self.padding[dim] as isize;
@@ -300,7 +303,7 @@ impl Taps {
         }
     }
 
-    /// How far the elements of a window are from its first, by number.
+    /// Returns the distance of each element of a window from the first element, by index.
     pub(crate) fn offsets(&self) -> Vec<isize> {
         let [depth, height, width] = self.kernel;
         let offset = |number: usize| {
@@ -310,7 +313,7 @@ impl Taps {
         (0..depth * height * width).map(offset).collect()
     }
 
-    /// Where an element of a window is, if it is inside of the image.
+    /// Returns the place of a window's element along a dimension, if it is inside the image.
     #[inline(always)]
     fn pixel(&self, dim: usize, window: usize, element: usize) -> Option<usize> {
         let pixel = (window * self.stride[dim] + element * self.dilation[dim]).checked_sub(self.padding[dim])?;
@@ -318,17 +321,17 @@ impl Taps {
     }
 }
 
-/// Which pixels windows are of.
+/// The rule that assigns pixels to windows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
-    /// One window after the other, as [`Pool`] says.
+    /// Windows at a fixed stride, as [`Pool`] describes them.
     Strided { kernel: [usize; 3], stride: [usize; 3], padding: [usize; 3], counts_padding: bool },
-    /// They cover the image evenly.
+    /// Windows that cover the image evenly.
     Even,
 }
 
 impl Rule {
-    /// The pixels of a window along a dimension of the image of this size, and how many they count as.
+    /// Returns the pixels of a window along a dimension of this size, and the count that its mean divides by.
     fn window(self, dim: usize, index: usize, size: usize, windows: usize) -> (Range<usize>, usize) {
         match self {
             Self::Strided { kernel, stride, padding, counts_padding } => {
@@ -347,14 +350,14 @@ impl Rule {
     }
 }
 
-/// Windows whose elements are all alike: along each dimension, the pixels of each and how many they count as.
+/// Windows whose elements all count the same: along each dimension, the pixels of each window and their count.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// Sizes of the images, and how many windows there are.
+    /// The sizes of the images.
     pub(crate) source: [usize; 3],
     pub(crate) target: [usize; 3],
     pub(crate) rule: Rule,
-    /// How all images lie.
+    /// The memory format of all images.
     pub(crate) format: MemoryFormat,
     windows: [Vec<(Range<usize>, usize)>; 3],
 }
@@ -371,12 +374,13 @@ impl Windows {
         Ok(Self { source, target, rule, format, windows })
     }
 
-    /// Pixels of an image, and windows.
+    /// Returns the number of pixels of an image, and the number of windows.
     pub(crate) fn pixels(&self) -> [usize; 2] {
         [self.source, self.target].map(|sizes| sizes.iter().product())
     }
 
-    /// For each window: its place, its pixels along each dimension, and how many pixels it counts as.
+    /// Calls `each` for each window: with its index, its pixels along each dimension, and the number of pixels that it
+    /// counts.
     #[inline(always)]
     pub(crate) fn for_each(&self, mut each: impl FnMut(usize, [&Range<usize>; 3], usize)) {
         let [depths, heights, widths] = &self.windows;
@@ -391,7 +395,7 @@ impl Windows {
         }
     }
 
-    /// The rows of a window.
+    /// Returns the rows of a window, as ranges of pixels.
     #[inline(always)]
     pub(crate) fn rows<'a>(&'a self, [d, h, w]: [&'a Range<usize>; 3]) -> impl Iterator<Item = Range<usize>> + 'a {
         let [_, height, width] = self.source;
@@ -404,7 +408,7 @@ impl Windows {
     }
 }
 
-/// Depth, height and width of images with so many spatial dimensions.
+/// Returns depth, height and width of images with so many spatial dimensions.
 fn spatial(op: &'static str, input: &Tensor, dims: usize) -> Result<[usize; 3]> {
     if !(1..=3).contains(&dims) || input.rank() <= dims {
         let reason = format!(

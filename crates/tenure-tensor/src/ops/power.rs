@@ -14,10 +14,10 @@ static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT, cuda::unary::RSQRT
 static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL, cuda::unary::RECIPROCAL]);
 
 impl Tensor {
-    /// The power, broadcast and promoted.
+    /// Computes the power, broadcast and promoted.
     ///
     /// # Errors
-    /// Sizes that do not broadcast, different devices, `bool`, integers to a negative number.
+    /// Sizes that do not broadcast, different devices, `bool`, a negative power of integers.
     pub fn pow<'a>(&'a self, exponent: impl Into<Value<'a>>) -> Result<Self> {
         let base = raise(self)?;
         match exponent.into() {
@@ -67,12 +67,12 @@ impl Tensor {
             Ok(move |context: &Context<'_>| {
                 let (grad, base, exponent) = (context.grad(0)?, context.unpack(base)?, context.unpack(exponent)?);
                 let to_base = context.give(0, || {
-                    // Where the exponent is 0, so is the slope, though 1/0 would be in it.
+                    // Where the exponent is 0, the slope is 0 too, though the formula has 1/0 if the base is 0.
                     let slope = exponent.mul(&base.pow(&exponent.sub(1)?)?)?;
                     grad.mul(&slope.masked_fill(&exponent.eq(0)?, 0)?)
                 })?;
                 let to_exponent = context.give(1, || {
-                    // Where the base is 0, so is the slope, though the logarithm is infinite.
+                    // Where the base is 0, the slope is 0 too, though its logarithm is infinite.
                     let slope = context.unpack(power)?.mul(&base.log()?)?;
                     grad.mul(&slope.masked_fill(&base.eq(0)?.logical_and(&exponent.ge(0)?)?, 0)?)
                 })?;

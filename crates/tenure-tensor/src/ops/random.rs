@@ -1,4 +1,4 @@
-//! Random tensors. How bits become numbers is said in [`crate::random`].
+//! Random tensors. The conversion of random bits to numbers is described in [`crate::random`].
 
 use super::entered;
 use super::reduce::floating;
@@ -18,42 +18,42 @@ static DROPOUT: Kernel<Dropout> = Kernel::new("dropout", &[kernels::DROPOUT, cud
 static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PERMUTATION, cuda::random::PERMUTATION]);
 
 impl Tensor {
-    /// Numbers from 0 to below 1, each as likely.
+    /// Returns uniformly distributed numbers from 0 up to but without 1.
     ///
     /// # Errors
-    /// No floating dtype; no memory.
+    /// The dtype is not floating; no memory.
     pub fn rand(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
         reals("rand", &UNIFORM, sizes, dtype, device, generator)
     }
 
-    /// Normally distributed numbers of mean 0 and deviation 1.
+    /// Returns normally distributed numbers of mean 0 and deviation 1.
     ///
     /// # Errors
-    /// No floating dtype; no memory.
+    /// The dtype is not floating; no memory.
     pub fn randn(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
         reals("randn", &NORMAL, sizes, dtype, device, generator)
     }
 
-    /// [`rand`](Self::rand) in the sizes, dtype and place of this tensor.
+    /// Returns [`rand`](Self::rand) with the sizes, dtype and device of this tensor.
     ///
     /// # Errors
-    /// No floating dtype; no memory.
+    /// The dtype is not floating; no memory.
     pub fn rand_like(&self, generator: &Generator) -> Result<Self> {
         Self::rand(self.sizes(), self.dtype(), self.device(), generator)
     }
 
-    /// [`randn`](Self::randn) in the sizes, dtype and place of this tensor.
+    /// Returns [`randn`](Self::randn) with the sizes, dtype and device of this tensor.
     ///
     /// # Errors
-    /// No floating dtype; no memory.
+    /// The dtype is not floating; no memory.
     pub fn randn_like(&self, generator: &Generator) -> Result<Self> {
         Self::randn(self.sizes(), self.dtype(), self.device(), generator)
     }
 
-    /// Integers from `low` to below `high`, each as likely.
+    /// Returns uniformly distributed integers from `low` up to but without `high`.
     ///
     /// # Errors
-    /// There are none, or some that the dtype does not hold; no memory.
+    /// The range is empty, or has integers that do not fit the dtype; no memory.
     pub fn randint(
         low: i64,
         high: i64,
@@ -76,7 +76,7 @@ impl Tensor {
         drawn(&INTEGERS, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, low, count))
     }
 
-    /// The numbers from 0 to below `count` in a random order, as `int64`.
+    /// Returns the numbers from 0 up to but without `count` in a random order, as `int64`.
     ///
     /// # Errors
     /// No memory.
@@ -84,10 +84,10 @@ impl Tensor {
         drawn(&PERMUTATION, &[count], DType::I64, device, generator, |kernel, out, state| kernel(out, state))
     }
 
-    /// 1 with the probability that each element is, and 0 otherwise. No gradient.
+    /// Returns 1 with the probability that each element has, and 0 otherwise. It has no gradient.
     ///
     /// # Errors
-    /// No floating dtype; what is no probability.
+    /// The dtype is not floating; an element is no probability.
     pub fn bernoulli(&self, generator: &Generator) -> Result<Self> {
         let dense = self.detach().contiguous()?;
         let draw = |kernel: BernoulliEach, out: &Self, state| kernel(out, &dense, state);
@@ -97,16 +97,17 @@ impl Tensor {
     /// Replaces all elements by 1 with this probability, and by 0 otherwise.
     ///
     /// # Errors
-    /// What is no probability; a tensor that requires a gradient, unless inside [`no_grad`](crate::autograd::no_grad).
+    /// `probability` is no probability; the tensor requires a gradient, unless inside
+    /// [`no_grad`](crate::autograd::no_grad).
     pub fn bernoulli_(&self, probability: f64, generator: &Generator) -> Result<()> {
         check_probability("bernoulli_", probability)?;
         self.redrawn("bernoulli_", &BERNOULLI, generator, |kernel, out, state| kernel(out, state, probability))
     }
 
-    /// Replaces all elements by numbers from `low` to below `high`, each as likely.
+    /// Replaces all elements by uniformly distributed numbers from `low` up to but without `high`.
     ///
     /// # Errors
-    /// There are none; no floating dtype; a tensor that requires a gradient, unless inside
+    /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless inside
     /// [`no_grad`](crate::autograd::no_grad).
     pub fn uniform_(&self, low: f64, high: f64, generator: &Generator) -> Result<()> {
         if low > high || !(high - low).is_finite() {
@@ -120,7 +121,7 @@ impl Tensor {
     /// Replaces all elements by normally distributed numbers.
     ///
     /// # Errors
-    /// A negative deviation; no floating dtype; a tensor that requires a gradient, unless inside
+    /// A negative deviation; the dtype is not floating; the tensor requires a gradient, unless inside
     /// [`no_grad`](crate::autograd::no_grad).
     pub fn normal_(&self, mean: f64, deviation: f64, generator: &Generator) -> Result<()> {
         if deviation.is_nan() || deviation < 0.0 {
@@ -131,11 +132,11 @@ impl Tensor {
         self.redrawn("normal_", &NORMAL, generator, |kernel, out, state| kernel(out, state, mean, deviation))
     }
 
-    /// In training, every element with this probability 0, and the others divided by the probability to be kept; otherwise
-    /// itself. Drawn from the [default generator](default_generator).
+    /// In training, sets each element to 0 with this probability and divides the others by the probability of being
+    /// kept; otherwise returns the tensor itself. The numbers come from the [default generator](default_generator).
     ///
     /// # Errors
-    /// What is no probability; no floating dtype.
+    /// `probability` is no probability; the dtype is not floating.
     pub fn dropout(&self, probability: f64, training: bool) -> Result<Self> {
         check_probability("dropout", probability)?;
         if !training || probability == 0.0 {
@@ -144,7 +145,7 @@ impl Tensor {
         self.dropped(probability, default_generator().reserve(blocks(self.numel())))
     }
 
-    /// No mask is kept: the gradient is dropped by the same numbers again.
+    /// Applies dropout by the random numbers from `state`. It saves no mask: the gradient draws the same numbers again.
     pub(super) fn dropped(&self, probability: f64, state: State) -> Result<Self> {
         let _op = entered("dropout");
         let dense = self.contiguous()?;
@@ -158,7 +159,7 @@ impl Tensor {
         })
     }
 
-    /// Replaces all elements. They are drawn in the order of dimensions, whatever the layout.
+    /// Replaces all elements. They are drawn in the order of dimensions, independent of the layout.
     fn redrawn<F: Copy>(
         &self,
         op: &'static str,
@@ -212,7 +213,7 @@ fn drawn<F: Copy>(
     Ok(out)
 }
 
-/// Enough blocks for that many numbers of any kind.
+/// Returns a number of blocks that suffices for `count` numbers of any kind.
 pub(super) fn blocks(count: usize) -> u64 {
     count.div_ceil(2) as u64
 }

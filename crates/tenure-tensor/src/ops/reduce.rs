@@ -1,4 +1,4 @@
-//! Sums, means, products and other numbers that dimensions are reduced to.
+//! Reductions over dimensions: sums, means, products, variances, norms.
 
 use smallvec::SmallVec;
 use tenure_core::DType;
@@ -25,11 +25,11 @@ static NORM_1: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_1, cuda:
 static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2, cuda::reduce::NORM_2]);
 
 impl Tensor {
-    /// Sums over dimensions, all if there are none, which are left with size 1 if `keep`. Of integers and `bool` as
-    /// `int64`.
+    /// Computes sums over dimensions, or over all if `dims` is empty. The dimensions are left with size 1 if `keep`.
+    /// Integers and `bool` are summed as `int64`.
     ///
     /// # Errors
-    /// A dimension that is not there, or twice.
+    /// A dimension does not exist, or is given twice.
     pub fn sum(&self, dims: &[isize], keep: bool) -> Result<Self> {
         if raises(&[self]) {
             return raise(self)?.sum(dims, keep);
@@ -39,7 +39,7 @@ impl Tensor {
         self.spread("sum", &dims, dims.finish(out, keep)?, Ok)
     }
 
-    /// The sum of all elements.
+    /// Computes the sum of all elements.
     ///
     /// # Errors
     /// No memory.
@@ -47,10 +47,10 @@ impl Tensor {
         self.sum(&[], false)
     }
 
-    /// Sums over what was broadcast from `sizes`.
+    /// Sums over the dimensions that were broadcast from `sizes`.
     ///
     /// # Errors
-    /// `sizes` do not broadcast to these.
+    /// `sizes` do not broadcast to this tensor's.
     pub fn sum_to(&self, sizes: &[usize]) -> Result<Self> {
         if sizes == self.sizes() {
             return Ok(self.clone());
@@ -67,10 +67,10 @@ impl Tensor {
         self.spread("sum_to", &dims, out.alias(out.layout().view(sizes)?), Ok)
     }
 
-    /// Means over dimensions, as [`sum`](Self::sum) takes them.
+    /// Computes means over dimensions, given as for [`sum`](Self::sum).
     ///
     /// # Errors
-    /// Those of [`sum`](Self::sum); an integer dtype.
+    /// The errors of [`sum`](Self::sum); an integer dtype.
     pub fn mean(&self, dims: &[isize], keep: bool) -> Result<Self> {
         floating("mean", self)?;
         let dims = Reduced::new("mean", self, dims)?;
@@ -79,7 +79,7 @@ impl Tensor {
         self.spread("mean", &dims, dims.finish(out, keep)?, move |grad| grad.div(count))
     }
 
-    /// The mean of all elements.
+    /// Computes the mean of all elements.
     ///
     /// # Errors
     /// An integer dtype.
@@ -87,18 +87,19 @@ impl Tensor {
         self.mean(&[], false)
     }
 
-    /// How many elements are not zero, over dimensions as [`sum`](Self::sum) takes them, as `int64`.
+    /// Counts the elements that are not zero over dimensions, given as for [`sum`](Self::sum), as `int64`.
     ///
     /// # Errors
-    /// A dimension that is not there, or twice.
+    /// A dimension does not exist, or is given twice.
     pub fn count_nonzero(&self, dims: &[isize], keep: bool) -> Result<Self> {
         self.to_dtype(DType::Bool)?.sum(dims, keep)
     }
 
-    /// Products over dimensions, as [`sum`](Self::sum) takes them. Of integers and `bool` as `int64`.
+    /// Computes products over dimensions, given as for [`sum`](Self::sum). Integers and `bool` are multiplied as
+    /// `int64`.
     ///
     /// # Errors
-    /// A dimension that is not there, or twice.
+    /// A dimension does not exist, or is given twice.
     pub fn prod(&self, dims: &[isize], keep: bool) -> Result<Self> {
         if raises(&[self]) {
             return raise(self)?.prod(dims, keep);
@@ -116,19 +117,19 @@ impl Tensor {
         })
     }
 
-    /// Variances over dimensions, as [`sum`](Self::sum) takes them: squared deviations from the mean over their number
-    /// less `correction`, which is 1 for the unbiased estimate. PyTorch's `var`.
+    /// Computes variances over dimensions, given as for [`sum`](Self::sum): the sum of squared deviations from the mean
+    /// over the number of elements less `correction`, which is 1 for the unbiased estimate. PyTorch's `var`.
     ///
     /// # Errors
-    /// Those of [`mean`](Self::mean).
+    /// The errors of [`mean`](Self::mean).
     pub fn var(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
         Ok(self.var_mean(dims, correction, keep)?.0)
     }
 
-    /// Standard deviations: roots of [`var`](Self::var).
+    /// Computes standard deviations: square roots of [`var`](Self::var).
     ///
     /// # Errors
-    /// Those of [`mean`](Self::mean).
+    /// The errors of [`mean`](Self::mean).
     pub fn std(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
         if computed(self.dtype()) != self.dtype() {
             return wide(self)?.std(dims, correction, keep)?.to_dtype(self.dtype());
@@ -139,17 +140,17 @@ impl Tensor {
             let saved = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {
                 let out = context.unpack(saved)?;
-                // Where nothing deviates, the root has no slope.
+                // Where the deviation is 0, the root's slope is infinite, and the gradient is set to 0.
                 let to_variance = context.grad(0)?.div(&out.mul(2.0)?)?.masked_fill(&out.eq(0.0)?, 0.0)?;
                 Ok([Some(to_variance)].into_iter().collect())
             })
         })
     }
 
-    /// [`var`](Self::var) and [`mean`](Self::mean), in two passes.
+    /// Computes [`var`](Self::var) and [`mean`](Self::mean), in two passes.
     ///
     /// # Errors
-    /// Those of [`mean`](Self::mean).
+    /// The errors of [`mean`](Self::mean).
     pub fn var_mean(&self, dims: &[isize], correction: f64, keep: bool) -> Result<(Self, Self)> {
         let (variance, mean) = self.moments("var", dims, correction)?;
         let reduced = Reduced::new("var", self, dims)?;
@@ -176,14 +177,15 @@ impl Tensor {
         Ok((variance, mean))
     }
 
-    /// Variance and mean with dimensions kept, in what they are computed in. No gradient.
+    /// Computes variance and mean with dimensions kept, in the dtype that they are computed in. They have no gradient.
     pub(super) fn moments(&self, op: &'static str, dims: &[isize], correction: f64) -> Result<(Self, Self)> {
         let (squares, mean) = self.squared_deviations(op, dims)?;
         let count = Reduced::new(op, self, dims)?.count(self) as f64;
         Ok((no_grad(|| squares.div((count - correction).max(0.0)))?, mean))
     }
 
-    /// Sums of squared deviations, and means, with dimensions kept, in what they are computed in. No gradient.
+    /// Computes sums of squared deviations, and means, with dimensions kept, in the dtype that they are computed in.
+    /// They have no gradient.
     pub(super) fn squared_deviations(&self, op: &'static str, dims: &[isize]) -> Result<(Self, Self)> {
         floating(op, self)?;
         let dims = Reduced::new(op, self, dims)?;
@@ -193,11 +195,12 @@ impl Tensor {
         Ok((squares, mean))
     }
 
-    /// Norms over dimensions, as [`sum`](Self::sum) takes them: roots of sums of the absolute values' `p`-th powers; the
-    /// largest and smallest absolute value for infinities, and how many are not zero for 0. PyTorch's `vector_norm`.
+    /// Computes norms over dimensions, given as for [`sum`](Self::sum): the `p`-th root of the sum of the absolute
+    /// values' `p`-th powers; the largest and smallest absolute value for infinite `p`, and the count of elements that
+    /// are not zero for 0. PyTorch's `vector_norm`.
     ///
     /// # Errors
-    /// Those of [`mean`](Self::mean).
+    /// The errors of [`mean`](Self::mean).
     pub fn norm(&self, p: f64, dims: &[isize], keep: bool) -> Result<Self> {
         if raises(&[self]) {
             return raise(self)?.norm(p, dims, keep);
@@ -222,7 +225,7 @@ impl Tensor {
                 let (saved, norm) = (saver.save(self)?, saver.save_output(&out, 0)?);
                 Ok(move |context: &Context<'_>| {
                     let norm = context.unpack(norm)?;
-                    // At zero, the norm has no slope.
+                    // At zero the norm has no slope; the gradient is set to 0.
                     let scale = context.grad(0)?.div(&norm)?.masked_fill(&norm.eq(0.0)?, 0.0)?;
                     Ok([Some(context.unpack(saved)?.mul(&scale.reshape(&kept)?)?)].into_iter().collect())
                 })
@@ -236,10 +239,10 @@ impl Tensor {
         }
     }
 
-    /// Logarithms of sums of exponentials over dimensions, as [`sum`](Self::sum) takes them.
+    /// Computes logarithms of sums of exponentials over dimensions, given as for [`sum`](Self::sum).
     ///
     /// # Errors
-    /// Those of [`mean`](Self::mean).
+    /// The errors of [`mean`](Self::mean).
     pub fn logsumexp(&self, dims: &[isize], keep: bool) -> Result<Self> {
         if raises(&[self]) {
             return raise(self)?.logsumexp(dims, keep);
@@ -258,7 +261,7 @@ impl Tensor {
             Ok(move |context: &Context<'_>| {
                 let (x, output) = (context.unpack(saved)?, context.unpack(output)?);
                 let x = wide(&x)?;
-                // What was rounded to 16 bits is computed again: its error would be that of all weights.
+                // An output that was rounded to 16 bits is computed again: its error would be in all weights.
                 let output = if output.dtype() == x.dtype() { output } else { x.logsumexp(&dims, true)? };
                 let weights = x.sub(&output.reshape(&kept)?)?.exp()?;
                 Ok([Some(weights.mul(&context.grad(0)?.reshape(&kept)?)?)].into_iter().collect())
@@ -266,7 +269,7 @@ impl Tensor {
         })
     }
 
-    /// A reduction, each element of which goes with the same weight to the output that it is part of.
+    /// Attaches the gradient of a reduction that weighs all elements of an output the same.
     fn spread(
         &self,
         op: &'static str,
@@ -284,7 +287,7 @@ impl Tensor {
     }
 }
 
-/// For each element, the product of the others that are reduced with it.
+/// Returns for each element the product of the others that are reduced with it.
 fn others(x: &Tensor, dims: &Reduced) -> Result<Tensor> {
     let over: Vec<isize> =
         (0..).zip(&dims.is_reduced).filter(|(_, is_reduced)| **is_reduced).map(|(dim, _)| dim).collect();
@@ -293,28 +296,28 @@ fn others(x: &Tensor, dims: &Reduced) -> Result<Tensor> {
     }
     let is_zero = x.eq(0.0)?;
     let zeros = is_zero.sum(&over, true)?;
-    // Of one zero, the product of all but it; the others' is zero, and so is everybody's where there are more.
+    // With one zero, the product without it is for the zero, and the others have 0. With more zeros, all have 0.
     let without = x.masked_fill(&is_zero, 1.0)?;
     let product = without.prod(&over, true)?;
     let quotient = product.div(&without)?.masked_fill(&zeros.gt(0)?, 0.0)?;
     is_zero.logical_and(&zeros.eq(1)?)?.where_(&product, &quotient)
 }
 
-/// What dimensions are reduced.
+/// The dimensions that are reduced.
 #[derive(Clone)]
 pub(super) struct Reduced {
-    /// The tensor's, with 1 for each reduced dimension.
+    /// The tensor's sizes, with 1 for each reduced dimension.
     pub(super) sizes: Vec<usize>,
     is_reduced: Vec<bool>,
 }
 
 impl Reduced {
-    /// `dims` of a tensor, or all if there are none.
+    /// Returns the dimensions `dims` of a tensor, or all if `dims` is empty.
     pub(super) fn new(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Self> {
         let mut is_reduced = vec![dims.is_empty(); tensor.rank()];
         for dim in dims {
             let found = tensor.dim(op, *dim)?;
-            // A tensor of no dimension has a dimension 0 to name, but none to reduce.
+            // A tensor of no dimensions accepts dimension 0, but has none to reduce.
             let Some(is_reduced) = is_reduced.get_mut(found) else { continue };
             if std::mem::replace(is_reduced, true) {
                 return Err(TensorError::argument(op, format!("dimension {dim} is in {dims:?} twice")));
@@ -330,7 +333,7 @@ impl Reduced {
         Self { sizes, is_reduced }
     }
 
-    /// Elements that an output is made of.
+    /// Returns the number of elements that one output is reduced from.
     pub(super) fn count(&self, tensor: &Tensor) -> usize {
         tensor
             .sizes()
@@ -341,12 +344,12 @@ impl Reduced {
             .product()
     }
 
-    /// A fresh output.
+    /// Allocates the output.
     pub(super) fn output(&self, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         Tensor::empty(&self.sizes, dtype, tensor.device())
     }
 
-    /// The output of a kernel.
+    /// Runs a kernel and returns its output.
     pub(super) fn run(&self, kernel: &'static Kernel<Reduce>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         let _op = entered(kernel.name());
         let out = self.output(tensor, dtype)?;
@@ -359,7 +362,7 @@ impl Reduced {
         Ok(out)
     }
 
-    /// The output, without the reduced dimensions unless they are kept.
+    /// Removes the reduced dimensions from the output, unless they are kept.
     pub(super) fn finish(&self, out: Tensor, keep: bool) -> Result<Tensor> {
         if keep {
             return Ok(out);
@@ -370,13 +373,13 @@ impl Reduced {
     }
 }
 
-/// Integers as `int64`, which they are gathered in.
+/// Converts integers to `int64`, which they are reduced in.
 pub(super) fn gathered(tensor: &Tensor) -> Result<Tensor> {
     let is_gathered = tensor.dtype().is_floating() || tensor.dtype() == DType::Bool;
     if is_gathered { Ok(tensor.clone()) } else { no_grad(|| tensor.to_dtype(DType::I64)) }
 }
 
-/// The dtype of sums.
+/// Returns the dtype of sums.
 fn summed(dtype: DType) -> DType {
     if dtype.is_floating() { dtype } else { DType::I64 }
 }

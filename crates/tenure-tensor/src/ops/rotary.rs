@@ -1,4 +1,4 @@
-//! Positions as angles.
+//! Rotary position embedding.
 
 use super::entered;
 use super::pointwise::output;
@@ -10,8 +10,9 @@ use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
 static ROTATE: Kernel<Rotate> = Kernel::new("rotary", &[cpu::rotary::ROTATE, cuda::rotary::ROTATE]);
 
 impl Tensor {
-    /// Turns each number in the first half of the last dimension, and its partner in the second, by an angle: positions as
-    /// Llama has them (Su et al., 2021). The angles' cosines and sines broadcast to a half.
+    /// Rotates each element in the first half of the last dimension, with its partner in the second half, by an angle:
+    /// the rotary position embedding (Su et al., 2021) in Llama's layout. The angles' cosines and sines broadcast to a
+    /// half.
     ///
     /// # Errors
     /// An integer dtype, a last dimension of odd size, angles of other sizes.
@@ -19,7 +20,7 @@ impl Tensor {
         self.rotated(cos, sin, false)
     }
 
-    /// Turned the other way if it is `back`.
+    /// Rotates, in the opposite direction if `back`.
     fn rotated(&self, cos: &Self, sin: &Self, back: bool) -> Result<Self> {
         let op = ROTATE.name();
         let _op = entered(op);

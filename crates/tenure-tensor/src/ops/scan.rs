@@ -1,4 +1,4 @@
-//! Sums and products so far.
+//! Cumulative sums and products.
 
 use tenure_core::DType;
 
@@ -17,10 +17,10 @@ static CUMPROD: Kernel<Scan> = Kernel::new(
 );
 
 impl Tensor {
-    /// For each element, the sum along a dimension up to it. Of integers and `bool` as `int64`.
+    /// Computes the cumulative sum along a dimension. Integers and `bool` are summed as `int64`.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// The dimension does not exist.
     pub fn cumsum(&self, dim: isize) -> Result<Self> {
         if raises(&[self]) {
             return raise(self)?.cumsum(dim);
@@ -31,10 +31,10 @@ impl Tensor {
         })
     }
 
-    /// For each element, the product along a dimension up to it. Of integers and `bool` as `int64`.
+    /// Computes the cumulative product along a dimension. Integers and `bool` are multiplied as `int64`.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// The dimension does not exist.
     pub fn cumprod(&self, dim: isize) -> Result<Self> {
         if raises(&[self]) {
             return raise(self)?.cumprod(dim);
@@ -45,8 +45,8 @@ impl Tensor {
             Ok(move |context: &Context<'_>| {
                 let (grad, x, output) = (context.grad(0)?, context.unpack(saved)?, context.unpack(output)?);
                 let is_zero = x.eq(0.0)?;
-                // What is behind the first zero changes nothing; and what is multiplied with that zero is the product
-                // without it.
+                // Elements after the first zero have no effect on outputs, which are zero from there on. The first
+                // zero's slope is the product without it.
                 let is_first = is_zero.logical_and(&is_zero.cumsum(dim)?.eq(1)?)?;
                 let to_first = grad.mul(&x.masked_fill(&is_first, 1.0)?.cumprod(dim)?)?.cumsum_backwards(dim)?;
                 let to_others = grad.mul(&output)?.cumsum_backwards(dim)?.div(&x.masked_fill(&is_zero, 1.0)?)?;

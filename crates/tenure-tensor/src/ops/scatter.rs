@@ -1,4 +1,5 @@
-//! Elements written by index. Where an index is twice, the last is written; additions are in the order of the index.
+//! Writes and additions by index. If an index occurs twice, the last value is written; additions are done in the order
+//! of the index.
 
 use smallvec::SmallVec;
 
@@ -16,42 +17,41 @@ static PUT_ADD: Kernel<Put> = Kernel::new("index_add", &[kernels::PUT_ADD, cuda:
 type Dims = SmallVec<[usize; 5]>;
 
 impl Tensor {
-    /// A copy with elements of each line along `dim` replaced by those of `source`, or a number, at the places that the
-    /// same line of `index` says: in two dimensions and along the last, `out[i][index[i][j]] = source[i][j]`. The source
-    /// may be larger than the index.
+    /// Returns a copy with the elements of `source`, or a number, written along `dim` at the places in `index`: in two
+    /// dimensions and along the last, `out[i][index[i][j]] = source[i][j]`. The source may be larger than the index.
     ///
     /// # Errors
-    /// Another number of dimensions; an index larger than this tensor in another dimension, or than the source; an index
-    /// that is not there, or is no integer; a source of another dtype.
+    /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the source;
+    /// an index is out of range, or no integer; the source has another dtype.
     pub fn scatter<'a>(&self, dim: isize, index: &Self, source: impl Into<Value<'a>>) -> Result<Self> {
         let (index, source) = self.scatter_operands("scatter", index, source.into())?;
         self.copied_apart()?.scattered_onto(self, "scatter", dim, &index, &source, false)
     }
 
-    /// The same with elements added.
+    /// Returns a copy with elements added instead of written, at the same places as [`scatter`](Self::scatter).
     ///
     /// # Errors
-    /// Those of [`scatter`](Self::scatter); `bool`.
+    /// The errors of [`scatter`](Self::scatter); `bool`.
     pub fn scatter_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
         let [this, source] = widest([self, source])?;
         let (index, source) = this.scatter_operands("scatter_add", index, (&source).into())?;
         this.copied_apart()?.scattered_onto(&this, "scatter_add", dim, &index, &source, true)
     }
 
-    /// [`scatter`](Self::scatter) in place.
+    /// Does [`scatter`](Self::scatter) in place.
     ///
     /// # Errors
-    /// The same, and those of every write in place.
+    /// The errors of [`scatter`](Self::scatter), and of every write in place.
     pub fn scatter_<'a>(&self, dim: isize, index: &Self, source: impl Into<Value<'a>>) -> Result<()> {
         let (index, source) = self.scatter_operands("scatter_", index, source.into())?;
         let write = || self.scatter_raw("scatter_", dim, &index, &source, false);
         attach_in_place(self, "scatter_", &[self, &source], write, |saver| scatter_formula(saver, dim, &index, false))
     }
 
-    /// [`scatter_add`](Self::scatter_add) in place.
+    /// Does [`scatter_add`](Self::scatter_add) in place.
     ///
     /// # Errors
-    /// The same, and those of every write in place.
+    /// The errors of [`scatter_add`](Self::scatter_add), and of every write in place.
     pub fn scatter_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
         let (index, source) = self.scatter_operands("scatter_add_", index, source.into())?;
         let write = || self.scatter_raw("scatter_add_", dim, &index, &source, true);
@@ -60,39 +60,39 @@ impl Tensor {
         })
     }
 
-    /// A copy with what is at indices of a dimension replaced by `source`.
+    /// Returns a copy with the entries at indices of a dimension replaced by `source`.
     ///
     /// # Errors
-    /// Sizes of `source` that are not these, but with as many as indices in the dimension; indices of more than one
-    /// dimension, that are not there, or are no integers; a source of another dtype.
+    /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the dimension;
+    /// indices that have more than one dimension, are out of range, or are no integers; a source of another dtype.
     pub fn index_copy(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
         let [this, source] = widest([self, source])?;
         let (place, index) = this.row_operands("index_copy", dim, index, Some(&source))?;
         this.copied_apart()?.put_onto(&this, "index_copy", &[place], place, &index, &source, false)
     }
 
-    /// A copy with `source` added to what is at indices of a dimension.
+    /// Returns a copy with `source` added to the entries at indices of a dimension.
     ///
     /// # Errors
-    /// Those of [`index_copy`](Self::index_copy); `bool`.
+    /// The errors of [`index_copy`](Self::index_copy); `bool`.
     pub fn index_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
         let (place, index) = self.row_operands("index_add", dim, index, Some(source))?;
         self.copied_apart()?.put_onto(self, "index_add", &[place], place, &index, source, true)
     }
 
-    /// [`index_add`](Self::index_add) in place.
+    /// Does [`index_add`](Self::index_add) in place.
     ///
     /// # Errors
-    /// The same, and those of every write in place.
+    /// The errors of [`index_add`](Self::index_add), and of every write in place.
     pub fn index_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
         let (place, index) = self.row_operands("index_add_", dim, index, Some(source))?;
         self.put_("index_add_", &[place], place, &index, source, true)
     }
 
-    /// A copy with a number at indices of a dimension.
+    /// Returns a copy with a number in the entries at indices of a dimension.
     ///
     /// # Errors
-    /// Indices of more than one dimension, that are not there, or are no integers.
+    /// The indices have more than one dimension, are out of range, or are no integers.
     pub fn index_fill(&self, dim: isize, index: &Self, value: impl Into<Scalar>) -> Result<Self> {
         let (place, index) = self.row_operands("index_fill", dim, index, None)?;
         let value = value.into();
@@ -101,7 +101,7 @@ impl Tensor {
         self.copied_apart()?.put_onto(self, "index_fill", &[place], place, &index, &value, false)
     }
 
-    /// [`scatter`](Self::scatter) onto this fresh tensor itself.
+    /// Does [`scatter`](Self::scatter), or the addition if `adds`, onto this fresh tensor itself.
     pub(crate) fn scattered(
         self,
         op: &'static str,
@@ -114,7 +114,7 @@ impl Tensor {
         self.scattered_onto(&before, op, dim, index, source, adds)
     }
 
-    /// The same, where this is a copy of `before`.
+    /// Does the same as [`scattered`](Self::scattered) onto this copy of `before`, which gets the gradient.
     fn scattered_onto(
         self,
         before: &Self,
@@ -138,8 +138,8 @@ impl Tensor {
         kernel.find(self.device().kind(), self.dtype())?(op, self, index, source, place)
     }
 
-    /// Writes or adds `values`, which broadcast, to `positions` of the dimensions `dims` of this fresh tensor: what
-    /// [`picked`](Self::picked) would read.
+    /// Writes or adds `values`, which broadcast, to `positions` of the dimensions `dims` of this fresh tensor: the
+    /// elements that [`picked`](Self::picked) would read.
     pub(crate) fn put(
         self,
         op: &'static str,
@@ -153,7 +153,7 @@ impl Tensor {
         self.put_onto(&before, op, dims, at, positions, values, adds)
     }
 
-    /// The same, where this is a copy of `before`.
+    /// Does the same as [`put`](Self::put) onto this copy of `before`, which gets the gradient.
     #[expect(clippy::too_many_arguments, reason = "those of `put`")]
     pub(crate) fn put_onto(
         self,
@@ -169,7 +169,7 @@ impl Tensor {
         attach(self, op, &[before, values], |saver| put_formula(saver, dims, at, positions, adds))
     }
 
-    /// The same in place.
+    /// Does the same as [`put`](Self::put) in place.
     pub(crate) fn put_(
         &self,
         op: &'static str,
@@ -205,7 +205,7 @@ impl Tensor {
         kernel.find(self.device().kind(), self.dtype())?(op, self, &positions, &rows, dims)
     }
 
-    /// The index as `int64`, and as much of the source as it covers.
+    /// Returns the index as `int64`, and the part of the source that it covers.
     fn scatter_operands(&self, op: &'static str, index: &Self, source: Value<'_>) -> Result<(Self, Self)> {
         let index = index.as_index(op)?;
         let source = match source {
@@ -234,7 +234,7 @@ impl Tensor {
         Ok((index, source))
     }
 
-    /// The dimension and the index of rows, if the source has as many.
+    /// Returns the dimension and the row indices, after checking that the source has a row for each.
     fn row_operands(&self, op: &'static str, dim: isize, index: &Self, source: Option<&Self>) -> Result<(usize, Self)> {
         let (place, index) = (self.existing_dim(op, dim)?, index.as_vector(op)?);
         if let Some(source) = source {
@@ -262,13 +262,13 @@ impl Tensor {
         Err(TensorError::DType { op, found: source.dtype(), expected })
     }
 
-    /// A copy that nobody differentiates.
+    /// Returns a copy that is detached from the graph.
     pub(crate) fn copied_apart(&self) -> Result<Self> {
         self.detach().copy()
     }
 }
 
-/// The gradients of (what was before, what is written).
+/// Returns the formula for the gradients of the tensor before the write, and of the source.
 fn scatter_formula(
     saver: &mut Saver,
     dim: isize,
@@ -287,7 +287,7 @@ fn scatter_formula(
     })
 }
 
-/// The same of [`Tensor::put`].
+/// Returns the formula for the gradients of [`Tensor::put`].
 fn put_formula(
     saver: &mut Saver,
     dims: &[usize],

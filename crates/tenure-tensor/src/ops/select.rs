@@ -1,4 +1,4 @@
-//! One of two values by a condition, limits, masks.
+//! Selection by conditions, limits, and masks.
 
 use smallvec::SmallVec;
 use tenure_core::DType;
@@ -15,7 +15,8 @@ pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP, 
 static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM, cuda::select::NAN_TO_NUM]);
 
 impl Tensor {
-    /// `a` where this `bool` tensor is true, and `b` elsewhere. All are broadcast, `a` and `b` promoted. PyTorch's `where`.
+    /// Selects `a` where this `bool` tensor is true, and `b` elsewhere. All are broadcast, `a` and `b` promoted.
+    /// PyTorch's `where`.
     ///
     /// # Errors
     /// The condition is not `bool`, sizes do not broadcast, different devices.
@@ -25,11 +26,12 @@ impl Tensor {
         self.choose("where_", a, b, dtype)
     }
 
-    /// These elements, but `value` where `mask`, of `bool`, is true. Both are broadcast. `value` has one element.
+    /// Returns a copy with `value` where `mask`, of `bool`, is true. Tensor and mask are broadcast. `value` is a number
+    /// or a tensor of no dimensions.
     ///
     /// # Errors
-    /// The mask is not `bool`, sizes do not broadcast, different devices, a value of more elements, a number that an
-    /// integer dtype does not hold.
+    /// The mask is not `bool`, sizes do not broadcast, different devices, a value with dimensions, a number that does
+    /// not fit an integer dtype.
     pub fn masked_fill<'a>(&'a self, mask: &'a Self, value: impl Into<Value<'a>>) -> Result<Self> {
         let value = value.into();
         if let Value::Tensor(value) = value
@@ -52,7 +54,7 @@ impl Tensor {
         attach(out, op, &[&a, &b], |saver| chosen(saver, self))
     }
 
-    /// Each element, but no less than `min` and no more than `max`; `max` where they cross.
+    /// Limits each element to `min` and `max`; to `max` where `min` is larger.
     ///
     /// # Errors
     /// Sizes that do not broadcast, different devices, `bool`.
@@ -63,7 +65,7 @@ impl Tensor {
         }
     }
 
-    /// Each element, but no less than `min`.
+    /// Limits each element to at least `min`.
     ///
     /// # Errors
     /// Sizes that do not broadcast, different devices, `bool`.
@@ -74,7 +76,7 @@ impl Tensor {
         }
     }
 
-    /// Each element, but no more than `max`.
+    /// Limits each element to at most `max`.
     ///
     /// # Errors
     /// Sizes that do not broadcast, different devices, `bool`.
@@ -93,7 +95,7 @@ impl Tensor {
         attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
     }
 
-    /// One of this and the limit, as `which` says. Where `keeps`, the gradient is this one's.
+    /// Limits the elements by `which`. Where `keeps` is true, the gradient goes to this tensor, elsewhere to the limit.
     fn limited(
         &self,
         op: &'static str,
@@ -112,8 +114,8 @@ impl Tensor {
         })
     }
 
-    /// `nan` for what is no number, and `above` and `below` for what is infinite: by default the largest numbers there
-    /// are. Integers are themselves.
+    /// Replaces NaN by `nan`, and infinities by `above` and `below`: by default the largest and lowest numbers of the
+    /// dtype. Integers stay as they are.
     ///
     /// # Errors
     /// No memory.
@@ -146,7 +148,7 @@ pub(super) fn check_condition(op: &'static str, condition: &Tensor) -> Result<()
     Err(TensorError::DType { op, found: condition.dtype(), expected })
 }
 
-/// The gradients of what is chosen where a condition is true, and of what is elsewhere.
+/// Returns the formula for the gradients of a choice: of the operand where the condition is true, and of the other.
 pub(super) fn chosen(saver: &mut Saver, condition: &Tensor) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
     let condition = saver.save(condition)?;
     Ok(move |context: &Context<'_>| {
@@ -157,7 +159,7 @@ pub(super) fn chosen(saver: &mut Saver, condition: &Tensor) -> Result<impl Fn(&C
     })
 }
 
-/// The gradient of what is limited.
+/// Returns the formula for the gradient of a limited tensor.
 pub(super) fn clamped(
     saver: &mut Saver,
     x: &Tensor,

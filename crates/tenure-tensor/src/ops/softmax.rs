@@ -14,18 +14,18 @@ static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> =
     Kernel::new("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD, cuda::softmax::SOFTMAX_BACKWARD]);
 
 impl Tensor {
-    /// Exponentials over their sum along a dimension.
+    /// Computes exponentials over their sum along a dimension.
     ///
     /// # Errors
-    /// An integer dtype, a dimension that is not there.
+    /// An integer dtype, a dimension that does not exist.
     pub fn softmax(&self, dim: isize) -> Result<Self> {
         raise(self)?.exponentials("softmax", dim, false)
     }
 
-    /// The logarithm of [`softmax`](Self::softmax), in one step.
+    /// Computes the logarithm of [`softmax`](Self::softmax), in one step.
     ///
     /// # Errors
-    /// Those of [`softmax`](Self::softmax).
+    /// The errors of [`softmax`](Self::softmax).
     pub fn log_softmax(&self, dim: isize) -> Result<Self> {
         raise(self)?.exponentials("log_softmax", dim, true)
     }
@@ -60,7 +60,7 @@ fn backward(grad: &Tensor, output: &Tensor, dim: usize, logarithmic: bool) -> Re
     Ok(out)
 }
 
-/// The same, by operations that have gradients themselves.
+/// Computes the gradient as [`backward`] does, with operations that have gradients themselves.
 fn composed(grad: &Tensor, output: &Tensor, dim: isize, logarithmic: bool) -> Result<Tensor> {
     if logarithmic {
         return grad.sub(&output.exp()?.mul(&grad.sum(&[dim], true)?)?);

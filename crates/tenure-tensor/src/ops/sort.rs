@@ -1,4 +1,4 @@
-//! Elements in order.
+//! Sorting and selection by rank.
 
 use tenure_core::DType;
 
@@ -10,38 +10,38 @@ use crate::{Kernel, Result, Tensor, TensorError, cuda};
 static ORDER: Kernel<Order> = Kernel::new("sort", &[cpu::sort::ORDER[0], cpu::sort::ORDER[1], cuda::sort::ORDER]);
 
 impl Tensor {
-    /// Elements along a dimension from the smallest to the largest, or from the largest if `descending`, and their
-    /// numbers. Equal ones stay in their order. What is no number is the largest.
+    /// Sorts elements along a dimension from the smallest to the largest, or from the largest if `descending`. Returns
+    /// them and their indices. The sort is stable. NaN counts as the largest.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// The dimension does not exist.
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
         let order = self.argsort(dim, descending)?;
         Ok((self.ordered(dim, &order)?, order))
     }
 
-    /// The numbers that [`sort`](Self::sort) gives.
+    /// Returns the indices that [`sort`](Self::sort) returns.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// The dimension does not exist.
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Self> {
         self.order("argsort", dim, None, descending)
     }
 
-    /// The `k` largest elements along a dimension, or the smallest, in order, and their numbers.
+    /// Returns the `k` largest elements along a dimension, or the smallest, in order, and their indices.
     ///
     /// # Errors
-    /// A dimension that is not there, or has fewer elements.
+    /// The dimension does not exist, or has fewer elements.
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
         let order = self.order("topk", dim, Some(k), largest)?;
         Ok((self.ordered(dim, &order)?, order))
     }
 
-    /// The `k`-th smallest element along a dimension, counted from 1, and its number. The dimension is left with size 1
-    /// if `keep`.
+    /// Returns the `k`-th smallest element along a dimension, counted from 1, and its index. The dimension is left with
+    /// size 1 if `keep`.
     ///
     /// # Errors
-    /// A dimension that is not there, or has fewer elements; `k` is 0.
+    /// The dimension does not exist, or has fewer elements; `k` is 0.
     pub fn kthvalue(&self, k: usize, dim: isize, keep: bool) -> Result<(Self, Self)> {
         if k == 0 {
             return Err(TensorError::argument("kthvalue", "k counts from 1, got 0"));
@@ -54,7 +54,7 @@ impl Tensor {
         if keep || self.rank() == 0 { Ok((value, place)) } else { Ok((value.squeeze(dim)?, place.squeeze(dim)?)) }
     }
 
-    /// The numbers of the first `count` elements in order.
+    /// Returns the indices of the first `count` elements in order.
     fn order(&self, op: &'static str, dim: isize, count: Option<usize>, descending: bool) -> Result<Self> {
         let along = self.dim(op, dim)?;
         let n = self.sizes().get(along).copied().unwrap_or(1);
@@ -64,7 +64,7 @@ impl Tensor {
             return Err(TensorError::shape(op, reason));
         }
         no_grad(|| {
-            // On the CPU, one function is for all integers.
+            // On the CPU, one function sorts all integers.
             let is_own = self.dtype().is_floating() || !self.device().is_cpu();
             let dtype = if is_own { self.dtype() } else { DType::I64 };
             let line = |tensor: &Self| if tensor.rank() == 0 { Ok(tensor.clone()) } else { tensor.transpose(dim, -1) };

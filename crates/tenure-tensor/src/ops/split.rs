@@ -1,14 +1,14 @@
-//! Views that together are the whole. Their gradients are brought together at once.
+//! Views that together are a whole tensor. Their gradients are joined in one step.
 
 use super::join::{cat, stack};
 use crate::autograd::{Context, attach_all};
 use crate::{Result, Tensor, TensorError};
 
 impl Tensor {
-    /// Parts of `size` elements of a dimension; the last may be shorter.
+    /// Splits a dimension into parts of `size` elements; the last may be shorter.
     ///
     /// # Errors
-    /// A dimension that is not there; a size of 0, unless the dimension has that too.
+    /// The dimension does not exist; `size` is 0, unless the dimension is empty.
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Self>> {
         let length = self.sizes()[self.existing_dim("split", dim)?];
         if size == 0 && length > 0 {
@@ -19,10 +19,10 @@ impl Tensor {
         self.split_sizes(&sizes, dim)
     }
 
-    /// Parts of these sizes of a dimension.
+    /// Splits a dimension into parts of these sizes.
     ///
     /// # Errors
-    /// A dimension that is not there; sizes that do not add up to its own.
+    /// The dimension does not exist; the sizes do not add up to its own.
     pub fn split_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Self>> {
         let place = self.existing_dim("split", dim)?;
         let length = self.sizes()[place];
@@ -38,10 +38,10 @@ impl Tensor {
         self.viewed_in_parts("split", sizes.iter().map(part).collect::<Result<_>>()?, move |grads| cat(grads, dim))
     }
 
-    /// At most `chunks` parts of a dimension, of the same size but for the last.
+    /// Splits a dimension into at most `chunks` parts, of the same size except the last.
     ///
     /// # Errors
-    /// A dimension that is not there; no parts.
+    /// The dimension does not exist; `chunks` is 0.
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Self>> {
         let length = self.sizes()[self.existing_dim("chunk", dim)?];
         if chunks == 0 {
@@ -53,10 +53,10 @@ impl Tensor {
         self.split(length.div_ceil(chunks), dim)
     }
 
-    /// What is at each index of a dimension, without that dimension.
+    /// Returns the entry at each index of a dimension, without that dimension.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// The dimension does not exist.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Self>> {
         let place = self.existing_dim("unbind", dim)?;
         let part = |index| Ok(self.alias(self.layout().select(place, index)?));
@@ -64,7 +64,7 @@ impl Tensor {
         self.viewed_in_parts("unbind", parts, move |grads| stack(grads, dim))
     }
 
-    /// Views that together are the whole, whose gradients `back` brings together.
+    /// Returns views that together are the whole tensor; `back` joins their gradients.
     fn viewed_in_parts(
         &self,
         op: &'static str,

@@ -1,4 +1,4 @@
-//! Matrices with zeros on one side of a diagonal.
+//! Triangular matrices: zeros on one side of a diagonal.
 
 use crate::autograd::{Context, attach};
 use crate::cpu;
@@ -8,8 +8,8 @@ use crate::{Kernel, Result, Tensor, TensorError, cuda};
 static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANGLE, cuda::index::TRIANGLE]);
 
 impl Tensor {
-    /// The last two dimensions' matrices with zeros above a diagonal: `diagonal` above the main one, or below it if it is
-    /// negative.
+    /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one, or
+    /// below it if it is negative.
     ///
     /// # Errors
     /// Fewer than two dimensions.
@@ -17,7 +17,7 @@ impl Tensor {
         self.triangle("tril", diagonal, true)
     }
 
-    /// The last two dimensions' matrices with zeros below a diagonal.
+    /// Returns the matrices of the last two dimensions with zeros below a diagonal.
     ///
     /// # Errors
     /// Fewer than two dimensions.

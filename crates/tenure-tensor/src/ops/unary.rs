@@ -12,8 +12,9 @@ use crate::cpu::unary as kernels;
 use crate::cuda::unary as cuda;
 use crate::{Kernel, Result, Tensor, TensorError};
 
-/// Functions of floats, with the gradient of the input by that of the output and what was saved: the input (`by input`),
-/// or the output, so that the input's memory can go; where a second name is given, in place too. Of integers they are PyTorch's default dtype.
+/// Defines functions of floats. The formula computes the input's gradient from the output's and a saved tensor: the
+/// input (`by input`), or the output (`by output`), which lets the input's memory go. A second name is that of the
+/// function in place. Integers are converted to PyTorch's default dtype.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident $(/ $in_place:ident)? = $room:ident :: $kernel:ident, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
         impl $crate::Tensor {$(
@@ -31,7 +32,7 @@ macro_rules! functions {
                 #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), "), in place.")]
                 ///
                 /// # Errors
-                /// Those of [`add_`](Self::add_).
+                /// The errors of [`add_`](Self::add_).
                 pub fn $in_place(&self) -> $crate::Result<()> {
                     static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                     let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
@@ -43,7 +44,7 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
-/// What is computed in `float32` inside an [`Autocast`](crate::autocast::Autocast), as PyTorch does.
+/// The functions that are computed in `float32` inside an [`Autocast`](crate::autocast::Autocast), as in PyTorch.
 const RAISED: [&str; 14] = [
     "acos",
     "asin",
@@ -61,14 +62,14 @@ const RAISED: [&str; 14] = [
     "tan",
 ];
 
-/// What a formula needs.
+/// The tensor that a formula needs.
 #[expect(non_camel_case_types, reason = "words of `functions!`")]
 pub(super) enum By {
     input,
     output,
 }
 
-/// `kernel` of floats, whose gradient is `formula` of the output's gradient and what was saved.
+/// Runs `kernel` on floats. The gradient is `formula` of the output's gradient and the saved tensor.
 pub(super) fn of_floats(
     kernel: &'static Unary,
     input: &Tensor,
@@ -81,7 +82,7 @@ pub(super) fn of_floats(
     attach(out.clone(), kernel.name(), &[input], |saver| by.save(saver, input, &out, formula))
 }
 
-/// The same, written to the input.
+/// Runs `kernel` as [`of_floats`] does, and writes to the input.
 pub(super) fn of_floats_in_place(
     kernel: &'static Unary,
     target: &Tensor,
@@ -114,51 +115,51 @@ impl By {
 }
 
 functions! {
-    /// The square root.
+    /// Computes the square root.
     sqrt / sqrt_ = unary::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
-    /// One by the square root.
+    /// Computes one over the square root.
     rsqrt / rsqrt_ = unary::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
-    /// One by each element.
+    /// Computes one over each element.
     reciprocal / reciprocal_ = unary::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
-    /// e to the power of each element.
+    /// Computes e to the power of each element.
     exp / exp_ = unary::EXP, by output |grad, y| grad.mul(y);
-    /// e to the power of each element, less 1: precise near 0.
+    /// Computes e to the power of each element, less 1: precise near 0.
     expm1 = unary::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
-    /// The natural logarithm.
+    /// Computes the natural logarithm.
     log / log_ = unary::LOG, by input |grad, x| grad.div(x);
-    /// The natural logarithm of 1 and each element: precise near 0.
+    /// Computes the natural logarithm of one plus each element: precise near 0.
     log1p = unary::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
-    /// The logarithm to base 2.
+    /// Computes the logarithm to base 2.
     log2 = unary::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
-    /// The logarithm to base 10.
+    /// Computes the logarithm to base 10.
     log10 = unary::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
-    /// The sine of an angle in radians.
+    /// Computes the sine of an angle in radians.
     sin = unary::SIN, by input |grad, x| grad.mul(&x.cos()?);
-    /// The cosine of an angle in radians.
+    /// Computes the cosine of an angle in radians.
     cos = unary::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
-    /// The tangent of an angle in radians.
+    /// Computes the tangent of an angle in radians.
     tan = unary::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
-    /// The angle of a sine.
+    /// Computes the arcsine, in radians.
     asin = unary::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
-    /// The angle of a cosine.
+    /// Computes the arccosine, in radians.
     acos = unary::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
-    /// The angle of a tangent.
+    /// Computes the arctangent, in radians.
     atan = unary::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
-    /// The hyperbolic sine.
+    /// Computes the hyperbolic sine.
     sinh = unary::SINH, by input |grad, x| grad.mul(&x.cosh()?);
-    /// The hyperbolic cosine.
+    /// Computes the hyperbolic cosine.
     cosh = unary::COSH, by input |grad, x| grad.mul(&x.sinh()?);
-    /// The hyperbolic tangent.
+    /// Computes the hyperbolic tangent.
     tanh / tanh_ = unary::TANH, by output |grad, y| activation::tanh_backward(grad, y);
-    /// The error function.
+    /// Computes the error function.
     erf = unary::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
-    /// 1 less the error function: precise where that is near 1.
+    /// Computes 1 less the error function: precise where that is near 1.
     erfc = unary::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
-    /// What the error function is this of, from -1 to 1.
+    /// Computes the inverse of the error function, for elements from -1 to 1.
     erfinv = unary::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
 }
 
-/// exp(-x²)
+/// Computes exp(-x²).
 fn bell(x: &Tensor) -> Result<Tensor> {
     x.square()?.neg()?.exp()
 }
@@ -178,7 +179,7 @@ static ROUND: Unary = Kernel::new("round", &[kernels::ROUND, cuda::ROUND]);
 static TRUNC: Unary = Kernel::new("trunc", &[kernels::TRUNC, cuda::TRUNC]);
 
 impl Tensor {
-    /// With the other sign. Unsigned integers wrap.
+    /// Negates each element. Unsigned integers wrap.
     ///
     /// # Errors
     /// `bool`.
@@ -192,7 +193,7 @@ impl Tensor {
         })
     }
 
-    /// Without the sign.
+    /// Computes the absolute value.
     ///
     /// # Errors
     /// `bool`.
@@ -206,7 +207,7 @@ impl Tensor {
         })
     }
 
-    /// The product with itself.
+    /// Computes the square.
     ///
     /// # Errors
     /// `bool`.
@@ -220,7 +221,7 @@ impl Tensor {
         })
     }
 
-    /// What is after the point, of the same sign.
+    /// Computes the fractional part, with the element's sign.
     ///
     /// # Errors
     /// Integers.
@@ -230,7 +231,7 @@ impl Tensor {
         })
     }
 
-    /// 1, 0 or -1, as the sign is. Has gradient zero.
+    /// Computes the sign: 1, 0 or -1. Its gradient is zero.
     ///
     /// # Errors
     /// `bool`.
@@ -238,7 +239,7 @@ impl Tensor {
         self.step(&SIGN)
     }
 
-    /// The next integer below. Has gradient zero.
+    /// Rounds down to an integer. Its gradient is zero.
     ///
     /// # Errors
     /// `bool`.
@@ -246,7 +247,7 @@ impl Tensor {
         self.whole(&FLOOR)
     }
 
-    /// The next integer above. Has gradient zero.
+    /// Rounds up to an integer. Its gradient is zero.
     ///
     /// # Errors
     /// `bool`.
@@ -254,7 +255,7 @@ impl Tensor {
         self.whole(&CEIL)
     }
 
-    /// The nearest integer; of halves, the even one. Has gradient zero.
+    /// Rounds to the nearest integer, and halves to the even one. Its gradient is zero.
     ///
     /// # Errors
     /// `bool`.
@@ -262,7 +263,7 @@ impl Tensor {
         self.whole(&ROUND)
     }
 
-    /// The next integer towards zero. Has gradient zero.
+    /// Rounds towards zero. Its gradient is zero.
     ///
     /// # Errors
     /// `bool`.
@@ -270,13 +271,13 @@ impl Tensor {
         self.whole(&TRUNC)
     }
 
-    /// An integer is whole already.
+    /// Rounds floats; integers are copied as they are.
     fn whole(&self, kernel: &'static Unary) -> Result<Self> {
         let is_integer = !self.dtype().is_floating() && self.dtype() != DType::Bool;
         if is_integer { self.copy() } else { self.step(kernel) }
     }
 
-    /// A function that is constant but for steps.
+    /// Runs a step function, whose gradient is zero.
     fn step(&self, kernel: &'static Unary) -> Result<Self> {
         attach(self.same_dtype(kernel)?, kernel.name(), &[self], |_| {
             Ok(|context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect()))

@@ -1,4 +1,4 @@
-//! Views: other layouts of the same storage. No value is copied, and what is written to one shows in the others.
+//! Views: other layouts of the same storage. No value is copied, and a write to one shows in the others.
 
 use smallvec::SmallVec;
 use tenure_core::{Layout, LayoutError, Overlap, Reshape};
@@ -8,7 +8,8 @@ use crate::tensor::dimension;
 use crate::{Result, Tensor, TensorError};
 
 impl Tensor {
-    /// The same elements, in the same order, in other sizes. One size may be -1: what is left.
+    /// Returns the same elements, in the same order, in other sizes. One size may be -1: it is computed from the
+    /// others.
     ///
     /// # Errors
     /// Sizes of another number of elements, or that would need a copy: see [`reshape`](Self::reshape).
@@ -18,15 +19,15 @@ impl Tensor {
         self.viewed("view", layout, |grad, from| grad.reshape(&signed(from)))
     }
 
-    /// The same elements in the sizes of another tensor.
+    /// Returns the same elements in the sizes of another tensor.
     ///
     /// # Errors
-    /// Those of [`view`](Self::view).
+    /// The errors of [`view`](Self::view).
     pub fn view_as(&self, other: &Self) -> Result<Self> {
         self.view(&signed(other.sizes()))
     }
 
-    /// The same as [`view`](Self::view), copied if it has to be.
+    /// Returns a [`view`](Self::view) of these sizes, or a copy if a view cannot have them.
     ///
     /// # Errors
     /// Sizes of another number of elements.
@@ -38,10 +39,10 @@ impl Tensor {
         }
     }
 
-    /// Dimensions `start` to `end`, both included, as one; copied if it has to be.
+    /// Joins the dimensions `start` to `end`, both included, into one; copies if it has to.
     ///
     /// # Errors
-    /// A dimension that is not there; `end` before `start`.
+    /// A dimension does not exist; `end` is before `start`.
     pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
         let (first, last) = (self.dim("flatten", start)?, self.dim("flatten", end)?);
         if first > last {
@@ -56,10 +57,10 @@ impl Tensor {
         self.reshape(&sizes)
     }
 
-    /// One dimension as several. One of `sizes` may be -1: what is left.
+    /// Splits one dimension into several. One of `sizes` may be -1: it is computed from the others.
     ///
     /// # Errors
-    /// A dimension that is not there; sizes that do not hold its elements.
+    /// The dimension does not exist; the sizes hold another number of elements.
     pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Self> {
         let dim = self.existing_dim("unflatten", dim)?;
         let parts = resolve("unflatten", sizes, &self.sizes()[dim..=dim])?;
@@ -68,11 +69,11 @@ impl Tensor {
         self.view(&all)
     }
 
-    /// Dimensions of size 1, and new ones in front, repeated without a copy; -1 keeps a size. PyTorch's `expand` and
+    /// Repeats dimensions of size 1, and new ones in front, without a copy; -1 keeps a size. PyTorch's `expand` and
     /// `broadcast_to`.
     ///
     /// # Errors
-    /// A size that is neither 1 nor the same; -1 for a new dimension.
+    /// A size is neither 1 nor the same; -1 for a new dimension.
     pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
         let added = sizes.len().saturating_sub(self.rank());
         let keep = |(dim, size): (usize, &isize)| match (usize::try_from(*size), dim.checked_sub(added)) {
@@ -92,18 +93,18 @@ impl Tensor {
         self.viewed("expand", layout, |grad, from| grad.sum_to(from))
     }
 
-    /// Repeated without a copy to the sizes of another tensor.
+    /// Repeats without a copy to the sizes of another tensor.
     ///
     /// # Errors
-    /// Those of [`expand`](Self::expand).
+    /// The errors of [`expand`](Self::expand).
     pub fn expand_as(&self, other: &Self) -> Result<Self> {
         self.expand(&signed(other.sizes()))
     }
 
-    /// Two dimensions exchanged.
+    /// Exchanges two dimensions.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// A dimension does not exist.
     pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
         let (from, to) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
         if self.rank() == 0 {
@@ -112,7 +113,7 @@ impl Tensor {
         self.viewed("transpose", self.layout().transpose(from, to)?, move |grad, _| grad.transpose(a, b))
     }
 
-    /// A matrix with rows and columns exchanged; a vector or single element as it is.
+    /// Exchanges the rows and columns of a matrix; a vector or single element stays as it is.
     ///
     /// # Errors
     /// More than two dimensions.
@@ -127,7 +128,7 @@ impl Tensor {
         }
     }
 
-    /// The last two dimensions exchanged: matrices, in any number of dimensions. PyTorch's `mT`.
+    /// Exchanges the last two dimensions: transposes matrices in any number of dimensions. PyTorch's `mT`.
     ///
     /// # Errors
     /// Fewer than two dimensions.
@@ -135,10 +136,10 @@ impl Tensor {
         self.transpose(-2, -1)
     }
 
-    /// Dimension `dims[i]` as dimension `i`.
+    /// Makes dimension `dims[i]` the dimension `i` of the view.
     ///
     /// # Errors
-    /// Not every dimension once.
+    /// `dims` does not have every dimension once.
     pub fn permute(&self, dims: &[isize]) -> Result<Self> {
         let order = dims.iter().map(|dim| self.existing_dim("permute", *dim)).collect::<Result<Vec<usize>>>()?;
         let layout = self.layout().permute(&order).map_err(of("permute"))?;
@@ -149,10 +150,10 @@ impl Tensor {
         })
     }
 
-    /// Dimensions `from` moved to the places `to`; the others keep their order.
+    /// Moves the dimensions `from` to the places `to`; the others keep their order.
     ///
     /// # Errors
-    /// A dimension that is not there, or is there twice; not as many places.
+    /// A dimension does not exist, or is given twice; the numbers of dimensions and places differ.
     pub fn movedim(&self, from: &[isize], to: &[isize]) -> Result<Self> {
         let wrap = |dims: &[isize]| -> Result<SmallVec<[usize; 5]>> {
             dims.iter().map(|dim| self.existing_dim("movedim", *dim)).collect()
@@ -171,18 +172,18 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// Without a dimension, if its size is 1.
+    /// Removes a dimension, if its size is 1.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// The dimension does not exist.
     pub fn squeeze(&self, dim: isize) -> Result<Self> {
         self.squeeze_dims(&[dim])
     }
 
-    /// Without those of some dimensions whose size is 1.
+    /// Removes the given dimensions whose size is 1.
     ///
     /// # Errors
-    /// A dimension that is not there.
+    /// A dimension does not exist.
     pub fn squeeze_dims(&self, dims: &[isize]) -> Result<Self> {
         let dims = dims.iter().map(|dim| self.dim("squeeze", *dim)).collect::<Result<SmallVec<[usize; 5]>>>()?;
         let mut layout = self.layout().clone();
@@ -192,32 +193,32 @@ impl Tensor {
         self.viewed("squeeze", layout, |grad, from| grad.reshape(&signed(from)))
     }
 
-    /// Without any dimension of size 1.
+    /// Removes all dimensions of size 1.
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn squeeze_all(&self) -> Result<Self> {
         self.viewed("squeeze", self.layout().squeeze_all(), |grad, from| grad.reshape(&signed(from)))
     }
 
-    /// With a dimension of size 1 at place `dim`.
+    /// Adds a dimension of size 1 at place `dim`.
     ///
     /// # Errors
-    /// A place that is more than one past the last dimension.
+    /// The place is more than one past the last dimension.
     pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
         let place = dimension("unsqueeze", dim, self.rank() + 1)?;
         self.viewed("unsqueeze", self.layout().unsqueeze(place)?, |grad, from| grad.reshape(&signed(from)))
     }
 
-    /// What is at one index of a dimension, without that dimension. Negative indices count from the end.
+    /// Selects one index of a dimension, and removes the dimension. Negative indices count from the end.
     ///
     /// # Errors
-    /// A dimension or index that is not there.
+    /// The dimension does not exist, or the index is out of range.
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
         self.selected("select", dim, index)
     }
 
-    /// The same for the operation `op`.
+    /// Does [`select`](Self::select) for the operation `op`.
     pub(super) fn selected(&self, op: &'static str, dim: isize, index: isize) -> Result<Self> {
         let place = self.existing_dim(op, dim)?;
         let size = self.sizes()[place];
@@ -229,16 +230,16 @@ impl Tensor {
         self.viewed("select", layout, move |grad, from| grad.embed(from, move |zeros| zeros.select(dim, index)))
     }
 
-    /// Every `step`-th element of a dimension, from `start` on and before `end`. As in Python, both may be negative, and
-    /// are cut to the dimension.
+    /// Selects every `step`-th element of a dimension, from `start` up to but without `end`. As in Python, both may be
+    /// negative, and are limited to the dimension.
     ///
     /// # Errors
-    /// A dimension that is not there; a step of 0.
+    /// The dimension does not exist; the step is 0.
     pub fn slice(&self, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
         self.sliced("slice", dim, start, end, step)
     }
 
-    /// The same for the operation `op`.
+    /// Does [`slice`](Self::slice) for the operation `op`.
     pub(super) fn sliced(&self, op: &'static str, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
         let place = self.existing_dim(op, dim)?;
         let size = self.sizes()[place] as isize;
@@ -249,21 +250,21 @@ impl Tensor {
         })
     }
 
-    /// The `length` elements of a dimension from `start` on.
+    /// Selects the `length` elements of a dimension from `start` on.
     ///
     /// # Errors
-    /// A dimension that is not there; elements that are not there.
+    /// The dimension does not exist; elements are out of range.
     pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Self> {
         let place = self.existing_dim("narrow", dim)?;
         let layout = self.layout().narrow(place, start, length).map_err(of("narrow"))?;
         self.viewed("narrow", layout, move |grad, from| grad.embed(from, move |zeros| zeros.narrow(dim, start, length)))
     }
 
-    /// Windows of `size` elements of a dimension, each `step` after the one before: the dimension counts windows, and a
-    /// new last one the elements inside.
+    /// Returns windows of `size` elements of a dimension, each `step` after the one before. The dimension counts the
+    /// windows, and a new last dimension has the elements of each.
     ///
     /// # Errors
-    /// A dimension that is not there, or is shorter than a window; a step of 0.
+    /// The dimension does not exist, or is shorter than a window; the step is 0.
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Self> {
         let place = self.existing_dim("unfold", dim)?;
         let length = self.sizes()[place];
@@ -280,11 +281,11 @@ impl Tensor {
         self.viewed("unfold", layout, move |grad, from| grad.embed(from, move |zeros| zeros.unfold(dim, size, step)))
     }
 
-    /// The elements of the diagonal of two dimensions, as a new last dimension: `offset` above the main one, or below it
-    /// if it is negative.
+    /// Returns the elements of the diagonal of two dimensions, as a new last dimension: `offset` above the main
+    /// diagonal, or below it if it is negative.
     ///
     /// # Errors
-    /// Dimensions that are not there, or are the same.
+    /// The dimensions do not exist, or are the same.
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
         let (row, column) = (self.existing_dim("diagonal", dim1)?, self.existing_dim("diagonal", dim2)?);
         if row == column {
@@ -293,7 +294,7 @@ impl Tensor {
         let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
         let (mut sizes, mut strides) = (self.sizes().to_vec(), self.strides().to_vec());
         let length = sizes[row].saturating_sub(down).min(sizes[column].saturating_sub(right));
-        // Without elements there may be no such place.
+        // Without elements, the start may lie outside the storage.
         let start = if length == 0 { 0 } else { down * strides[row] + right * strides[column] };
         let stride = strides[row] + strides[column];
         for dim in [row.max(column), row.min(column)] {
@@ -308,16 +309,16 @@ impl Tensor {
         })
     }
 
-    /// Any layout of the storage, all in elements; `offset` counts from the storage's beginning.
+    /// Returns a view of any layout of the storage, all in elements; `offset` counts from the storage's beginning.
     ///
     /// # Errors
-    /// Elements that are not in the storage.
+    /// Elements lie outside the storage.
     pub fn as_strided(&self, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Self> {
         let bytes = self.storage().bytes();
         let layout = Layout::as_strided(sizes, strides, offset, self.dtype(), bytes).map_err(of("as_strided"))?;
         let (from, to) = (self.layout().clone(), layout.clone());
         self.viewed("as_strided", layout, move |grad, _| {
-            // As much of the storage as either has, with the gradient where it was read.
+            // The part of the storage that either layout covers, with the gradient at the elements that were read.
             let (read, own) = (to.extent(), from.extent());
             let (start, end) = (read.start.min(own.start), read.end.max(own.end));
             let (sizes, strides, offset) = (to.sizes().to_vec(), to.strides().to_vec(), to.offset() - start);
@@ -326,7 +327,7 @@ impl Tensor {
             if from.overlap() == Overlap::No {
                 return Ok(grad);
             }
-            // Each of the elements that are one place has its part.
+            // Elements that share a place get equal parts of its gradient.
             let ones = Self::ones(from.sizes(), grad.dtype(), grad.device())?;
             let layout = Layout::strided(from.sizes(), from.strides(), from.offset() - start)?;
             let counts = Self::zeros(&[end - start], grad.dtype(), grad.device())?;
@@ -335,7 +336,7 @@ impl Tensor {
         })
     }
 
-    /// A view, whose gradient `back` brings to these sizes.
+    /// Returns a view; `back` computes the gradient for these sizes from that of the view.
     pub(crate) fn viewed(
         &self,
         op: &'static str,
@@ -350,8 +351,8 @@ impl Tensor {
         Ok(view)
     }
 
-    /// Zeros of these sizes, with this tensor where `view` of them is: the gradient of a view. What `view` has twice is
-    /// added up.
+    /// Returns zeros of these sizes, with this tensor in the part that `view` selects: the gradient of a view. Elements
+    /// that `view` has twice are added up.
     fn embed(&self, sizes: &[usize], view: impl Fn(&Self) -> Result<Self> + Send + Sync + 'static) -> Result<Self> {
         let zeros = Self::zeros(sizes, self.dtype(), self.device())?;
         no_grad(|| view(&zeros))?.accumulate(self)?;
@@ -360,7 +361,7 @@ impl Tensor {
         })
     }
 
-    /// Adds to every element, also where several are one place.
+    /// Adds to every element, also where several share a place.
     fn accumulate(&self, source: &Self) -> Result<()> {
         let long = (0..self.rank()).filter(|dim| self.sizes()[*dim] > 1).min_by_key(|dim| self.sizes()[*dim]);
         let Some(dim) = long.filter(|_| self.layout().overlap() != Overlap::No) else {
@@ -373,13 +374,13 @@ impl Tensor {
         Ok(())
     }
 
-    /// Sizes with -1 replaced.
+    /// Returns sizes with -1 replaced.
     fn resolve(&self, op: &'static str, sizes: &[isize]) -> Result<Vec<usize>> {
         resolve(op, sizes, self.sizes())
     }
 }
 
-/// Sizes with -1 replaced by what is left of `from`.
+/// Returns sizes with -1 replaced by the rest of `from`.
 fn resolve(op: &'static str, sizes: &[isize], from: &[usize]) -> Result<Vec<usize>> {
     let unknown = sizes.iter().filter(|size| **size < 0).count();
     if unknown > 1 || sizes.iter().any(|size| *size < -1) {
@@ -401,12 +402,12 @@ fn resolve(op: &'static str, sizes: &[isize], from: &[usize]) -> Result<Vec<usiz
     Ok(sizes.iter().map(|size| usize::try_from(*size).ok().or(rest).unwrap_or(0)).collect())
 }
 
-/// Sizes as they are given to [`Tensor::view`].
+/// Returns sizes in the form that [`Tensor::view`] takes.
 pub(crate) fn signed(sizes: &[usize]) -> Vec<isize> {
     sizes.iter().map(|size| *size as isize).collect()
 }
 
-/// Says which operation it was.
+/// Names the operation in a layout's error.
 fn of(op: &'static str) -> impl Fn(LayoutError) -> TensorError {
     move |error| TensorError::shape(op, error.to_string())
 }
