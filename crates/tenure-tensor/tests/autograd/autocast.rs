@@ -1,4 +1,4 @@
-//! Which dtypes operations choose, and how gradients come back from them.
+//! Autocast: the dtypes that operations choose, and the gradients that come back from them.
 
 use tenure_tensor::autocast::{self, Autocast};
 use tenure_tensor::autograd;

@@ -1,16 +1,17 @@
-//! PyTorch's lists of what autocast does (`aten/src/ATen/autocast_mode.h`): CUDA's, and what the CPU's have beside them.
+//! Tests against PyTorch's lists of autocast operations (`aten/src/ATen/autocast_mode.h`): CUDA's, and the CPU's
+//! additions.
 
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::ops::{self, CrossEntropy, Reduction, einsum};
 use tenure_tensor::{Attention, Conv, DType, Result, Tensor};
 
 struct Given {
-    /// `[2, 2]`, and the same of half the bits, from 0 to 1.
+    /// The same values in `float32` and in `bfloat16`, `[2, 2]`, from 0 to 1.
     x: Tensor,
     half: Tensor,
-    /// `[1, 2, 2]` of `x`.
+    /// The values of `x` as `[1, 2, 2]`.
     batch: Tensor,
-    /// `[1, 1, 2, 2]` of `x`.
+    /// The values of `x` as `[1, 1, 2, 2]`.
     image: Tensor,
     /// Zeros, `[2, 2]` and `[2]`.
     places: Tensor,
@@ -19,7 +20,7 @@ struct Given {
 
 type Operation = (&'static str, fn(&Given) -> Result<Tensor>);
 
-/// `lower_precision_fp`: of `float32`.
+/// PyTorch's list `lower_precision_fp`, called with `float32`.
 const LOWERED: &[Operation] = &[
     ("matmul", |g| g.x.matmul(&g.x)),
     ("bmm", |g| g.batch.bmm(&g.batch)),
@@ -33,7 +34,7 @@ const LOWERED: &[Operation] = &[
     ("einsum", |g| einsum("ij,jk->ik", &[&g.x, &g.x])),
 ];
 
-/// `fp32` and `fp32_set_opt_dtype`: of `bfloat16`.
+/// PyTorch's lists `fp32` and `fp32_set_opt_dtype`, called with `bfloat16`.
 const RAISED: &[Operation] = &[
     ("acos", |g| g.half.acos()),
     ("asin", |g| g.half.asin()),
@@ -76,7 +77,7 @@ const RAISED: &[Operation] = &[
     }),
 ];
 
-/// `promote`: of both.
+/// PyTorch's list `promote`, called with both dtypes.
 const WIDENED: &[Operation] = &[
     ("dot", |g| g.half.select(0, 0)?.dot(&g.x.select(0, 0)?)),
     ("cat", |g| ops::cat(&[&g.half, &g.x], 0)),
@@ -89,7 +90,7 @@ const WIDENED: &[Operation] = &[
     ("atan2", |g| g.half.atan2(&g.x)),
 ];
 
-/// Some of those that are left alone: of `bfloat16`.
+/// Some operations on no list, called with `bfloat16`.
 const LEFT: &[Operation] = &[
     ("add", |g| g.half.add(&g.half)),
     ("tanh", |g| g.half.tanh()),
@@ -112,7 +113,7 @@ fn given() -> Given {
     }
 }
 
-/// Inside, the result is of this dtype, and gradients come back from it to inputs of theirs.
+/// Checks that the result inside autocast has this dtype, and that gradients come back in the dtypes of the inputs.
 fn check(operations: &[Operation], expected: DType) {
     for (name, operation) in operations {
         let given = given();

@@ -1,4 +1,4 @@
-//! Checkpoints run once more, as far as they are needed, and notice what differs.
+//! Checkpoints run their function again, as far as needed, and detect differences.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use tenure_tensor::autograd::{self, Options};
 
 use super::{grad, leaf, values};
 
-/// x⁴ as a checkpoint that counts its runs.
+/// Computes x⁴ in a checkpoint that counts its runs.
 fn counted(x: &Tensor, runs: &Arc<AtomicUsize>) -> Tensor {
     let runs = Arc::clone(runs);
     let function = move |x: &[Tensor]| {

@@ -1,16 +1,16 @@
-//! Formulas beside differences of functions.
+//! `gradcheck` and `gradgradcheck`, on right and wrong formulas.
 
 use tenure_tensor::autograd::{Context, Gradcheck, attach, gradcheck, gradgradcheck, no_grad};
 use tenure_tensor::{DType, Device, Result, Tensor};
 
-/// x³ with a wrong factor in its formula, the first time or the second.
+/// Computes x³ with wrong factors: `first` in the gradient, `second` in the gradient's gradient.
 fn cube(x: &Tensor, first: f64, second: f64) -> Result<Tensor> {
     let cubed = no_grad(|| x.mul(x)?.mul(x))?;
     attach(cubed, "cube", &[x], |saver| {
         let x = saver.save(x)?;
         Ok(move |context: &Context<'_>| {
             let x = context.unpack(x)?;
-            // The factor is seen by the derivative of the slope alone.
+            // Only the derivative of the slope has the factor.
             let slope = x.mul(&x)?.mul(3.0 * second)?;
             let shift = slope.detach().mul(1.0 - 1.0 / second)?;
             Ok([Some(context.grad(0)?.mul(&slope.sub(&shift)?.mul(first)?)?)].into_iter().collect())

@@ -1,4 +1,4 @@
-//! Graphs, and the ways back through them.
+//! Graphs and backward passes through them.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ fn gradients_add_up_over_all_uses() {
     assert_eq!(grad(&x), [5.0, 7.0]);
 }
 
-/// Products and norms add what they give to what has arrived before them.
+/// Products and norms add their gradients to those that have arrived before.
 #[test]
 fn gradients_add_up_in_whatever_order_they_come() {
     type Use<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
@@ -32,7 +32,7 @@ fn gradients_add_up_in_whatever_order_they_come() {
         &|x| x.linear(&weight, Some(&bias)),
         &|x| x.rms_norm(&[4], Some(&bias), 1e-5),
         &|x| x.layer_norm(&[4], None, None, 1e-5),
-        // Of an input that is used twice, and is no rows in memory.
+        // The input is used twice, and its rows are not contiguous.
         &|x| x.transpose(0, 1)?.matmul(&x.sum(&[0, 1], false)?.mul(&weight)?)?.transpose(0, 1)?.contiguous(),
     ];
     let grad = |uses: &[Use<'_>]| {
@@ -160,7 +160,7 @@ fn anomaly_mode_names_the_operation_that_made_a_nan() {
 
 #[test]
 fn a_function_of_the_user_has_second_derivatives() {
-    /// x³, its formula written by hand.
+    /// Computes x³, with a formula written by hand.
     fn cube(x: &[Tensor]) -> Result<Vec<Tensor>> {
         let cubed = autograd::no_grad(|| x[0].mul(&x[0])?.mul(&x[0]))?;
         let cubed = autograd::attach(cubed, "cube", &[&x[0]], |saver| {
@@ -287,7 +287,7 @@ fn a_thread_that_ends_can_compute_and_drop_graphs() {
         static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
     }
     let thread = std::thread::spawn(|| {
-        // The last values of a thread go first: all others here are gone before this one.
+        // The last values of a thread are dropped first: all others here are gone before this one.
         LATE.with_borrow_mut(|_| ());
         let x = leaf(&[1.0]);
         let late = autograd::with_grad(|| x.mul(&x).unwrap().add(&x).unwrap());
@@ -298,7 +298,7 @@ fn a_thread_that_ends_can_compute_and_drop_graphs() {
     assert_eq!(ENDED.load(Ordering::Relaxed), 1);
 }
 
-/// As in PyTorch: an optimizer then decays such a parameter, rather than leave it out.
+/// The gradient is zero as in PyTorch: an optimizer then decays such a parameter instead of skipping it.
 #[test]
 fn a_function_without_a_slope_has_a_gradient_of_zeros() {
     type Function = fn(&Tensor) -> Result<Tensor>;

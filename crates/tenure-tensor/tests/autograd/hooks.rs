@@ -1,4 +1,4 @@
-//! Hooks of tensors, and of what is saved.
+//! Hooks on tensors and on saved tensors.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -109,7 +109,7 @@ fn after_a_write_the_retained_gradient_is_that_of_what_was_written() {
     assert_eq!(*before.lock().unwrap(), [30.0], "the hook was of what y was before");
 }
 
-/// What a program packs: the values of a tensor, and how it is laid out.
+/// A packed tensor: its values and sizes.
 type Packed = (Vec<f64>, Vec<usize>);
 
 fn pack_values() -> SavedHooks {
@@ -189,7 +189,7 @@ fn a_pack_hook_that_modifies_what_it_is_given_is_an_error_that_names_it() {
                     used besides: let it copy() the tensor, and modify the copy";
         assert_eq!(y.mul(&y).unwrap_err().to_string(), said);
     }
-    // A copy is the hook's own.
+    // A copy belongs to the hook, which may modify it.
     let quantized = {
         let round = |tensor: &Tensor, _| {
             let copy = tensor.copy()?;
@@ -268,7 +268,7 @@ fn no_graph_holds_itself() {
     let x = leaf(&[2.0, 3.0]);
     let a = x.mul(2.0).unwrap();
     let part = a.narrow(0, 0, 1).unwrap();
-    // Each saves `a` or a view of it, and becomes what `a` comes from.
+    // Each of these saves `a` or a view of it, and then becomes an ancestor of `a`.
     let (b, c) = (a.mul(&x).unwrap(), part.mul(&part).unwrap());
     a.add_(&b).unwrap();
     part.mul_(&c).unwrap();
@@ -291,13 +291,13 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
         leaf.register_post_accumulate_grad_hook(note).unwrap();
     }
     let [(_, first), (_, last)] = &leaves;
-    // Each is used twice, and the last gets its gradient before what leads to the first is gone through.
+    // Each leaf is used twice. The last gets its gradient before the pass reaches the nodes that lead to the first.
     let y = first.mul(first).unwrap().mul(last).unwrap().mul(last).unwrap();
     y.backward().unwrap();
     assert_eq!(log.lock().unwrap().drain(..).collect::<Vec<_>>(), [("last", vec![24.0]), ("first", vec![36.0])]);
     let handle = first.register_post_accumulate_grad_hook(|_| panic!("it is removed")).unwrap();
     handle.remove();
-    // What is asked for apart is added to nothing.
+    // A gradient that `grad` returns is not added to the leaf.
     let y = first.square().unwrap();
     autograd::grad(&[&y], &[first], &[], Options::default()).unwrap();
     assert!(log.lock().unwrap().is_empty());

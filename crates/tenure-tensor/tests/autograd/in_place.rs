@@ -1,4 +1,4 @@
-//! What may be written to in place, and what not. Values and gradients are in `../goldens/in_place.rs`.
+//! Tests of which tensors may be written to in place. Values and gradients are tested in `../goldens/in_place.rs`.
 
 use tenure_tensor::{DType, Device, Tensor, autograd};
 
@@ -16,12 +16,12 @@ fn a_leaf_is_written_to_inside_no_grad_only() {
     let part = x.narrow(0, 0, 1).unwrap();
     autograd::no_grad(|| x.mul_(10.0)).unwrap();
     assert_eq!((values(&x), x.version(), part.version()), (vec![10.0, 20.0], 1, 1));
-    // The view is of what the leaf is now.
+    // The view shows the present values of the leaf.
     part.mul(&part).unwrap().sum_all().unwrap().backward().unwrap();
     assert_eq!(grad(&x), [20.0, 0.0]);
 }
 
-/// What a product gives is no view of anything.
+/// The output of a product is no view of another tensor.
 #[test]
 fn a_part_of_a_product_is_written_to() {
     let x = Tensor::ones(&[2, 3, 4], DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();

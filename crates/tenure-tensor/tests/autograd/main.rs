@@ -1,4 +1,4 @@
-//! Autograd: graphs, hooks, writes in place, checkpoints.
+//! Tests of autograd: graphs, hooks, writes in place, checkpoints.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod autocast;
@@ -12,7 +12,7 @@ mod programs;
 
 use tenure_tensor::Tensor;
 
-/// A vector that requires a gradient.
+/// Returns a vector that requires a gradient.
 fn leaf(values: &[f64]) -> Tensor {
     Tensor::from_slice(values, &[values.len()]).unwrap().requires_grad_(true).unwrap()
 }
@@ -21,7 +21,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.to_vec().unwrap()
 }
 
-/// The gradient that has been added up.
+/// Returns the gradient that has been added up.
 fn grad(tensor: &Tensor) -> Vec<f64> {
     values(&tensor.grad().unwrap())
 }

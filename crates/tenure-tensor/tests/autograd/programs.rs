@@ -1,10 +1,11 @@
-//! Random programs of views, writes in place and arithmetic: whatever is allowed has the gradients that differences say.
+//! Random programs of views, writes in place and arithmetic: where one is allowed, its gradients agree with
+//! differences.
 
 use proptest::prelude::*;
 use tenure_tensor::autograd::{self, Gradcheck};
 use tenure_tensor::{AutogradError, DType, Device, Result, Tensor, TensorError};
 
-/// One thing done with tensors of the pool, which are given by numbers.
+/// One operation on tensors of the pool, which are given by index.
 #[derive(Clone, Debug)]
 enum Step {
     Mul(usize, usize),
@@ -49,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The pool at the end. Steps that are refused for their sizes or layout are left out.
+/// Runs the steps and returns the pool. Steps that fail for their sizes or layout are left out.
 fn run(steps: &[Step], inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let constant = Tensor::full(&[2, 2], 1.5, DType::F64, Device::CPU)?;
     let mut pool = vec![inputs[0].mul(2)?, inputs[1].mul(1)?, constant];

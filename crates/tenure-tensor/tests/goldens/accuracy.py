@@ -1,4 +1,4 @@
-"""Functions of one number over much of what they take, in f64: `../accuracy.rs` compares f32 with these."""
+"""Functions of one number over most of their domain, in f64: `../accuracy.rs` compares f32 with these."""
 
 import torch
 import torch.nn.functional as F

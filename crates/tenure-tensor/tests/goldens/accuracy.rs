@@ -1,4 +1,4 @@
-//! Functions of one number over much of what they take, in f64, beside PyTorch.
+//! Functions of one number over most of their domain, in `f64`, compared with PyTorch.
 
 use crate::harness::Case;
 

@@ -8,7 +8,7 @@ from harness import Case, Input, write
 
 
 def activation(name, function, **options):
-    # Values that are not at a bend of the curve.
+    # No value is at a bend of the curve.
     inputs = [Input((2, 4), -4.9, 7.1, distinct=True)]
     return Case(name, function, inputs, [(0, 3)], [()], **options)
 

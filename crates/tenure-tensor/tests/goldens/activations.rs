@@ -1,4 +1,4 @@
-//! Activations beside PyTorch.
+//! Activations compared with PyTorch.
 
 use crate::harness::Case;
 

@@ -1,11 +1,11 @@
-"""Sums, differences, products, quotients, with broadcast."""
+"""Sums, differences, products and quotients, with broadcasting."""
 
 import torch
 from harness import Case, Input, write
 
 
 def pair(name, function, low=-2.0):
-    """A row of a matrix with a matrix, and the other way round."""
+    """Yields a case of a matrix and a row, and one of a column and a block."""
     wide, narrow = Input((3, 4), low), Input((4,), low)
     empty, scalar = [(0, 4), (4,)], [(), ()]
     yield Case(name, function, [wide, narrow], empty, scalar)

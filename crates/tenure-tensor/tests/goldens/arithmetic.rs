@@ -1,4 +1,4 @@
-//! Arithmetic beside PyTorch.
+//! Arithmetic compared with PyTorch.
 
 use crate::harness::Case;
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from harness import Case, Input, write
 
 SEEN = torch.tensor([[True, False, True], [True, True, True]])
-# One key for every query.
+# Every query attends to one key.
 ONE_SEEN = torch.tensor([[False, True, False]])
 
 

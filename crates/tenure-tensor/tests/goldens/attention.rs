@@ -1,4 +1,4 @@
-//! Attention beside PyTorch's.
+//! Attention compared with PyTorch.
 
 use tenure_tensor::{Attention, Result, Tensor};
 

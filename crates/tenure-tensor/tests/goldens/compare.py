@@ -1,4 +1,4 @@
-"""Comparisons, logic, and one of two values."""
+"""Comparisons, logic and selection."""
 
 import torch
 from harness import Case, Input, write

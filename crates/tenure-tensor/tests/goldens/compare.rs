@@ -1,10 +1,10 @@
-//! Comparisons, logic and selection beside PyTorch.
+//! Comparisons, logic and selection compared with PyTorch.
 
 use tenure_tensor::{Result, Tensor};
 
 use crate::harness::Case;
 
-/// Some elements infinite, some no numbers.
+/// Replaces some elements by infinities and NaN.
 fn special(x: &Tensor) -> Result<Tensor> {
     let inner = x.abs()?.lt(0.3)?.where_(f64::NAN, x)?;
     let below = x.lt(-1)?.where_(f64::NEG_INFINITY, &inner)?;

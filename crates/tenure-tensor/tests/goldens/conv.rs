@@ -1,4 +1,4 @@
-//! Convolutions and pooling beside PyTorch's.
+//! Convolutions and pooling compared with PyTorch.
 
 use tenure_tensor::{Conv, Pool};
 

@@ -1,4 +1,4 @@
-//! That nothing is left out: every public operation has goldens, in every dtype and layout that it takes.
+//! Completeness of the goldens: every public operation has some, in every dtype and layout that it supports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::harness::{Case, Family};
 
-/// Operations that are not compared with PyTorch.
+/// Operations that are not compared with PyTorch, and why.
 const APART: &[(&[&str], &str)] = &[
     (&["rand", "randn", "rand_like", "randn_like", "randint", "randperm"], "generators differ: tests/random.rs"),
     (&["bernoulli", "bernoulli_", "uniform_", "normal_", "dropout"], "generators differ: tests/random.rs"),
@@ -19,7 +19,7 @@ const APART: &[(&[&str], &str)] = &[
 /// Operations that always need an element.
 const NEVER_EMPTY: &[&str] = &["max_all", "min_all", "as_strided"];
 
-/// Operations of vectors, matrices, images, or of a dimension that must be there.
+/// Operations on vectors, matrices or images, or along a dimension that must exist.
 const NEVER_SCALAR: &[&[&str]] = &[
     &["dot", "outer", "mv", "matmul", "bmm", "linear", "conv", "conv_transpose", "attention", "mt", "diagonal"],
     &["max_pool", "avg_pool", "adaptive_avg_pool", "contiguous_in", "cross_entropy", "nll_loss", "tril", "triu"],
@@ -27,14 +27,14 @@ const NEVER_SCALAR: &[&[&str]] = &[
     &["repeat_interleave", "roll", "take_along_dim"],
     &["cat", "split", "split_sizes", "chunk", "unbind", "select", "narrow", "slice", "unflatten", "as_strided"],
     &["index_put", "index_put_"],
-    // PyTorch takes a number for a vector of one here.
+    // PyTorch treats a scalar as a vector of one element here.
     &["movedim", "unfold", "index_select", "index_fill", "index_add", "index_add_", "index_copy"],
 ];
 
 /// Operations whose results have no gradient.
 const NEVER_DIFFERENTIABLE: &[&str] = &["gt", "lt"];
 
-/// What samples show of an operation.
+/// The properties that the samples of an operation cover.
 #[derive(Default)]
 struct Shown {
     takes_tensors: bool,
@@ -84,7 +84,7 @@ pub(crate) fn apart() -> BTreeSet<String> {
     APART.iter().flat_map(|(names, _)| *names).map(|name| (*name).to_owned()).collect()
 }
 
-/// The public functions of `src/ops`, and those that make tensors.
+/// Returns the public functions of `src/ops`, and those that create tensors.
 pub(crate) fn operations() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files: Vec<PathBuf> =
@@ -95,8 +95,8 @@ pub(crate) fn operations() -> BTreeSet<String> {
     lines.flat_map(|line| declared(line.trim())).collect()
 }
 
-/// The operations that a line of source declares: `pub fn NAME`, or in a macro's list `NAME = kernels::KERNEL` or
-/// `NAME / NAME_ = kernels::KERNEL`.
+/// Returns the operations that a line of source declares: `pub fn NAME`, or in a macro's list `NAME = kernels::KERNEL`
+/// or `NAME / NAME_ = kernels::KERNEL`.
 fn declared(line: &str) -> Vec<String> {
     let is_name = |text: &str| !text.is_empty() && text.chars().all(is_of_word);
     if let Some(rest) = line.strip_prefix("pub fn ") {
@@ -110,7 +110,7 @@ fn declared(line: &str) -> Vec<String> {
     if is_kernel && names.iter().all(|name| is_name(name)) { names } else { vec![] }
 }
 
-/// What the samples of all cases that call an operation show of it.
+/// Collects for each operation the properties of the samples of all cases that call it.
 fn shown() -> BTreeMap<String, Shown> {
     let mut found: BTreeMap<String, Shown> = BTreeMap::new();
     for (family, cases) in crate::FAMILIES {
@@ -130,8 +130,8 @@ fn shown() -> BTreeMap<String, Shown> {
     found
 }
 
-/// The operations that each case calls, as its source says: in its closure, and in functions of the family that this
-/// names.
+/// Finds the operations that each case calls in its source: in its closure, and in functions of the family that the
+/// closure names.
 pub(crate) fn calls(family: &str, cases: &[Case]) -> BTreeMap<&'static str, BTreeSet<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/goldens/{family}.rs"));
     let source = fs::read_to_string(path).unwrap();

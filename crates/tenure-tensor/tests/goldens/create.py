@@ -1,4 +1,4 @@
-"""Tensors from nothing, or like another."""
+"""Creation of tensors."""
 
 import torch
 from harness import Case, Input, write

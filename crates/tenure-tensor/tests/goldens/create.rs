@@ -1,4 +1,4 @@
-//! Tensors from nothing, or like another, beside PyTorch's.
+//! Creation of tensors compared with PyTorch.
 
 use tenure_tensor::{DType, Tensor};
 

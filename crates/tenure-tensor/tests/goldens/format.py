@@ -1,6 +1,6 @@
-"""Tensors as text, as PyTorch prints them: `format.txt` has for each case a line `=== NAME`, and the text.
+"""Texts of tensors as PyTorch prints them: `format.txt` has for each case a line `=== NAME`, and the text.
 
-The cases are those of `../format.rs`, which compares what it prints with the text.
+`../format.rs` has the same cases, and compares its texts with these.
 """
 
 import pathlib

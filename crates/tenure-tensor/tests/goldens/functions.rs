@@ -1,4 +1,4 @@
-//! Functions of one number beside PyTorch.
+//! Functions of one number compared with PyTorch.
 
 use crate::harness::Case;
 

@@ -10,23 +10,23 @@ def index(*sizes, high):
 
 
 X = Input((3, 4))
-# Where an index is twice, which is written is not said: these are not.
+# If an index occurs twice, PyTorch does not say which value is written: here no index does.
 ONCE = Input((3, 3), 0, 4, torch.int64, distinct=True)
 
 
 def once(index):
-    """Each row of the index, 0 to 3, made different numbers."""
+    """Returns an index whose rows have different numbers from 0 to 3."""
     return (index.argsort(-1) + 1) % 4
 
 
 def of_one(name, function, *more):
-    """Of a tensor without a dimension."""
+    """Yields a case of tensors without dimensions."""
     inputs = [Input(()), index(high=1), *more]
     yield Case(f"{name}_of_one", function, inputs, None, [()] * len(inputs), variants=("contiguous",))
 
 
 def like(source, index):
-    """What the index covers: PyTorch differentiates no larger source, we do."""
+    """Returns the part of the source that the index covers: PyTorch cannot differentiate a larger source, Tenure can."""
     return source[: index.shape[0], : index.shape[1]]
 
 

@@ -1,11 +1,11 @@
-//! Elements by index, and padding, beside PyTorch's.
+//! Selection and writes by index, and padding, compared with PyTorch.
 
 use tenure_tensor::ops::PadMode;
 use tenure_tensor::{Result, Scalar, Tensor};
 
 use crate::harness::Case;
 
-/// As in the script: each row made different numbers.
+/// Replaces each row by different numbers, as the script does.
 fn once(index: &Tensor) -> Result<Tensor> {
     let mut places = Vec::new();
     for row in index.to_vec::<i64>()?.chunks(3) {

@@ -1,6 +1,6 @@
-"""Golden files: what PyTorch computes, forward and backward, for `harness.rs` to compare with.
+"""Writer of golden files: PyTorch's results, forward and backward, which `harness.rs` compares with.
 
-A family is a script of cases, which calls `write`. `python harness.py` runs all of them.
+A family is a script that lists cases and calls `write`. `python harness.py` runs all of them.
 """
 
 import itertools
@@ -21,15 +21,15 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LIMIT_BYTES = 400_000
-# How far from what is expected a result may be: see `is_near`.
+# The distance that a result may have from the expected one: see `is_near`.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2.5e-3, torch.bfloat16: 1e-2}
-# In these dtypes, every layout; in the others, one.
+# These dtypes have samples in every layout; the others in one.
 EVERY_LAYOUT = ("f32", "bf16")
 
 
 @dataclass
 class Input:
-    """Random values from `low` to `high`, or those given. Of the sample's dtype, unless it has its own."""
+    """A tensor of random values from `low` to `high`, or of given values. Its dtype is the sample's, unless it has one."""
 
     sizes: Sequence[int]
     low: float = -2.0
@@ -62,11 +62,11 @@ VARIANTS = ("contiguous", "transposed", "sliced", "expanded")
 
 @dataclass
 class Case:
-    """A function of tensors, and what it is called with.
+    """A function of tensors, and its inputs.
 
-    `exact` is the same function for float64, where PyTorch's has constants of float32 in it.
-    `empty` and `scalar` are the sizes of the inputs where one has no element, and where they have no dimension; without
-    them these variants are left out. `second` says whether second derivatives are checked too.
+    `exact` is the same function for float64, for functions of PyTorch that have constants of float32.
+    `empty` and `scalar` are the sizes of inputs of which one has no elements, and of inputs without dimensions; if they
+    are missing, these variants are left out. `second` says whether second derivatives are checked too.
     """
 
     name: str
@@ -86,13 +86,13 @@ class Case:
 
 
 def laid_out(variant: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values in this layout: the elements of the storage, and the view. An expanded view repeats its first."""
+    """Returns the values in this layout: the storage's elements, and the view. An expanded view repeats its first entry."""
     rank = values.dim()
     if variant == "transposed" and rank >= 2:
         base = values.transpose(-1, -2).contiguous()
         return base, base.transpose(-1, -2)
     if variant == "sliced":
-        # Every other element of the last dimension, and not the first row.
+        # The view has every other element of the last dimension, and leaves out the first row.
         padded = [size + (dim == 0) for dim, size in enumerate(values.shape)] or [1]
         padded[-1] = 2 * padded[-1] + 1
         base = torch.full(padded, 9, dtype=values.dtype)
@@ -108,17 +108,17 @@ def laid_out(variant: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 class File:
-    """All elements of a dtype, one after the other."""
+    """A golden file: the samples, and for each dtype all elements, one after the other."""
 
     def __init__(self) -> None:
         self.data: dict[str, bytearray] = {}
         self.places: dict[tuple[str, bytes], int] = {}
         self.samples: list[dict] = []
-        # Cases in which PyTorch is farther from the truth than may be.
+        # The cases in which PyTorch is farther from the truth than the tolerance allows.
         self.corrected: dict[str, None] = {}
 
     def put(self, base: torch.Tensor) -> list:
-        # Of one element, what counts as contiguous may have any stride: cloned, it is 1.
+        # A dimension of one element may have any stride in a contiguous tensor; in a clone it is 1.
         flat = base.reshape(-1).clone(memory_format=torch.contiguous_format)
         name, raw = NAMES[base.dtype], flat.view(torch.uint8).numpy().tobytes()
         data = self.data.setdefault(name, bytearray())
@@ -155,7 +155,7 @@ class File:
 
 
 def layouts(case: Case) -> dict[str, list[tuple[str, Sequence[int]]]]:
-    """The layout and sizes of each input, by the name of the sample."""
+    """Returns the layout and sizes of each input, by the name of the variant."""
     found = {name: [(name, spec.sizes) for spec in case.inputs] for name in case.variants}
     if len(case.inputs) > 1 and len(case.variants) > 1:
         turns = itertools.cycle(case.variants[1:])
@@ -198,14 +198,14 @@ def sample(file: File, case: Case, name: str, layout: list[tuple[str, Sequence[i
 
 
 def expected(case: Case, inputs: Tensors, dtype: str) -> tuple[Tensors, Tensors, Tensors, Tensors]:
-    """What PyTorch computes; and of each output and gradient that is not near it, the truth: what PyTorch computes in
-    float64 of the same numbers, rounded once. Near is half as far as a result may be from one or the other.
+    """Returns PyTorch's results, and the truth for each output and gradient that is not near it: PyTorch's result in
+    float64 from the same numbers, rounded once. Near means within half of the tolerance for results.
     """
     exact, wide = case.exact or case.function, list(map(widened, inputs))
     try:
         outputs, upstream, grads = computed(case.name, case.function, inputs)
     except NotImplementedError:
-        # It has no kernel for the dtype.
+        # PyTorch has no kernel for the dtype.
         groups = computed(case.name, exact, wide)
         outputs, upstream, grads = ([rounded(tensor, DTYPES[dtype]) for tensor in group] for group in groups)
     true_outputs, _, true_grads = computed(case.name, exact, wide, upstream)
@@ -217,7 +217,7 @@ def expected(case: Case, inputs: Tensors, dtype: str) -> tuple[Tensors, Tensors,
 def computed(
     name: str, function: Callable, inputs: Tensors, given: Tensors | None = None
 ) -> tuple[Tensors, Tensors, Tensors]:
-    """The outputs, the gradients that they are given or random ones, and those of inputs."""
+    """Returns the outputs, their gradients (given or random), and the gradients of the inputs."""
     outputs = function(*inputs)
     outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -239,7 +239,7 @@ def computed(
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in float64 where they are floats, laid out in the same way."""
+    """Returns the tensor with floats converted to float64, in the same layout."""
     if not tensor.is_floating_point():
         return tensor
     base = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
@@ -252,7 +252,7 @@ def rounded(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
 
 
 def is_near(found: torch.Tensor, truth: torch.Tensor) -> bool:
-    """Whether each element is twice as near to its true value as `harness.rs` asks, by the same rule."""
+    """Returns whether each element is within half of the tolerance of `harness.rs`, by the same rule."""
     if not found.numel() or not found.is_floating_point():
         return True
     tolerance = TOLERANCES[found.dtype] / 2
@@ -264,7 +264,7 @@ def is_near(found: torch.Tensor, truth: torch.Tensor) -> bool:
 
 
 def write(script: str, cases: Sequence[Case]) -> None:
-    """Writes the golden file of the family whose script this is."""
+    """Writes the golden file of the family that `script` lists."""
     torch.set_num_threads(1)
     assert len({case.name for case in cases}) == len(cases), "two cases have one name"
     file = File()

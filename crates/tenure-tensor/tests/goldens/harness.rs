@@ -1,4 +1,4 @@
-//! Compares operations with what PyTorch computed: see `tests/goldens/README.md`.
+//! Comparison of operations with PyTorch's results: see `tests/goldens/README.md`.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,21 +14,22 @@ use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision, tuning};
 
 use crate::common::{self, in_use};
 
-/// The name of a case, and the same function as the script's.
+/// The name of a case, and the same function as in the script.
 pub(crate) type Case = (&'static str, Function);
 
 pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 
-/// Compares every sample of a family with what its closure computes.
+/// Compares every sample of a family with the result of its closure.
 ///
 /// # Panics
-/// One differs, or a case of the file has no closure, or a closure no case.
+/// A sample differs, a case of the file has no closure, or a closure has no case.
 pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
     check_family(&Family::open_on(name, device), name, cases);
 }
 
-/// The same on a CUDA device, by kernels that count in 64 bits. Simulated, where they are only compiled, each case in one
-/// dtype, single precision if it can be: how it counts is the same in all.
+/// Compares as [`check`] does on a CUDA device, with kernels that count in 64 bits. On the simulated device, where they
+/// are only compiled, each case runs in one dtype, single precision if it has that: kernels of all dtypes count the
+/// same way.
 pub(crate) fn check_in_64_bits(name: &str, cases: &[Case]) {
     let mut family = Family::open_on(name, cuda());
     if common::simulated().is_some() {
@@ -53,7 +54,7 @@ fn check_family(family: &Family, name: &str, cases: &[Case]) {
         let function = cases.iter().find(|(name, _)| *name == sample.case).unwrap().1;
         let named = |reason| format!("{} ({}, {}): {reason}", sample.case, sample.variant, sample.dtype);
         failures.extend(family.compare(sample, function).err().map(named));
-        // Of layouts one by one, differences would say no more than PyTorch does.
+        // For other layouts, differences would add nothing to the comparison with PyTorch.
         let is_checked = !["transposed", "sliced", "expanded"].contains(&&sample.variant[..]);
         if sample.gradcheck && is_checked && device.is_cpu() {
             failures.extend(family.check_gradients(sample, function).err().map(named));
@@ -67,7 +68,7 @@ thread_local! {
     static DEVICE: Cell<Device> = const { Cell::new(Device::CPU) };
 }
 
-/// Where the tensors are of cases that have no inputs.
+/// Returns the device on which cases without inputs create their tensors.
 pub(crate) fn device() -> Device {
     DEVICE.get()
 }
@@ -84,11 +85,11 @@ pub(crate) struct Sample {
     outputs: Vec<Place>,
     upstream: Vec<Option<Place>>,
     grads: Vec<Option<Place>>,
-    /// Of outputs and gradients, what they truly are where PyTorch is not near that.
+    /// The true values of outputs and gradients for which PyTorch's are too far off.
     truth: Vec<Option<Place>>,
 }
 
-/// A tensor that is laid out as PyTorch's was, on a storage of `elements`.
+/// A tensor with PyTorch's layout, on a storage of `elements`.
 #[derive(Deserialize)]
 pub(crate) struct Input {
     dtype: String,
@@ -109,29 +110,29 @@ struct Place {
 }
 
 impl Sample {
-    /// Whether an output has a gradient.
+    /// Returns whether an output has a gradient.
     pub(crate) fn is_differentiable(&self) -> bool {
         self.upstream.iter().any(Option::is_some)
     }
 }
 
-/// What is in a golden file.
+/// The content of a golden file.
 pub(crate) struct Family {
     pub(crate) samples: Vec<Sample>,
-    /// All elements of a dtype, by its name.
+    /// All elements of a dtype, by the dtype's name.
     elements: BTreeMap<String, Vec<u8>>,
-    /// Where inputs are.
+    /// The device of the inputs.
     device: Device,
 }
 
-/// A CUDA device that is as exact as PyTorch on the CPU.
+/// Returns a CUDA device that is as exact as PyTorch on the CPU.
 pub(crate) fn cuda() -> Device {
     precision::allow_tf32_in_convolutions(false);
     common::cuda()
 }
 
 impl Family {
-    /// The same with inputs on a device.
+    /// Opens a family with inputs on a device.
     pub(crate) fn open_on(name: &str, device: Device) -> Self {
         DEVICE.set(device);
         Self { device, ..Self::open(name) }
@@ -139,7 +140,7 @@ impl Family {
 
     pub(crate) fn open(name: &str) -> Self {
         let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
-        // On a machine without the sources.
+        // The folder is given on a machine without the sources.
         let folder = std::env::var_os("TENURE_GOLDENS").map_or_else(here, PathBuf::from);
         let path = folder.join(format!("{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -150,7 +151,7 @@ impl Family {
         Self { samples, elements, device: Device::CPU }
     }
 
-    /// Forward and backward as PyTorch did.
+    /// Runs forward and backward, and compares both with PyTorch's.
     fn compare(&self, sample: &Sample, function: Function) -> Result<(), String> {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, None)).collect();
         let outputs = function(&inputs).map_err(text)?;
@@ -176,7 +177,7 @@ impl Family {
         if roots.is_empty() || leaves.is_empty() {
             return Ok(());
         }
-        // First those that are differentiable themselves, which other formulas may compute; they keep the graph.
+        // Differentiable gradients come first, since other formulas may compute them; they keep the graph.
         for (kind, create_graph) in [("differentiable gradient", true), ("gradient", false)] {
             let options = Options { create_graph, allow_unused: true, ..Options::default() };
             let found = autograd::grad(&roots, &leaves, &upstream, options).map_err(text)?;
@@ -197,7 +198,7 @@ impl Family {
         Ok(())
     }
 
-    /// How often the host waits for the device, forward and backward.
+    /// Returns how often the host waits for the device, forward and backward.
     pub(crate) fn waits(&self, sample: &Sample, function: Function, driver: &SimDriver) -> Result<u64> {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, None)).collect();
         let upstream: Vec<Tensor> = sample.upstream.iter().flatten().map(|grad| self.tensor(grad)).collect();
@@ -213,7 +214,7 @@ impl Family {
         Ok(driver.counters().host_syncs - before)
     }
 
-    /// Whether a tensor is near to PyTorch's, or to the truth if PyTorch's is not.
+    /// Checks that a tensor is near PyTorch's, or near the truth if PyTorch's is not.
     fn compare_one(&self, what: &str, found: &Tensor, theirs: &Place, truth: Option<&Place>) -> Result<(), String> {
         let by_theirs = near(what, found, &self.tensor(theirs));
         match truth {
@@ -222,7 +223,7 @@ impl Family {
         }
     }
 
-    /// The same function of the same inputs in `f64`, beside differences.
+    /// Checks gradients against differences, in `f64`.
     fn check_gradients(&self, sample: &Sample, function: Function) -> Result<(), String> {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, Some(DType::F64))).collect();
         autograd::gradcheck(function, &inputs, Gradcheck::default()).map_err(text)?;
@@ -232,7 +233,7 @@ impl Family {
         Ok(())
     }
 
-    /// An input, its floats as `floating` if that is given.
+    /// Returns an input, with floats converted to `floating` if that is given.
     fn input(&self, input: &Input, floating: Option<DType>) -> Tensor {
         let mut base = self.elements(&input.dtype, input.at, &[input.elements]);
         if let Some(dtype) = floating.filter(|_| base.dtype().is_floating()) {
@@ -244,8 +245,8 @@ impl Family {
         tensor.requires_grad_(input.grad).unwrap()
     }
 
-    /// The inputs of a sample with sizes of `size(input, dimension, size that it has)`: what they have, again and again,
-    /// and floats no two alike.
+    /// Returns the inputs of a sample with the sizes `size(input, dimension, original size)`. Their values are
+    /// repeated; floats are varied, so that no two are equal.
     pub(crate) fn grown(&self, sample: &Sample, size: impl Fn(usize, usize, usize) -> usize) -> Vec<Tensor> {
         let grown = |(index, input): (usize, &Input)| {
             let sizes: Vec<usize> = input.sizes.iter().enumerate().map(|(dim, has)| size(index, dim, *has)).collect();
@@ -264,13 +265,13 @@ impl Family {
         self.elements(&place.dtype, place.at, &place.sizes)
     }
 
-    /// Contiguous elements from number `at` of all of a dtype.
+    /// Reads contiguous elements, from element `at` of a dtype on.
     fn elements(&self, dtype: &str, at: usize, sizes: &[usize]) -> Tensor {
         macro_rules! read {
             ($type:ty, $from:expr) => {{
                 const SIZE: usize = size_of::<$type>();
                 let count: usize = sizes.iter().product();
-                // A family that has no element of the dtype has no tensor of it.
+                // A family without elements of the dtype has no tensor of it.
                 let all = self.elements.get(dtype).map_or(&[][..], |elements| elements);
                 let (chunks, _) = all[at * SIZE..(at + count) * SIZE].as_chunks::<SIZE>();
                 let elements: Vec<$type> = chunks.iter().map(|bytes| $from(*bytes)).collect();
@@ -292,7 +293,7 @@ impl Family {
     }
 }
 
-/// The dtype that the scripts call so.
+/// Returns the dtype that the scripts call `name`.
 pub(crate) fn dtype(name: &str) -> DType {
     match name {
         "f64" => DType::F64,
@@ -309,20 +310,20 @@ pub(crate) fn dtype(name: &str) -> DType {
     }
 }
 
-/// How far from what is expected a result may be, as a share of it.
+/// Returns how far a result may be from the expected one, relative to it.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
         DType::F32 => 1e-5,
-        // As many roundings as in bf16.
+        // The tolerance allows as many roundings as that of bf16.
         DType::F16 => 2.5e-3,
         DType::BF16 => 1e-2,
         _ => 0.0,
     }
 }
 
-/// Whether every element is within the tolerance of its expected value, or of what is usual in the tensor: sums that
-/// cancel out are as exact as their terms. Integers are exact.
+/// Checks that every element is within the tolerance, relative to its expected value or to the usual magnitude in the
+/// tensor: sums that cancel out are as exact as their terms. Integers must be equal.
 fn near(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
     if (found.sizes(), found.dtype()) != (expected.sizes(), expected.dtype()) {
         let (ours, theirs) = ((found.dtype(), found.sizes()), (expected.dtype(), expected.sizes()));
@@ -348,7 +349,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.detach().to_device(Device::CPU).unwrap().to_dtype(DType::F64).unwrap().to_vec().unwrap()
 }
 
-/// The indices of an element.
+/// Returns the indices of an element.
 fn position(mut at: usize, sizes: &[usize]) -> Vec<usize> {
     let mut found: Vec<usize> = sizes.iter().rev().map(|size| (at % size, at /= size).0).collect();
     found.reverse();

@@ -1,4 +1,4 @@
-"""Writes in place, to tensors and to views of them, in the middle of graphs."""
+"""Writes in place to tensors and to their views, in the middle of graphs."""
 
 import torch
 from harness import Case, Input, write
@@ -16,7 +16,7 @@ def arithmetic(x, y):
 
 
 def itself(x):
-    # Of a.mul_(a), PyTorch would need what it has overwritten.
+    # For a.mul_(a), PyTorch would need the value that it has overwritten.
     a = (x * 2) * (x * 2)
     a.add_(a)
     return a
@@ -103,7 +103,7 @@ def detached(x):
 
 def parts(x, w):
     base = x * 2
-    # PyTorch refuses views that came together from chunk().
+    # PyTorch refuses writes to views that come from one call of chunk().
     left, right = base[:, :2], base[:, 2:]
     middle = base.narrow(1, 1, 2)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-//! Writes in place beside PyTorch.
+//! Writes in place compared with PyTorch.
 
 use tenure_tensor::{Result, Tensor, autograd};
 

@@ -8,7 +8,7 @@ def index(*sizes, low=0, high):
     return Input(sizes, low, high, torch.int64)
 
 
-# What the others are made of.
+# Second derivatives are checked for these cases only: the others are built from the same operations.
 SECOND = {"basic", "pair", "apart", "mask", "put_added", "masked_select"}
 
 

@@ -1,4 +1,4 @@
-//! Indexing beside PyTorch's.
+//! Indexing compared with PyTorch.
 
 use tenure_tensor::Tensor;
 use tenure_tensor::ops::{ELLIPSIS, Index, NEW};

@@ -28,7 +28,7 @@ CASES = [
     case("fused", lambda x, y, z: [torch.add(x, y, alpha=3), torch.addcmul(x, y, z, value=2)], X, ROW, X),
     case("sums", lambda x: [x.sum(), x.sum(0), x.prod(1), x.cumsum(1), x.cumprod(0)], empty=[(0, 4)]),
     case("extremes", lambda x: [*x.max(1), *x.min(0), x.amax(0), x.amin(1), x.max(), x.argmax(1), x.argmin()], Input((3, 4), 0, 40, distinct=True)),
-    # Of uint8, PyTorch has the truth in uint8.
+    # PyTorch returns the truth values of uint8 as uint8.
     case("truths", lambda x: [x.all(1).bool(), x.any(0).bool(), x.count_nonzero(1), x.isnan(), x.isfinite()], SOME, empty=[(0, 4)]),
     case("order", lambda x: [*x.sort(dim=1, stable=True), x.argsort(dim=0, stable=True), *x.topk(2, 1)], Input((3, 4), 0, 40, distinct=True)),
     case("products", lambda x, y: [x @ y, x.mv(y[:, 0]), x[0].dot(y[:, 1]), torch.einsum("ij,jk->ik", x, y)], X, Input((4, 2), 0, 3)),

@@ -1,4 +1,4 @@
-//! Operations on integers of every width beside PyTorch.
+//! Operations on integers of every width compared with PyTorch.
 
 use tenure_tensor::ops::{PadMode, cat, stack};
 use tenure_tensor::{DType, Result, Scalar, Tensor, einsum};

@@ -1,4 +1,4 @@
-"""Tensors joined and repeated."""
+"""Concatenation and repetition of tensors."""
 
 import torch
 from harness import Case, Input, write

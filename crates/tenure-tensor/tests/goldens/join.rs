@@ -1,4 +1,4 @@
-//! Tensors joined and repeated beside PyTorch's.
+//! Concatenation and repetition compared with PyTorch.
 
 use tenure_tensor::Tensor;
 use tenure_tensor::ops::{cat, meshgrid, stack};

@@ -9,7 +9,7 @@ PIXELS, PIXEL_CLASSES = Input((2, 5, 3)), Input((2, 3), 0, 5, torch.int64)
 X, TARGET = Input((3, 4)), Input((3, 4))
 UNIT, UNIT_TARGET = Input((3, 4), 0.05, 0.95), Input((3, 4), 0.05, 0.95)
 TRUTH = Input((3, 4), 0, 1, grad=False)
-# Probabilities that leave no doubt, right and wrong. PyTorch's gradient of the target forgets the limit of logarithms.
+# These probabilities leave no doubt, right or wrong. PyTorch's gradient of the target ignores the limit of logarithms.
 SURE, SURE_TARGET = Input((6,), given=[0, 1, 0, 1, 0, 1]), Input((6,), given=[0, 1, 1, 0, 0.25, 0.75], grad=False)
 CONTIGUOUS = ("contiguous", "transposed", "sliced")
 
@@ -42,7 +42,7 @@ CASES = [
     Case("huber_loss", lambda x, t: F.huber_loss(x, t, delta=0.7, reduction="sum"), [X, TARGET], [(0, 4)] * 2, [(), ()]),
     Case("binary_cross_entropy", F.binary_cross_entropy, [UNIT, UNIT_TARGET]),
     Case("binary_cross_entropy_sum", lambda x, t: F.binary_cross_entropy(x, t, reduction="sum"), [UNIT, TRUTH], [(0, 4)] * 2, [(), ()]),
-    # Its gradient has a constant of float32.
+    # PyTorch's gradient has a constant of float32.
     Case(
         "binary_cross_entropy_sure",
         lambda x, t: F.binary_cross_entropy(x, t, reduction="none"),

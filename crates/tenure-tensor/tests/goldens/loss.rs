@@ -1,4 +1,4 @@
-//! Losses beside PyTorch.
+//! Losses compared with PyTorch.
 
 use tenure_tensor::ops::{CrossEntropy, Reduction};
 use tenure_tensor::{Result, Tensor};

@@ -1,4 +1,4 @@
-//! Every operation beside PyTorch, and all of them in what they have in common. See `README.md`.
+//! Tests that compare every operation with PyTorch, and tests of properties that all operations share. See `README.md`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod accuracy;
@@ -32,7 +32,7 @@ mod written;
 
 macro_rules! families {
     ($($family:ident)*) => {
-        /// All names and cases.
+        /// The names and cases of all families.
         const FAMILIES: &[(&str, &[harness::Case])] = &[$((stringify!($family), $family::CASES)),*];
 
         mod families {
@@ -42,7 +42,7 @@ macro_rules! families {
             })*
         }
 
-        /// The same on a CUDA device, simulated or real.
+        /// The same comparisons on a CUDA device, simulated or real.
         mod on_cuda {
             $(#[test]
             fn $family() {
@@ -50,7 +50,7 @@ macro_rules! families {
             })*
         }
 
-        /// The same, counting as kernels of large tensors do.
+        /// The same comparisons with kernels that count in 64 bits, as for large tensors.
         mod on_cuda_in_64_bits {
             $(#[test]
             fn $family() {

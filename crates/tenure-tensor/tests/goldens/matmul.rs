@@ -1,4 +1,4 @@
-//! Products of matrices beside PyTorch's.
+//! Matrix products compared with PyTorch.
 
 use tenure_tensor::{Result, Tensor, einsum};
 

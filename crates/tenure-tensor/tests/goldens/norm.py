@@ -1,4 +1,4 @@
-"""Normalisation; rotary positions; sums and products so far; sorting."""
+"""Normalisation, rotary position embedding, cumulative sums and products, sorting."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from harness import Case, Input, write
 ROWS, WEIGHT, BIAS = Input((2, 3, 4)), Input((4,)), Input((4,))
 IMAGES, PER_CHANNEL = Input((2, 4, 2, 3)), Input((4,))
 RUNNING = [Input((4,), grad=False), Input((4,), 0.5, grad=False)]
-# Equal elements would be sorted in the order that they come in, and change together.
+# Equal elements would be sorted in their original order, and change together.
 DISTINCT = Input((3, 4, 2), distinct=True)
 UNEXPANDED = ("contiguous", "transposed", "sliced")
 
@@ -25,13 +25,13 @@ def residual(x, w, b, carried):
 
 
 def running(x, mean, variance):
-    """What running averages become."""
+    """Returns the output and the updated running averages."""
     mean, variance = mean.clone(), variance.clone()
     return F.batch_norm(x, mean, variance, None, None, training=True, momentum=0.3), mean, variance
 
 
 def rotary(x, cos, sin):
-    """Hugging Face's, of an angle for each pair."""
+    """Applies Hugging Face's rotary embedding, with an angle for each pair."""
     first, second = x.chunk(2, -1)
     return x * torch.cat([cos, cos], -1) + torch.cat([-second, first], -1) * torch.cat([sin, sin], -1)
 

@@ -1,4 +1,4 @@
-//! Normalisation, scans and sorting beside PyTorch.
+//! Normalisation, scans and sorting compared with PyTorch.
 
 use tenure_tensor::ops::BatchNorm;
 use tenure_tensor::{Result, Tensor};
@@ -25,7 +25,7 @@ fn rectified(x: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(vec![x[0].batch_norm_relu(x.get(3), &norm)?])
 }
 
-/// By running averages.
+/// Returns a batch normalisation by running averages.
 fn evaluated<'a>(mean: &'a Tensor, variance: &'a Tensor) -> BatchNorm<'a> {
     let running = Some((mean, variance));
     BatchNorm { running, weight: None, bias: None, training: false, momentum: 0.1, eps: 1e-5 }

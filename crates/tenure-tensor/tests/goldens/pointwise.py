@@ -1,4 +1,4 @@
-"""More arithmetic, of two and three operands; conversions."""
+"""More arithmetic of two and three operands, and conversions."""
 
 import functools
 
@@ -9,7 +9,7 @@ CONTIGUOUS = ("contiguous",)
 
 
 def pair(name, function, low=-2.0, high=2.0, **options):
-    """A matrix with a row."""
+    """Returns a case of a matrix and a row."""
     inputs = [Input((3, 4), low, high), Input((4,), low, high)]
     return Case(name, function, inputs, [(0, 4), (4,)], [(), ()], **options)
 

@@ -1,4 +1,4 @@
-//! More arithmetic beside PyTorch.
+//! More arithmetic compared with PyTorch.
 
 use tenure_tensor::DType;
 

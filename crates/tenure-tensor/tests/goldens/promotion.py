@@ -1,6 +1,6 @@
-"""The dtypes that PyTorch promotes to, for `promotion.rs`: of tensors, of tensors without a dimension, of numbers.
+"""The dtypes that PyTorch promotes tensors, tensors without dimensions, and numbers to, for `promotion.rs`.
 
-Not a family: it writes a table, `{kind: {left: {right: dtype}}}`.
+This is no family: it writes a table, `{kind: {left: {right: dtype}}}`.
 """
 
 import json

@@ -1,4 +1,4 @@
-//! The dtypes of results, beside PyTorch's for every pair of operands.
+//! The dtypes of results compared with PyTorch's, for every pair of operands.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tenure_tensor::{DType, Device, Result, Scalar, Tensor, Value};
 
 use crate::harness::dtype;
 
-/// By kind of operands, left dtype and right dtype: `promotion.py` wrote it.
+/// The result's dtype by kind of operands, left dtype and right dtype, as written by `promotion.py`.
 type Table = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
 
 fn ones(name: &str, sizes: &[usize]) -> Tensor {
@@ -49,7 +49,7 @@ fn results_have_the_dtypes_of_pytorch() {
     assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Results of two operands that promote to `common`, and the dtypes that they should have.
+/// Returns results of two operands that promote to `common`, each with the dtype that it should have.
 fn results<'a>(a: &'a Tensor, b: &dyn Fn() -> Value<'a>, common: DType) -> Vec<(&'static str, Result<Tensor>, DType)> {
     let quotient = if common.is_floating() { common } else { DType::F32 };
     let condition = Tensor::ones(a.sizes(), DType::Bool, Device::CPU).unwrap();

@@ -1,4 +1,4 @@
-"""Reductions, softmax."""
+"""Reductions and softmax."""
 
 import torch
 from harness import VARIANTS, Case, Input, write
@@ -7,12 +7,12 @@ X = Input((3, 4, 2))
 DISTINCT = Input((3, 4, 2), distinct=True)
 ORDER = Input((3, 4, 2), distinct=True, grad=False)
 CONSTANT = Input((3, 4, 2), grad=False)
-# An expanded view has equal elements in the first dimension: how they change together has no derivative.
+# An expanded view has equal elements in the first dimension: they change together, which has no derivative.
 UNEXPANDED = ("contiguous", "transposed", "sliced")
 
 
 def over(name, function, x=X, empty=((0, 3, 2),), scalar=((),), of_nothing=True, **more):
-    """All, the last, the first, and two dimensions. Of nothing at all, there may be no result."""
+    """Yields cases over all dimensions, the last, the first, and two. Over no elements there may be no result."""
     yield Case(f"{name}_all", lambda x: function(x, None, False), [x], empty if of_nothing else None, scalar, **more)
     yield Case(f"{name}_last", lambda x: function(x, -1, False), [x], empty, scalar, **{**more, "variants": VARIANTS})
     yield Case(f"{name}_first", lambda x: function(x, 0, True), [x], **more)
@@ -20,7 +20,7 @@ def over(name, function, x=X, empty=((0, 3, 2),), scalar=((),), of_nothing=True,
 
 
 def all_or(function):
-    """With no dimensions for all."""
+    """Passes `()` instead of `None` for all dimensions."""
     return lambda x, dims, keep: function(x, () if dims is None else dims, keep)
 
 

@@ -1,4 +1,4 @@
-//! Reductions and softmax beside PyTorch.
+//! Reductions and softmax compared with PyTorch.
 
 use tenure_tensor::{Result, Tensor};
 

@@ -1,4 +1,4 @@
-"""What is no number, infinite, zero, too large, or not there; and integers that overflow."""
+"""Special values (NaN, infinities, zeros, large and missing ones), and integers that overflow."""
 
 import torch
 import torch.nn.functional as F
@@ -6,9 +6,9 @@ from harness import Case, Input, write
 
 NAN, INF = float("nan"), float("inf")
 LINE = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 60.0, -60.0]
-# Rows without a number, of one value, of none that counts, and of large ones.
+# The rows have NaN, infinities, one value only, no finite value, or large values.
 ROWS = [[1.0, NAN, 3.0, NAN], [INF, -INF, 2.0, 0.5], [NAN] * 4, [-INF] * 4, [INF, 1.0, INF, 0.0], [60.0, -60.0, 59.0, 0.0]]
-# No two equal ones, for what does not say which of them comes first.
+# No two elements of a row are equal, for operations that do not say which of them comes first.
 ORDERS = [[1.0, NAN, 3.0, -2.0], [INF, -INF, 2.0, 0.5], [4.0, 3.0, 2.0, 1.0]]
 
 
@@ -17,7 +17,7 @@ def line(name, function, **options):
 
 
 def ramp(x):
-    """PyTorch's hardsigmoid has a constant of float32 in its gradient."""
+    """Computes hardsigmoid exactly: PyTorch's has a constant of float32 in its gradient."""
     return torch.where((x > -3) & (x < 3), x / 6 + 0.5, (x >= 3).to(x.dtype))
 
 
@@ -34,7 +34,7 @@ def integers(name, function, *given, dtype=torch.int8):
 
 
 def pairs(name, function):
-    """Each with each."""
+    """Returns a case of each value with each value."""
     column, row = [[x] for x in LINE], [LINE]
     inputs = [Input((len(LINE), 1), given=column, grad=False), Input((1, len(LINE)), given=row, grad=False)]
     return case(name, function, *inputs)

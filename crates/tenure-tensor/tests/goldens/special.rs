@@ -1,4 +1,4 @@
-//! What is no number, infinite, zero, too large, or not there, and integers that overflow, beside PyTorch.
+//! Special values (NaN, infinities, zeros, large and missing ones) and integers that overflow, compared with PyTorch.
 
 use tenure_tensor::ops::{CrossEntropy, Reduction};
 use tenure_tensor::{DType, Result, Tensor};

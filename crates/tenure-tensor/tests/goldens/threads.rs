@@ -1,4 +1,4 @@
-//! Every operation on more elements than one thread takes: the same bits for any number of threads.
+//! Determinism over threads: operations on large inputs give the same bits for any number of threads.
 
 use std::collections::BTreeSet;
 
@@ -8,20 +8,21 @@ use tenure_tensor::{Result, Tensor, threads};
 use crate::coverage::{apart, calls, operations};
 use crate::harness::{Family, Function, Sample};
 
-/// Elements of the largest input or output: some parts of what goes element by element.
+/// The size of the largest input or output: enough for elementwise operations to be split into parts.
 const ELEMENTS: usize = 70_000;
 
-/// Which sizes of a case grow: all, the first of each input, the first of the first. The first that its closure takes.
+/// The sizes of a case that grow: all, the first of each input, or the first of the first input. The first way that the
+/// closure accepts is used.
 const GROWTHS: [Growth; 3] = [|_, _| true, |_, dim| dim == 0, |input, dim| input == 0 && dim == 0];
 
 type Growth = fn(usize, usize) -> bool;
 
-/// Operations whose sizes are in the cases.
+/// Operations whose sizes are fixed in the cases.
 const FIXED: &[&str] = &["arange", "eye", "full", "linspace", "logspace", "ones"];
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    // Each operation once: a case whose operations all were is left out.
+    // Each operation runs once: a case whose operations have all run is left out.
     let mut left: BTreeSet<String> = operations().difference(&apart()).cloned().collect();
     for (family, cases) in crate::FAMILIES {
         let golden = Family::open(family);
@@ -46,7 +47,8 @@ fn threads_do_not_change_a_bit() {
     assert!(left.is_empty(), "no case of these grew: {left:?}");
 }
 
-/// The inputs of a sample, some sizes as often as it takes; none if the function does not take them.
+/// Multiplies some sizes of a sample's inputs until they are large. Returns `None` if the function does not accept
+/// them.
 fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -> Option<Vec<Tensor>> {
     let mut factor = 2;
     let mut before: Option<(usize, usize)> = None;
@@ -58,7 +60,7 @@ fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -
         if elements >= ELEMENTS {
             return Some(inputs);
         }
-        // Sizes grow together, four of them at first, and then as many as the last step tells.
+        // Four sizes are assumed to grow at first; later steps infer the number from the step before.
         let ratio = |now: usize, then: usize| now as f64 / then.max(1) as f64;
         let power = before.map_or(4.0, |(then, had)| ratio(elements, had).ln() / ratio(factor, then).ln());
         let further = ratio(ELEMENTS, elements).powf(1.0 / power.max(1.0)).min(8.0);
@@ -71,7 +73,7 @@ fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -
     }
 }
 
-/// The bits of outputs and gradients.
+/// Returns the bits of outputs and gradients.
 fn bits(function: Function, inputs: &[Tensor]) -> Result<Vec<Vec<u8>>> {
     let outputs = function(inputs)?;
     let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
@@ -86,7 +88,7 @@ fn bits(function: Function, inputs: &[Tensor]) -> Result<Vec<Vec<u8>>> {
     all.iter().map(|tensor| tensor.detach().contiguous()?.to_bytes()).collect()
 }
 
-/// A gradient from outside: numbers from -1 to 1, none like another.
+/// Returns a gradient of different numbers from -1 to 1.
 fn upstream(output: &Tensor) -> Result<Tensor> {
     let values: Vec<f64> = (1..=output.numel()).map(|at| (at as f64 * 0.618_034).fract() * 2.0 - 1.0).collect();
     Tensor::from_slice(&values, output.sizes())?.to_dtype(output.dtype())

@@ -1,4 +1,4 @@
-"""Views. PyTorch's and ours have the same layouts, so that what is read through as_strided is the same."""
+"""Views. PyTorch's and Tenure's have the same layouts, so that as_strided reads the same elements."""
 
 import torch
 from harness import Case, Input, write
@@ -51,7 +51,7 @@ CASES = [
     case("diagonal_outside", lambda x: x.diagonal(5, 1, 2)),
     case("as_strided", lambda x: x.as_strided((2, 3), (4, 2), 1), [X], None, variants=("contiguous",)),
     case("as_strided_overlapping", lambda x: x.as_strided((2, 2), (1, 1), 0), [X], None, variants=("contiguous",)),
-    # Differences are taken of contiguous inputs, of which this reads others.
+    # Differences are taken with contiguous inputs, in which this view reads other elements.
     case("as_strided_of_views", lambda x: x.as_strided((2, 2), (1, 1), 0), [X], None, gradcheck=False),
     case("split", lambda x: x.split(2, 1)),
     case("split_sizes", lambda x: x.split([1, 0, 3], -1)),

@@ -1,4 +1,4 @@
-//! Views beside PyTorch's.
+//! Views compared with PyTorch.
 
 use tenure_tensor::{DType, Device, MemoryFormat, Result, Tensor};
 

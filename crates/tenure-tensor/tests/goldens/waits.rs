@@ -1,4 +1,4 @@
-//! Operations do not wait for the device, but for those whose results have sizes, or are values, that it must find.
+//! Waits for the device: operations do none, except where the size or the values of a result must be found first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use tenure_tensor::TensorError;
 use crate::common::{in_use_alone, simulated};
 use crate::harness::{Family, cuda};
 
-/// Cases that wait, and how often.
+/// The cases that wait, and how often.
 const WAITS: &[(&str, &str, u64)] = &[
-    // Until it is known how many elements are true, once for each mask.
+    // Selection by masks waits until the number of true elements is known, once for each mask.
     ("index", "mask", 1),
     ("index", "mask_and_index", 1),
     ("index", "mask_of_all", 1),
@@ -19,7 +19,7 @@ const WAITS: &[(&str, &str, u64)] = &[
     ("index", "put_masked", 1),
     ("integers", "chosen", 1),
     ("integers", "shaped", 1),
-    // The cases themselves, which make an index on the CPU.
+    // These cases wait because they make an index or mask on the CPU themselves.
     ("gather", "index_copy", 2),
     ("attention", "one_seen", 1),
     ("attention", "seen", 1),
@@ -37,12 +37,12 @@ fn only_operations_that_must_wait_for_the_device() {
     for (name, cases) in crate::FAMILIES {
         let family = Family::open_on(name, cuda());
         for (case, function) in *cases {
-            // Sizes and layouts change nothing.
+            // Sizes and layouts make no difference.
             for sample in family.samples.iter().filter(|sample| sample.case == *case && sample.variant == "contiguous")
             {
                 match family.waits(sample, *function, driver) {
                     Ok(0) => {}
-                    // Another test says that.
+                    // Missing kernels are reported by another test.
                     Err(TensorError::NoKernel { .. }) => drop(unknown.insert((*name, *case))),
                     Ok(waits) => drop(found.entry((name, case)).or_default().insert(waits)),
                     Err(error) => panic!("{name}: {case} ({}): {error}", sample.dtype),

@@ -1,4 +1,4 @@
-"""Writes in place, one by one. `in_place.py` has what they do to views and graphs."""
+"""Single writes in place. `in_place.py` tests their effect on views and graphs."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ ROWS, FIRST = Input((2,), 0, 3, torch.int64), Input((1,), 0, 1, torch.int64)
 
 
 def case(name, change, *more, x=X, scalar=True, **options):
-    """What is written is no leaf, and has a use after."""
+    """Returns a case that writes to a tensor which is no leaf and is used afterwards."""
 
     def function(x, *more):
         written = x * 2

@@ -1,10 +1,10 @@
-//! Writes in place, one by one, beside PyTorch.
+//! Single writes in place compared with PyTorch.
 
 use tenure_tensor::{Result, Tensor};
 
 use crate::harness::Case;
 
-/// What is written is no leaf, and has a use after.
+/// Applies `change` to a tensor that is no leaf and is used afterwards.
 fn case(x: &[Tensor], change: impl Fn(&Tensor) -> Result<()>) -> Result<Vec<Tensor>> {
     let written = x[0].mul(2)?;
     change(&written)?;
