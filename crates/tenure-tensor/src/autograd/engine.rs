@@ -17,11 +17,11 @@ use crate::{Result, Tensor};
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Keeps the saved tensors, so that another backward pass can go through the same graph.
+    /// Whether the saved tensors are kept, so that another backward pass can go through the same graph.
     pub retain_graph: bool,
-    /// Makes the gradients differentiable themselves. Retains the graph too.
+    /// Whether the gradients are differentiable themselves. Retains the graph too.
     pub create_graph: bool,
-    /// Lets [`grad`] return `None` for an input that no output depends on, rather than an error.
+    /// Whether [`grad`] returns `None` for an input that no output depends on, rather than an error.
     pub allow_unused: bool,
 }
 

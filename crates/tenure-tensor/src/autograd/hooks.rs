@@ -113,8 +113,8 @@ thread_local! {
 ///
 /// `pack` must not modify its tensor, which the program goes on to use: that is an error.
 ///
-/// Parameters and views of them are packed too. A hook that moves bytes recognises them by their storage, and leaves
-/// them where they are. `unpack` may be called several times for one `pack`, if the graph is retained. If the tensor
+/// Parameters and views of them are packed too. A hook that moves bytes should leave them where they are; it recognises
+/// them by their storage. `unpack` may be called several times for one `pack`, if the graph is retained. If the tensor
 /// was [modified](AutogradError::Modified) since, `unpack` can return that error with an empty node name: the node that
 /// needs the tensor is then filled in.
 #[must_use = "it holds for as long as it lives"]

@@ -44,7 +44,7 @@ pub(crate) struct View {
     /// The version of the storage that the view's edge was made for. If the storage has a later version, the view may
     /// have been written through its base or another view, and the edge has to be made anew from the base's.
     version: u64,
-    /// Set if the view was made while gradients were off: the base's graph does not know of it.
+    /// Whether the view was made while gradients were off: the base's graph does not know of it.
     pub(crate) in_no_grad: bool,
 }
 
@@ -191,7 +191,7 @@ impl Meta {
     }
 
     /// Returns the base if the view's edge is for another version than `version`, and sets the edge's version to
-    /// `version`.
+    /// `version`. A view that was made while gradients were off keeps its edge.
     pub(crate) fn stale_base(&self, version: u64) -> Option<Tensor> {
         let mut state = self.state.lock();
         let view = state.view.as_mut().filter(|view| !view.in_no_grad && view.version != version)?;

@@ -1,8 +1,9 @@
 //! Recipes: how the bytes of an operation's output are computed again.
 //!
-//! A checkpoint decides before a function runs that none of its tensors are kept. A recipe allows to decide afterwards,
-//! tensor by tensor. It is found by the id of the bytes that it makes, and refers to its inputs by the ids of their
-//! bytes, which it does not keep. An input that is gone, or was written to, can be made by a recipe of its own.
+//! A checkpoint decides before a function runs that none of its tensors are kept. A recipe lets the caller decide
+//! afterwards, tensor by tensor. It is found by the id of the bytes that it makes, and refers to its inputs by the ids
+//! of their bytes, which it does not keep. An input that is gone, or was written to, can be made by a recipe of its
+//! own.
 //!
 //! An operation notes its recipe after its kernel was called: after autocast's conversions, which are operations
 //! themselves, and before anything is saved. An operation that draws random numbers has drawn them by then, and its

@@ -20,8 +20,8 @@ pub(crate) struct SavedTensor {
 }
 
 enum Content {
-    /// A detached tensor. Without detaching, the tensor could become an output of the node that saves it, and so a
-    /// cycle.
+    /// Detached: a write may later make the tensor itself the result of a node that leads to the saving one, and the
+    /// graph would own itself.
     Tensor(Tensor),
     Packed {
         packed: Box<dyn Any + Send + Sync>,

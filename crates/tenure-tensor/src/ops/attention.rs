@@ -27,7 +27,8 @@ pub struct Attention<'a> {
     /// A mask that is broadcast to `(..., queries, keys)`: `bool`, true where a query attends to a key, or a number
     /// that is added to the score.
     pub mask: Option<&'a Tensor>,
-    /// Query `i` attends to keys 0 to `i` only. A mask applies besides, while PyTorch takes only one of the two.
+    /// Whether query `i` attends to keys 0 to `i` only. A mask applies besides, while PyTorch takes only one of the
+    /// two.
     pub is_causal: bool,
     /// The factor on the products of queries and keys. If `None`, it is one over the square root of the width.
     pub scale: Option<f64>,

@@ -60,8 +60,8 @@ impl Tensor {
     }
 
     /// Computes the ReLU of [`batch_norm`](Self::batch_norm) of this tensor. If `carried` is given, it is added before
-    /// the ReLU, as in a residual network. All is done in one pass. On the CPU the bits are those of separate
-    /// operations; on CUDA 16-bit floats are rounded once.
+    /// the ReLU, as in a residual network. All is done in one pass, unless `carried` has other sizes or another dtype
+    /// than this tensor. On the CPU the bits are those of separate operations; on CUDA 16-bit floats are rounded once.
     ///
     /// # Errors
     /// The errors of `batch_norm` and [`add`](Self::add).

@@ -101,10 +101,10 @@ impl Tensor {
         convolve(self, weight, bias, geometry, &sizes)
     }
 
-    /// Computes the transpose of a convolution, whose sizes are those of the convolution's input. Each element is
-    /// multiplied with the whole kernel, `(channels, outputs / groups, ...)`, and products of one pixel are added.
-    /// `output_padding` adds pixels at the end: several input sizes of a convolution give the same output size.
-    /// PyTorch's `conv_transpose1d`, `conv_transpose2d`, `conv_transpose3d`.
+    /// Computes the transpose of a convolution, which maps sizes of the convolution's output to sizes of its input.
+    /// Each element is multiplied with the whole kernel, `(channels, outputs / groups, ...)`, and products of one pixel
+    /// are added. `output_padding` adds pixels at the end: several input sizes of a convolution give the same output
+    /// size. PyTorch's `conv_transpose1d`, `conv_transpose2d`, `conv_transpose3d`.
     ///
     /// # Errors
     /// Sizes that do not match, different dtypes or devices.

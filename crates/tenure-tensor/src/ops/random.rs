@@ -132,8 +132,9 @@ impl Tensor {
         self.redrawn("normal_", &NORMAL, generator, |kernel, out, state| kernel(out, state, mean, deviation))
     }
 
-    /// In training, sets each element to 0 with this probability and divides the others by the probability of being
-    /// kept; otherwise returns the tensor itself. The numbers come from the [default generator](default_generator).
+    /// Sets each element to 0 with this probability in training, and divides the others by the probability of being
+    /// kept. Outside training it returns the tensor itself. The numbers come from the [default
+    /// generator](default_generator).
     ///
     /// # Errors
     /// `probability` is no probability; the dtype is not floating.

@@ -291,8 +291,8 @@ impl Tensor {
     /// Calls `hook` with this leaf whenever [`backward`](Self::backward) has added to its [`grad`](Self::grad), before
     /// the pass goes on to other tensors: once in a pass, when the gradient is complete.
     ///
+    /// # Errors
     /// The tensor is no leaf, or requires no gradient.
-    /// It is no leaf, or requires no gradient.
     pub fn register_post_accumulate_grad_hook(
         &self,
         hook: impl Fn(&Self) -> Result<()> + Send + Sync + 'static,

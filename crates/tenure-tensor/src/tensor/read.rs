@@ -1,4 +1,4 @@
-//! Elements as Rust's values.
+//! Access to elements as Rust's values.
 
 use super::Tensor;
 use crate::{Access, Device, Element, Result, Scalar, TensorError};

@@ -6,7 +6,7 @@ use tenure_tensor::ops::{self, CrossEntropy, Reduction, einsum};
 use tenure_tensor::{Attention, Conv, DType, Result, Tensor};
 
 struct Given {
-    /// The same values in `float32` and in `bfloat16`, `[2, 2]`, from 0 to 1.
+    /// Values from 0 to 1, `[2, 2]`, in `float32` and in `bfloat16`.
     x: Tensor,
     half: Tensor,
     /// The values of `x` as `[1, 2, 2]`.

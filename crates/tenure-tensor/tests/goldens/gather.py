@@ -26,7 +26,7 @@ def of_one(name, function, *more):
 
 
 def like(source, index):
-    """Returns the part of the source that the index covers: PyTorch cannot differentiate a larger source, Tenure can."""
+    """Returns the part of the source that the index covers: PyTorch cannot differentiate a larger one, Tenure can."""
     return source[: index.shape[0], : index.shape[1]]
 
 

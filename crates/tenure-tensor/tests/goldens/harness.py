@@ -29,7 +29,7 @@ EVERY_LAYOUT = ("f32", "bf16")
 
 @dataclass
 class Input:
-    """A tensor of random values from `low` to `high`, or of given values. Its dtype is the sample's, unless it has one."""
+    """A tensor of random values from `low` to `high`, or of given values. Without a `dtype` it has the sample's."""
 
     sizes: Sequence[int]
     low: float = -2.0
@@ -86,7 +86,7 @@ class Case:
 
 
 def laid_out(variant: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the values in this layout: the storage's elements, and the view. An expanded view repeats its first entry."""
+    """Returns the values in this layout: the storage's elements, and the view. An expanded view repeats the first."""
     rank = values.dim()
     if variant == "transposed" and rank >= 2:
         base = values.transpose(-1, -2).contiguous()
