@@ -29,8 +29,8 @@ use crate::{Result, Tensor, TensorError, Writes, precision, tuning};
 type Again = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
 type Observer = Box<dyn Fn(&Arc<Recipe>) + Send + Sync>;
 
-/// A scope in which this thread's operations outside of [`no_grad`] note how their output is computed again: element by
-/// element operations, copies and conversions, products, convolutions, attention, norms, softmax, dropout, pooling,
+/// A scope in which this thread's operations outside of [`no_grad`] note how their output is computed again:
+/// elementwise operations, copies and conversions, products, convolutions, attention, norms, softmax, dropout, pooling,
 /// sums, joins and selections. The latest scope that is alive gets the recipes. Operations that a
 /// [`checkpoint`](super::checkpoint) runs again note none.
 ///

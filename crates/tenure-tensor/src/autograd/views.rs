@@ -19,8 +19,9 @@ use crate::{Layout, Result, Tensor};
 /// saved.
 ///
 /// # Errors
-/// `target` is a leaf that requires a gradient, or a view of one; the errors of `write` and `save`. After an error
-/// nothing has changed, except where the output cannot be saved: then it has been written.
+/// `target` is a leaf that requires a gradient, a view of one, or a view that was made inside `no_grad`; the errors of
+/// `write` and `save`. After an error nothing has changed, except where the output cannot be saved: then it has been
+/// written.
 pub(crate) fn attach_in_place<F>(
     target: &Tensor,
     op: &'static str,

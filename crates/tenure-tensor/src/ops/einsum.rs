@@ -230,7 +230,7 @@ impl Term {
         Ok(Self { tensor, labels: [batch, rows, columns].concat() })
     }
 
-    /// Sums over all dimensions except those whose label is kept.
+    /// Sums over all dimensions except the ones with a label that `keeps` accepts.
     fn sum_but(&self, keeps: impl Fn(&Label) -> bool) -> Result<Self> {
         let dropped = |dim: &usize| !keeps(&self.labels[*dim]);
         let dims: Vec<isize> = (0..self.labels.len()).filter(dropped).map(|dim| dim as isize).collect();

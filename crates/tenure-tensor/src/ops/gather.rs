@@ -229,7 +229,8 @@ impl Tensor {
         self.as_index(op)?.reshape(&[-1])
     }
 
-    /// Returns the index of `dim`, after checking that `index` has as many dimensions and is no larger in the others.
+    /// Returns the index of `dim`, after checking that `index` has as many dimensions as this tensor, and is no larger
+    /// in the other dimensions.
     pub(crate) fn index_dim(&self, op: &'static str, dim: isize, index: &Self) -> Result<usize> {
         let place = self.dim(op, dim)?;
         let fits = |other: usize| other == place || index.sizes()[other] <= self.sizes()[other];

@@ -408,7 +408,7 @@ impl Windows {
     }
 }
 
-/// Returns depth, height and width of images with so many spatial dimensions.
+/// Returns depth, height and width of images with `dims` spatial dimensions.
 fn spatial(op: &'static str, input: &Tensor, dims: usize) -> Result<[usize; 3]> {
     if !(1..=3).contains(&dims) || input.rank() <= dims {
         let reason = format!(

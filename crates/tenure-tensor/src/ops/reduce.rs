@@ -296,7 +296,8 @@ fn others(x: &Tensor, dims: &Reduced) -> Result<Tensor> {
     }
     let is_zero = x.eq(0.0)?;
     let zeros = is_zero.sum(&over, true)?;
-    // With one zero, the product without it is for the zero, and the others have 0. With more zeros, all have 0.
+    // If exactly one element is zero, it gets the product of the others, and the others get 0. If more are zero, all
+    // get 0.
     let without = x.masked_fill(&is_zero, 1.0)?;
     let product = without.prod(&over, true)?;
     let quotient = product.div(&without)?.masked_fill(&zeros.gt(0)?, 0.0)?;
