@@ -45,8 +45,8 @@ impl Tensor {
     /// running averages are used. PyTorch's `batch_norm`.
     ///
     /// # Errors
-    /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running averages
-    /// outside training; one element for each channel in training.
+    /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running
+    /// averages outside training; one element for each channel in training.
     pub fn batch_norm(
         &self,
         running: Option<(&Self, &Self)>,
