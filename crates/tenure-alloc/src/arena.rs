@@ -1,25 +1,27 @@
+//! [`Arena`]: an allocator of addresses that fills a range from both ends.
+
 use std::collections::BTreeMap;
 
 use crate::{Address, AllocError, Block};
 
 /// A range of memory that is filled from both ends: FlashNeuron's memory manager (`FN_memory`, FAST'21).
 ///
-/// What stays goes low and what comes and goes goes high, so that neither leaves holes in the other and the room
-/// between them stays in one piece. This is bookkeeping of addresses: it touches no memory and knows no stream, so its
-/// owner must not reuse a freed block before the work on it is ordered.
+/// Long-lived blocks go to the low end and short-lived blocks to the high end. Neither kind leaves holes among the
+/// other, and the room between them stays in one piece. The arena only keeps account of addresses: it touches no memory
+/// and knows no stream, so its owner must not reuse a freed block before the work on it is ordered.
 #[derive(Debug)]
 pub struct Arena {
     base: Address,
     block_bytes: u64,
-    /// Blocks in all; whatever is below is counted in blocks too.
+    /// Blocks in all. The fields below also count in blocks.
     blocks: u64,
     free_blocks: u64,
-    /// Runs of free blocks, by first block, and their lengths; no two touch.
+    /// Runs of free blocks: first block and length. No two runs touch.
     free: BTreeMap<u64, u64>,
     /// Runs handed out at the low end and at the high end.
     low: BTreeMap<u64, u64>,
     high: BTreeMap<u64, u64>,
-    /// Where the next search from the low end begins.
+    /// The block at which the next search from the low end begins.
     cursor: u64,
 }
 
@@ -27,16 +29,15 @@ impl Arena {
     /// FlashNeuron's block, in bytes.
     pub const BLOCK_BYTES: u64 = 4096;
 
-    /// An empty arena over `base..base + bytes`, in blocks of [`BLOCK_BYTES`](Self::BLOCK_BYTES). A last piece that is
-    /// shorter than a block is not used.
+    /// Makes an empty arena over `base..base + bytes`, in blocks of [`BLOCK_BYTES`](Self::BLOCK_BYTES). A last piece
+    /// that is shorter than a block is not used.
     pub fn new(base: Address, bytes: u64) -> Self {
         Self::over(base, bytes, Self::BLOCK_BYTES)
     }
 
-    /// The same in blocks of `block_bytes`.
+    /// Makes an empty arena over `base..base + bytes`, in blocks of `block_bytes`.
     ///
-    /// # Errors
-    /// `block_bytes` is zero.
+    /// # Errors [`AllocError::InvalidSetting`] if `block_bytes` is zero.
     pub fn with_block_bytes(base: Address, bytes: u64, block_bytes: u64) -> Result<Self, AllocError> {
         if block_bytes == 0 {
             let expected = "a block must have at least one byte";
@@ -52,12 +53,12 @@ impl Arena {
         Self { base, block_bytes, blocks, free_blocks: blocks, free, low, high, cursor: 0 }
     }
 
-    /// A block of at least `bytes` bytes at the low end, or `None` if no free run is as long (`device_malloc`).
-    /// Zero bytes get address 0 and no memory.
+    /// Allocates a block of at least `bytes` bytes at the low end, or returns `None` if no free run is as long
+    /// (`device_malloc`). Zero bytes get address 0 and no memory.
     ///
-    /// Next fit: the search goes up from the end of the last low block, or from a lower one that was freed since, to
-    /// the first high block, then up from the bottom. Only if there is no room below the high end are the holes
-    /// within it searched, upward.
+    /// The search is next fit. It goes up from the end of the last low block, or from a lower one that was freed since,
+    /// to the first high block, then up from the bottom. Only if there is no room below the high end does it search the
+    /// holes within that end, upward.
     pub fn allocate_low(&mut self, bytes: u64) -> Option<Block> {
         let length = bytes.div_ceil(self.block_bytes);
         if length == 0 {
@@ -74,8 +75,8 @@ impl Arena {
         Some(self.block(first, length))
     }
 
-    /// A block of at least `bytes` bytes at the high end: the highest place where it fits, or `None` if no free run is
-    /// as long (`device_malloc_reverse`). Zero bytes get address 0 and no memory.
+    /// Allocates a block of at least `bytes` bytes at the high end, at the highest place where it fits, or returns
+    /// `None` if no free run is as long (`device_malloc_reverse`). Zero bytes get address 0 and no memory.
     pub fn allocate_high(&mut self, bytes: u64) -> Option<Block> {
         let length = bytes.div_ceil(self.block_bytes);
         if length == 0 {
@@ -88,10 +89,9 @@ impl Arena {
         Some(self.block(first, length))
     }
 
-    /// Frees the block at `address`, of either end (`device_free`). Address 0 of an empty block is ignored.
+    /// Frees the block at `address`, at either end (`device_free`). Address 0 of an empty block is ignored.
     ///
-    /// # Errors
-    /// No live block starts at `address`.
+    /// # Errors [`AllocError::UnknownAddress`] if no live block starts at `address`.
     pub fn free(&mut self, address: Address) -> Result<(), AllocError> {
         let first = address.checked_sub(self.base).filter(|offset| offset.is_multiple_of(self.block_bytes));
         let first = first.map(|offset| offset / self.block_bytes);
@@ -107,34 +107,34 @@ impl Arena {
         Ok(())
     }
 
-    /// Bytes in all, in whole blocks.
+    /// Returns the bytes of the arena, in whole blocks.
     pub fn bytes(&self) -> u64 {
         self.blocks * self.block_bytes
     }
 
-    /// Bytes free, in however many pieces (`device_occupancy_size`).
+    /// Returns the free bytes, in however many pieces (`device_occupancy_size`).
     pub fn free_bytes(&self) -> u64 {
         self.free_blocks * self.block_bytes
     }
 
-    /// Bytes of the longest free run: the largest request that can be met.
+    /// Returns the bytes of the longest free run: the largest request that can be met.
     pub fn largest_free_bytes(&self) -> u64 {
         self.free.values().max().map_or(0, |blocks| blocks * self.block_bytes)
     }
 
-    /// The part that is free, 0 to 1 (`device_occupancy`, whose name says the opposite). Nothing of an empty range is.
+    /// Returns the free fraction, 0 to 1 (`device_occupancy`, whose name says the opposite). An empty arena has 0.
     pub fn free_fraction(&self) -> f64 {
         self.free_fraction_after(0)
     }
 
-    /// The part that would be free with `bytes` more handed out (`device_occupancy_future`): negative if that is more
-    /// than there is.
+    /// Returns the fraction that would be free with `bytes` more allocated (`device_occupancy_future`). It is negative
+    /// if `bytes` exceeds the free bytes.
     pub fn free_fraction_after(&self, bytes: u64) -> f64 {
         let blocks = bytes.div_ceil(self.block_bytes);
         (self.free_blocks as f64 - blocks as f64) / self.blocks.max(1) as f64
     }
 
-    /// The lowest block in `from..limit` from which `length` blocks below `limit` are free.
+    /// Returns the lowest block in `from..limit` from which `length` blocks below `limit` are free.
     fn first_fit(&self, from: u64, limit: u64, length: u64) -> Option<u64> {
         let around = self.free.range(..from).next_back();
         let runs = around.into_iter().chain(self.free.range(from..));
@@ -156,7 +156,7 @@ impl Arena {
         self.free_blocks -= length;
     }
 
-    /// Makes blocks free, in one run with what is free beside them.
+    /// Makes blocks free, in one run with the free blocks beside them.
     fn give_back(&mut self, first: u64, length: u64) {
         self.free_blocks += length;
         let after = self.free.remove(&(first + length)).unwrap_or(0);

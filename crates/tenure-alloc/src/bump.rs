@@ -1,17 +1,20 @@
+//! [`BumpPool`]: a pool that allocates upward and frees everything at once.
+
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
 use crate::{Address, AllocError, Block, Request, Resource};
 
-/// Blocks start and end at multiples of this many bytes, as in every allocator of this crate.
+/// The alignment in bytes: blocks start and end at multiples of it, as in every allocator of this crate.
 const ALIGNMENT: u64 = 512;
 
-/// Hands out a range from its start to its end and takes everything back at once: for workspaces that live for a step.
+/// A pool that hands out a range from its start to its end and takes everything back at once: for workspaces that live
+/// for a step.
 ///
-/// A freed block is not used again by itself. The pool starts over at [`reset`](Self::reset), or by itself once no
-/// block is live, but then only for the one stream that has used it since the last reset: another stream gets memory
-/// that no stream has used yet, and from then on only a reset starts over.
+/// Freeing a block does not make its memory reusable. The pool starts over at [`reset`](Self::reset). It also starts
+/// over once no block is live, but only while a single stream has used it since the last reset. Another stream gets
+/// memory that no stream has used yet, and from then on only a reset starts over.
 pub struct BumpPool {
     base: Address,
     bytes: u64,
@@ -20,16 +23,16 @@ pub struct BumpPool {
 
 #[derive(Default)]
 struct State {
-    /// Where the next block of the owner begins, from the base.
+    /// The offset from the base at which the owner's next block begins.
     cursor: u64,
-    /// Up to where streams have used the range since the last reset.
+    /// The end of the part that streams have used since the last reset, as an offset from the base.
     used: u64,
     owner: Owner,
     live: FxHashMap<Address, u64>,
     live_bytes: u64,
 }
 
-/// Who has used the range since the last reset.
+/// The streams that have used the range since the last reset.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Owner {
     #[default]
@@ -39,40 +42,40 @@ enum Owner {
 }
 
 impl BumpPool {
-    /// A pool over those bytes of `base..base + bytes` that lie between multiples of 512.
+    /// Makes a pool over `base..base + bytes`, without the ends that do not fall on multiples of 512.
     pub fn new(base: Address, bytes: u64) -> Self {
         let end = base.saturating_add(bytes) / ALIGNMENT * ALIGNMENT;
         let base = base.checked_next_multiple_of(ALIGNMENT).unwrap_or(end);
         Self { base, bytes: end.saturating_sub(base), state: Mutex::default() }
     }
 
-    /// Ends the tenure of every block. Addresses handed out before are unknown from now on.
+    /// Frees every block. Addresses handed out before are unknown from now on.
     ///
-    /// What is handed out next may overlap them on any stream: call it when all their work has completed, or when
-    /// every stream that allocates next waits for it.
+    /// Blocks allocated next may overlap them on any stream. Call it when all work on the old blocks has completed, or
+    /// when every stream that allocates next waits for that work.
     pub fn reset(&self) {
         *self.state.lock() = State::default();
     }
 
-    /// Bytes in all.
+    /// Returns the bytes of the pool.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes in live blocks, rounded up to multiples of 512.
+    /// Returns the bytes in live blocks, rounded up to multiples of 512.
     pub fn live_bytes(&self) -> u64 {
         self.state.lock().live_bytes
     }
 
-    /// Live blocks.
+    /// Returns the number of live blocks.
     pub fn live_blocks(&self) -> usize {
         self.state.lock().live.len()
     }
 }
 
 impl Resource for BumpPool {
-    /// # Errors
-    /// The rest of the range is too short: [`AllocError::OutOfMemory`], in which the range stands for the device.
+    /// # Errors [`AllocError::OutOfMemory`] if the rest of the range is too short; the range stands for the device in
+    /// it. [`AllocError::TooLarge`] if the bytes cannot be rounded up to a multiple of 512.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let Request { bytes: requested, stream, .. } = request;
         if requested == 0 {
@@ -83,7 +86,7 @@ impl Resource for BumpPool {
         let (start, owner) = match state.owner {
             Owner::Nobody => (0, Owner::Stream(stream)),
             Owner::Stream(owner) if owner == stream => (state.cursor, state.owner),
-            // Stream order says nothing about memory that another stream has used.
+            // Stream order does not protect memory that another stream has used.
             Owner::Stream(_) | Owner::Several => (state.used, Owner::Several),
         };
         let free = self.bytes - start;

@@ -1,21 +1,23 @@
+//! [`AllocError`]: the errors of allocators.
+
 use tenure_core::StreamId;
 
 use crate::{Address, BackingError, PoolId};
 
-/// Why an allocator refused. A failed call changed nothing that a caller can see.
+/// The reason for which an allocator refused. A failed call changed nothing that a caller can see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No memory, after everything that could be given back was.
+    /// No memory was found, after everything that could be given back was.
     #[error(
         "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {inactive} \
          more of {reserved} reserved are not; {free} of {total} bytes are free on the device, {allowed} allowed to \
          this process, {overhead} of them its own overhead; free tensors that are no longer needed, or raise the limit"
     )]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
-        /// The stream asked for.
+        /// The stream of the request.
         stream: StreamId,
         /// Bytes in live blocks.
         allocated: u64,
@@ -23,7 +25,8 @@ pub enum AllocError {
         reserved: u64,
         /// Bytes reserved but not allocated: free ones that did not fit, and freed ones that other streams still use.
         inactive: u64,
-        /// Bytes of this process beside the allocator's, which count against its limit: [`Backing::overhead_bytes`].
+        /// Bytes that this process holds beside the allocator's, which count against its limit:
+        /// [`Backing::overhead_bytes`].
         ///
         /// [`Backing::overhead_bytes`]: crate::Backing::overhead_bytes
         overhead: u64,
@@ -31,19 +34,19 @@ pub enum AllocError {
         free: u64,
         /// Bytes of the device.
         total: u64,
-        /// Bytes this process may hold, overhead and all.
+        /// Bytes that this process may hold, overhead included.
         allowed: u64,
     },
     /// The request is larger than any device.
     #[error("a request of {0} bytes is larger than any device: check the shape it was computed from")]
     TooLarge(u64),
-    /// Freed twice, or never allocated here.
+    /// The address was freed before, or was never allocated here.
     #[error("address {0:#x} is not a live block of this allocator: it was freed before, or came from elsewhere")]
     UnknownAddress(Address),
-    /// The pool is not there.
+    /// The pool does not exist.
     #[error("private pool ({}, {}) does not exist: begin allocating to it first", .0.0, .0.1)]
     UnknownPool(PoolId),
-    /// Other streams still use blocks of the pool that were freed, and cannot be waited for.
+    /// Other streams still use freed blocks of the pool, and cannot be waited for.
     #[error(
         "other streams still use blocks of private pool ({}, {}), and a capture is underway in which they cannot be \
          waited for: end it first", .0.0, .0.1
@@ -78,16 +81,16 @@ pub enum AllocError {
         requested: u64,
         /// Bytes of the range.
         bytes: u64,
-        /// Its free bytes, of which the longest piece is too short.
+        /// Its free bytes; the longest free piece is too short, or the recorded place is taken.
         free: u64,
     },
-    /// A donated range holds what others wrote there, and a request is not the one that was recorded.
+    /// A request is not the one recorded for a donated range, which holds data that other processes wrote there.
     #[error(
         "allocation {index} in a range that was published has {requested} bytes, and {recorded} were published: allocate \
          the same tensors, in the same order, as the process that wrote them"
     )]
     LayoutDiffers {
-        /// Which allocation, from 0.
+        /// The index of the allocation, from 0.
         index: usize,
         /// Bytes of the request.
         requested: u64,
@@ -101,7 +104,7 @@ pub enum AllocError {
         setting: &'static str,
         /// The value given.
         value: String,
-        /// What it must be.
+        /// The rule that the value breaks.
         expected: &'static str,
     },
     /// A driver call failed.

@@ -1,3 +1,5 @@
+//! The callbacks and observers that a program adds to an allocator.
+
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -7,7 +9,7 @@ use crate::{FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver};
 type Callback = Arc<dyn Fn() -> bool + Send + Sync>;
 type Observer = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
-/// What a program hangs into an allocator: called with no lock held, of the allocator or of this list.
+/// The program's callbacks and observers. They are called without the allocator's locks, and without the locks here.
 #[derive(Default)]
 pub(crate) struct Hooks {
     callbacks: Mutex<Vec<Callback>>,
@@ -25,7 +27,7 @@ impl Hooks {
         self.observers.lock().push(Arc::from(observer));
     }
 
-    /// Whether [`free_memory`](Self::free_memory) would call anything.
+    /// Returns whether [`free_memory`](Self::free_memory) would call anything.
     pub(crate) fn has_callbacks(&self) -> bool {
         !self.callbacks.lock().is_empty()
     }
@@ -36,7 +38,7 @@ impl Hooks {
         callbacks.iter().filter(|callback| callback()).count() > 0
     }
 
-    /// Tells every observer of an out-of-memory error.
+    /// Calls every observer with an out-of-memory error.
     pub(crate) fn out_of_memory(&self, error: &OutOfMemory) {
         let observers = self.observers.lock().clone();
         observers.iter().for_each(|observer| observer(error));

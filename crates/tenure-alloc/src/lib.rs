@@ -1,6 +1,6 @@
 //! Block allocators over a [`Backing`].
 //!
-//! Nothing here knows a device: a backing hands out physical chunks, address space and stream marks, and an
+//! No code here depends on a kind of device. A backing provides physical chunks, address space and stream marks, and an
 //! allocator decides which block lives where. [`native`] is PyTorch's own allocator, exactly, with and without
 //! expandable segments; [`paged`] is Tenure's.
 

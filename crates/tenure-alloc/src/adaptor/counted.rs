@@ -1,3 +1,5 @@
+//! [`Counted`]: an adaptor that keeps statistics of the resource below it.
+
 use parking_lot::Mutex;
 
 use super::ledger::Ledger;
@@ -6,11 +8,11 @@ use crate::{Address, AllocError, Block, PoolKind, Request, Resource, Statistics}
 /// PyTorch's bound between its small and its large pool, in bytes.
 const SMALL_LIMIT: u64 = 1 << 20;
 
-/// Counts blocks and bytes, by PyTorch's pools and by tag, and out-of-memory errors.
+/// An adaptor that counts blocks and bytes, by PyTorch's pools and by tag, and out-of-memory errors.
 ///
-/// A block is counted until its free has returned, so that with several threads a peak may count a block and the next
-/// user of its memory both. Segments and reserved bytes are the resource's below and stay zero here, and a freed block
-/// is never active: only the resource below knows what it waits for.
+/// A block is counted until its free has returned. With several threads, a peak may therefore count both a block and
+/// the next user of its memory. Segments and reserved bytes belong to the resource below and stay zero here. A freed
+/// block never counts as active: only the resource below knows which streams it waits for.
 pub struct Counted<R> {
     inner: R,
     statistics: Mutex<Statistics>,
@@ -23,12 +25,12 @@ impl<R: Resource> Counted<R> {
         Self { inner, statistics: Mutex::default(), ledger: Ledger::default() }
     }
 
-    /// The resource below.
+    /// Returns the resource below.
     pub fn inner(&self) -> &R {
         &self.inner
     }
 
-    /// The counters now.
+    /// Returns the current counters.
     pub fn statistics(&self) -> Statistics {
         self.statistics.lock().clone()
     }

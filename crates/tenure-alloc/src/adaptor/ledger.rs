@@ -1,3 +1,5 @@
+//! The live blocks that an adaptor has seen.
+
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -9,7 +11,7 @@ pub(super) struct Ledger {
     live: Mutex<FxHashMap<Address, Entry>>,
 }
 
-/// A live block, and what it was allocated for.
+/// A live block and the request it serves.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     pub(super) request: Request,
@@ -17,21 +19,21 @@ pub(super) struct Entry {
 }
 
 impl Ledger {
-    /// Enters a block, unless it is the one of no memory.
+    /// Enters a block, unless it is empty (address 0).
     pub(super) fn enter(&self, request: Request, block: Block) {
         if block.address != 0 {
             self.live.lock().insert(block.address, Entry { request, block });
         }
     }
 
-    /// Strikes out the block at `address`, if it was entered.
+    /// Removes the block at `address`, if it was entered.
     ///
-    /// Before it is freed below, never after: then its address may be another's already.
+    /// Call it before the block is freed below, never after: by then another block may have the address.
     pub(super) fn strike(&self, address: Address) -> Option<Entry> {
         self.live.lock().remove(&address)
     }
 
-    /// Strikes out the block at `address` and frees it below; enters it again if that fails.
+    /// Removes the block at `address` and frees it below; enters it again if that fails.
     pub(super) fn free(&self, inner: &impl Resource, address: Address) -> Result<Option<Entry>, AllocError> {
         let struck = self.strike(address);
         match (inner.free(address), struck) {

@@ -1,3 +1,5 @@
+//! [`Limited`]: an adaptor that limits the bytes in live blocks.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenure_core::StreamId;
@@ -5,37 +7,37 @@ use tenure_core::StreamId;
 use super::ledger::Ledger;
 use crate::{Address, AllocError, Block, Request, Resource};
 
-/// Holds its users to a number of bytes, counted as the resource below rounds them.
+/// An adaptor that limits the bytes in live blocks, counted as the resource below rounds them.
 pub struct Limited<R> {
     inner: R,
     limit: u64,
-    /// Bytes in live blocks, and of requests that are on their way. At most `limit`.
+    /// Bytes in live blocks and in requests underway; at most `limit`.
     used: AtomicU64,
     ledger: Ledger,
 }
 
 impl<R: Resource> Limited<R> {
-    /// At most `limit` bytes of `inner`.
+    /// Allows at most `limit` bytes of `inner`.
     pub fn new(inner: R, limit: u64) -> Self {
         Self { inner, limit, used: AtomicU64::new(0), ledger: Ledger::default() }
     }
 
-    /// The resource below.
+    /// Returns the resource below.
     pub fn inner(&self) -> &R {
         &self.inner
     }
 
-    /// Bytes that may be live at a time.
+    /// Returns how many bytes may be live at a time.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes in live blocks.
+    /// Returns the bytes in live blocks.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` more, if the limit allows.
+    /// Counts `bytes` more, if the limit allows; else returns the bytes in use.
     fn claim(&self, bytes: u64) -> Result<(), u64> {
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map(drop)
@@ -62,14 +64,13 @@ impl<R: Resource> Limited<R> {
 }
 
 impl<R: Resource> Resource for Limited<R> {
-    /// # Errors
-    /// The limit would be passed: [`AllocError::OutOfMemory`], in which the limit stands for the device. And whatever
-    /// the resource below returns.
+    /// # Errors [`AllocError::OutOfMemory`] if the limit would be passed; the limit stands for the device in it. Any
+    /// error of the resource below.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let Request { bytes: requested, stream, .. } = request;
         self.claim(requested).map_err(|used| self.out_of_memory(requested, stream, used))?;
         let block = self.inner.allocate(request).inspect_err(|_| self.give_back(requested))?;
-        // How the resource below rounds is known only now.
+        // Only now are the bytes known to which the resource below rounds.
         if let Err(used) = self.claim(block.bytes - requested) {
             self.inner.free(block.address)?;
             self.give_back(requested);

@@ -1,8 +1,9 @@
-//! Small resources over another resource, which compose in any order: a limit, statistics, a recorder of events, and
-//! a callback on failure (the adaptors of RAPIDS' rmm).
+//! Small resources over another resource, which compose in any order: a limit, statistics, a recorder of events, and a
+//! callback on failure (the adaptors of RAPIDS' rmm).
 //!
-//! Each holds the resource below it and no lock while that is called, so a callback further down may free through the
-//! adaptors above. A block that was allocated below an adaptor may be freed through it: it is passed on, uncounted.
+//! Each adaptor owns the resource below it and holds no lock while it calls that, so a callback further down may free
+//! through the adaptors above. A block that was allocated below an adaptor may be freed through it: the adaptor passes
+//! the free on and does not count it.
 //!
 //! [`Donated`] wraps a whole caching allocator, and gives it further memory for a while.
 

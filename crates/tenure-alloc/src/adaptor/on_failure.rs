@@ -1,10 +1,12 @@
+//! [`OnFailure`]: an adaptor that calls back when memory runs out, and tries again.
+
 use crate::{Address, AllocError, Block, Request, Resource};
 
-/// Told of an out-of-memory error; returns whether it freed anything, so that trying again makes sense. Called on the
-/// allocating thread with no lock held: it may free through any adaptor above or below.
+/// A callback for an out-of-memory error. Returns whether it freed anything, so that trying again makes sense. It is
+/// called on the allocating thread with no lock held: it may free through any adaptor above or below.
 pub type FailureCallback = Box<dyn Fn(&AllocError) -> bool + Send + Sync>;
 
-/// Calls back when memory runs out, and tries again as long as the callback says so.
+/// An adaptor that calls back when memory runs out, and tries again as long as the callback says so.
 pub struct OnFailure<R> {
     inner: R,
     retries: u32,
@@ -17,16 +19,15 @@ impl<R: Resource> OnFailure<R> {
         Self { inner, retries, callback }
     }
 
-    /// The resource below.
+    /// Returns the resource below.
     pub fn inner(&self) -> &R {
         &self.inner
     }
 }
 
 impl<R: Resource> Resource for OnFailure<R> {
-    /// # Errors
-    /// The resource below is out of memory, and the callback gave up or every retry was used: the last error. Any
-    /// other error at once.
+    /// # Errors The last out-of-memory error of the resource below, if the callback gave up or every retry was used.
+    /// Any other error of it at once.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let mut result = self.inner.allocate(request);
         for _ in 0..self.retries {

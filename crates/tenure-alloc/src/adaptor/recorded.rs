@@ -1,11 +1,13 @@
+//! [`Recorded`]: an adaptor that records allocations and frees in a history.
+
 use super::ledger::{Entry, Ledger};
 use crate::{Action, Address, AllocError, Block, Event, History, Request, Resource};
 
-/// Records what is allocated and freed, so that a trace of any resource can be saved.
+/// An adaptor that records allocations and frees, so that a trace of any resource can be saved.
 ///
-/// The events of an address are in the order in which it changed hands. A free is recorded before it is made, as
-/// requested and completed at once; one that fails is followed by an allocation of the same block. The free of a block
-/// that was allocated before recording began is not recorded.
+/// The events of an address are in the order in which its owners had it. A free is recorded before it is made, as
+/// requested and completed at once. If it fails, an allocation of the same block is recorded after it. The free of a
+/// block that was allocated before recording began is not recorded.
 pub struct Recorded<R> {
     inner: R,
     history: History,
@@ -18,12 +20,12 @@ impl<R: Resource> Recorded<R> {
         Self { inner, history, ledger: Ledger::default() }
     }
 
-    /// The resource below.
+    /// Returns the resource below.
     pub fn inner(&self) -> &R {
         &self.inner
     }
 
-    /// What was recorded; [`History::start`] begins and [`History::stop`] ends it.
+    /// Returns the recorded events; [`History::start`] begins recording and [`History::stop`] ends it.
     pub fn history(&self) -> &History {
         &self.history
     }
@@ -56,7 +58,7 @@ impl<R: Resource> Resource for Recorded<R> {
         let Some(Entry { request, block }) = self.ledger.strike(address) else {
             return self.inner.free(address);
         };
-        // Afterwards would be too late: the next owner's allocation may be recorded first.
+        // Recorded before the free: after it, the next owner's allocation might be recorded first.
         self.record(Action::FreeRequested, address, request);
         self.record(Action::FreeCompleted, address, request);
         self.inner.free(address).inspect_err(|_| self.enter(request, block))

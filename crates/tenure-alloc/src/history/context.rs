@@ -1,4 +1,4 @@
-//! What a program knows about a call that the allocator does not.
+//! Contexts and notes: facts about a call that the program knows and the allocator does not.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,9 +11,9 @@ thread_local! {
     static NOTE: RefCell<Option<Context>> = const { RefCell::new(None) };
 }
 
-/// Whatever the program wants kept with an event or a block, such as a stack trace (PyTorch's `GatheredContext`).
+/// A value that the program wants kept with an event or a block, such as a stack trace (PyTorch's `GatheredContext`).
 ///
-/// The last one of its kind may be dropped with an allocator's locks held: dropping what it holds must not call the
+/// The allocator may drop the last reference to a context with its locks held, so dropping the value must not call the
 /// allocator.
 ///
 /// ```
@@ -28,42 +28,42 @@ thread_local! {
 pub struct Context(Arc<dyn Any + Send + Sync>);
 
 impl Context {
-    /// A context of `value`.
+    /// Makes a context of `value`.
     pub fn new<T: Any + Send + Sync>(value: T) -> Self {
         Self(Arc::new(value))
     }
 
-    /// What it was made of, if that is a `T`.
+    /// Returns the value it was made of, if that is a `T`.
     pub fn downcast<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }
 
-    /// Makes `context` that of what the calling thread asks of allocators while the guard lives.
+    /// Makes `context` the context of the calling thread's requests to allocators while the guard lives.
     ///
-    /// It costs to gather one: [`History::wants`](super::History::wants) says when it would be kept.
+    /// Gathering a context takes time: [`History::wants`](super::History::wants) says when it would be kept.
     pub fn enter(context: Option<Context>) -> ContextGuard {
         ContextGuard { previous: CONTEXT.replace(context), thread: PhantomData }
     }
 
-    /// The context that the calling thread is in.
+    /// Returns the calling thread's context.
     pub fn current() -> Option<Context> {
         CONTEXT.with_borrow(Clone::clone)
     }
 
-    /// From now on, `note` is kept with every event that the calling thread causes, whichever contexts are kept.
-    /// PyTorch's compile context and user metadata.
+    /// Keeps `note` with every event that the calling thread causes from now on, whichever contexts are kept. PyTorch's
+    /// compile context and user metadata.
     pub fn set_note(note: Option<Context>) {
-        // The old one is dropped when the borrow has ended: its drop may look here.
+        // The old note is dropped after the borrow has ended: its drop may call `note`.
         drop(NOTE.replace(note));
     }
 
-    /// The calling thread's note.
+    /// Returns the calling thread's note.
     pub fn note() -> Option<Context> {
         NOTE.with_borrow(Clone::clone)
     }
 }
 
-/// The same context, not an equal one.
+/// Two contexts are equal if they are the same one; equal values do not suffice.
 impl PartialEq for Context {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -78,12 +78,13 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Holds the calling thread in a context. When it is dropped, also by a panic, the thread goes back to the one before.
+/// Holds the calling thread in a context. When the guard is dropped, also by a panic, the thread returns to the context
+/// before.
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
 pub struct ContextGuard {
     previous: Option<Context>,
-    /// It belongs to the thread that entered it.
+    /// Keeps the guard on the thread that entered the context.
     thread: PhantomData<*const ()>,
 }
 

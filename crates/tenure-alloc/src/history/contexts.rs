@@ -1,6 +1,6 @@
 //! The contexts of live blocks and segments.
 //!
-//! They are held here and not in the blocks, which would be larger for it even when nothing is recorded.
+//! They are kept here and not in the blocks, which would be larger for them even when nothing is recorded.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,13 @@ use crate::Address;
 #[derive(Default)]
 pub(super) struct Contexts {
     blocks: FxHashMap<Address, Context>,
-    /// With the address behind the segment.
+    /// Segments by first address: the address after the last byte, and the context.
     segments: BTreeMap<Address, (Address, Context)>,
 }
 
 impl Contexts {
-    /// Takes note of what an event begins or ends. Returns the event's own context, so far as such are kept.
+    /// Updates the contexts of the block or segment that an event begins or ends. Returns the event's own context, if
+    /// the level `kept` includes it.
     pub(super) fn note(&mut self, event: &Event, kept: KeepContexts) -> Option<Context> {
         let current = |level| if kept >= level { Context::current() } else { None };
         let Event { address, bytes, .. } = *event;
@@ -53,7 +54,8 @@ impl Contexts {
         context.filter(|_| kept >= KeepContexts::Alloc)
     }
 
-    /// Takes note that the segment bytes of `from` are at `to`. Returns their context, so far as events have such.
+    /// Moves the context of the segment bytes of `from` to `to`. Returns it, if the level `kept` includes the contexts
+    /// of events.
     pub(super) fn move_segment(&mut self, from: &Event, to: &Event, kept: KeepContexts) -> Option<Context> {
         let context = self.of_segment(from.address)?;
         self.cut_segments(from.address, from.address + from.bytes);
@@ -65,7 +67,7 @@ impl Contexts {
         self.blocks.get(&address).cloned()
     }
 
-    /// The context of the segment that an address lies in.
+    /// Returns the context of the segment that an address lies in.
     pub(super) fn of_segment(&self, address: Address) -> Option<Context> {
         let (_, (end, context)) = self.segments.range(..=address).next_back()?;
         (address < *end).then(|| context.clone())
@@ -79,7 +81,7 @@ impl Contexts {
         self.blocks.is_empty() && self.segments.is_empty()
     }
 
-    /// Forgets the segments of `start..end`; what reaches beyond stays.
+    /// Forgets the segments within `start..end`; parts beyond it stay.
     fn cut_segments(&mut self, start: Address, end: Address) {
         while let Some((&first, &(behind, _))) =
             self.segments.range(..end).next_back().filter(|(_, (to, _))| *to > start)

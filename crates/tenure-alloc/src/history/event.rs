@@ -1,12 +1,14 @@
+//! [`Event`]: one entry of a history, and the [`Action`]s that entries record.
+
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::Context;
 use crate::{Address, PoolId};
 
-/// What happened. PyTorch's `TraceEntry::Action`.
+/// The kind of an event. PyTorch's `TraceEntry::Action`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc,
     /// A block's owner freed it.
     FreeRequested,
@@ -20,11 +22,11 @@ pub enum Action {
     SegmentMap,
     /// Chunks were unmapped.
     SegmentUnmap,
-    /// A snapshot was taken; `bytes` is what was active in it.
+    /// A snapshot was taken; `bytes` is the active bytes in it.
     Snapshot,
-    /// No memory; `address` is what the device had free, in bytes.
+    /// No memory was found; `address` is the number of bytes that the device had free.
     OutOfMemory,
-    /// The program noted something about a live block.
+    /// The program annotated a live block.
     Annotate,
 }
 
@@ -43,12 +45,12 @@ impl Action {
         Self::Annotate,
     ];
 
-    /// Whether it ends a block or a part of a segment.
+    /// Returns whether it ends a block or a part of a segment.
     pub(super) fn gives_back(self) -> bool {
         matches!(self, Self::FreeCompleted | Self::SegmentFree | Self::SegmentUnmap)
     }
 
-    /// The name in PyTorch's snapshots.
+    /// Returns the name in PyTorch's snapshots.
     pub fn name(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",
@@ -68,42 +70,41 @@ impl Action {
 /// An event of an allocator's history. PyTorch's `TraceEntry`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// What happened.
+    /// The kind of the event.
     pub action: Action,
-    /// Where.
+    /// The first address of the block or segment; see [`Action`] for exceptions.
     pub address: Address,
-    /// Bytes: asked for, where a block is concerned.
+    /// Bytes; for a block, the bytes requested.
     pub bytes: u64,
     /// The block's or segment's stream.
     pub stream: StreamId,
     /// The pool of the block or segment; (0, 0) is the common one.
     pub pool: PoolId,
-    /// When, by the history's clock, in µs.
+    /// The time by the history's clock, in µs.
     pub time_us: u64,
-    /// What the block is for.
+    /// The block's tag.
     pub tag: Tag,
-    /// Which block it is.
+    /// The block's key.
     pub key: KeyId,
-    /// Where in the program it came from, if that is kept: see [`KeepContexts`](super::KeepContexts).
+    /// The context in which the program caused it, if that is kept: see [`KeepContexts`](super::KeepContexts).
     pub context: Option<Context>,
-    /// What the program said beside: see [`Context::set_note`].
+    /// The note of the thread that caused it: see [`Context::set_note`].
     pub note: Option<Context>,
 }
 
 impl Event {
-    /// An event of the common pool, for [`History::record`](super::History::record), which adds when it was and its
-    /// context and note.
+    /// Makes an event of the common pool. [`History::record`](super::History::record) adds the time, context and note.
     pub fn new(action: Action, address: Address, bytes: u64, stream: StreamId) -> Self {
         let (pool, tag, key) = (PoolId::default(), Tag::Unknown, KeyId::NONE);
         Self { action, address, bytes, stream, pool, time_us: 0, tag, key, context: None, note: None }
     }
 
-    /// The same, of a block for `tag` and `key`.
+    /// Returns the event with a block's `tag` and `key`.
     pub fn with_purpose(self, tag: Tag, key: KeyId) -> Self {
         Self { tag, key, ..self }
     }
 
-    /// The same, in `pool`.
+    /// Returns the event with `pool` as its pool.
     pub fn in_pool(self, pool: PoolId) -> Self {
         Self { pool, ..self }
     }

@@ -1,4 +1,4 @@
-//! What happened to an allocator's memory, and where in the program that came from.
+//! The history of an allocator: events, and the places in the program that caused them.
 
 mod context;
 mod contexts;
@@ -19,39 +19,39 @@ use crate::snapshot::{Annotation, Segment};
 use contexts::Contexts;
 use ring::Ring;
 
-/// Tells the time in µs.
+/// A clock that returns the time in µs.
 pub type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// Told of events as they happen.
+/// A callback that is given each event as it happens.
 pub type Tracker = Box<dyn Fn(&Event) + Send + Sync>;
 
-/// Which contexts are kept. PyTorch's `RecordContext`.
+/// The level of contexts to keep. PyTorch's `RecordContext`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeepContexts {
-    /// None.
+    /// No contexts.
     Never,
-    /// Those of live blocks, and of segments: that of the allocation each was made for.
+    /// Contexts of live blocks and of segments. A segment has the context of the allocation for which it was made.
     State,
-    /// The same, and with the events that took memory. Events that gave it back have the context of the allocation.
+    /// Also contexts of events that took memory. Events that gave it back have the context of the allocation.
     Alloc,
-    /// The same, and events that gave memory back have a context of their own.
+    /// Also contexts of their own for events that gave memory back.
     #[default]
     All,
 }
 
-/// What to record. The default is everything.
+/// Settings of a recording. The default records everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
-    /// How many events to keep, the last ones; as many annotations.
+    /// The number of latest events to keep, and of latest annotations.
     pub limit: usize,
-    /// Which contexts to keep.
+    /// The contexts to keep.
     pub contexts: KeepContexts,
-    /// What to leave out of the events kept.
+    /// The actions to leave out of the events kept.
     pub skip: Vec<Action>,
 }
 
 impl Recording {
-    /// The last `limit` events, with no context.
+    /// Keeps the last `limit` events, without contexts.
     pub fn events(limit: usize) -> Self {
         Self { limit, contexts: KeepContexts::Never, skip: Vec::new() }
     }
@@ -63,11 +63,12 @@ impl Default for Recording {
     }
 }
 
-/// The last events of an allocator, and the contexts of its live blocks. While it is off, recording is one relaxed load.
+/// The last events of an allocator, and the contexts of its live blocks. While it is off, recording costs one relaxed
+/// load.
 ///
-/// Off means: nothing is recorded, nobody tracks, and no live block has a context any more.
+/// A history is off if it records no events, has no trackers, and holds no contexts of live blocks.
 pub struct History {
-    /// Why events matter: [`RECORDED`], [`TRACKED`] and [`HELD`].
+    /// The reasons for which events matter: [`RECORDED`], [`TRACKED`] and [`HELD`].
     reasons: AtomicU8,
     /// The recording's [`KeepContexts`].
     contexts: AtomicU8,
@@ -77,14 +78,14 @@ pub struct History {
 
 /// Events are recorded.
 const RECORDED: u8 = 1;
-/// Trackers are told of events.
+/// Trackers are given events.
 const TRACKED: u8 = 2;
-/// Contexts are held, to be dropped with their blocks.
+/// Contexts are held, and are dropped with their blocks.
 const HELD: u8 = 4;
 
 #[derive(Default)]
 struct Records {
-    /// What is recorded now.
+    /// The recording underway.
     recording: Option<Recording>,
     events: Ring<Event>,
     annotations: Ring<Annotation>,
@@ -93,12 +94,12 @@ struct Records {
 }
 
 impl History {
-    /// A history that is off, and will date events by `clock`.
+    /// Makes a history that is off. It takes the times of events from `clock`.
     pub fn new(clock: Clock) -> Self {
         Self { reasons: AtomicU8::new(0), contexts: AtomicU8::new(0), clock, records: Mutex::default() }
     }
 
-    /// Records from now on, as `recording` says; forgets the events so far if `clear`, or else those beyond the new
+    /// Starts recording, as `recording` says. If `clear`, forgets the events so far; else only those beyond the new
     /// limit. Contexts of live blocks are kept.
     pub fn start(&self, recording: Recording, clear: bool) {
         let mut records = self.records.lock();
@@ -112,8 +113,8 @@ impl History {
         self.update(&records);
     }
 
-    /// Stops recording, and forgets the events. Live blocks keep their contexts, as in PyTorch; segments, which may
-    /// stay long after the blocks that they were made for, do not.
+    /// Stops recording, and forgets the events. Live blocks keep their contexts, as in PyTorch. Segments do not: they
+    /// may stay long after the blocks for which they were made.
     pub fn stop(&self) {
         let mut records = self.records.lock();
         records.clear();
@@ -123,33 +124,34 @@ impl History {
         self.update(&records);
     }
 
-    /// Whether anything must know of events.
+    /// Returns whether the history needs events, for one of its reasons.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.reasons.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether events are recorded. PyTorch's `isHistoryEnabled`.
+    /// Returns whether events are recorded. PyTorch's `isHistoryEnabled`.
     pub fn is_recording(&self) -> bool {
         self.reasons.load(Ordering::Relaxed) & RECORDED != 0
     }
 
-    /// Whether contexts of this level are kept, so that it is worth gathering one: [`KeepContexts::State`] before an
-    /// allocation, [`KeepContexts::All`] before anything else.
+    /// Returns whether contexts of this level are kept, so that it is worth gathering one. Ask for
+    /// [`KeepContexts::State`] before an allocation, and for [`KeepContexts::All`] before anything else.
     #[inline]
     pub fn wants(&self, level: KeepContexts) -> bool {
         self.contexts.load(Ordering::Relaxed) >= level as u8
     }
 
-    /// Adds a tracker of every event, recorded or not. It is called on the thread of the event with the allocator's
-    /// locks held: it must call neither the allocator nor this.
+    /// Adds a tracker of every event, recorded or not. It is called on the event's thread with the allocator's locks
+    /// held: it must call neither the allocator nor this history.
     pub fn add_tracker(&self, tracker: Tracker) {
         let mut records = self.records.lock();
         records.trackers.push(tracker);
         self.update(&records);
     }
 
-    /// Keeps a mark of the program's, while recording: names and values, such as PyTorch's `record_function` gives.
+    /// Records an annotation of the program, if events are recorded: names and values, such as PyTorch's
+    /// `record_function` gives.
     pub fn annotate(&self, device: u32, metadata: Vec<(String, String)>) {
         if self.is_recording() {
             let mut records = self.records.lock();
@@ -158,7 +160,7 @@ impl History {
         }
     }
 
-    /// Records the event that `event` makes, dated and with its context; calls it only if the history is on.
+    /// Records the event that `event` makes, with time, context and note. Calls `event` only if the history is on.
     #[inline]
     pub fn record(&self, event: impl FnOnce() -> Event) {
         if self.is_on() {
@@ -166,7 +168,8 @@ impl History {
         }
     }
 
-    /// Records that a segment's bytes are at another address, in two events; they keep the context that they had.
+    /// Records that a segment's bytes moved to another address, as two events; both have the context that the segment
+    /// had.
     pub(crate) fn record_move(&self, events: impl FnOnce() -> (Event, Event)) {
         if self.is_on() {
             let records = &mut *self.records.lock();
@@ -178,22 +181,22 @@ impl History {
         }
     }
 
-    /// The events kept, oldest first.
+    /// Returns the events kept, oldest first.
     pub fn events(&self) -> Vec<Event> {
         self.records.lock().events.to_vec()
     }
 
-    /// The marks kept, oldest first.
+    /// Returns the annotations kept, oldest first.
     pub fn annotations(&self) -> Vec<Annotation> {
         self.records.lock().annotations.to_vec()
     }
 
-    /// The context of the live block, or of the freed one that is still awaited, at `address`.
+    /// Returns the context of the block at `address`, which is live, or freed but not yet reusable.
     pub fn context_of(&self, address: Address) -> Option<Context> {
         self.records.lock().contexts.of_block(address)
     }
 
-    /// Gives segments and their blocks the contexts that are held for them.
+    /// Adds to segments and their blocks the contexts held for them.
     pub(crate) fn add_contexts(&self, segments: &mut [Segment]) {
         let records = self.records.lock();
         for segment in segments {
@@ -217,7 +220,7 @@ impl History {
         self.update(records);
     }
 
-    /// Dates an event under the lock: the order of events is the order of their times.
+    /// Adds an event. Takes its time under the lock, so that events are in the order of their times.
     fn add(&self, records: &mut Records, event: Event) {
         if records.recording.is_none() && records.trackers.is_empty() {
             return;
@@ -250,7 +253,7 @@ impl Records {
 }
 
 impl Default for History {
-    /// Dates events by the system's clock, since 1970.
+    /// Makes a history whose times are the system clock's, in µs since 1970.
     fn default() -> Self {
         Self::new(Box::new(|| {
             let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

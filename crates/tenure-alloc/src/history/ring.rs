@@ -1,15 +1,15 @@
-//! The last few of many.
+//! A buffer of the last entries of a sequence.
 
 use std::collections::VecDeque;
 
-/// Keeps the last entries pushed, up to its limit; none at first.
+/// A buffer that keeps the last entries pushed, up to its limit, which is 0 at first.
 pub(super) struct Ring<T> {
     limit: usize,
     entries: VecDeque<T>,
 }
 
 impl<T> Ring<T> {
-    /// Changes the limit; the oldest entries beyond it go.
+    /// Changes the limit; removes the oldest entries beyond it.
     pub(super) fn limit(&mut self, limit: usize) {
         self.limit = limit;
         let excess = self.entries.len().saturating_sub(limit);
@@ -32,7 +32,7 @@ impl<T> Ring<T> {
 }
 
 impl<T: Clone> Ring<T> {
-    /// The entries, oldest first.
+    /// Returns the entries, oldest first.
     pub(super) fn to_vec(&self) -> Vec<T> {
         self.entries.iter().cloned().collect()
     }

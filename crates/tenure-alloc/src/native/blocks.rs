@@ -1,4 +1,4 @@
-//! Blocks: an arena of them, linked into segments by index.
+//! Blocks, in an arena, linked into segments by index.
 
 use std::ops::{Index, IndexMut};
 
@@ -6,27 +6,27 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, PoolKind};
 
-/// Where a block is in [`Blocks`].
+/// The index of a block in [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct BlockId(u32);
 
-/// A common or private pair of pools, by index.
+/// A pool: the index of a pair of pools (common or private), and the kind within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolRef {
     pub(super) owner: usize,
     pub(super) kind: PoolKind,
 }
 
-/// What a block is doing. Neighbours merge when both are `Free` or both are `Unmapped`.
+/// The state of a block. Neighbours merge when both are `Free` or both are `Unmapped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// In its pool's free set.
+    /// The block is in its pool's free set.
     Free,
-    /// In its pool's unmapped set: reserved addresses with nothing under them.
+    /// The block is in its pool's unmapped set: reserved addresses with no memory under them.
     Unmapped,
-    /// Handed out.
+    /// The block is live.
     Allocated,
-    /// Freed, and awaited on this many marks; 0 until the marks are recorded, after a capture.
+    /// The block was freed and waits for this many marks; 0 until the marks are recorded, after a capture.
     Pending(u32),
 }
 
@@ -34,7 +34,7 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     pub(super) stream: StreamId,
-    /// Recorded only while allocations went to a private pool.
+    /// Whether it was recorded only while the stream was captured.
     pub(super) only_in_capture: bool,
 }
 
@@ -43,20 +43,21 @@ pub(super) struct Use {
 pub(super) struct Block {
     pub(super) address: Address,
     pub(super) bytes: u64,
-    /// Bytes that its user asked for; of a free block the last one that it, or what it was joined to or split off, had.
+    /// Bytes requested. A free block keeps the last number that it had, or that of a block it was merged with or split
+    /// from.
     pub(super) requested: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolRef,
     pub(super) state: State,
-    /// Neighbours in the segment, by address.
+    /// The neighbours in the segment, by address.
     pub(super) prev: Option<BlockId>,
     pub(super) next: Option<BlockId>,
-    /// The expandable segment that it lies in, by index.
+    /// The index of its expandable segment, if it lies in one.
     pub(super) segment: Option<usize>,
     /// The number of its segment, in the order in which segments were made.
     pub(super) made: u64,
     pub(super) uses: Vec<Use>,
-    /// The pool's count of lookups when it became free.
+    /// The pool's lookup count at the time when it became free.
     pub(super) free_since: u64,
     pub(super) tag: Tag,
     pub(super) key: KeyId,
@@ -82,7 +83,7 @@ impl Block {
         }
     }
 
-    /// Whether it is a part of a segment.
+    /// Returns whether it is only a part of a segment.
     pub(super) fn is_split(&self) -> bool {
         self.prev.is_some() || self.next.is_some()
     }
@@ -106,24 +107,25 @@ impl Blocks {
         id
     }
 
-    /// Forgets a block that no other block is linked to.
+    /// Removes a block that no other block is linked to.
     pub(super) fn remove(&mut self, id: BlockId) {
         self.slots[id.0 as usize] = None;
         self.vacant.push(id);
     }
 
-    /// Every block, in no useful order.
+    /// Returns every block, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Block> {
         self.slots.iter().flatten()
     }
 
-    /// The ids of every block, in no useful order.
+    /// Returns the ids of every block, in no particular order.
     pub(super) fn ids(&self) -> impl Iterator<Item = BlockId> {
         let slots = self.slots.iter().enumerate().filter(|(_, block)| block.is_some());
         slots.map(|(index, _)| BlockId(index as u32))
     }
 
-    /// Cuts `id` after its first `bytes`; returns the rest, which is like it and linked in after it.
+    /// Cuts `id` after its first `bytes`. Returns the rest, which has the same stream, pool and state and is linked in
+    /// after it.
     pub(super) fn cut(&mut self, id: BlockId, bytes: u64) -> BlockId {
         let block = &mut self[id];
         debug_assert!(0 < bytes && bytes < block.bytes);
@@ -144,7 +146,7 @@ impl Blocks {
         rest
     }
 
-    /// Joins `id` with its neighbour `other`, which is forgotten.
+    /// Joins `id` with its neighbour `other`, and removes `other`.
     pub(super) fn join(&mut self, id: BlockId, other: BlockId) {
         let Block { address, bytes, prev, next, .. } = self[other];
         self[id].bytes += bytes;

@@ -1,4 +1,5 @@
-//! Setting a private pool back to what lived in it before, for graphs that are captured after others were replayed.
+//! Checkpoints: setting a private pool back to blocks that lived in it before, for graphs that are captured after
+//! others were replayed.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,7 @@ impl Engine {
         Ok(PoolCheckpoint { pool: id, blocks })
     }
 
-    /// Everything that can fail comes first.
+    /// Sets a pool back. Every step that can fail comes before the first change that callers see.
     pub(crate) fn restore(&mut self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
         let id = checkpoint.pool;
         let owner = self.find_pool(id)?;
@@ -52,7 +53,7 @@ impl Engine {
         Ok(Restored { freed, allocated: checkpoint.addresses().collect() })
     }
 
-    /// Whether each block lies in one mapped run of the pool, of its stream and kind.
+    /// Returns whether each block lies in one mapped run of the pool, of its stream and kind.
     fn can_hold(&self, owner: usize, blocks: &[CheckpointBlock]) -> bool {
         let heads = self.blocks.iter().filter(|block| block.pool.owner == owner && self.is_segment_head(block));
         let runs: BTreeMap<Address, (Address, &Block)> = heads
@@ -99,7 +100,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Cuts `bytes` bytes at `address` out of a free block; returns them, in no set, and what is free behind them.
+    /// Cuts `bytes` bytes at `address` out of a free block. Returns them, in no set, and the free block after them, if
+    /// any.
     fn carve(&mut self, id: BlockId, address: Address, bytes: u64) -> (BlockId, Option<BlockId>) {
         let Block { address: first, bytes: whole, pool, segment, .. } = self.blocks[id];
         let before = if self.blocks[id].is_split() { (1, whole) } else { (0, 0) };
@@ -121,7 +123,7 @@ impl Engine {
         (carved, rest)
     }
 
-    /// Counts free blocks of segments in use, (blocks, bytes), that are others now.
+    /// Replaces, in the statistics, free blocks of segments in use by others; both are (blocks, bytes).
     pub(crate) fn count_inactive(&mut self, kind: PoolKind, gone: (u64, u64), come: (u64, u64)) {
         for pool in self.statistics.both(kind) {
             change(&mut pool.inactive_split, gone.0, come.0);

@@ -3,46 +3,46 @@
 use crate::snapshot::Setting;
 use crate::{AllocError, Divisions, PoolKind, rounding};
 
-/// Every block is a multiple of this.
+/// The smallest block in bytes; every block is a multiple of it.
 pub(super) const MIN_BLOCK: u64 = rounding::GRANULE;
-/// The largest request of the small pool.
+/// The largest request of the small pool, in bytes.
 pub(super) const SMALL_LIMIT: u64 = 1 << 20;
-/// Segments and chunks of the small pool.
+/// The size in bytes of the small pool's segments and chunks.
 pub(super) const SMALL_SEGMENT: u64 = 2 << 20;
-/// Segments that share large requests, and chunks of the large pool.
+/// The size in bytes of segments that large requests share, and of the large pool's chunks.
 pub(super) const LARGE_SEGMENT: u64 = 20 << 20;
-/// Requests from here on get a segment of their own size.
+/// The smallest request in bytes that gets a segment of its own size.
 const OWN_SEGMENT: u64 = 10 << 20;
-/// Segments of their own size are multiples of this.
+/// The unit in bytes of segments of their own size.
 const SEGMENT_ROUNDING: u64 = 2 << 20;
 
-/// How a [`NativeAllocator`](super::NativeAllocator) behaves: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
+/// Settings of a [`NativeAllocator`](super::NativeAllocator): PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// The device's number in snapshots.
     pub device: u32,
-    /// Blocks of at least this many bytes are neither split nor given to smaller requests; more than 20 MiB. `None`
+    /// The size in bytes from which blocks are neither split nor given to smaller requests; more than 20 MiB. `None`
     /// sets no limit.
     pub max_split_size: Option<u64>,
-    /// How requests are rounded.
+    /// The rounding of requests.
     pub roundup_power2_divisions: Divisions,
-    /// With a memory fraction set, the part of it (0 to 1) beyond which old cached segments are released before new
-    /// ones are made; 0 turns this off.
+    /// The fraction (0 to 1) of the memory limit beyond which old cached segments are released before new ones are
+    /// made. It applies only with a memory fraction set; 0 turns it off.
     pub garbage_collection_threshold: f64,
-    /// Maps chunks into large reserved ranges instead of making segments of fixed size.
+    /// Whether chunks are mapped into large reserved ranges, instead of making segments of fixed size.
     pub expandable_segments: bool,
-    /// When there is no memory for a segment of the usual size, makes one of the request's own size, for requests of
-    /// more than 1 MiB. PyTorch does not, and is out of memory.
+    /// Whether, when there is no memory for a segment of the usual size, a request of more than 1 MiB gets a segment of
+    /// its own size. PyTorch does not try this, and is out of memory.
     pub shrink_segments: bool,
 }
 
 impl Config {
-    /// PyTorch's `expandable_segments:True`.
+    /// Returns the settings of PyTorch's `expandable_segments:True`.
     pub fn expandable() -> Self {
         Self { expandable_segments: true, ..Self::default() }
     }
 
-    /// Refuses what makes no sense over a backing of this granularity.
+    /// Refuses settings that make no sense over a backing of this granularity.
     pub(super) fn validate(&self, granularity: u64) -> Result<(), AllocError> {
         if self.expandable_segments && !SMALL_SEGMENT.is_multiple_of(granularity) {
             return Err(invalid("expandable_segments", true, "the backing's granularity must divide 2 MiB"));
@@ -63,7 +63,7 @@ impl Config {
         Ok(())
     }
 
-    /// Bytes of the block for a request.
+    /// Returns the bytes of the block for a request.
     pub(super) fn round(&self, requested: u64) -> Result<u64, AllocError> {
         if requested > rounding::MAX_REQUEST {
             return Err(AllocError::TooLarge(requested));
@@ -71,7 +71,7 @@ impl Config {
         Ok(rounding::round(requested, &self.roundup_power2_divisions))
     }
 
-    /// Whether blocks of `bytes` are kept whole.
+    /// Returns whether blocks of `bytes` are kept whole.
     pub(super) fn is_oversize(&self, bytes: u64) -> bool {
         self.max_split_size.is_some_and(|limit| bytes >= limit)
     }
@@ -100,12 +100,12 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The pool that serves blocks of `bytes`.
+/// Returns the pool that serves blocks of `bytes`.
 pub(super) fn pool_kind(bytes: u64) -> PoolKind {
     if bytes <= SMALL_LIMIT { PoolKind::Small } else { PoolKind::Large }
 }
 
-/// Bytes of the segment that is made for a block of `bytes`.
+/// Returns the bytes of the segment that is made for a block of `bytes`.
 pub(super) fn segment_size(bytes: u64) -> u64 {
     if bytes <= SMALL_LIMIT {
         SMALL_SEGMENT
@@ -116,7 +116,7 @@ pub(super) fn segment_size(bytes: u64) -> u64 {
     }
 }
 
-/// Bytes of the chunks that a pool is made of, with expandable segments.
+/// Returns the bytes of the chunks of a pool with expandable segments.
 pub(super) fn chunk_size(kind: PoolKind) -> u64 {
     match kind {
         PoolKind::Small => SMALL_SEGMENT,
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn sizes_round_to_steps_between_powers_of_two() {
         let config = Config { roundup_power2_divisions: [4; 16], ..Config::default() };
-        // Up to 512 bytes a division, sizes still round to 512.
+        // With divisions of at most 512 bytes, sizes still round to 512.
         assert_eq!([1200, 2048, 2049].map(|n| config.round(n).unwrap()), [1536, 2048, 2560]);
         let mib = 1 << 20;
         assert_eq!([4 * mib + 1, 5 * mib, 7 * mib + 1].map(|n| config.round(n).unwrap()), [5 * mib, 5 * mib, 8 * mib]);

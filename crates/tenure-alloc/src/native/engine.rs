@@ -1,4 +1,4 @@
-//! Serving requests: best fit, split, merge.
+//! The engine: serves requests by best fit, and splits and merges blocks.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
     Statistics, Tuning,
 };
 
-/// Everything that the allocator's lock guards.
+/// The state under the allocator's lock.
 pub(crate) struct Engine {
     pub(crate) config: Config,
     pub(super) backing: Arc<dyn Backing>,
@@ -26,19 +26,19 @@ pub(crate) struct Engine {
     pub(crate) statistics: Statistics,
     pub(super) blocks: Blocks,
     pub(super) pools: Pools,
-    /// Blocks handed out, by address.
+    /// Live blocks, by address.
     pub(super) live: FxHashMap<Address, BlockId>,
     pub(super) pending: Pending,
     pub(crate) captures: Captures,
     pub(super) segments: Vec<Option<ExpandableSegment>>,
-    /// Segments ever made.
+    /// The number of segments ever made.
     pub(super) made: u64,
-    /// What is to go back to the sources of pools once the lock can be let go of.
+    /// Segments to give back to the sources of pools, once the lock can be released.
     pub(super) returned: Vec<Returned>,
     pub(crate) limit: Limit,
 }
 
-/// A request, rounded, and the pool that it goes to.
+/// A request, its rounded bytes, and the pool that it goes to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) request: Request,
@@ -68,20 +68,21 @@ impl Engine {
         })
     }
 
-    /// A free block for `request`, if there is one.
+    /// Allocates a free block for `request`, if there is one.
     #[inline]
     pub(crate) fn allocate_free(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
         let wanted = self.want(request)?;
         Ok(self.take_free(&wanted).map(|id| self.hand_out(&wanted, id)))
     }
 
-    /// A block for `request` in new memory, or in memory that can still be reclaimed; `None` if there is none.
+    /// Allocates a block for `request` in new memory, or in memory that can still be reclaimed; returns `None` if there
+    /// is none.
     pub(crate) fn allocate_new(locked: &mut impl Locked, request: Request) -> Result<Option<crate::Block>, AllocError> {
         let wanted = locked.engine().want(request)?;
         source::keeping_pool(locked, &wanted, |locked| Self::search(locked, wanted))
     }
 
-    /// A block for `request` in a new segment; `None` if memory is out.
+    /// Allocates a block for `request` in a new segment; returns `None` if memory is out.
     pub(crate) fn allocate_segment(
         locked: &mut impl Locked,
         request: Request,
@@ -120,13 +121,14 @@ impl Engine {
         Ok(found.map(|id| locked.engine().hand_out(&wanted, id)))
     }
 
-    /// A free block for `request` in a private pool that is open to others.
+    /// Allocates a free block for `request` from a private pool that is open to others.
     pub(crate) fn borrow(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
         let wanted = self.want(request)?;
         Ok(self.take_from_private_pools(&wanted).map(|(wanted, id)| self.hand_out(&wanted, id)))
     }
 
-    /// Counts and records that there is no memory for `request`, and says so to the caller and the observers.
+    /// Counts and records that there is no memory for `request`. Returns the error for the caller and the state for the
+    /// observers.
     pub(super) fn out_of_memory(&mut self, request: Request) -> Result<(AllocError, OutOfMemory), AllocError> {
         let bytes = self.config.round(request.bytes)?;
         let info = self.backing.memory_info()?;
@@ -201,25 +203,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Records that the program noted something about a live block.
+    /// Records that the program annotated a live block.
     pub(crate) fn annotate(&self, address: Address) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         self.record_block(Action::Annotate, id);
         Ok(())
     }
 
-    /// The pool that allocations on `stream` go to now.
+    /// Returns the pool that allocations on `stream` go to now.
     pub(crate) fn pool_for(&self, stream: StreamId) -> PoolId {
         self.pools.pair(self.captures.owner_for(stream)).id
     }
 
-    /// The live block at `address`.
+    /// Returns the live block at `address`.
     pub(crate) fn block(&self, address: Address) -> Option<crate::Block> {
         let bytes = self.blocks[*self.live.get(&address)?].bytes;
         Some(crate::Block { address, bytes })
     }
 
-    /// Changes a setting for what is allocated from now on.
+    /// Changes a setting for later allocations.
     pub(crate) fn tune(&mut self, tuning: Tuning) -> Result<(), AllocError> {
         let mut config = self.config.clone();
         match tuning {
@@ -235,7 +237,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns a block that every stream has passed to its pool, merged with its free neighbours.
+    /// Returns to its pool a freed block that every stream has passed, merged with its free neighbours.
     pub(super) fn complete(&mut self, id: BlockId) {
         self.record_block(Action::FreeCompleted, id);
         let block = &mut self.blocks[id];
@@ -244,7 +246,7 @@ impl Engine {
         self.statistics.block_completed(pool.kind, tag, requested, bytes);
         let (merged, merged_bytes) = self.merge(id);
         self.insert_free(id);
-        // Pages of expandable segments can be released whatever their neighbours do.
+        // Pages of expandable segments can be released whatever the state of their neighbours.
         if segment.is_none() {
             let block = &self.blocks[id];
             let split = if block.is_split() { (1, block.bytes) } else { (0, 0) };
@@ -252,7 +254,8 @@ impl Engine {
         }
     }
 
-    /// Joins `id`, which is in no set, with neighbours in the same state. Returns how many, and their bytes.
+    /// Joins `id`, which is in no set, with neighbours in the same state. Returns the number of neighbours and their
+    /// bytes.
     pub(super) fn merge(&mut self, id: BlockId) -> (u64, u64) {
         let mut merged = (0, 0);
         let Block { prev, next, state, pool, .. } = self.blocks[id];
@@ -292,10 +295,10 @@ impl Engine {
         Some(found)
     }
 
-    /// The smallest free block that fits, and of equal ones the lowest.
+    /// Returns the smallest free block that fits; among equal ones the lowest.
     fn best_fit(&self, wanted: &Wanted) -> Option<BlockId> {
         let mut fitting = self.pools.get(wanted.pool).fitting(wanted.request.stream, wanted.bytes);
-        // Blocks of expandable segments serve nobody once these are turned off, as in PyTorch.
+        // Blocks of expandable segments serve no request once these segments are turned off, as in PyTorch.
         let is_expandable = self.is_expandable(wanted);
         let is_usable = |id: &BlockId| is_expandable || self.blocks[*id].segment.is_none();
         let mut found = fitting.find(is_usable)?;
@@ -311,7 +314,7 @@ impl Engine {
         self.serves(wanted.bytes, self.blocks[found].bytes).then_some(found)
     }
 
-    /// Hands out a block that is in no set, less what can be split off it.
+    /// Makes a block that is in no set live, after splitting off the part that is not needed.
     fn hand_out(&mut self, wanted: &Wanted, id: BlockId) -> crate::Block {
         let kind = wanted.pool.kind;
         let was_split = self.blocks[id].is_split();
@@ -350,7 +353,7 @@ impl Engine {
         crate::Block { address, bytes }
     }
 
-    /// Whether segments that are made for it are expandable.
+    /// Returns whether segments made for the request are expandable.
     pub(super) fn is_expandable(&self, wanted: &Wanted) -> bool {
         self.config.expandable_segments || self.pools.pair(wanted.pool.owner).is_expandable
     }
@@ -365,8 +368,8 @@ impl Engine {
         }
     }
 
-    /// Whether a block of `found` bytes may serve `bytes`: an oversize one serves only what is oversize itself, and not
-    /// much smaller.
+    /// Returns whether a block of `found` bytes may serve `bytes`. An oversize block serves only oversize requests, and
+    /// only if they are less than 20 MiB smaller.
     fn serves(&self, bytes: u64, found: u64) -> bool {
         match (self.config.is_oversize(bytes), self.config.is_oversize(found)) {
             (false, oversize) => !oversize,
@@ -374,7 +377,7 @@ impl Engine {
         }
     }
 
-    /// Bytes of a free block and of the unmapped range after it.
+    /// Returns the bytes of a free block and of the unmapped range after it.
     fn reach(&self, id: BlockId) -> u64 {
         let block = &self.blocks[id];
         let next = block.next.map(|next| &self.blocks[next]).filter(|next| next.state == State::Unmapped);
@@ -404,7 +407,7 @@ impl Engine {
     }
 }
 
-/// Moves a figure by what goes and what comes, as one step.
+/// Changes a statistic by the bytes or blocks that go and those that come, as one step.
 pub(super) fn change(stat: &mut Stat, gone: u64, come: u64) {
     if come > gone {
         stat.increase(come - gone);

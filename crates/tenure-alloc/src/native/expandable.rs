@@ -1,7 +1,7 @@
 //! Expandable segments: reserved ranges larger than the device, with chunks mapped where blocks need them.
 //!
-//! A segment's blocks are free, unmapped or in use; a free and an unmapped one side by side grow into one as chunks
-//! are mapped. Physical memory goes back chunk by chunk, whatever else lives in the segment.
+//! A segment's blocks are free, unmapped or in use. Where a free block and an unmapped one lie side by side, the free
+//! one grows as chunks are mapped. Physical memory goes back chunk by chunk, whatever else lives in the segment.
 
 use std::ops::Range;
 
@@ -10,20 +10,20 @@ use super::config::chunk_size;
 use super::engine::{Engine, Wanted};
 use crate::{Action, Address, AllocError, Backing, BackingError, ChunkId, MappedChunk};
 
-/// A reserved range, in slots of one chunk each.
+/// A reserved range, divided into slots of one chunk each.
 #[derive(Debug)]
 pub(super) struct ExpandableSegment {
     base: Address,
     bytes: u64,
     chunk_bytes: u64,
-    /// Slots beyond its end are vacant.
+    /// The slots; those beyond the end of this list are vacant.
     slots: Vec<Slot>,
-    /// Chunks held.
+    /// The number of chunks held.
     held: u64,
 }
 
-/// What is under a chunk's worth of addresses. Under a mapped block every slot is mapped and accessible; under an
-/// unmapped one a chunk may be left over from a call that failed and could not be undone, and is used first.
+/// The chunk in one slot. Under a mapped block every slot is mapped and accessible. Under an unmapped block, a chunk
+/// may remain from a failed call that could not be undone; it is used first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Vacant,
@@ -33,7 +33,7 @@ enum Slot {
 
 impl ExpandableSegment {
     fn reserve(backing: &dyn Backing, device_bytes: u64, chunk_bytes: u64) -> Result<Self, BackingError> {
-        // An eighth more than the device has, so that chunks unmapped early on can be mapped at the end.
+        // The range is an eighth larger than the device, so that chunks unmapped early on can be mapped at the end.
         let bytes = (device_bytes + device_bytes / 8).next_multiple_of(chunk_bytes);
         let base = backing.reserve(bytes)?;
         Ok(Self { base, bytes, chunk_bytes, slots: Vec::new(), held: 0 })
@@ -43,7 +43,7 @@ impl ExpandableSegment {
         self.held * self.chunk_bytes
     }
 
-    /// Slots of a range of whole chunks.
+    /// Returns the slots of a range of whole chunks.
     fn slots_of(&self, address: Address, bytes: u64) -> Range<usize> {
         let first = (address - self.base) / self.chunk_bytes;
         first as usize..(first + bytes / self.chunk_bytes) as usize
@@ -53,21 +53,21 @@ impl ExpandableSegment {
         self.base + slot as u64 * self.chunk_bytes
     }
 
-    /// The whole chunks inside a range.
+    /// Returns the slots of the whole chunks inside a range.
     fn whole_chunks(&self, address: Address, bytes: u64) -> Range<usize> {
         let first = (address - self.base).div_ceil(self.chunk_bytes);
         let end = (address + bytes - self.base) / self.chunk_bytes;
         first as usize..end.max(first) as usize
     }
 
-    /// Puts chunks under `slots` and makes them accessible; on failure takes away what it can of them again.
+    /// Puts chunks under `slots` and makes them accessible. On failure, removes as many of them again as it can.
     fn map(&mut self, backing: &dyn Backing, slots: Range<usize>) -> Result<(), BackingError> {
         if self.slots.len() < slots.end {
             self.slots.resize(slots.end, Slot::Vacant);
         }
         let mapped = self.try_map(backing, slots.clone());
         if mapped.is_err() {
-            // What cannot be undone stays in its slot, counted as held, for the next call.
+            // A chunk that cannot be removed stays in its slot, counted as held, for the next call.
             let _ = slots.into_iter().try_for_each(|slot| self.vacate(backing, slot));
         }
         mapped
@@ -89,7 +89,7 @@ impl ExpandableSegment {
         backing.set_access(self.address_of(slots.start), slots.len() as u64 * self.chunk_bytes)
     }
 
-    /// Takes whatever is under `slot` away.
+    /// Unmaps and releases the chunk under `slot`, if there is one.
     fn vacate(&mut self, backing: &dyn Backing, slot: usize) -> Result<(), BackingError> {
         if let Some(&Slot::Mapped(chunk)) = self.slots.get(slot) {
             backing.unmap(self.address_of(slot), self.chunk_bytes)?;
@@ -103,14 +103,14 @@ impl ExpandableSegment {
         Ok(())
     }
 
-    /// Slots in `slots` from the first on that are no longer mapped.
+    /// Counts the slots at the start of `slots` that are not mapped any more.
     fn unmapped_prefix(&self, slots: Range<usize>) -> usize {
         slots.take_while(|&slot| !matches!(self.slots[slot], Slot::Mapped(_))).count()
     }
 }
 
 impl Engine {
-    /// A block of at least `wanted.bytes`, in no set, at the lowest address where chunks can be mapped for it.
+    /// Returns a block of at least `wanted.bytes`, in no set, at the lowest address where chunks can be mapped for it.
     pub(super) fn map_for(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
         let mut id = match self.find_room(wanted) {
             Some(id) => id,
@@ -119,7 +119,7 @@ impl Engine {
         if self.blocks[id].state == State::Unmapped {
             id = self.map_block(id, wanted.bytes)?;
         }
-        // A free block that is too small has an unmapped range after it: there was room.
+        // `find_room` found room, so a free block that is too small has an unmapped range after it.
         while let Block { bytes, next: Some(next), .. } = self.blocks[id]
             && bytes < wanted.bytes
         {
@@ -129,7 +129,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Unmaps the whole chunks of a free block, once its stream has passed what it may use them for.
+    /// Unmaps the whole chunks of a free block, after waiting for the work on its stream.
     pub(super) fn unmap_block(&mut self, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, stream, pool, segment, .. } = self.blocks[id];
         let segment = segment.expect("only blocks of expandable segments are unmapped");
@@ -150,7 +150,7 @@ impl Engine {
         Ok(result?)
     }
 
-    /// Releases chunks left over under an unmapped range, and the whole segment if that is all there is of it.
+    /// Releases chunks that remain under an unmapped range, and the whole segment if the range is all of it.
     pub(super) fn release_unmapped(&mut self, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, pool, segment, .. } = self.blocks[id];
         let index = segment.expect("only expandable segments have unmapped ranges");
@@ -168,7 +168,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The lowest run of free and unmapped blocks of the pool, with an unmapped one among the first two, that has room.
+    /// Returns the first block of the lowest run with enough room: free and unmapped blocks of the pool, with an
+    /// unmapped one among the first two.
     fn find_room(&self, wanted: &Wanted) -> Option<BlockId> {
         let usable = |&id: &BlockId| matches!(self.blocks[id].state, State::Free | State::Unmapped);
         self.pools.get(wanted.pool).unmapped_of(wanted.request.stream).find_map(|unmapped| {
@@ -184,7 +185,7 @@ impl Engine {
         })
     }
 
-    /// A new segment: one unmapped block.
+    /// Reserves a new segment: one unmapped block.
     fn reserve_segment(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
         let chunk_bytes = chunk_size(wanted.pool.kind);
         let segment = ExpandableSegment::reserve(&*self.backing, self.limit.total, chunk_bytes)?;
@@ -200,7 +201,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Maps chunks under the first `bytes` of an unmapped block, or under all of it; returns the free block that they
+    /// Maps chunks under the first `bytes` of an unmapped block, or under all of it. Returns the free block that they
     /// become part of.
     fn map_block(&mut self, id: BlockId, bytes: u64) -> Result<BlockId, BackingError> {
         let Block { address, bytes: available, stream, pool, segment, .. } = self.blocks[id];
@@ -262,7 +263,7 @@ impl Engine {
         self.segments[index].as_ref().expect("a segment outlives its blocks")
     }
 
-    /// Changes a segment, and counts the chunks that came or went, whether the change failed or not.
+    /// Changes a segment, and counts the chunks that came or went, whether or not the change failed.
     fn on_segment(
         &mut self,
         index: usize,

@@ -1,8 +1,9 @@
-//! PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11), native and with expandable segments.
+//! PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11), native and with expandable
+//! segments.
 //!
-//! Requests are rounded and served from two pools, small and large, by the best fitting free block of their stream;
-//! blocks are split off segments and merged again. The same requests over the same segment addresses get the same
-//! addresses as they do from PyTorch.
+//! There are two pools, small and large. A request is rounded, and served by the best fitting free block of its stream
+//! in its pool; blocks are split off segments and merged again. The same requests over the same segment addresses get
+//! the same addresses as from PyTorch.
 
 mod blocks;
 mod checkpoint;
@@ -33,11 +34,11 @@ use crate::{
 pub(crate) use engine::Engine;
 pub(crate) use source::{Locked, give_back};
 
-/// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks, observers and the sources of pools run
-/// without it.
+/// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks, observers and the sources of pools
+/// run without it.
 ///
-/// A failing call of the backing fails the request that it was made for and nothing else: what was reclaimed before
-/// stays reclaimed, everything else is as before, and every counter is exact.
+/// If a call of the backing fails, the request that it was made for fails and no other. Memory reclaimed before stays
+/// reclaimed, all other state is as before, and every counter is exact.
 pub struct NativeAllocator {
     engine: Mutex<Engine>,
     history: Arc<History>,
@@ -45,26 +46,25 @@ pub struct NativeAllocator {
 }
 
 impl NativeAllocator {
-    /// An allocator over `backing`.
+    /// Makes an allocator over `backing`.
     ///
-    /// # Errors
-    /// A setting of `config` makes no sense, or the backing cannot tell its memory.
+    /// # Errors A setting of `config` makes no sense, or the backing cannot report its memory.
     pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
 
-    /// The same, with a history of a clock of its own.
+    /// Makes an allocator with a history of the caller's, which has its own clock.
     pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
         let history = Arc::new(history);
         let engine = Engine::new(backing, config, Arc::clone(&history))?;
         Ok(Self { engine: Mutex::new(engine), history, hooks: Hooks::default() })
     }
 
-    /// A block when the pool has none: asks the callbacks, then the engine for new memory.
+    /// Allocates a block when the pool has none: calls the callbacks, then asks the engine for new memory.
     #[cold]
     fn allocate_slow(&self, mut engine: MutexGuard<'_, Engine>, request: Request) -> Result<Block, AllocError> {
         if self.hooks.has_callbacks() && MutexGuard::unlocked(&mut engine, || self.hooks.free_memory()) {
-            // The pools may be others by now.
+            // The pools may have changed.
             if let Some(block) = engine.allocate_free(request)? {
                 return Ok(block);
             }

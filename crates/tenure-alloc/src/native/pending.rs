@@ -8,17 +8,18 @@ use super::blocks::{BlockId, State, Use};
 use super::engine::Engine;
 use crate::{AllocError, BackingError, Mark};
 
-/// Freed blocks by what they wait for.
+/// Freed blocks that wait for streams.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    /// Marks in the order they were recorded, by stream, so that a slow stream delays its own blocks only.
+    /// Marks by stream, in the order in which they were recorded, so that a slow stream delays only its own blocks.
     awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
-    /// Freed during a capture, when recording and asking for marks would break the capture.
+    /// Blocks freed during a capture, when recording and querying marks would break the capture.
     pub(super) deferred: VecDeque<BlockId>,
 }
 
 impl Engine {
-    /// Returns freed blocks that every stream has passed to their pools. Asks nothing while a capture may be underway.
+    /// Returns to their pools the freed blocks that every stream has passed. Queries nothing while a capture may be
+    /// underway.
     #[inline]
     pub(crate) fn finish_completed(&mut self) -> Result<(), AllocError> {
         let nothing = self.pending.awaited.is_empty() && self.pending.deferred.is_empty();
@@ -28,13 +29,13 @@ impl Engine {
         self.finish(false)
     }
 
-    /// Waits until every freed block has been passed by every stream, and returns it to its pool.
+    /// Waits until every stream has passed every freed block, and returns the blocks to their pools.
     pub(super) fn finish_all(&mut self) -> Result<(), AllocError> {
         self.statistics.num_sync_all_streams += 1;
         self.finish(true)
     }
 
-    /// The same for the blocks of one pool.
+    /// Waits in the same way for the blocks of one pool.
     pub(super) fn finish_all_of(&mut self, owner: usize) -> Result<(), AllocError> {
         self.statistics.num_sync_all_streams += 1;
         self.settle_deferred()?;
@@ -67,7 +68,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes `id` wait for every stream that used it and passes `filter`; returns how many. All or nothing.
+    /// Makes `id` wait for every stream that used it and passes `filter`; returns how many. If it fails, nothing has
+    /// changed.
     pub(super) fn await_streams(&mut self, id: BlockId, filter: fn(&Use) -> bool) -> Result<u32, BackingError> {
         let uses = self.blocks[id].uses.iter().filter(|used| filter(used));
         let marks: Vec<Mark> = uses.map(|used| self.backing.record(used.stream)).collect::<Result<_, _>>()?;
@@ -78,9 +80,9 @@ impl Engine {
         Ok(marks.len() as u32)
     }
 
-    /// Records the marks of blocks freed during a capture. What a stream was given during the capture has not run, and
-    /// the captured graph orders it by itself, so only streams recorded outside one are awaited. (PyTorch forgets those
-    /// that are recorded in both, and those of streams that are not captured while another is.)
+    /// Records the marks of blocks freed during a capture. Work put on a stream during the capture has not run, and the
+    /// captured graph orders it by itself. So only streams recorded outside a capture are awaited. (PyTorch forgets
+    /// streams that are recorded in both, and streams that are not captured while another is.)
     fn settle_deferred(&mut self) -> Result<(), AllocError> {
         while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;
@@ -101,7 +103,7 @@ impl Engine {
         self.pending.awaited.get(&stream)?.get(at).copied()
     }
 
-    /// `stream` has passed a mark awaited on it.
+    /// Notes that `stream` has passed a mark awaited on it; completes the block if that was its last mark.
     fn passed(&mut self, stream: StreamId, at: usize) {
         let Some(queue) = self.pending.awaited.get_mut(&stream) else { return };
         let Some((_, id)) = queue.remove(at) else { return };

@@ -13,7 +13,7 @@ use crate::{Address, PoolId, PoolKind, PoolSource};
 pub(super) struct Pool {
     pub(super) free: BTreeMap<(StreamId, u64, Address), BlockId>,
     pub(super) unmapped: BTreeMap<(StreamId, Address), BlockId>,
-    /// Lookups while garbage collection is on: the clock of block ages.
+    /// The number of lookups while garbage collection is on: the clock for block ages.
     pub(super) lookups: u64,
 }
 
@@ -37,39 +37,39 @@ impl Pool {
         debug_assert!(removed.is_some(), "an unmapped range is in its pool");
     }
 
-    /// Free blocks of `stream` of at least `bytes`, smallest first, lower addresses first among equals.
+    /// Returns free blocks of `stream` of at least `bytes`, smallest first; among equals, lower addresses first.
     pub(super) fn fitting(&self, stream: StreamId, bytes: u64) -> impl Iterator<Item = BlockId> {
         self.free.range((stream, bytes, 0)..=(stream, u64::MAX, Address::MAX)).map(|(_, &id)| id)
     }
 
-    /// Unmapped ranges of `stream`, by address.
+    /// Returns unmapped ranges of `stream`, by address.
     pub(super) fn unmapped_of(&self, stream: StreamId) -> impl Iterator<Item = BlockId> {
         self.unmapped.range((stream, 0)..=(stream, Address::MAX)).map(|(_, &id)| id)
     }
 }
 
-/// A pair of pools: the common one, or a private one's.
+/// A pair of pools, small and large: the common pair, or a private pool's.
 #[derive(Default)]
 pub(super) struct PoolPair {
     pub(super) id: PoolId,
     small: Pool,
     large: Pool,
-    /// Captures and owners that use a private pool; with none, its free memory may be released.
+    /// The number of captures and owners that use a private pool. At 0, its free memory may be released.
     pub(super) uses: usize,
-    /// Searches for memory underway, which may let go of the lock.
+    /// The number of searches for memory underway, which may release the lock.
     pub(super) searches: usize,
-    /// Where its segments come from, if not from the backing.
+    /// The source of its segments, if that is not the backing.
     pub(super) source: Option<Arc<dyn PoolSource>>,
     /// Whether each of its blocks is a segment of its own.
     pub(super) is_unsplit: bool,
-    /// Whether its segments are expandable in any case.
+    /// Whether its segments are expandable, whatever the settings are.
     pub(super) is_expandable: bool,
     /// Bytes held from the backing.
     pub(super) reserved: u64,
 }
 
 impl PoolPair {
-    /// Whether it holds neither memory nor address space, and is not to.
+    /// Returns whether it holds neither memory nor address space, and no search is about to add some.
     pub(super) fn is_empty(&self) -> bool {
         self.searches == 0 && self.reserved == 0 && self.small.unmapped.is_empty() && self.large.unmapped.is_empty()
     }
@@ -82,7 +82,7 @@ pub(super) struct Pools {
     vacant: BTreeSet<usize>,
 }
 
-/// The common pools' index.
+/// The index of the common pools.
 pub(super) const COMMON: usize = 0;
 
 impl Pools {
@@ -110,12 +110,12 @@ impl Pools {
         &mut self.pairs[owner]
     }
 
-    /// The private pool of `id`.
+    /// Returns the index of the private pool `id`.
     pub(super) fn find(&self, id: PoolId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
 
-    /// The private pool of `id`, made if it is not there.
+    /// Returns the index of the private pool `id`, made if it does not exist.
     pub(super) fn find_or_insert(&mut self, id: PoolId) -> usize {
         if let Some(owner) = self.find(id) {
             return owner;
@@ -129,7 +129,7 @@ impl Pools {
         owner
     }
 
-    /// Forgets a private pool that holds nothing.
+    /// Removes a private pool that holds nothing.
     pub(super) fn remove(&mut self, owner: usize) {
         debug_assert!(owner != COMMON && self.pairs[owner].is_empty());
         self.by_id.remove(&self.pairs[owner].id);
@@ -137,13 +137,13 @@ impl Pools {
         self.vacant.insert(owner);
     }
 
-    /// The free blocks of every pool.
+    /// Returns the free blocks of every pool.
     pub(super) fn all_free(&self) -> impl Iterator<Item = BlockId> {
         let pools = self.pairs.iter().flat_map(|pair| [&pair.small, &pair.large]);
         pools.flat_map(|pool| pool.free.values().copied())
     }
 
-    /// The private pools that nobody uses any more.
+    /// Returns the private pools that have no uses left.
     pub(super) fn unused(&self) -> Vec<usize> {
         self.by_id.values().copied().filter(|&owner| self.pairs[owner].uses == 0).collect()
     }

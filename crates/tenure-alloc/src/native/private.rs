@@ -1,4 +1,4 @@
-//! Private pools: memory kept apart, for graph captures and for whoever asks.
+//! Private pools: memory kept apart, for graph captures and for users who ask for it.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use super::pool::COMMON;
 use super::source;
 use crate::{Address, AllocError, PoolId, PoolKind, PoolSource, PoolUse, StreamFilter};
 
-/// Which private pools allocations go to.
+/// The private pools that allocations go to.
 #[derive(Default)]
 pub(crate) struct Captures {
     /// Pools being allocated to, by index, the latest last.
     underway: Vec<Underway>,
-    /// How many of them may be captures.
+    /// The number of these pools that are used for captures.
     capturing: usize,
-    /// Pools whose free blocks anybody may use before an out-of-memory error, by index.
+    /// Pools whose free blocks any allocation may use before it fails for lack of memory, by index.
     overflow: Vec<usize>,
 }
 
@@ -30,25 +30,25 @@ struct Underway {
 }
 
 impl Captures {
-    /// Whether a stream may be capturing: then none must be asked or awaited. (PyTorch 2.11 takes every use of a
-    /// private pool for a capture.)
+    /// Returns whether a stream may be capturing: no stream must be queried or awaited then. (PyTorch 2.11 takes every
+    /// use of a private pool for a capture.)
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.capturing > 0
     }
 
-    /// Whether `stream` is captured.
+    /// Returns whether `stream` is captured.
     pub(super) fn captures(&self, stream: StreamId) -> bool {
         let mut captures = self.underway.iter().filter(|underway| underway.purpose == PoolUse::Capture);
         captures.any(|underway| (underway.filter)(stream))
     }
 
-    /// Whether allocations on `stream` go to a private pool.
+    /// Returns whether allocations on `stream` go to a private pool.
     pub(crate) fn diverts(&self, stream: StreamId) -> bool {
         self.owner_for(stream) != COMMON
     }
 
-    /// Private pools that allocations go to.
+    /// Returns the number of private pools that allocations go to.
     pub(crate) fn underway(&self) -> usize {
         self.underway.len()
     }
@@ -57,7 +57,7 @@ impl Captures {
         self.underway.iter().any(|underway| underway.owner == owner)
     }
 
-    /// The pools that an allocation on `stream` goes to.
+    /// Returns the index of the pools that an allocation on `stream` goes to.
     #[inline]
     pub(super) fn owner_for(&self, stream: StreamId) -> usize {
         let latest = self.underway.iter().rev().find(|underway| (underway.filter)(stream));
@@ -156,7 +156,7 @@ impl Engine {
         Ok(addresses)
     }
 
-    /// A free block of a private pool that is open to others; the block is in no set any more.
+    /// Takes a free block out of a private pool that is open to others; the block is then in no set.
     pub(super) fn take_from_private_pools(&mut self, wanted: &Wanted) -> Option<(Wanted, BlockId)> {
         if wanted.pool.owner != COMMON {
             return None;
@@ -168,17 +168,18 @@ impl Engine {
         })
     }
 
-    /// Whether there are private pools that nobody uses any more.
+    /// Returns whether there are private pools without uses.
     pub(crate) fn has_unused_pools(&self) -> bool {
         !self.pools.unused().is_empty()
     }
 
-    /// Releases what is free in private pools that nobody uses any more, and forgets those that are empty.
+    /// Releases the free memory of private pools without uses, and removes the pools that are then empty.
     pub(crate) fn release_unused_pools(&mut self) -> Result<(), AllocError> {
         self.pools.unused().into_iter().try_for_each(|owner| self.release_unused_pool(owner))
     }
 
-    /// The same for one pool; nothing if it is used or not there.
+    /// Does the same for one pool, after waiting for its freed blocks. Does nothing if the pool has uses or does not
+    /// exist.
     pub(crate) fn release_cached_in(&mut self, id: PoolId) -> Result<(), AllocError> {
         let Some(owner) = self.pools.find(id).filter(|&owner| self.pools.pair(owner).uses == 0) else { return Ok(()) };
         if !self.captures.any() {
@@ -188,8 +189,9 @@ impl Engine {
     }
 
     fn release_unused_pool(&mut self, owner: usize) -> Result<(), AllocError> {
-        // Replays use the addresses on streams that nobody told us of. Segments are freed after all that is on the device;
-        // chunks are unmapped at once. (PyTorch waits for none; its own pools are as PyTorch has them.)
+        // Replays use the addresses on streams that the allocator does not know. Freeing a segment waits for all work
+        // on the device; unmapping chunks does not. (PyTorch waits in neither case; pools that are expandable only by
+        // setting behave as in PyTorch.)
         if self.pools.pair(owner).is_expandable && !self.captures.any() {
             self.backing.synchronize_all()?;
         }

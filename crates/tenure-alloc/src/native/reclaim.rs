@@ -1,4 +1,4 @@
-//! Giving memory back: garbage collection, release before a retry, release on request.
+//! Reclaiming memory: garbage collection, release before a retry, release on request.
 
 use super::blocks::{BlockId, PoolRef};
 use super::engine::{Engine, Wanted};
@@ -6,9 +6,9 @@ use super::pool::COMMON;
 use crate::{AllocError, PoolKind};
 
 impl Engine {
-    /// Gives back every segment and chunk that no block lives on, after waiting for what is pending.
+    /// Gives back every segment and chunk that no block uses, after waiting for freed blocks.
     ///
-    /// While a capture may be underway, only private pools that nobody uses are released.
+    /// While a capture may be underway, it releases only private pools without uses.
     pub(super) fn release_cached(&mut self) -> Result<(), AllocError> {
         if !self.captures.any() {
             self.finish_all()?;
@@ -19,14 +19,14 @@ impl Engine {
         self.release_unused_pools()
     }
 
-    /// Whether block ages are kept, for [`collect_garbage`](Self::collect_garbage).
+    /// Returns whether block ages are kept, for [`collect_garbage`](Self::collect_garbage).
     #[inline]
     pub(super) fn collects_garbage(&self) -> bool {
         self.limit.is_set() && self.config.garbage_collection_threshold > 0.0
     }
 
-    /// Releases large segments that have been free for at least the mean age, until what is held is under the
-    /// threshold or nothing is left to release. An age is the number of lookups since the block became free.
+    /// Releases large segments that have been free for at least the mean age, until the bytes held are at most the
+    /// threshold or no such segment is left. An age is the number of lookups since the block became free.
     pub(super) fn collect_garbage(&mut self) -> Result<(), AllocError> {
         let threshold = (self.config.garbage_collection_threshold * self.limit.bytes() as f64) as u64;
         let large = PoolRef { owner: COMMON, kind: PoolKind::Large };
@@ -39,7 +39,7 @@ impl Engine {
         while self.reserved() > threshold && !aged.is_empty() {
             let total: u64 = aged.iter().map(|&(age, _)| age).sum();
             let mean = total as f64 / aged.len() as f64;
-            // The mean is reached by at least one, so that every round releases some.
+            // At least one age reaches the mean, so every round releases a segment.
             let (old, young): (Vec<_>, Vec<_>) = aged.into_iter().partition(|&(age, _)| age as f64 >= mean);
             for (_, id) in old {
                 self.release_segment(id)?;
@@ -49,8 +49,8 @@ impl Engine {
         Ok(())
     }
 
-    /// With a split limit, makes room for `wanted` by releasing one large enough oversize segment of its stream, or
-    /// several from the largest down. Returns whether enough was released.
+    /// Makes room for `wanted`, if a split limit is set, by releasing one large enough oversize segment of its stream,
+    /// or several from the largest down. Returns whether it released enough.
     pub(super) fn release_oversize(&mut self, wanted: &Wanted) -> Result<bool, AllocError> {
         let Some(limit) = self.config.max_split_size else { return Ok(false) };
         let stream = wanted.request.stream;
@@ -75,7 +75,7 @@ impl Engine {
         Ok(released >= needed)
     }
 
-    /// Gives back what is free in a pool: whole segments, and whole chunks of expandable ones.
+    /// Gives back the free memory of a pool: whole segments, and whole chunks of expandable ones.
     pub(super) fn release_free(&mut self, pool: PoolRef) -> Result<(), AllocError> {
         let free: Vec<BlockId> = self.pools.get(pool).free.values().copied().collect();
         for id in free {

@@ -1,4 +1,4 @@
-//! Snapshots.
+//! Snapshots and other reports of the engine's blocks.
 
 use super::blocks::{Block, State};
 use super::engine::Engine;
@@ -6,7 +6,7 @@ use crate::snapshot::{Segment, Snapshot, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId};
 
 impl Engine {
-    /// Every segment.
+    /// Returns every segment.
     pub(crate) fn describe_segments(&self) -> Vec<Segment> {
         self.blocks.iter().filter(|block| self.is_segment_head(block)).map(|head| self.describe(head)).collect()
     }
@@ -16,13 +16,13 @@ impl Engine {
         Snapshot::take(segments, self.config.device, self.config.describe(), &self.history, pool, traces)
     }
 
-    /// Whether a mapped run of blocks starts with `block`.
+    /// Returns whether a mapped run of blocks starts with `block`.
     pub(super) fn is_segment_head(&self, block: &Block) -> bool {
         let follows = block.prev.is_some_and(|prev| self.blocks[prev].state != State::Unmapped);
         block.state != State::Unmapped && !follows
     }
 
-    /// What the live block at `address` was allocated or mapped together with: first byte and bytes.
+    /// Returns the memory that the live block at `address` was allocated or mapped together with: first byte and bytes.
     pub(crate) fn extent(&self, address: Address) -> Option<(Address, u64)> {
         let block = &self.blocks[*self.live.get(&address)?];
         let back = std::iter::successors(Some(block), |block| block.prev.map(|prev| &self.blocks[prev]));
@@ -30,12 +30,12 @@ impl Engine {
         Some((head.address, self.run_of(head).map(|block| block.bytes).sum()))
     }
 
-    /// The longest free block, in bytes.
+    /// Returns the length in bytes of the longest free block.
     pub(crate) fn largest_free(&self) -> u64 {
         self.pools.all_free().map(|id| self.blocks[id].bytes).max().unwrap_or(0)
     }
 
-    /// The mapped run of blocks from `head` on.
+    /// Returns the mapped run of blocks from `head` on.
     pub(super) fn run_of<'a>(&'a self, head: &'a Block) -> impl Iterator<Item = &'a Block> {
         let run = std::iter::successors(Some(head), |block| block.next.map(|next| &self.blocks[next]));
         run.take_while(|block| block.state != State::Unmapped)

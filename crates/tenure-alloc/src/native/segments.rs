@@ -1,4 +1,4 @@
-//! Segments: memory from the backing, and back to it whole.
+//! Segments: memory taken from the backing, and given back whole.
 
 use super::blocks::{Block, BlockId, PoolRef, State};
 use super::config::segment_size;
@@ -7,12 +7,13 @@ use super::source::{self, Locked, Returned};
 use crate::{Action, Address, AllocError, BackingError, PoolKind};
 
 impl Engine {
-    /// A new segment, or a larger one, with a block for `wanted` that is in no set. `None` if memory is out.
+    /// Makes a new segment, or a larger one, with a block for `wanted` that is in no set. Returns `None` if memory is
+    /// out.
     pub(super) fn add_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
         Self::add_segment_of(locked, segment_size(wanted.bytes), wanted)
     }
 
-    /// The same, with no more memory than `wanted` needs, where the settings allow that.
+    /// Does the same with no more memory than `wanted` needs, where the settings allow that.
     pub(super) fn add_small_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
         let engine = locked.engine();
         let allowed = engine.config.shrink_segments && !engine.is_expandable(wanted);
@@ -54,14 +55,14 @@ impl Engine {
         id
     }
 
-    /// The bytes that a pool holds change by what goes and what comes.
+    /// Changes the bytes that a pool holds by the bytes that go and those that come.
     pub(super) fn change_reserved(&mut self, pool: PoolRef, gone: u64, come: u64) {
         let pair = self.pools.pair_mut(pool.owner);
         pair.reserved = pair.reserved + come - gone;
         self.statistics.reserved_changed(pair.id, pool.kind, gone, come);
     }
 
-    /// Whether a block is all there is of a segment that is not expandable.
+    /// Returns whether a block is the whole of a segment that is not expandable.
     pub(super) fn is_whole_segment(&self, id: BlockId) -> bool {
         let block = &self.blocks[id];
         block.segment.is_none() && !block.is_split()

@@ -1,4 +1,5 @@
-//! Segments from a program's own allocator ([`PoolSource`]), which is called without the lock: it may allocate here itself.
+//! Segments from a program's own allocator ([`PoolSource`]). It is called without the lock, because it may allocate
+//! here itself.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,11 +10,11 @@ use tenure_core::StreamId;
 use super::engine::{Engine, Wanted};
 use crate::{Address, BackingError, PoolSource};
 
-/// An engine behind a lock that can be let go of for a while.
+/// An engine under a lock that can be released for a while.
 pub(crate) trait Locked {
     fn engine(&mut self) -> &mut Engine;
 
-    /// What `call` returns, with the lock let go of meanwhile.
+    /// Calls `call` with the lock released, and returns its result.
     fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T;
 }
 
@@ -27,7 +28,7 @@ impl Locked for MutexGuard<'_, Engine> {
     }
 }
 
-/// A segment that is no longer there, to go back where it came from.
+/// A segment that was released, to be given back to its source.
 pub(super) struct Returned {
     pub(super) source: Arc<dyn PoolSource>,
     pub(super) address: Address,
@@ -35,8 +36,8 @@ pub(super) struct Returned {
     pub(super) stream: StreamId,
 }
 
-/// What `search` finds for `wanted`, whose pool is there all the while, although the lock may be let go of. Sources get
-/// back what was released on the way, found or not.
+/// Runs `search` for `wanted`, and keeps the pool from being removed while the search may release the lock. Afterwards
+/// sources get back the segments released on the way, whether or not the search succeeded.
 pub(super) fn keeping_pool<L: Locked, T>(locked: &mut L, wanted: &Wanted, search: impl FnOnce(&mut L) -> T) -> T {
     locked.engine().pools.pair_mut(wanted.pool.owner).searches += 1;
     let found = search(locked);
@@ -45,7 +46,7 @@ pub(super) fn keeping_pool<L: Locked, T>(locked: &mut L, wanted: &Wanted, search
     found
 }
 
-/// A segment of `bytes` bytes from the pool's source.
+/// Allocates a segment of `bytes` bytes from the pool's source.
 pub(super) fn allocate(
     locked: &mut impl Locked,
     source: &dyn PoolSource,
@@ -56,7 +57,7 @@ pub(super) fn allocate(
     locked.unlocked(|| calling(|| source.allocate(bytes, stream)))
 }
 
-/// Gives sources what was released of theirs.
+/// Gives sources back their released segments.
 pub(crate) fn give_back(locked: &mut impl Locked) {
     let returned = std::mem::take(&mut locked.engine().returned);
     if !returned.is_empty() {
@@ -69,8 +70,8 @@ thread_local! {
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in a call of a source: what that allocates here must not be sent to the pool that it is for,
-/// which would ask the source again.
+/// Returns whether this thread is in a call of a source. An allocation here during that call must not go to the pool
+/// that the call serves, which would ask the source again.
 pub(super) fn is_calling() -> bool {
     CALLING.get()
 }

@@ -1,31 +1,35 @@
+//! [`Gate`]: the right to use a donated range that other processes use too.
+
 use std::sync::Arc;
 
 use crate::BackingError;
 
-/// What stands before a donated range that is not its process's alone: the right to use it is had only while blocks are
-/// in it.
+/// The right to use a donated range that several processes share. The allocator holds it only while blocks are in the
+/// range.
 ///
-/// No call is made under a lock of the allocator's: each may wait, for whoever has the range or for the device.
+/// The allocator calls no method with one of its locks held: each may wait, for the present user of the range or for
+/// the device.
 pub trait Gate: Send + Sync {
-    /// Before a block is placed in the range. Whether it may be; if not, it is served from elsewhere.
+    /// Is called before a block is placed in the range. Returns whether the block may be placed; if not, the request is
+    /// served from elsewhere.
     ///
-    /// # Errors
-    /// The request is refused.
+    /// # Errors The request is refused.
     fn enter(&self) -> Result<bool, BackingError>;
 
-    /// After a block was freed that had been entered for, or had not been placed after all. Work that was put on the
-    /// device may still use it.
+    /// Is called once for each successful [`enter`](Self::enter), after the block was freed or if it was not placed
+    /// after all. Work that was put on the device may still use the range.
     fn leave(&self);
 
-    /// After the last of the captures, real or possible, in which the device could not be waited for.
+    /// Is called after the last capture has ended during which the device could not be waited for. A pool whose use is
+    /// [`PoolUse::Capture`](crate::PoolUse::Capture) counts as one.
     fn after_captures(&self);
 }
 
-/// A gate that was entered for a block. Dropped, it is left.
+/// A gate that was entered for a block. Leaves the gate when dropped.
 pub(super) struct Entered(Option<Arc<dyn Gate>>);
 
 impl Entered {
-    /// None if the range may not be used.
+    /// Enters the gate; returns `None` if the range may not be used.
     pub(super) fn new(gate: Arc<dyn Gate>) -> Result<Option<Self>, BackingError> {
         Ok(gate.enter()?.then(|| Self(Some(gate))))
     }
@@ -34,7 +38,7 @@ impl Entered {
         self.0.as_ref().is_some_and(|entered| std::ptr::addr_eq(Arc::as_ptr(entered), Arc::as_ptr(gate)))
     }
 
-    /// The block is placed: whoever frees it leaves.
+    /// Keeps the gate entered, because the block is placed: freeing the block leaves it.
     pub(super) fn keep(mut self) {
         self.0 = None;
     }

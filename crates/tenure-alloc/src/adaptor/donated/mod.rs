@@ -1,4 +1,4 @@
-//! Memory that an allocator was given from outside, such as a shared pool's: PipeSwitch's `insertSharedCache` and
+//! Memory donated to an allocator from outside, such as a shared pool's: PipeSwitch's `insertSharedCache` and
 //! `clearSharedCache` (its patch of PyTorch 1.3).
 
 mod gate;
@@ -21,41 +21,44 @@ pub use gate::Gate;
 pub use placement::{Placed, Placement};
 use ranges::Ranges;
 
-/// An allocator that is given further memory for a while: requests on the memory's stream are served from it, as its
-/// [`Placement`] says, and only then by the allocator below. Without such memory that costs a load and a branch.
+/// An allocator that is given further memory for a while. Requests on the memory's stream are served from that memory
+/// first, as its [`Placement`] says, and then by the allocator below. Without such memory an allocation costs one more
+/// load and branch.
 ///
-/// Streams that are captured into a private pool get none of it. Given memory counts as reserved; its bytes are in the
-/// figures and the snapshot of the whole. A peak of the whole is the sum of the peaks of both parts, an upper bound.
+/// Streams that are captured into a private pool get no donated memory. Donated memory counts as reserved; its bytes
+/// are in the statistics and the snapshot of the whole. A peak of the whole is the sum of the peaks of both parts, an
+/// upper bound.
 pub struct Donated<A> {
     inner: A,
     donated: DonatedRanges,
 }
 
-/// The memory that a [`Donated`] is given: how it comes and goes.
+/// The memory donated to a [`Donated`]: adds and removes ranges.
 pub struct DonatedRanges {
     backing: Arc<dyn Backing>,
     /// Boxed, so that its lock shares no cache line with what every allocation reads.
     ranges: Box<Mutex<Ranges>>,
-    /// No range takes a request of fewer bytes.
+    /// The smallest request in bytes that any range serves.
     least: AtomicU64,
-    /// Every donated address lies in `lowest..highest`: a free of anything else takes no lock.
+    /// The bounds of the donated addresses, `lowest..highest`: a free of any other address takes no lock.
     lowest: AtomicU64,
     highest: AtomicU64,
 }
 
 impl<A> Donated<A> {
-    /// Nothing yet beside `inner`. `backing` tells how far streams are that a donated block was recorded on.
+    /// Wraps `inner`, with no donated memory yet. `backing` tells how far the streams are on which a donated block was
+    /// recorded.
     pub fn new(inner: A, backing: Arc<dyn Backing>) -> Self {
         let (least, lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX), AtomicU64::new(0));
         Self { inner, donated: DonatedRanges { backing, ranges: Box::default(), least, lowest, highest } }
     }
 
-    /// The allocator below.
+    /// Returns the allocator below.
     pub fn inner(&self) -> &A {
         &self.inner
     }
 
-    /// What it is given.
+    /// Returns the memory donated to this allocator.
     pub fn donated(&self) -> &DonatedRanges {
         &self.donated
     }
@@ -63,11 +66,12 @@ impl<A> Donated<A> {
 
 impl DonatedRanges {
     /// Gives `address..address + bytes` to requests on `stream`, until [`clear`](Self::clear). The memory must be
-    /// accessible, and nothing else may use it; work of other streams on it must have finished or be waited for.
+    /// accessible, and nothing else may use it. Work of other streams on it must have finished, or `stream` must wait
+    /// for it.
     ///
-    /// # Errors
-    /// [`AllocError::InvalidSetting`]: the range is empty, not made of whole 512 bytes, or overlaps one given before; what
-    /// is recorded does not lie in it; the stream has one that takes every request.
+    /// # Errors [`AllocError::InvalidSetting`] if the range is empty, is not made of whole multiples of 512 bytes, or
+    /// overlaps a range given before; if a recorded block does not lie in it; or if the stream has a range that takes
+    /// every request.
     pub fn insert(
         &self,
         address: Address,
@@ -78,10 +82,10 @@ impl DonatedRanges {
         self.insert_range(address, bytes, stream, placement, None)
     }
 
-    /// As [`insert`](Self::insert), with [`Placement::BestFit`], for memory that may be used only while `gate` is entered.
+    /// Like [`insert`](Self::insert) with [`Placement::BestFit`], for memory that may be used only while `gate` is
+    /// entered.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors The same as for [`insert`](Self::insert).
     pub fn insert_behind(
         &self,
         gate: Arc<dyn Gate>,
@@ -108,12 +112,12 @@ impl DonatedRanges {
         Ok(())
     }
 
-    /// Takes the range at `address` out again. Work put on its stream may still use it. Waits on the host for other
-    /// streams that use a freed block.
+    /// Takes back the range at `address`. Work put on its stream may still use it. Waits on the host for other streams
+    /// that use a freed block.
     ///
-    /// # Errors
-    /// [`AllocError::StillInUse`]: blocks live in it; free them first. A stream cannot be waited for in a capture, so
-    /// that there freed blocks of other streams count as live. [`AllocError::UnknownAddress`]: there is no such range.
+    /// # Errors [`AllocError::StillInUse`] if blocks live in it: free them first. During a capture no stream can be
+    /// waited for, so freed blocks that other streams use count as live. [`AllocError::UnknownAddress`] if there is no
+    /// such range.
     pub fn clear(&self, address: Address) -> Result<(), AllocError> {
         let mut ranges = self.ranges.lock();
         let cleared = ranges.clear(address, &*self.backing);
@@ -121,12 +125,11 @@ impl DonatedRanges {
         cleared
     }
 
-    /// Ends the allocation in the range at `address`, which was given with [`Placement::InOrder`], unless it has ended.
-    /// Returns its live blocks, in the order in which they were allocated: given with the same bytes to [`Placement::Recorded`], they lead
-    /// the same requests to the same places.
+    /// Ends allocation in the range at `address`, which was given with [`Placement::InOrder`], unless it has ended
+    /// already. Returns its live blocks in the order in which they were allocated. A range of the same size that is
+    /// given with these blocks as [`Placement::Recorded`] places the same requests at the same offsets.
     ///
-    /// # Errors
-    /// [`AllocError::UnknownAddress`]: there is no such range.
+    /// # Errors [`AllocError::UnknownAddress`] if there is no such range.
     pub fn close(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         let mut ranges = self.ranges.lock();
         let placed = ranges.close(address);
@@ -134,41 +137,39 @@ impl DonatedRanges {
         placed
     }
 
-    /// The live blocks of the range at `address`, which was given with [`Placement::InOrder`], in the order in which they
-    /// were allocated.
+    /// Returns the live blocks of the range at `address`, which was given with [`Placement::InOrder`], in the order in
+    /// which they were allocated.
     ///
-    /// # Errors
-    /// [`AllocError::UnknownAddress`]: there is no such range.
+    /// # Errors [`AllocError::UnknownAddress`] if there is no such range.
     pub fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         self.ranges.lock().live(address)
     }
 
-    /// As [`live`](Self::live), and with them the freed blocks that no later one overlaps: what was written last to each
-    /// byte.
+    /// Returns the blocks of [`live`](Self::live), and the freed blocks that no later one overlaps. Together they are
+    /// the last owners of each byte that was allocated.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors The same as for [`live`](Self::live).
     pub fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         self.ranges.lock().placed(address)
     }
 
-    /// Whether a stream is captured, so that the device can not be waited for.
+    /// Returns whether a stream is captured, so that the device cannot be waited for.
     pub fn is_capturing(&self) -> bool {
         self.ranges.lock().is_capturing()
     }
 
-    /// How many of its recorded requests the range at `address` has yet to serve; 0 if it records none.
+    /// Returns how many of its recorded requests the range at `address` has yet to serve; 0 if it records none.
     pub fn outstanding(&self, address: Address) -> usize {
         self.ranges.lock().outstanding(address)
     }
 
-    /// Whether an address lies in a range.
+    /// Returns whether an address lies in a range.
     #[inline]
     pub fn contains(&self, address: Address) -> bool {
         self.of(address).is_some()
     }
 
-    /// A block for the request, if a range of its stream serves it.
+    /// Allocates a block for the request, if a range of its stream serves it.
     #[inline]
     fn allocate(&self, request: Request) -> Result<Option<Block>, AllocError> {
         if request.bytes < self.least.load(Ordering::Acquire) {
@@ -184,7 +185,7 @@ impl DonatedRanges {
             let mut ranges = self.ranges.lock();
             let Some(place) = ranges.find(request, &*self.backing)? else { return Ok(None) };
             match ranges.gate(&place) {
-                // What was found may be gone once the gate is entered, which is done under no lock.
+                // The gate is entered with no lock held, so the place may be gone afterwards: the loop searches again.
                 Some(gate) if entered.as_ref().is_none_or(|entered| !entered.is_of(&gate)) => {
                     drop(ranges);
                     drop(entered.take());
@@ -216,7 +217,7 @@ impl DonatedRanges {
         Ok(())
     }
 
-    /// The ranges, if an address lies in one.
+    /// Returns the locked ranges, if an address lies in one.
     #[inline]
     fn of(&self, address: Address) -> Option<MutexGuard<'_, Ranges>> {
         if address < self.lowest.load(Ordering::Acquire) || address >= self.highest.load(Ordering::Acquire) {
@@ -259,7 +260,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.retag(address, tag, key)
     }
 
-    /// The history has no events of donated memory.
+    /// Checks that a donated block is live, but records nothing: the history has no events of donated memory.
     fn annotate(&self, address: Address) -> Result<(), AllocError> {
         if let Some(ranges) = self.donated.of(address) {
             return ranges.live_bytes(address).map(|_| ()).ok_or(AllocError::UnknownAddress(address));
@@ -267,7 +268,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.annotate(address)
     }
 
-    /// Donated memory stays until it is [cleared](DonatedRanges::clear).
+    /// Releases what the allocator below caches. Donated memory stays until it is [cleared](DonatedRanges::clear).
     fn release_cached(&self) -> Result<(), AllocError> {
         self.inner.release_cached()
     }
@@ -292,11 +293,11 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.donated.ranges.lock().reset_accumulated_statistics();
     }
 
-    /// Donated ranges are segments of their own, of the common pool.
+    /// Adds each donated range as a segment of its own, of the common pool.
     fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
         let mut snapshot = self.inner.snapshot_of(pool, traces);
         if pool.unwrap_or_default() == PoolId::default() {
-            // There is one history for each device up to the allocator's.
+            // The allocator below has one history for each device, up to its own.
             let device = snapshot.device_traces.len().saturating_sub(1) as u32;
             snapshot.segments.extend(self.donated.ranges.lock().segments(device));
             snapshot.segments.sort_by_key(|segment| segment.address);
@@ -304,7 +305,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         snapshot
     }
 
-    /// That of the allocator below.
+    /// Returns the history of the allocator below.
     fn history(&self) -> &History {
         self.inner.history()
     }
@@ -398,7 +399,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.restore(checkpoint)
     }
 
-    /// For a donated block the range that was given.
+    /// Returns, for a donated block, the range that was given.
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
         if let Some(ranges) = self.donated.of(address) {
             return ranges.extent(address);
@@ -410,7 +411,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.largest_free()
     }
 
-    /// Nothing is known of the chunks under donated memory.
+    /// Asks the allocator below only: the chunks under donated memory are unknown.
     fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         self.inner.chunks_under(address, bytes)
     }

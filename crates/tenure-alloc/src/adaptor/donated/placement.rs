@@ -1,35 +1,41 @@
+//! [`Placement`]: the requests that a donated range serves, and the place of each.
+
 use crate::{Address, AllocError};
 
-/// Every block is a multiple of this.
+/// The granule in bytes: every block is a multiple of it.
 pub(super) const GRANULE: u64 = 512;
 
-/// Blocks of fewer bytes, or as many, are no blocks for a range that serves the large ones.
+/// The largest request in bytes that a best-fit range leaves to the allocator below.
 const SMALL_LIMIT: u64 = 1 << 20;
 
-/// Which requests a donated range serves, and where in it.
+/// The rule by which a donated range serves requests and places their blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Requests of more than 1 MiB, each in the smallest free piece that fits. The allocator below serves the others.
+    /// Serves requests of more than 1 MiB, each in the smallest free piece that fits. The allocator below serves the
+    /// others.
     #[default]
     BestFit,
-    /// Every request until the range is [closed](super::DonatedRanges::close), each in the first free piece that fits: the same
-    /// requests get the same places. One that fits nowhere is refused, not served from elsewhere.
+    /// Serves every request until the range is [closed](super::DonatedRanges::close), each in the first free piece that
+    /// fits, so that the same requests get the same places. A request that fits nowhere is refused, not served from
+    /// elsewhere.
     InOrder,
-    /// Just these requests, in this order, each at its place. Another is refused. After the last it serves none.
+    /// Serves exactly these requests, in this order, each at its place. Any other request is refused. After the last
+    /// one, the range serves no more.
     Recorded(Vec<Placed>),
 }
 
 /// A block in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Where it begins, in bytes from the start of the range.
+    /// The offset of its first byte from the start of the range, in bytes.
     pub offset: u64,
-    /// Bytes requested.
+    /// The bytes requested.
     pub bytes: u64,
 }
 
 impl Placed {
-    /// Where [`Placement::InOrder`] puts these requests in an empty range that has room for all of them.
+    /// Returns the places that [`Placement::InOrder`] gives these requests in an empty range that has room for all of
+    /// them.
     pub fn in_order(requests: &[u64]) -> Vec<Self> {
         let place = |end: &mut u64, &bytes: &u64| {
             let offset = *end;
@@ -40,11 +46,12 @@ impl Placed {
     }
 }
 
-/// A placement, and how far it has come.
+/// A placement and its progress.
 pub(super) enum Rule {
     BestFit,
     InOrder {
-        /// Where what was requested was placed, in that order: live blocks, and freed ones that no later one overlaps.
+        /// Addresses and requested bytes in the order of allocation: live blocks, and freed ones that no later one
+        /// overlaps.
         placed: Vec<(Address, u64)>,
         is_open: bool,
     },
@@ -63,7 +70,7 @@ impl Rule {
         }
     }
 
-    /// The least request that it may serve.
+    /// Returns the smallest request in bytes that it may serve.
     pub(super) fn least(&self) -> u64 {
         match self {
             Self::BestFit => SMALL_LIMIT + 1,
@@ -72,7 +79,7 @@ impl Rule {
         }
     }
 
-    /// Whether each request of the stream is served here or refused.
+    /// Returns whether each request of the stream is served here or refused.
     pub(super) fn takes_all(&self) -> bool {
         match self {
             Self::InOrder { is_open, .. } => *is_open,
@@ -88,7 +95,7 @@ impl Rule {
         }
     }
 
-    /// Where the next request goes, if that was recorded.
+    /// Returns the recorded offset of the next request, if requests are recorded and not all are served.
     pub(super) fn recorded(&self, requested: u64) -> Result<Option<u64>, AllocError> {
         let Self::Recorded { requests, served: index } = self else { return Ok(None) };
         match requests.get(*index) {

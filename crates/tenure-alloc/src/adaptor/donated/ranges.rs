@@ -1,4 +1,5 @@
-//! The donated ranges and the blocks in them: split to the byte, merged at once.
+//! The donated ranges and the blocks in them. Free pieces are split to the granule, and merged as soon as they are
+//! free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,17 +14,17 @@ use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, Poo
 
 type Filter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
 
-/// What the adaptor's lock guards.
+/// The state under the adaptor's lock.
 #[derive(Default)]
 pub(super) struct Ranges {
     ranges: BTreeMap<Address, Range>,
-    /// They cover the ranges without a gap, and no block spans two ranges.
+    /// Every piece, by address. The pieces cover the ranges without a gap, and none spans two ranges.
     pieces: BTreeMap<Address, Piece>,
-    /// The free pieces of the ranges that are served by best fit.
+    /// The free pieces of the best-fit ranges.
     free: BTreeSet<(StreamId, u64, Address)>,
     /// Freed pieces that other streams may still use.
     pending: Vec<Pending>,
-    /// Private pools that allocations are sent to now.
+    /// The private pools that allocations go to now.
     pools: Vec<(PoolId, PoolUse, Filter)>,
     statistics: Statistics,
 }
@@ -35,9 +36,9 @@ struct Range {
     gate: Option<Arc<dyn Gate>>,
 }
 
-/// Where a request has its place.
+/// The place found for a request.
 pub(super) struct Place {
-    /// The free piece that it is in.
+    /// The free piece that contains the place.
     piece: Address,
     address: Address,
     bytes: u64,
@@ -56,7 +57,7 @@ enum PieceState {
 
 struct Pending {
     address: Address,
-    /// Streams to be passed, recorded when that is allowed.
+    /// Streams to be passed that have no mark yet: a mark can be recorded only outside captures.
     users: SmallVec<[StreamId; 1]>,
     marks: SmallVec<[Mark; 1]>,
 }
@@ -119,23 +120,23 @@ impl Ranges {
         Ok(())
     }
 
-    /// Whether an address lies in a range.
+    /// Returns whether an address lies in a range.
     pub(super) fn contains(&self, address: Address) -> bool {
         self.range_of(address).is_some()
     }
 
-    /// Bytes of the live block at an address.
+    /// Returns the bytes of the live block at an address.
     pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
         let piece = self.pieces.get(&address)?;
         matches!(piece.state, PieceState::Live { .. }).then_some(piece.bytes)
     }
 
-    /// No range serves a request of fewer bytes.
+    /// Returns the smallest request in bytes that any range serves.
     pub(super) fn least(&self) -> u64 {
         self.ranges.values().map(|range| range.rule.least()).min().unwrap_or(u64::MAX)
     }
 
-    /// Ends the allocation in a range that is filled in order; returns its live blocks.
+    /// Ends allocation in a range that is filled in order; returns its live blocks.
     pub(super) fn close(&mut self, address: Address) -> Result<Vec<Placed>, AllocError> {
         let range = self.ranges.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
         let Rule::InOrder { is_open, .. } = &mut range.rule else { return Err(AllocError::UnknownAddress(address)) };
@@ -143,14 +144,14 @@ impl Ranges {
         self.live(address)
     }
 
-    /// The live blocks of a range that is filled in order.
+    /// Returns the live blocks of a range that is filled in order.
     pub(super) fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         let mut placed = self.placed(address)?;
         placed.retain(|placed| self.live_bytes(address + placed.offset).is_some());
         Ok(placed)
     }
 
-    /// The live blocks of a range that is filled in order, and the freed ones that no later one overlaps.
+    /// Returns the live blocks of a range that is filled in order, and the freed ones that no later one overlaps.
     pub(super) fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         match self.ranges.get(&address).map(|range| &range.rule) {
             Some(Rule::InOrder { placed, .. }) => {
@@ -160,12 +161,13 @@ impl Ranges {
         }
     }
 
-    /// Recorded requests that the range at an address has yet to serve.
+    /// Returns how many recorded requests the range at an address has yet to serve.
     pub(super) fn outstanding(&self, address: Address) -> usize {
         self.ranges.get(&address).map_or(0, |range| range.rule.outstanding())
     }
 
-    /// Where a range of its stream serves the request, if one does. Holds as long as nothing else happens.
+    /// Returns the place for the request, if a range of its stream serves it. The place is valid until the ranges
+    /// change.
     pub(super) fn find(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Place>, AllocError> {
         let stream = request.stream;
         if self.pools.iter().any(|(.., filter)| filter(stream)) {
@@ -182,12 +184,12 @@ impl Ranges {
         Ok(found.map(|(piece, address)| Place { piece, address, bytes }))
     }
 
-    /// What must be entered before a block is placed there.
+    /// Returns the gate that must be entered before a block is placed there.
     pub(super) fn gate(&self, place: &Place) -> Option<Arc<dyn Gate>> {
         self.range_of(place.address)?.1.gate.clone()
     }
 
-    /// The block for the request in a place that was just found for it.
+    /// Places the request's block where [`find`](Self::find) has just found room.
     pub(super) fn put(&mut self, request: Request, Place { piece, address, bytes }: Place) -> Block {
         let whole = self.take_free(piece);
         let behind = piece + whole - (address + bytes);
@@ -205,13 +207,13 @@ impl Ranges {
         Block { address, bytes }
     }
 
-    /// The smallest free piece of a stream that fits, and its start.
+    /// Returns the smallest free piece of a stream that fits, and its start.
     fn best_fit(&self, stream: StreamId, bytes: u64) -> Option<(Address, Address)> {
         let &(owner, _, address) = self.free.range((stream, bytes, 0)..).next()?;
         (owner == stream).then_some((address, address))
     }
 
-    /// The free piece of the range at `start` in which a request has its place, and the place.
+    /// Returns the free piece of the range at `start` that the request goes in, and its place in it.
     fn place(&self, start: Address, requested: u64, bytes: u64) -> Result<(Address, Address), AllocError> {
         let range = &self.ranges[&start];
         let recorded = range.rule.recorded(requested)?.map(|offset| start + offset);
@@ -226,7 +228,7 @@ impl Ranges {
         })
     }
 
-    /// Returns what is to be left, once no lock is held.
+    /// Frees a block. Returns its range's gate, which the caller must leave once it holds no lock.
     pub(super) fn free(
         &mut self,
         address: Address,
@@ -278,7 +280,8 @@ impl Ranges {
         self.pools.push((pool, purpose, filter));
     }
 
-    /// Returns the gates that are to be told that nothing is captured any more, once no lock is held.
+    /// Ends allocation to a pool. Returns the gates that the caller must tell, once it holds no lock, that no stream is
+    /// captured any more.
     pub(super) fn end_pool(&mut self, pool: PoolId) -> Vec<Arc<dyn Gate>> {
         let was_capturing = self.is_capturing();
         if let Some(at) = self.pools.iter().rposition(|(id, ..)| *id == pool) {
@@ -287,7 +290,7 @@ impl Ranges {
         self.gates_after_captures(was_capturing)
     }
 
-    /// Returns the same gates as [`end_pool`](Self::end_pool).
+    /// Changes the use of a pool. Returns the same gates as [`end_pool`](Self::end_pool).
     pub(super) fn set_pool_use(&mut self, pool: PoolId, purpose: PoolUse) -> Vec<Arc<dyn Gate>> {
         let was_capturing = self.is_capturing();
         if let Some((_, known, _)) = self.pools.iter_mut().rfind(|(id, ..)| *id == pool) {
@@ -305,7 +308,7 @@ impl Ranges {
         self.pools.iter().any(|(_, purpose, _)| *purpose == PoolUse::Capture)
     }
 
-    /// The range that a live block lies in: first byte and bytes.
+    /// Returns the range that a live block lies in: first byte and bytes.
     pub(super) fn extent(&self, address: Address) -> Option<(Address, u64)> {
         self.pieces.get(&address).filter(|piece| matches!(piece.state, PieceState::Live { .. }))?;
         self.range_of(address).map(|(&first, range)| (first, range.bytes))
@@ -323,7 +326,7 @@ impl Ranges {
         self.statistics.reset_accumulated();
     }
 
-    /// Each range as a segment.
+    /// Returns each range as a segment.
     pub(super) fn segments(&self, device: u32) -> impl Iterator<Item = Segment> {
         self.ranges.iter().map(move |(&address, range)| Segment {
             device,
@@ -339,12 +342,11 @@ impl Ranges {
         })
     }
 
-    /// Completes the frees that every stream has passed; waits for those in the range at `awaited`, if given. A capture
-    /// allows neither. A piece that is not waited for and cannot be asked about stays pending: its failure is no reason
-    /// to refuse another.
+    /// Completes the frees that every stream has passed, and waits for those in the range at `awaited`, if given.
+    /// During a capture it does neither. If it is not waited for, a piece whose marks cannot be queried stays pending:
+    /// that failure is no reason to refuse another request.
     ///
-    /// # Errors
-    /// Of those that are waited for.
+    /// # Errors The backing fails for a piece that is waited for.
     fn settle(&mut self, backing: &dyn Backing, awaited: Option<Address>) -> Result<(), BackingError> {
         if self.is_capturing() {
             return Ok(());
@@ -400,7 +402,7 @@ impl Ranges {
         bytes
     }
 
-    /// The stream of the range that an address lies in, if that is served by best fit.
+    /// Returns the stream of the best-fit range that an address lies in, if it lies in one.
     fn best_fit_stream(&self, address: Address) -> Option<StreamId> {
         let (_, range) = self.range_of(address)?;
         matches!(range.rule, Rule::BestFit).then_some(range.stream)
@@ -412,13 +414,13 @@ impl Ranges {
 }
 
 impl Range {
-    /// Whether each request of `stream` is served here or refused.
+    /// Returns whether each request of `stream` is served here or refused.
     fn takes_all_of(&self, stream: StreamId) -> bool {
         self.stream == stream && self.rule.takes_all()
     }
 }
 
-/// Whether blocks lie in a range of `bytes` bytes, without sharing any.
+/// Returns whether the blocks lie in a range of `bytes` bytes and do not overlap.
 fn lie_apart(blocks: &[Placed], bytes: u64) -> bool {
     let end = |block: &Placed| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
     let mut sorted: Vec<&Placed> = blocks.iter().collect();
@@ -457,7 +459,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Whether every stream has passed; waits on the host if `waits`.
+    /// Returns whether every stream has passed; waits on the host if `waits`.
     fn is_passed(&mut self, backing: &dyn Backing, waits: bool) -> Result<bool, BackingError> {
         self.record(backing)?;
         while let Some(&mark) = self.marks.last() {
