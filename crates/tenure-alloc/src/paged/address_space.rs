@@ -1,27 +1,28 @@
-//! Reserved addresses, from which windows are cut.
+//! The reserved address space, from which windows are cut.
 
 use crate::Address;
 use crate::runs::Runs;
 
-/// A range of reserved address space.
+/// A range of reserved address space, and its free parts.
 pub(super) struct AddressSpace {
     free: Runs,
     granularity: u64,
     free_bytes: u64,
 }
 
-/// A window gets at least this part of what is free, so that there is always room for more windows.
+/// The divisor for a window's least share: a window gets at least this part of the free addresses, so that there is
+/// always room for more windows.
 const SHARE: u64 = 1024;
 
 impl AddressSpace {
-    /// All of `bytes` bytes from `first` on.
+    /// Makes an address space of `bytes` bytes from `first` on, all free.
     pub(super) fn new(first: Address, bytes: u64, granularity: u64) -> Self {
         let mut free = Runs::default();
         free.insert(first, bytes);
         Self { free, granularity, free_bytes: bytes }
     }
 
-    /// Room for a window of `bytes` bytes and for its growth: (first address, bytes owned).
+    /// Takes room for a window of `bytes` bytes and for its growth: (first address, bytes owned).
     pub(super) fn take(&mut self, bytes: u64) -> Option<(Address, u64)> {
         // One granule is never mapped, so that windows do not touch.
         let least = bytes.checked_add(self.granularity)?;
@@ -35,7 +36,7 @@ impl AddressSpace {
         Some((run.address, owned))
     }
 
-    /// Takes back what [`take`](Self::take) gave; nothing is mapped there.
+    /// Takes back a range from [`take`](Self::take) under which nothing is mapped.
     pub(super) fn give_back(&mut self, first: Address, bytes: u64) {
         self.free.insert(first, bytes);
         self.free_bytes += bytes;

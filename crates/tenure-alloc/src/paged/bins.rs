@@ -1,17 +1,18 @@
-//! Free blocks of slabs by size: the smallest that fits is found in a few instructions.
+//! Free blocks of slabs by size. Finding the smallest that fits takes a few instructions.
 
 use super::config::{GRANULE, SLAB_BYTES};
 
-/// Sizes in granules, from 1 to a slab's: the bins are counted from 0.
+/// The number of sizes, in granules from 1 to a slab's. The bins are counted from 0.
 const SIZES: usize = (SLAB_BYTES / GRANULE) as usize;
 const WORDS: usize = SIZES / 64;
-// One bit of the summary for each word.
+// The summary has one bit for each word.
 const _: () = assert!(SIZES == 64 * WORDS && WORDS <= 64);
 
-/// No block.
+/// The number that stands for no block.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// For each size, the first of a list of free blocks, which the blocks themselves link; and which lists are not empty.
+/// The lists of free blocks, one for each size. A bin holds the first block of its list, and the blocks link the rest;
+/// bits say which lists are not empty.
 pub(super) struct Bins {
     first: Box<[u32; SIZES]>,
     words: [u64; WORDS],
@@ -26,7 +27,7 @@ impl Default for Bins {
 }
 
 impl Bins {
-    /// The first block of the smallest size, in granules, that is at least `size`.
+    /// Returns the first block of the smallest size, in granules, that is at least `size`.
     #[inline]
     pub(super) fn best(&self, size: usize) -> Option<u32> {
         let bin = size - 1;
@@ -45,13 +46,13 @@ impl Bins {
         Some(self.first[word * 64 + bits.trailing_zeros() as usize])
     }
 
-    /// The first block of a size.
+    /// Returns the first block of a size, or [`NONE`].
     #[inline]
     pub(super) fn first(&self, size: usize) -> u32 {
         self.first[size - 1]
     }
 
-    /// Makes `block`, or none, the first of a size.
+    /// Makes `block`, or [`NONE`], the first of a size.
     #[inline]
     pub(super) fn set_first(&mut self, size: usize, block: u32) {
         let bin = size - 1;

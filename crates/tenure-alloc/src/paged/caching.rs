@@ -1,4 +1,4 @@
-//! The allocator as a [`CachingAllocator`]: figures, settings and private pools. None of it is called often.
+//! The paged allocator as a [`CachingAllocator`]: statistics, settings and private pools. None of it is called often.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ impl CachingAllocator for PagedAllocator {
         }
     }
 
-    /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
+    /// Does nothing while a stream is captured: memory can be released only after querying streams, which would break
+    /// the capture.
     fn release_cached(&self) -> Result<(), AllocError> {
         if self.state.lock().progress.is_capturing() {
             return Ok(());
@@ -55,7 +56,7 @@ impl CachingAllocator for PagedAllocator {
         Ok(self.state.lock().release_whole()?)
     }
 
-    /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
+    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
     fn begin_cycle(&self) -> Result<(), AllocError> {
         self.unpark();
         let mut state = self.state.lock();
@@ -63,7 +64,7 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn statistics(&self) -> Statistics {
-        // All locks at once, heaps first: the figures are of one moment.
+        // Takes all locks at once, heaps first, so that the statistics are of one moment.
         let mut heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
         let mut state = self.state.lock();
         heaps.iter_mut().for_each(|heap| self.take_back(&mut state, heap.take_parked()));
@@ -91,8 +92,9 @@ impl CachingAllocator for PagedAllocator {
         &self.history
     }
 
-    /// Expandable segments are for private pools: everything else is mapped where it is needed anyway. Blocks are split
-    /// whatever their size, and what is cached is used before anything is released.
+    /// Applies `ExpandableSegments` to private pools only: all other memory is mapped where it is needed anyway.
+    /// Ignores `MaxSplitSize` and `GarbageCollectionThreshold`: blocks of all sizes are split, and cached memory is
+    /// used before any is released.
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
         if let Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_) = tuning {
             return Ok(false);
@@ -171,7 +173,7 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().private.engine.set_expandable(pool)
     }
 
-    /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
+    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
         if pool == PoolId::default() {
             return self.release_cached();
@@ -191,7 +193,8 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().private.engine.restore(checkpoint)
     }
 
-    /// The chunks under the block, as far as they are mapped side by side; for a block of a private pool its segment.
+    /// Returns the range of the chunks under the block, which are mapped side by side; for a block of a private pool
+    /// its segment.
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
         let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
         let chunks = self.state.lock().chunks_under(address, bytes);
@@ -213,7 +216,7 @@ impl CachingAllocator for PagedAllocator {
     }
 }
 
-/// Bounds the peaks of live blocks, which are sums over heaps, by the peak of what was reserved, which is exact.
+/// Bounds the peaks of live blocks, which are sums over heaps, by the peak of reserved bytes, which is exact.
 fn bound_peaks(statistics: &mut Statistics) {
     for pool in [&mut statistics.all, &mut statistics.small_pool, &mut statistics.large_pool] {
         let most = pool.reserved_bytes.peak;

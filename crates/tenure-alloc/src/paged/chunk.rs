@@ -1,4 +1,4 @@
-//! Physical memory, and what is free of it.
+//! Physical chunks, and the free ranges in them.
 
 use smallvec::SmallVec;
 
@@ -6,19 +6,19 @@ use super::progress::Uses;
 use super::tree::Free;
 use crate::{Address, ChunkId};
 
-/// Physical memory.
+/// A chunk of physical memory.
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
     pub(super) bytes: u64,
     /// Its free ranges, by offset; merged where they touch.
     pub(super) free: SmallVec<[Extent; 2]>,
-    /// The same, summed up.
+    /// The summary of its free ranges.
     pub(super) sum: Free,
-    /// Where it is mapped, in the order in which that was done: the first is its *home*.
+    /// The places where it is mapped, in the order of mapping. The first is its *home*.
     pub(super) mapped_at: SmallVec<[Mapping; 4]>,
     /// Work that may still touch its free bytes.
     pub(super) uses: Uses,
-    /// Whether more is free than windows may know: see Note [Windows].
+    /// Whether more of it is free than windows may know: see Note [Windows].
     pub(super) is_stale: bool,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub(super) address: Address,
-    /// The window.
+    /// The window, by index.
     pub(super) window: usize,
-    /// Which of the window's chunks it is.
+    /// The chunk's position among the window's chunks.
     pub(super) slot: usize,
 }
 
@@ -46,7 +46,7 @@ impl Extent {
 }
 
 impl Chunk {
-    /// A whole one, mapped nowhere.
+    /// Makes a chunk that is all free and not mapped anywhere.
     pub(super) fn new(id: ChunkId, bytes: u64) -> Self {
         let free = SmallVec::from_slice(&[Extent { offset: 0, bytes }]);
         let sum = Free { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
@@ -57,12 +57,12 @@ impl Chunk {
         self.sum.is_whole()
     }
 
-    /// Free bytes at the start of a chunk that is in use further on.
+    /// Returns the free bytes at the start of a chunk that is in use further on; 0 for a whole chunk.
     pub(super) fn free_prefix(&self) -> u64 {
         if self.is_whole() { 0 } else { self.sum.prefix }
     }
 
-    /// Free bytes at the end of a chunk that is in use before.
+    /// Returns the free bytes at the end of a chunk that is in use before them; 0 for a whole chunk.
     pub(super) fn free_suffix(&self) -> u64 {
         if self.is_whole() { 0 } else { self.sum.suffix }
     }

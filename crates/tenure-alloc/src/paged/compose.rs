@@ -1,40 +1,41 @@
-//! How memory in pieces becomes one range: the choice of the chunks that a new mapping shows side by side.
+//! Composition of one range from pieces of memory: the choice of the chunks that a new mapping shows side by side.
 //!
-//! A block of several chunks needs its middle chunks whole; its first bytes can be the free end of a chunk in use, and
-//! its last the free start of another. Of all such combinations the cheapest is taken: first the one that goes least
-//! beyond the allowance, then the one that maps fewest chunks and leaves the least behind in chunks partly in use.
+//! A block of several chunks needs its middle chunks whole. Its first bytes can be the free end of a chunk in use, and
+//! its last bytes the free start of another. Of all such combinations the cheapest is taken: the one that exceeds the
+//! allowance least, and among those the one with the least cost in mappings and in free bytes left in chunks partly in
+//! use.
 
 use super::space::Space;
 use crate::Address;
 
-/// Chunks to map side by side.
+/// A plan: the chunks to map side by side.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) start: Start,
     pub(super) sources: Vec<Source>,
 }
 
-/// Where the block begins.
+/// The place where the block begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
     /// At the first chunk of a new window.
     Fresh,
-    /// In the free end of this chunk, mapped first in a new window.
+    /// The free end of this chunk, mapped first in a new window.
     Suffix(usize),
-    /// In the free run at the end of this window, behind which the chunks are mapped.
+    /// The free run at the end of this window; the chunks are mapped after it.
     Open { window: usize, address: Address },
 }
 
-/// Where a chunk comes from.
+/// The source of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// It is there.
+    /// An existing chunk, by index.
     Chunk(usize),
-    /// It is to be created, of so many bytes.
+    /// A chunk to be created, of this many bytes.
     New(u64),
 }
 
-/// What a plan is made for.
+/// The requirements of a plan.
 pub(super) struct Need<'a> {
     /// Bytes of the block.
     pub(super) bytes: u64,
@@ -48,11 +49,12 @@ pub(super) struct Need<'a> {
     pub(super) granularity: u64,
 }
 
-/// One more mapping is worth so many bytes left behind. (25 µs; a few hundred mappings against some ten megabytes.)
+/// The cost of one more mapping, in free bytes left in chunks partly in use. (A mapping takes 25 µs; the choice weighs
+/// a few hundred mappings against some ten megabytes.)
 const MAPPING_BYTES: i64 = 1 << 20;
-/// One more free range in chunks partly in use is worth so many bytes left behind: pieces are harder to use.
+/// The cost, in bytes, of one more free range in chunks partly in use: pieces are harder to use.
 const PIECE_BYTES: i64 = 2 << 20;
-/// The longest runs at ends of windows that are considered; each needs a look at all its window's chunks.
+/// The number of longest runs at ends of windows that are considered; each takes a look at all its window's chunks.
 const OPEN_RUNS: usize = 8;
 
 struct Open {
@@ -71,21 +73,21 @@ struct Candidate {
 }
 
 impl Space {
-    /// New chunks behind the longest free run at the end of a window that can grow by the rest of the block: the
-    /// cheapest way to more memory. `None` if that passes the allowance.
+    /// Plans new chunks after the longest free run at the end of a window that can grow by the rest of the block: the
+    /// cheapest way to more memory. Returns `None` if that would exceed the allowance.
     pub(super) fn plan_growth(&self, need: &Need<'_>) -> Option<Plan> {
         let open = self.open_runs(need).into_iter().next().or_else(|| self.longest_window(need));
         let start = open.as_ref().map_or(Start::Fresh, |o| Start::Open { window: o.window, address: o.address });
         let rest = need.bytes - open.map_or(0, |open| open.bytes);
         let exact = rest.next_multiple_of(need.granularity);
-        // A chunk larger than needed is left open for the next blocks, while the allowance lasts.
+        // A chunk larger than needed is left open for the next blocks, as long as the allowance permits.
         let full = rest.next_multiple_of(need.chunk_bytes);
         let bytes = if full <= need.allowance { full } else { exact };
         (bytes <= need.allowance).then(|| Plan { start, sources: new_chunks(bytes, need.chunk_bytes).collect() })
     }
 
-    /// The best combination of free memory and, where that is not enough, of new chunks. `None` only if new chunks
-    /// would pass the allowance and `beyond` is not set.
+    /// Plans the best combination of free memory and, where that is not enough, of new chunks. Returns `None` only if
+    /// new chunks would exceed the allowance and `beyond` is not set.
     pub(super) fn plan_composition(&self, need: &Need<'_>, beyond: bool) -> Option<Plan> {
         let wholes: Vec<(u64, usize)> = self.wholes().into_iter().rev().filter(|w| (need.ready)(w.1)).collect();
         let partial = || self.chunks.iter().filter(|(index, chunk)| !chunk.is_whole() && (need.ready)(*index));
@@ -121,7 +123,7 @@ impl Space {
         Some(Plan { start: best.start, sources: sources.chain(best.last.map(Source::Chunk)).collect() })
     }
 
-    /// The end of the longest window that can grow by the block: ranges side by side make longer runs later.
+    /// Returns the end of the longest window that can grow by the block: ranges side by side make longer runs later.
     fn longest_window(&self, need: &Need<'_>) -> Option<Open> {
         let grown = need.bytes + 2 * need.chunk_bytes;
         let can_grow = self.windows.iter().filter(|(_, window)| window.room(need.granularity) >= grown);
@@ -129,7 +131,8 @@ impl Space {
         Some(Open { window, address: longest.end(), bytes: 0 })
     }
 
-    /// The free runs at ends of windows that are too short for the block but can be grown to hold it, longest first.
+    /// Returns the free runs at ends of windows that are too short for the block but can be grown to hold it, longest
+    /// first.
     fn open_runs(&self, need: &Need<'_>) -> Vec<Open> {
         // The last chunk mapped may reach beyond the block.
         let reach = 2 * self.chunks.iter().map(|(_, chunk)| chunk.bytes).max().unwrap_or(0).max(need.chunk_bytes);
@@ -147,8 +150,9 @@ impl Space {
         open
     }
 
-    /// The ways to complete a block of which `have` bytes are found: whole chunks, then the start of a chunk in use,
-    /// one more whole chunk, or new ones. `wholes` are sorted from the largest down, `prefixes` from the smallest up.
+    /// Offers the ways to complete a block of which `have` bytes are found: whole chunks, then the start of a chunk in
+    /// use, one more whole chunk, or new chunks. `wholes` are sorted from the largest down, `prefixes` from the
+    /// smallest up.
     fn complete(
         &self,
         need: &Need<'_>,
@@ -189,8 +193,8 @@ impl Space {
         }
         let new_bytes = rest.next_multiple_of(need.granularity);
         offer(None, new_bytes, None, piece_cost(new_bytes - rest));
-        // New chunks before the start of one in use: as few new bytes as the longest start allows, from the shortest
-        // start that allows them.
+        // New chunks can come before the start of a chunk in use. The longest start sets how few new bytes suffice, and
+        // the shortest start that suffices with them is taken.
         if let Some(&(longest, _)) = prefixes[..longer].iter().rev().find(|(_, index)| usable(*index)) {
             let new_bytes = (rest - longest).next_multiple_of(need.granularity);
             let shortest = prefixes.partition_point(|(bytes, _)| bytes + new_bytes < rest);
@@ -201,7 +205,7 @@ impl Space {
         }
     }
 
-    /// What the beginning of a block costs: the pieces of free memory it uses up are a gain.
+    /// Returns the cost of a block's beginning: the pieces of free memory that it uses up are a gain.
     fn start_cost(&self, start: Start, have: u64) -> i64 {
         match start {
             Start::Fresh => 0,
@@ -210,7 +214,7 @@ impl Space {
             }
             Start::Open { address, .. } => {
                 let partial = |chunk: usize| !self.chunks[chunk].is_whole();
-                // With nothing free there the address may not be mapped yet.
+                // If no bytes are free there, the address may not be mapped yet.
                 let place = (have > 0).then(|| self.windows.place(address));
                 let pieces = place.into_iter().flat_map(|place| self.pieces(place, have));
                 pieces.filter(|piece| partial(piece.chunk)).map(|piece| -piece_cost(piece.bytes)).sum()
@@ -219,12 +223,12 @@ impl Space {
     }
 }
 
-/// The cost of a free range of `bytes` in a chunk partly in use.
+/// Returns the cost of a free range of `bytes` in a chunk partly in use.
 fn piece_cost(bytes: u64) -> i64 {
     if bytes == 0 { 0 } else { signed(bytes) + PIECE_BYTES }
 }
 
-/// New chunks of `bytes` bytes together.
+/// Returns new chunks of `bytes` bytes together.
 fn new_chunks(bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = Source> {
     let sizes = std::iter::repeat_n(chunk_bytes, (bytes / chunk_bytes) as usize);
     sizes.chain(Some(bytes % chunk_bytes).filter(|rest| *rest > 0)).map(Source::New)

@@ -1,51 +1,53 @@
-//! Settings, and what follows from them.
+//! Settings, and the sizes that follow from them.
 
 use crate::{AllocError, rounding};
 
-/// Every block is a multiple of this.
+/// The granule in bytes: every block is a multiple of it.
 pub(super) const GRANULE: u64 = rounding::GRANULE;
-/// The largest request that lives in a slab.
+/// The largest request that is placed in a slab, in bytes.
 pub(super) const SMALL_LIMIT: u64 = 1 << 20;
-/// Bytes of a slab.
+/// The size of a slab in bytes.
 pub(super) const SLAB_BYTES: u64 = 2 << 20;
-/// No device has as much.
+/// A bound in bytes on the memory of any device.
 const MAX_DEVICE_BYTES: u64 = 1 << 46;
-/// PyTorch counts devices in a signed byte.
+/// The bound on the number of devices: PyTorch counts them in a signed byte.
 const MAX_DEVICES: u32 = 128;
 
-/// How a [`PagedAllocator`](super::PagedAllocator) behaves.
+/// Settings of a [`PagedAllocator`](super::PagedAllocator).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The device's number in snapshots.
     pub device: u32,
-    /// What may be reserved beyond the most that was ever requested at once: this part of it, but at least
-    /// [`slack_bytes`](Self::slack_bytes). Within it new chunks are made before free ones are pieced together.
+    /// The memory that may be reserved beyond the most bytes that were ever requested at once, as a fraction of these,
+    /// but at least [`slack_bytes`](Self::slack_bytes). Within this slack, new chunks are made before free ones are
+    /// pieced together.
     pub slack: f64,
-    /// See [`slack`](Self::slack), in bytes.
+    /// The least slack, in bytes: see [`slack`](Self::slack).
     pub slack_bytes: u64,
     /// The smallest chunk made while the slack lasts, in bytes. Small chunks waste less, large ones cost less.
     pub min_chunk_bytes: u64,
     /// The largest chunk, in bytes.
     pub max_chunk_bytes: u64,
-    /// Between the two, a new chunk is this part of what is reserved.
+    /// The size of a new chunk as a fraction of the reserved bytes, between the two bounds.
     pub chunk_share: f64,
-    /// A new block is made of about so many new chunks at most.
+    /// About the most new chunks of which a new block is made.
     pub block_chunks: u64,
-    /// New chunks are so many times as large while the memory has a limit: there free memory is pieced together whatever it
-    /// is made of, and each piece costs time.
+    /// The factor by which new chunks are larger while memory has a limit. Near a limit, free memory is pieced together
+    /// from chunks of any size, and each piece costs time.
     pub limited_coarseness: u64,
-    /// Windows that hold no block are unmapped when there are more mappings than this for each chunk.
+    /// The number of mappings for each chunk beyond which windows that hold no block are unmapped.
     pub mappings_per_chunk: usize,
-    /// Address space to reserve, in bytes; `None` for 64 times the device's memory, but 1 to 64 TiB.
+    /// The address space to reserve, in bytes; `None` for 64 times the device's memory, but at least 1 and at most 64
+    /// TiB.
     pub address_space_bytes: Option<u64>,
 }
 
 /// The purpose of new chunks.
 #[derive(Clone, Copy)]
 pub(super) struct ChunksFor {
-    /// For one of many blocks that are placed before one is freed.
+    /// Whether they are for one of many blocks that are placed before any is freed.
     pub(super) in_streak: bool,
-    /// For memory that has a limit.
+    /// Whether the memory has a limit.
     pub(super) is_limited: bool,
 }
 
@@ -67,9 +69,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// More and finer chunks than the default's, and less slack. Until a program repeats itself that takes seven to twenty
-    /// times the modelled driver time of `cudaMalloc`, at most a third of a second in all on the recorded programs; and
-    /// every one stays within 1 % or 64 MiB of what it asks for. For programs that run long, such as PyTorch's.
+    /// Returns settings with more and finer chunks than the default's, and less slack. Until a program repeats itself,
+    /// they take seven to twenty times the modelled driver time of `cudaMalloc`, at most a third of a second in all on
+    /// the recorded programs. Every recorded program stays within 1 % or 64 MiB of the bytes it requests. For programs
+    /// that run long, such as PyTorch's.
     pub fn fine() -> Self {
         Self {
             slack: 0.006,
@@ -116,13 +119,14 @@ impl Config {
         Ok(())
     }
 
-    /// What may be reserved when at most `requested` bytes were ever requested at once.
+    /// Returns the bytes that may be reserved when at most `requested` bytes were ever requested at once.
     pub(super) fn budget(&self, requested: u64) -> u64 {
         requested.saturating_add(((requested as f64 * self.slack) as u64).max(self.slack_bytes))
     }
 
-    /// Bytes of new chunks for a block of `bytes` bytes when so many are reserved. Blocks of a streak live long: fewer
-    /// and larger chunks do for them. So they do for a huge block, whose many chunks would cost much.
+    /// Returns the bytes of new chunks for a block of `bytes` bytes, when `reserved` bytes are reserved. Blocks of a
+    /// streak live long, so fewer and larger chunks suffice for them. A huge block also gets larger chunks, because
+    /// many small ones would cost much time.
     pub(super) fn chunk_bytes(&self, bytes: u64, reserved: u64, chunks_for: ChunksFor, granularity: u64) -> u64 {
         let coarseness = if chunks_for.is_limited { self.limited_coarseness } else { 1 };
         let share = ((reserved as f64 * self.chunk_share) as u64).saturating_mul(coarseness);
@@ -133,7 +137,7 @@ impl Config {
     }
 }
 
-/// The bytes of a block for a request, before it is rounded any further.
+/// Returns the bytes of a block for a request, before any further rounding.
 pub(super) fn round(bytes: u64) -> Result<u64, AllocError> {
     if bytes > rounding::MAX_REQUEST { Err(AllocError::TooLarge(bytes)) } else { Ok(bytes.next_multiple_of(GRANULE)) }
 }

@@ -1,5 +1,5 @@
-//! The counters of a heap: what [`Statistics`] says of its blocks, kept so that a block that comes and goes changes as
-//! few words as can be.
+//! The counters of a heap's blocks, from which [`Statistics`] are made. A block that comes and goes changes as few
+//! words as possible.
 
 use tenure_core::Tag;
 
@@ -11,28 +11,28 @@ pub(super) struct Counters {
     small: Figures<3>,
     large: Figures<3>,
     tags: [Figures<2>; Tag::ALL.len()],
-    /// Of both pools together.
+    /// The peaks of both pools together.
     peaks: Peaks<3>,
     /// Freed blocks that other streams still use.
     awaited: u64,
 }
 
-/// What is counted of blocks: see the indices below.
+/// Amounts of blocks, by the indices below.
 type Amounts<const N: usize> = [u64; N];
 
 const BYTES: usize = 0;
 const REQUESTED: usize = 1;
-/// Not of tags.
+/// The index of the number of blocks; tags do not count it.
 const BLOCKS: usize = 2;
 
-/// [`Stat`]s of a part of the blocks, without what follows from the rest.
+/// The [`Stat`]s of a part of the blocks, without the values that follow from the others.
 #[derive(Clone, Copy)]
 struct Figures<const N: usize> {
-    /// Handed out and not freed.
+    /// Blocks allocated and not freed.
     live: Amounts<N>,
-    /// Freed, and other streams still use it: active, with what is live.
+    /// Freed blocks that other streams still use. They and the live blocks are the active ones.
     awaited: Amounts<N>,
-    /// Handed out since `live` and `awaited` were at their starts.
+    /// Blocks allocated since `live` and `awaited` were `live_start` and `awaited_start`.
     added: Amounts<N>,
     live_start: Amounts<N>,
     awaited_start: Amounts<N>,
@@ -42,18 +42,19 @@ struct Figures<const N: usize> {
 #[derive(Clone, Copy)]
 struct Peaks<const N: usize> {
     live: Amounts<N>,
-    /// Of what is active, while anything was awaited. At other times that is what is live.
+    /// The peak of active blocks at the times when some were awaited. At other times the active blocks are the live
+    /// ones.
     active: Amounts<N>,
 }
 
 impl Counters {
-    /// Bytes requested and not freed.
+    /// Returns the bytes requested and not freed.
     #[inline]
     pub(super) fn requested(&self) -> u64 {
         self.small.live[REQUESTED] + self.large.live[REQUESTED]
     }
 
-    /// A block of `bytes` bytes is handed out for a request of `requested` bytes.
+    /// Counts a block of `bytes` bytes, allocated for a request of `requested` bytes.
     #[inline]
     pub(super) fn allocated(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         self.pool(kind).add([bytes, requested, 1]);
@@ -64,21 +65,21 @@ impl Counters {
         }
     }
 
-    /// A block's owner freed it, and it is free; or [other streams use it](Self::awaited).
+    /// Counts a block that its owner freed. It is free now, unless [other streams use it](Self::awaited).
     #[inline]
     pub(super) fn freed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         self.pool(kind).remove([bytes, requested, 1]);
         self.tags[tag as usize].remove([bytes, requested]);
     }
 
-    /// A live block is for something else than was said before. The tag that it leaves keeps its peak.
+    /// Moves a live block from one tag to another. The old tag keeps its peak.
     pub(super) fn retagged(&mut self, from: Tag, to: Tag, requested: u64, bytes: u64) {
         self.tags[from as usize].remove([bytes, requested]);
         self.tags[to as usize].add([bytes, requested]);
         self.tags[to as usize].raise_active();
     }
 
-    /// A freed block stays active until [`completed`](Self::completed).
+    /// Counts a freed block as active until [`completed`](Self::completed).
     pub(super) fn awaited(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         self.awaited += 1;
         let (pool, tag) = (self.pool(kind), tag as usize);
@@ -86,7 +87,7 @@ impl Counters {
         self.tags[tag].awaited = sum(self.tags[tag].awaited, [bytes, requested]);
     }
 
-    /// Every stream has passed a block that was awaited.
+    /// Counts an awaited block that every stream has passed.
     pub(super) fn completed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         self.awaited -= 1;
         let (pool, tag) = (self.pool(kind), tag as usize);
@@ -94,7 +95,7 @@ impl Counters {
         self.tags[tag].awaited = difference(self.tags[tag].awaited, [bytes, requested]);
     }
 
-    /// Adds these counters to an allocator's.
+    /// Adds these counters to an allocator's statistics.
     pub(super) fn add_to(&self, statistics: &mut Statistics) {
         let (small_pool, large_pool) = (self.small.of_pool(), self.large.of_pool());
         let mut all = small_pool.clone();
@@ -122,7 +123,7 @@ impl Counters {
         self.tags.iter_mut().for_each(Figures::reset_accumulated);
     }
 
-    /// What is active has increased, while something is awaited.
+    /// Raises the peaks of active blocks after an increase, while some block is awaited.
     #[cold]
     fn raise_active(&mut self, tag: Tag) {
         self.small.raise_active();
@@ -206,7 +207,7 @@ impl<const N: usize> Figures<N> {
 }
 
 impl<const N: usize> Peaks<N> {
-    /// With the peak of what is active at all times.
+    /// Returns the peaks with that of active blocks at all times.
     fn settled(mut self) -> Self {
         raise(&mut self.active, self.live);
         self

@@ -1,47 +1,47 @@
-//! Which heap owns the slab that an address lies in, for any thread, without a lock.
+//! The directory: finds the heap that owns an address, on any thread and without a lock.
 
 use crate::Address;
 use crate::sync::{AtomicU64, Ordering};
 
 use super::config::{GRANULE, SLAB_BYTES, SMALL_LIMIT};
 
-/// A map from address to heap, of what is lent to heaps: slabs, and ranges of larger blocks.
+/// A map from address to heap for memory lent to heaps: slabs, and ranges of larger blocks.
 ///
-/// Addresses are divided into pages. Whatever is lent is at least as long as a page, so that at most one of them starts
-/// in a page, behind the end of at most one slab that started before. An entry packs the two: the heap of the slab
-/// before (16 bits) and where it ends (12), the heap of what starts here (16), where it starts (11) and whether it is a
-/// slab; heaps count from 1 and 0 is none, places are granules of the page. Whoever looks an address up holds a live
-/// block there, so that part of its entry does not change meanwhile; the other part may, which is why each word is
-/// changed by an atomic update.
+/// Addresses are divided into pages. Every loan is at least as long as a page. So at most one loan starts in a page,
+/// after the end of at most one slab that started before. An entry packs the two: the heap of the slab before (16 bits)
+/// and its end (12), the heap of the loan that starts here (16), its start (11), and a bit that tells whether it is a
+/// slab. Heaps count from 1, and 0 means none; places are granules of the page. A thread that looks up an address holds
+/// a live block there, so that part of its entry does not change meanwhile. The other part may change, which is why
+/// each word is changed by an atomic update.
 pub(super) struct Directory {
     first: Address,
     pages: Box<[AtomicU64]>,
 }
 
-/// What lies at an address.
+/// The kind of a loan at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lent {
-    /// Part of a slab.
+    /// A slab, which the address lies in.
     Slab,
-    /// The first byte of a larger block's range.
+    /// A larger block's range, whose first byte is at the address.
     Range,
 }
 
-/// Bytes of a page.
+/// The size of a page in bytes.
 const PAGE: u64 = SMALL_LIMIT;
-/// Pages that the end of a slab lies in or touches, after the one that it starts in.
+/// The number of pages, after the one where a slab starts, in which it may lie or end.
 const SLAB_PAGES: u64 = SLAB_BYTES / PAGE;
 const HALF_BITS: u32 = 28;
 const BEFORE: u64 = (1 << HALF_BITS) - 1;
 const START: u64 = BEFORE << HALF_BITS;
 
 impl Directory {
-    /// For the `bytes` addresses from `first` on.
+    /// Makes a directory for the `bytes` addresses from `first` on.
     pub(super) fn new(first: Address, bytes: u64) -> Self {
         Self { first, pages: empty_pages((bytes.div_ceil(PAGE) + SLAB_PAGES) as usize) }
     }
 
-    /// The heap that the memory at `address` is lent to, and what lies there.
+    /// Returns the heap that the memory at `address` is lent to, and the kind of the loan.
     #[inline]
     pub(super) fn owner(&self, address: Address) -> Option<(u16, Lent)> {
         let (page, offset) = self.position(address)?;
@@ -60,17 +60,17 @@ impl Directory {
         Some((heap as u16 - 1, lent))
     }
 
-    /// Enters what is lent to `heap`.
+    /// Enters a loan to `heap`.
     pub(super) fn enter(&self, address: Address, heap: u16, lent: Lent) {
         self.set(address, lent, |place| Half::new(heap, place, lent));
     }
 
-    /// Removes what was lent.
+    /// Removes a loan.
     pub(super) fn remove(&self, address: Address, lent: Lent) {
         self.set(address, lent, |_| Half(0));
     }
 
-    /// Sets the halves of every page that something lent lies in. `half` makes one of a place.
+    /// Sets the halves of the entries of every page that a loan lies in. `half` makes a half from a place.
     fn set(&self, address: Address, lent: Lent, half: impl Fn(u64) -> Half) {
         let Some((page, start)) = self.position(address) else { return };
         self.update(page, START, half(start).0 << HALF_BITS);
@@ -83,7 +83,7 @@ impl Directory {
         }
     }
 
-    /// The page of an address, and its place there in granules.
+    /// Returns the page of an address, and its place there in granules.
     #[inline]
     fn position(&self, address: Address) -> Option<(usize, u64)> {
         let offset = address.checked_sub(self.first)?;
@@ -99,11 +99,11 @@ impl Directory {
     }
 }
 
-/// A part of an entry.
+/// One of the two parts of an entry.
 struct Half(u64);
 
 const HEAP_BITS: u32 = 16;
-/// Set where something starts that is no slab.
+/// The bit that is set if the loan that starts is not a slab.
 const RANGE: u64 = 1 << (HALF_BITS - 1);
 
 impl Half {
@@ -116,12 +116,12 @@ impl Half {
         self.0 & ((1 << HEAP_BITS) - 1)
     }
 
-    /// Where the slab before ends: at most a page's granules.
+    /// Returns the end of the slab before: at most a page's granules.
     fn end(&self) -> u64 {
         self.0 >> HEAP_BITS
     }
 
-    /// Where something starts: less than a page's granules, so that a bit is left to say what it is.
+    /// Returns the start of the loan: less than a page's granules, so that a bit is left for its kind.
     fn start(&self) -> u64 {
         (self.0 & !RANGE) >> HEAP_BITS
     }
@@ -134,8 +134,8 @@ impl Half {
 #[cfg(not(loom))]
 fn empty_pages(count: usize) -> Box<[AtomicU64]> {
     let pages = Box::<[AtomicU64]>::new_zeroed_slice(count);
-    // SAFETY: an AtomicU64 of all zero bytes is a valid zero. (Written so because the operating system then gives the
-    // memory only where it is touched.)
+    // SAFETY: an AtomicU64 of all zero bytes is a valid zero. (Zeroed this way, because the operating system then
+    // provides memory only for the pages that are touched.)
     unsafe { pages.assume_init() }
 }
 
@@ -225,7 +225,7 @@ mod model {
 
     /// A block handed to another thread is found there.
     #[test]
-    fn an_entry_is_seen_by_whoever_got_the_address() {
+    fn an_entry_is_seen_by_the_thread_that_got_the_address() {
         loom::model(|| {
             let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES));
             let address = Arc::new(AtomicU64::new(0));

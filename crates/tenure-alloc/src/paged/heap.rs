@@ -1,4 +1,4 @@
-//! The blocks of one stream, behind a lock that only this stream's users take.
+//! Heaps: the blocks of one stream, under a lock that only this stream's users take.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::state::State;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics};
 
-/// A heap. Its own cache lines: heaps of different streams must not slow each other down.
+/// The heap of a stream. It has cache lines of its own, so that heaps of different streams do not slow each other down.
 #[repr(align(128))]
 pub(super) struct Heap {
     pub(super) stream: StreamId,
@@ -28,34 +28,34 @@ pub(super) struct Heap {
     blocks: Latch<Blocks>,
 }
 
-/// What the heap's lock guards.
+/// The state under a heap's lock.
 pub(super) struct Blocks {
     stream: StreamId,
-    /// Numbers the state's placements and returns: see Note [Parking].
+    /// The number of the state's last placement or return: see Note [Parking].
     clock: Arc<AtomicU64>,
     slabs: Slabs,
-    /// Live blocks in slabs.
+    /// Live blocks in slabs, by address.
     by_address: FxHashMap<Address, u32>,
-    /// Other streams that use a block of a slab.
+    /// Other streams that use a block in a slab.
     users: FxHashMap<u32, SmallVec<[StreamId; 1]>>,
-    /// Freed blocks of slabs that other streams may still use.
+    /// Freed blocks in slabs that other streams may still use.
     pending: Vec<(u32, Uses)>,
     large: LargeBlocks,
     parked: Parked,
-    /// Whether the only slab is empty and parked. It stays in place meanwhile, for a block that comes and goes.
+    /// Whether the only slab is empty and parked. It stays in `slabs` meanwhile, for a block that comes and goes.
     is_idle: bool,
-    /// The most bytes requested when parked memory was found again, which the state has not heard of.
+    /// The most bytes requested at a time when parked memory was reused, if not reported to the state yet.
     reused: Option<u64>,
     counters: Counters,
 }
 
-/// What became of a freed block.
+/// The result of a free.
 pub(super) enum Freed {
-    /// It is free.
+    /// The block is free.
     Done,
-    /// The same, and [what is parked](Blocks::take_parked) is to be given back to the state.
+    /// The block is free, and the caller must give [the parked memory](Blocks::take_ended) back to the state.
     Ended,
-    /// Nothing yet: other streams use it.
+    /// The block is not freed yet: other streams use it.
     InUse,
 }
 
@@ -77,7 +77,7 @@ impl Heap {
         Self { stream, requested: AtomicU64::new(0), blocks: Latch::new(blocks) }
     }
 
-    /// Bytes requested, as last published.
+    /// Returns the bytes requested, as last published.
     pub(super) fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl Heap {
         self.blocks.lock()
     }
 
-    /// A block of a slab that is there, or parked.
+    /// Allocates a block in a slab that the heap has, or in a parked one.
     #[inline]
     pub(super) fn allocate_small(
         &self,
@@ -115,7 +115,7 @@ impl Heap {
         Some(block)
     }
 
-    /// A block of `bytes` bytes in a parked range.
+    /// Allocates a block of `bytes` bytes in a parked range.
     #[inline]
     pub(super) fn allocate_parked(
         &self,
@@ -130,7 +130,7 @@ impl Heap {
         Some(block)
     }
 
-    /// Makes a range lent by the state a block.
+    /// Makes a block of a range lent by the state.
     pub(super) fn place(&self, blocks: &mut Blocks, request: Request, range: Loan, history: &History) -> Block {
         let Loan { address, bytes, .. } = range;
         let block = blocks.large.insert(request, range);
@@ -142,7 +142,7 @@ impl Heap {
         Block { address, bytes }
     }
 
-    /// Ends the tenure of a block in a slab that no other stream uses.
+    /// Frees a block in a slab that no other stream uses.
     #[inline]
     pub(super) fn free_small(&self, address: Address, history: &History) -> Result<Freed, AllocError> {
         let blocks = &mut *self.blocks.lock();
@@ -156,7 +156,7 @@ impl Heap {
         Ok(freed)
     }
 
-    /// Ends the tenure of a larger block that no other stream uses.
+    /// Frees a larger block that no other stream uses.
     #[inline]
     pub(super) fn free_large(&self, address: Address, history: &History) -> Result<Freed, AllocError> {
         let blocks = &mut *self.blocks.lock();
@@ -170,7 +170,7 @@ impl Heap {
         Ok(freed)
     }
 
-    /// Ends the tenure of a block that other streams use: it becomes free when they have passed what they run now.
+    /// Frees a block that other streams use: it becomes free when they have finished the work put on them so far.
     pub(super) fn free_in_use(
         &self,
         address: Address,
@@ -219,7 +219,7 @@ impl Blocks {
         self.slabs.add(slab);
     }
 
-    /// Lets `stream` use a block too. Whether the block is here.
+    /// Records that `stream` uses a block too. Returns whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
         let Some(&index) = self.by_address.get(&address) else { return self.large.record_stream(address, stream) };
         if stream != self.stream {
@@ -231,7 +231,7 @@ impl Blocks {
         true
     }
 
-    /// Says anew what a live block is for. Whether the block is here.
+    /// Changes a live block's tag and key. Returns whether the block is here.
     pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
         if let Some(&index) = self.by_address.get(&address) {
             let entry = self.slabs.entry_mut(index);
@@ -246,7 +246,7 @@ impl Blocks {
         true
     }
 
-    /// Records that the program noted something about a live block.
+    /// Records that the program annotated a live block.
     pub(super) fn annotate(&self, address: Address, history: &History) -> Result<(), AllocError> {
         if let Some(&index) = self.by_address.get(&address) {
             self.record(Action::Annotate, index, history);
@@ -258,7 +258,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Bytes of the live block at an address.
+    /// Returns the bytes of the live block at an address.
     pub(super) fn bytes_of(&self, address: Address) -> Option<u64> {
         match self.by_address.get(&address) {
             Some(&index) => Some(self.slabs.entry(index).bytes()),
@@ -266,8 +266,8 @@ impl Blocks {
         }
     }
 
-    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also if
-    /// there was an error, [what has ended](Self::take_ended) is to be given back.
+    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also after
+    /// an error, the caller must give back [the memory that ended parking](Self::take_ended).
     pub(super) fn settle(
         &mut self,
         progress: &mut Progress,
@@ -298,23 +298,23 @@ impl Blocks {
         settled
     }
 
-    /// Everything that is parked: to be given back.
+    /// Takes all parked memory, which the caller must give back to the state.
     pub(super) fn take_parked(&mut self) -> Loans {
         self.leave_idle();
         self.parked.take_all()
     }
 
-    /// The same, but nothing if a free was only parked: see [`Freed::Ended`].
+    /// Takes all parked memory, but none if every free continued the stack: see [`Freed::Ended`].
     pub(super) fn take_ended(&mut self) -> Loans {
         if self.parked.has_ended() { self.take_parked() } else { Loans::new() }
     }
 
-    /// Since this was asked last: the most bytes requested when parked memory was found again.
+    /// Returns the most bytes requested at a time when parked memory was reused, since the last call.
     pub(super) fn take_reused(&mut self) -> Option<u64> {
         self.reused.take()
     }
 
-    /// Everything that is parked, and every empty slab.
+    /// Takes all parked memory and every empty slab.
     pub(super) fn take_unused(&mut self) -> Loans {
         let mut unused = self.take_parked();
         unused.extend(std::iter::from_fn(|| self.slabs.take_empty()));
@@ -329,7 +329,7 @@ impl Blocks {
         &self.large
     }
 
-    /// Adds this heap's counters to an allocator's.
+    /// Adds this heap's counters to an allocator's statistics.
     pub(super) fn add_statistics(&self, statistics: &mut Statistics) {
         self.counters.add_to(statistics);
         let (count, bytes) = self.slabs.inactive_split();
@@ -356,7 +356,7 @@ impl Blocks {
         Some(Block { address, bytes })
     }
 
-    /// Counts the end of a block's tenure.
+    /// Counts a block that its owner freed.
     #[inline]
     fn note_freed(&mut self, index: u32, history: &History) {
         let entry = self.slabs.entry(index);
@@ -375,8 +375,8 @@ impl Blocks {
         if self.slabs.free(index) { self.park_empty() } else { Freed::Done }
     }
 
-    /// Parks the slabs that are empty, but for one while others are in use: one block coming and going then asks for no
-    /// slab each time.
+    /// Parks the empty slabs, but keeps one while others are in use, so that a block that comes and goes does not ask
+    /// for a slab each time.
     fn park_empty(&mut self) -> Freed {
         if self.slabs.in_use() == 0
             && self.slabs.empty() == 1
@@ -410,13 +410,13 @@ impl Blocks {
         self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
     }
 
-    /// Notes that parked memory was found again.
+    /// Notes that parked memory was reused.
     #[inline]
     fn note_reused(&mut self) {
         self.reused = self.reused.max(Some(self.counters.requested()));
     }
 
-    /// Takes a parked slab out of its place.
+    /// Takes a parked slab out of `slabs`.
     fn leave_idle(&mut self) {
         if std::mem::take(&mut self.is_idle) {
             self.slabs.take_empty();
@@ -428,7 +428,7 @@ impl Blocks {
         self.by_address.get(&address).is_some_and(|index| self.users.contains_key(index))
     }
 
-    /// The number of the state's last change.
+    /// Returns the number of the state's last change.
     #[inline]
     fn now(&self) -> u64 {
         self.clock.load(Ordering::Acquire)

@@ -8,27 +8,28 @@ use tenure_core::StreamId;
 use super::heap::Heap;
 use crate::sync::AtomicU64;
 
-/// Streams that can have a heap of their own; small requests of any more are served as large ones are. A power of two.
+/// The number of streams that can have a heap of their own; a power of two. Small requests of further streams are
+/// served as large ones are.
 const STREAMS: usize = 1024;
 
-/// A table that only grows: a stream's heap stays where it was first put.
+/// The table of heaps. It only grows: a stream's heap stays in its first place.
 pub(super) struct Heaps {
     table: Box<[OnceLock<Box<Heap>>]>,
-    /// The numbers of the heaps there are, so that going through them does not go through the table.
+    /// The numbers of the existing heaps, so that iteration need not go through the table.
     made: Box<Mutex<Vec<u16>>>,
     clock: Arc<AtomicU64>,
 }
 
 impl Heaps {
-    /// No heaps yet. `clock` numbers the state's placements and returns: see Note [Parking].
+    /// Makes a table without heaps. `clock` is the number of the state's last placement or return: see Note [Parking].
     pub(super) fn new(clock: Arc<AtomicU64>) -> Self {
         Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Box::default(), clock }
     }
 
-    /// The heap of a stream, made at its first use, and its number.
+    /// Returns the heap of a stream and its number; makes the heap at its first use.
     #[inline]
     pub(super) fn of(&self, stream: StreamId) -> Option<(u16, &Heap)> {
-        // Handles of streams are addresses or small numbers: a multiplication spreads both.
+        // Handles of streams are addresses or small numbers; a multiplication spreads both.
         let start = (stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize;
         for step in 0..STREAMS {
             let at = (start + step) % STREAMS;
@@ -44,7 +45,7 @@ impl Heaps {
         None
     }
 
-    /// A heap by its number.
+    /// Returns a heap by its number.
     #[inline]
     pub(super) fn numbered(&self, number: u16) -> Option<&Heap> {
         self.table.get(usize::from(number))?.get().map(|heap| &**heap)
@@ -55,7 +56,7 @@ impl Heaps {
         made.into_iter().filter_map(|number| self.numbered(number))
     }
 
-    /// Bytes requested from all heaps and not freed.
+    /// Returns the bytes requested from all heaps and not freed.
     pub(super) fn requested(&self) -> u64 {
         self.made.lock().iter().filter_map(|&number| self.numbered(number)).map(Heap::requested).sum()
     }

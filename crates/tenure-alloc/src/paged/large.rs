@@ -1,4 +1,4 @@
-//! Blocks that are not in slabs: who has them, and which streams they wait for.
+//! Blocks that are not in slabs: their requests, and the streams that they wait for.
 
 use std::collections::hash_map::Entry;
 
@@ -10,7 +10,7 @@ use super::parked::Loan;
 use super::progress::{Progress, Uses};
 use crate::{Action, Address, AllocError, BackingError, Event, History, PoolId, Request};
 
-/// The blocks of a heap, or of private pools. Counting them is left to the owner.
+/// The blocks of a heap, or of streams without one. The owner counts them.
 #[derive(Default)]
 pub(super) struct LargeBlocks {
     /// Blocks in use, and freed ones that other streams may still use.
@@ -25,7 +25,7 @@ pub(super) struct LargeBlock {
     pub(super) stream: StreamId,
     pub(super) tag: Tag,
     pub(super) key: KeyId,
-    /// As its [`Loan`] says.
+    /// The number and `is_made` of its [`Loan`].
     pub(super) number: u64,
     pub(super) is_made: bool,
     /// Other streams that use it.
@@ -43,7 +43,7 @@ impl LargeBlocks {
         self.blocks.entry(address).insert_entry(block).into_mut()
     }
 
-    /// The blocks, freed ones that are awaited among them.
+    /// Returns the blocks, including freed ones that are awaited.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Address, &LargeBlock)> {
         self.blocks.iter().map(|(&address, block)| (address, block))
     }
@@ -52,7 +52,7 @@ impl LargeBlocks {
         self.blocks.get(&address)
     }
 
-    /// Bytes of the live block at an address.
+    /// Returns the bytes of the live block at an address.
     pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
         self.blocks.get(&address).filter(|block| !block.is_freed).map(|block| block.bytes)
     }
@@ -61,7 +61,7 @@ impl LargeBlocks {
         !self.pending.is_empty()
     }
 
-    /// Lets `stream` use a block too. Whether the block is here.
+    /// Records that `stream` uses a block too. Returns whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
         let Some(block) = self.blocks.get_mut(&address).filter(|block| !block.is_freed) else { return false };
         if block.stream != stream && !block.users.contains(&stream) {
@@ -70,14 +70,14 @@ impl LargeBlocks {
         true
     }
 
-    /// Says anew what a live block is for. Returns what was said before, and the block.
+    /// Changes a live block's tag and key. Returns the old tag, and the block.
     pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Option<(Tag, &LargeBlock)> {
         let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed)?;
         block.key = key;
         Some((std::mem::replace(&mut block.tag, tag), block))
     }
 
-    /// Takes a block out that no other stream uses; `None` if some do.
+    /// Takes out a block that no other stream uses; returns `None` if some stream does.
     #[inline]
     pub(super) fn take(&mut self, address: Address) -> Result<Option<LargeBlock>, AllocError> {
         match self.blocks.entry(address) {
@@ -88,7 +88,8 @@ impl LargeBlocks {
         }
     }
 
-    /// Marks a block as freed that other streams use: it is taken out when they have passed what they run now.
+    /// Marks a block that other streams use as freed. It is taken out when they have finished the work put on them so
+    /// far.
     pub(super) fn free(&mut self, address: Address, progress: &mut Progress) -> Result<&LargeBlock, AllocError> {
         let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed);
         let block = block.ok_or(AllocError::UnknownAddress(address))?;

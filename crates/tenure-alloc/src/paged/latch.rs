@@ -1,4 +1,4 @@
-//! A lock for what is held for nanoseconds, and wanted by one thread at a time almost always.
+//! A lock that is held for nanoseconds, and that almost always only one thread wants.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,22 +6,24 @@ use std::time::Duration;
 
 use parking_lot::lock_api::{self, GuardSend};
 
-/// A [`lock_api::Mutex`] that a plain store releases: one atomic operation for a lock and its release, where a mutex that
-/// wakes threads up needs two, and these are nearly half of what an allocation costs. Nobody is woken up: who finds it
-/// taken spins for a moment, then lets other threads run, then sleeps a little at a time.
+/// A [`lock_api::Mutex`] that a plain store releases. A lock and its release take one atomic operation, where a mutex
+/// that wakes threads up takes two; those two are nearly half of an allocation's cost. Waiting threads are not woken
+/// up: a thread that finds the latch taken spins for a moment, then lets other threads run, then sleeps a little at a
+/// time.
 pub(super) type Latch<T> = lock_api::Mutex<RawLatch, T>;
 pub(super) type LatchGuard<'a, T> = lock_api::MutexGuard<'a, RawLatch, T>;
 
 pub(super) struct RawLatch(AtomicBool);
 
-/// Looks at a taken latch before other threads are let run; longer than it is held if its holder runs.
+/// The looks at a taken latch before the thread lets others run; they take longer than a running holder keeps the
+/// latch.
 const SPINS: u32 = 64;
-/// Times that other threads are let run, before the thread sleeps: the holder waits for the device, or does not run.
+/// The times that the thread lets others run before it sleeps: the holder waits for the device, or is not running.
 const YIELDS: u32 = 64;
 const NAP: Duration = Duration::from_micros(20);
 
-// SAFETY: of the threads that see the flag unset, one alone exchanges it, with acquire ordering, and it is unset with
-// release ordering by the holder only.
+// SAFETY: only one of the threads that see the flag unset exchanges it, with acquire ordering, and only the holder
+// unsets it, with release ordering.
 unsafe impl lock_api::RawMutex for RawLatch {
     const INIT: Self = Self(AtomicBool::new(false));
 
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// Naps of this thread, for another to watch.
+        /// The naps of this thread, for another thread to watch.
         pub(super) static NAPS: Arc<AtomicU64> = Arc::default();
     }
 

@@ -1,8 +1,9 @@
-//! Tenure's own allocator: address space is free, pages are not.
+//! Tenure's own allocator, for which address space costs nothing and physical pages do.
 //!
-//! Small requests live in slabs of a heap per stream, behind that heap's lock alone. Slabs and larger blocks lie in
-//! *windows*: ranges of address space under which physical chunks are mapped side by side. Chunks that are free in one
-//! window are shown in another where they are needed, so that what is reserved stays close to what is asked for.
+//! Small requests are placed in slabs of a heap per stream, under that heap's lock alone. Slabs and larger blocks lie
+//! in *windows*: ranges of address space under which physical chunks are mapped side by side. Chunks that are free in
+//! one window are mapped into another where they are needed, so that the reserved bytes stay close to the requested
+//! ones.
 
 mod address_space;
 mod bins;
@@ -54,19 +55,20 @@ use parked::Loans;
 use private::Private;
 use state::{Effort, Refusal, State};
 
-/// How often callbacks are asked to make room for one request: one that always says that it has made some ends.
+/// The most times that callbacks are asked to make room for one request: it stops a callback that always says it has
+/// made some.
 const MOST_ROUNDS: usize = 1 << 12;
 
 /// Tenure's allocator of a device.
 ///
 /// A heap's lock is taken before the device lock, never after it. Callbacks, observers and the sources of pools run
-/// without any.
+/// without any lock.
 ///
-/// A failing call of the backing fails the request that it was made for and nothing else.
+/// If a call of the backing fails, the request that it was made for fails and no other.
 pub struct PagedAllocator {
     heaps: Heaps,
     directory: Directory,
-    /// Private pools that allocations are sent to now.
+    /// The number of private pools that allocations go to now.
     filters: AtomicU64,
     /// Whether requests are rounded to more than 512 bytes: 0 or 1.
     rounds: AtomicU64,
@@ -81,18 +83,16 @@ pub struct PagedAllocator {
 }
 
 impl PagedAllocator {
-    /// An allocator over `backing`. It reserves its address space at once, and no memory.
+    /// Makes an allocator over `backing`. It reserves its address space at once, and no memory.
     ///
-    /// # Errors
-    /// A setting of `config` makes no sense, or the backing refuses the address space.
+    /// # Errors A setting of `config` makes no sense, or the backing refuses the address space.
     pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
 
-    /// The same, with a history of a clock of its own.
+    /// Makes an allocator with a history of the caller's, which has its own clock.
     ///
-    /// # Errors
-    /// As [`new`](Self::new).
+    /// # Errors The same as for [`new`](Self::new).
     pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
         config.validate()?;
         let total = backing.memory_info()?.total;
@@ -119,13 +119,13 @@ impl PagedAllocator {
         })
     }
 
-    /// The address space that is this allocator's alone. Blocks of private pools may lie elsewhere.
+    /// Returns the address space that belongs to this allocator alone. Blocks of private pools may lie elsewhere.
     pub fn addresses(&self) -> Range<Address> {
         let (first, bytes) = self.addresses;
         first..first + bytes
     }
 
-    /// A block of the stream's heap, with more memory from the state if need be.
+    /// Allocates a block in the stream's heap, with more memory from the state if necessary.
     #[inline]
     fn allocate_in(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
         let rounded = self.round(request.bytes)?;
@@ -161,7 +161,7 @@ impl PagedAllocator {
         }
     }
 
-    /// Tells the state what `heap` did without it.
+    /// Updates the state with the changes that `heap` made without it.
     fn catch_up(&self, heap: &Heap, parked: Loans, reused: Option<u64>) {
         if parked.is_empty() && reused.is_none() {
             return;
@@ -175,7 +175,7 @@ impl PagedAllocator {
         }
     }
 
-    /// A block of a private pool, or of a stream that has no heap.
+    /// Allocates a block in a private pool, or for a stream that has no heap.
     fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
         let bytes = self.round(request.bytes)?;
         let attempt = |state: &mut MutexGuard<'_, State>, requested, effort| {
@@ -190,7 +190,7 @@ impl PagedAllocator {
         })
     }
 
-    /// What `attempt` finds; if need be, after everything that can be given back was.
+    /// Returns the result of `attempt`, repeated if necessary after reclaiming more and more memory.
     #[inline(never)]
     fn obtain<T>(
         &self,
@@ -213,7 +213,7 @@ impl PagedAllocator {
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
             return Ok(found);
         }
-        // Who makes room need not make all of it at once.
+        // A callback need not make all the room at once.
         let mut rounds = 0..MOST_ROUNDS;
         while rounds.next().is_some() && self.hooks.has_callbacks() && self.hooks.free_memory() {
             self.unpark();
@@ -224,7 +224,7 @@ impl PagedAllocator {
         self.obtain_at_last(request, |state| try_once(state, Effort::Any))
     }
 
-    /// The last means before an out-of-memory error: waiting for every stream, and pools that lend.
+    /// Tries the last means before an out-of-memory error: waiting for every stream, and pools that lend.
     #[cold]
     fn obtain_at_last<T>(
         &self,
@@ -250,7 +250,7 @@ impl PagedAllocator {
         if let Some(block) = state.borrow(request)? {
             return Ok(Found::Lent(block));
         }
-        // Libraries and other processes may have a use for what does not serve this request, as in PyTorch.
+        // Libraries and other processes may use the memory that does not serve this request, as in PyTorch.
         if !state.progress.is_capturing() {
             state.release_whole()?;
         }
@@ -280,7 +280,7 @@ impl PagedAllocator {
         Err(error)
     }
 
-    /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.
+    /// Completes the frees of a heap that every stream has passed; waits for all of them if `wait`.
     fn settle(&self, blocks: &mut LatchGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let settled = blocks.settle(&mut state.progress, wait, &self.history);
@@ -288,7 +288,7 @@ impl PagedAllocator {
         Ok(settled?)
     }
 
-    /// Waits on the host for every pending free, and takes back everything that no block is in.
+    /// Waits on the host for every pending free, and takes back all memory that holds no block.
     fn settle_all(&self) -> Result<(), AllocError> {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
@@ -302,7 +302,7 @@ impl PagedAllocator {
         state.private.engine.finish(true)
     }
 
-    /// Gives back what private pools hold that nobody uses any more: `pool`, or all.
+    /// Gives back the memory of private pools without uses: of `pool`, or of all.
     fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let released = state.release_given_up(pool);
@@ -310,7 +310,7 @@ impl PagedAllocator {
         released
     }
 
-    /// Takes back what every heap has parked.
+    /// Takes back the memory that heaps have parked.
     fn unpark(&self) {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
@@ -329,12 +329,12 @@ impl PagedAllocator {
         }
     }
 
-    /// Bytes of the live block at an address, if a heap has it.
+    /// Returns the bytes of the live block at an address, if a heap has it.
     fn lent_bytes(&self, address: Address) -> Option<u64> {
         self.owner(address)?.0.lock().bytes_of(address)
     }
 
-    /// Bytes of the block for a request.
+    /// Returns the bytes of the block for a request.
     #[inline]
     fn round(&self, bytes: u64) -> Result<u64, AllocError> {
         let rounded = round(bytes)?;
@@ -342,7 +342,7 @@ impl PagedAllocator {
         Ok(if rounds { rounding::round(bytes, &self.divisions.read()) } else { rounded })
     }
 
-    /// The heap that the memory at an address is lent to, and what lies there.
+    /// Returns the heap that the memory at an address is lent to, and the kind of the loan.
     #[inline]
     fn owner(&self, address: Address) -> Option<(&Heap, Lent)> {
         let (number, lent) = self.directory.owner(address)?;
@@ -350,9 +350,9 @@ impl PagedAllocator {
     }
 }
 
-/// What was found for a request.
+/// The memory found for a request.
 enum Found<T> {
-    /// What was asked for.
+    /// The result of the attempt.
     Sought(T),
     /// A block of a private pool that lends its free memory.
     Lent(Block),
@@ -397,8 +397,8 @@ impl Resource for PagedAllocator {
 }
 
 impl Drop for PagedAllocator {
-    /// Gives every chunk that holds no block back, and with the last one the address space. Errors have nobody to go
-    /// to.
+    /// Gives back every chunk that holds no block, and the address space if no chunk is left. Errors are dropped,
+    /// because no caller can receive them.
     fn drop(&mut self) {
         if self.release_cached().is_ok() && self.state.lock().reserved() == 0 {
             let _ = self.backing.unreserve(self.addresses.0, self.addresses.1);

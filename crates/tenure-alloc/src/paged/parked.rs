@@ -2,24 +2,27 @@
 //!
 //! # Note [Parking]
 //!
-//! What a heap got from the device's state (a slab, or a larger block's range) is *lent*. Freed whole, it is first
-//! *parked*: it stays lent, and a request that the state would serve with it gets it back behind the heap's lock alone.
+//! Memory that a heap got from the device's state (a slab, or a larger block's range) is *lent*. Once it holds no
+//! block, it is first *parked*: it stays lent, and a request that the state would serve with it gets it back under the
+//! heap's lock alone.
 //!
 //! The state would do so if it were again as it was just before it placed that memory. Every placement and every return
-//! is numbered. If nothing but the parked memory was placed since, in the order opposite to that in which it was parked,
-//! then giving all of it back leads to that earlier state, and a request of the same size ends at the same place. (Where
-//! new chunks or windows were made for a block, more is free afterwards, but nothing else that this one would fit.) So
-//! parked memory is a stack; whatever does not continue it makes the heap give all of it back, and so does every request
-//! that the stack's top does not serve. Placement is then as if nothing were ever parked, up to second-order effects:
-//! other streams do not see parked memory until no free range serves them, and a block found again does not count as a
-//! use of its window. The recorded programs come out the same to the byte and to the driver call.
+//! has a number. Suppose that since then only the parked memory was placed, and was parked in the opposite order. Then
+//! giving all of it back leads to that earlier state, and a request of the same size gets the same place. (Where new
+//! chunks or windows were made for a block, more memory is free afterwards than before, but no other range that this
+//! request would fit.)
+//!
+//! So parked memory is a stack. A loan that does not continue it makes the heap give all of it back, and so does every
+//! request that the stack's top does not serve. Placement is then the same as without parking, up to second-order
+//! effects: other streams do not see parked memory until no free range serves them, and a reused block does not count
+//! as a use of its window. The recorded programs give the same results to the byte and to the driver call.
 
 use smallvec::SmallVec;
 
 use super::directory::Lent;
 use crate::Address;
 
-/// Lent memory.
+/// Memory lent to a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loan {
     pub(super) address: Address,
@@ -27,29 +30,29 @@ pub(super) struct Loan {
     pub(super) lent: Lent,
     /// The number of its placement; [`NEVER_PARKED`] if it would be placed elsewhere after a free.
     pub(super) number: u64,
-    /// Whether free memory was made for it: giving it back leaves more than there was.
+    /// Whether free memory was made for it: giving it back then leaves more free than before.
     pub(super) is_made: bool,
 }
 
-/// Lent memory that is given back together: mostly one loan or two.
+/// Loans that are given back together: mostly one or two.
 pub(super) type Loans = SmallVec<[Loan; 2]>;
 
-/// The state is never at this number.
+/// A number that the state never reaches.
 pub(super) const NEVER_PARKED: u64 = u64::MAX;
 
 /// The parked memory of a heap.
 #[derive(Default)]
 pub(super) struct Parked {
     loans: Vec<Loan>,
-    /// The number that the state was at when the first was parked.
+    /// The state's number when the last loan was parked; it must not change while the stack lasts.
     since: u64,
-    /// What is to be given back, in order.
+    /// Loans to be given back, in order.
     ended: Vec<Loan>,
 }
 
 impl Parked {
-    /// Parks `loan`, while the state is at `now`. Whether that continues the stack; if not, everything is to be
-    /// [given back](Self::take_all).
+    /// Parks `loan`, while the state is at `now`. Returns whether it continues the stack; if not, the caller must give
+    /// [everything](Self::take_all) back.
     #[inline]
     pub(super) fn park(&mut self, loan: Loan, now: u64) -> bool {
         let continues = match self.loans.last() {
@@ -66,19 +69,19 @@ impl Parked {
         continues
     }
 
-    /// The memory that the state, at `now`, would find for a request of so many bytes, if it is parked.
+    /// Takes the parked memory that the state, at `now`, would find for a request of `bytes` bytes, if it is parked.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64, lent: Lent, now: u64) -> Option<Loan> {
         let fits = |top: &Loan| top.bytes == bytes && top.lent == lent && self.since == now;
         self.loans.pop_if(|top| fits(top))
     }
 
-    /// Whether something did not continue the stack.
+    /// Returns whether a loan did not continue the stack.
     pub(super) fn has_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Everything, in the order in which it was parked.
+    /// Takes all loans, in the order in which they were parked.
     pub(super) fn take_all(&mut self) -> Loans {
         self.ended.drain(..).chain(self.loans.drain(..)).collect()
     }

@@ -1,4 +1,4 @@
-//! Where a block goes, and the making of what it needs.
+//! Placement: finds a block's place, and makes the memory that it needs.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use super::config::{ChunksFor, SLAB_BYTES};
 use super::state::{Effort, Refusal, State};
 use crate::{Address, BackingError};
 
-/// More allocations than this without a free make a streak.
+/// Allocations without a free beyond which a streak begins.
 const STREAK: u32 = 8;
-/// Blocks that the range which a streak moves to must hold.
+/// The number of blocks that must fit the range to which a streak moves.
 const STREAK_BLOCKS: u64 = 4;
 
 impl State {
-    /// Free memory for a block, made free if need be: see Note [Where a block goes]. `requested` bytes are requested in
-    /// all, with this block. Returns its address, and whether it had to be made.
+    /// Finds free memory for a block, or makes it: see Note [Where a block goes]. `requested` bytes are requested in
+    /// all, with this block. Returns the block's address, and whether its memory had to be made.
     pub(super) fn find(
         &mut self,
         bytes: u64,
@@ -27,7 +27,7 @@ impl State {
         if bytes > self.limit().total {
             return Err(Refusal::Full);
         }
-        // Within a limit, a program may find out at every other allocation that nothing is left: nothing is searched then.
+        // Near its limit, a program may run out of memory at every other allocation: this check spares it the search.
         let free = self.space.free_bytes();
         if bytes > free && bytes > free.saturating_add(self.limit().bytes().saturating_sub(self.reserved())) {
             return Err(Refusal::Full);
@@ -38,7 +38,8 @@ impl State {
             None if effort == Effort::Free => return Err(Refusal::Full),
             None => {
                 let made = match self.make(bytes, stream, peak, u64::MAX) {
-                    // The device may have less than it seemed: what is there must do.
+                    // The device may have less than it seemed to have: the request must do with the memory that is
+                    // there.
                     Err(Refusal::Full) => {
                         let free = self.backing.memory_info()?.free;
                         self.make(bytes, stream, peak, free / self.granularity * self.granularity)
@@ -54,24 +55,24 @@ impl State {
         Ok(found)
     }
 
-    /// Whether many blocks were placed since the last was freed.
+    /// Returns whether many blocks were placed since the last free.
     pub(super) fn in_streak(&self) -> bool {
         self.streak >= STREAK
     }
 
-    /// A free range in one piece that the stream may touch, taken into use.
+    /// Takes a free range in one piece that the stream may touch into use; returns its address.
     fn find_free(&mut self, bytes: u64, stream: StreamId) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
         //
         // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
-        //    allocations without a free the range behind the last block comes first, and then the first range that
-        //    holds several such blocks: what is made in a streak (parameters, optimizer state) tends to live long, and
-        //    is better kept together than spread over holes between blocks that do not. Not so a slab, whose blocks
-        //    come and go: it fills a hole as soon as there is one.
-        // 2. New chunks, while what is reserved stays within the slack of the most that was ever requested.
+        //    allocations without a free, the range after the last block comes first, and then the first range that
+        //    holds several such blocks. Blocks made in a streak (parameters, optimizer state) tend to live long, and
+        //    are better kept together than spread over holes between blocks that do not. Slabs are an exception,
+        //    because their blocks come and go: a slab fills a hole as soon as there is one.
+        // 2. New chunks, while the reserved bytes stay within the slack over the most bytes ever requested.
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
-        // 4. The same two with memory that other streams may still work on, after a wait on the device.
-        // 5. A new window, completed by as few new chunks beyond the slack as can be.
+        // 4. Steps 1 and 3 with memory that other streams may still work on, after a wait on the device.
+        // 5. A new window, completed by as few new chunks beyond the slack as possible.
         let keeps_together = self.in_streak() && bytes != SLAB_BYTES;
         let (space, progress) = (&mut self.space, &mut self.progress);
         let mut found = None;
@@ -90,8 +91,8 @@ impl State {
         Ok(found.map(|place| place.address))
     }
 
-    /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
-    /// requested at once.
+    /// Makes memory for a block that no free range can hold. At most `creatable` bytes can be created; at most `peak`
+    /// bytes were ever requested at once.
     fn make(&mut self, bytes: u64, stream: StreamId, peak: u64, creatable: u64) -> Result<Address, Refusal> {
         let chunks_for = ChunksFor { in_streak: self.in_streak(), is_limited: self.limit().fraction() < 1.0 };
         let held = self.reserved() + self.limit().overhead(&*self.backing);
@@ -144,8 +145,8 @@ impl State {
 
     /// Makes the chunks and the window of a plan, and takes the block's bytes into use.
     ///
-    /// # Errors
-    /// What the backing said; what was made is unmade, or, where the backing refuses that too, kept as free memory.
+    /// # Errors The error of the backing. Chunks made so far are released; a chunk that the backing does not release
+    /// stays as free memory.
     fn execute(&mut self, plan: Plan, bytes: u64) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         let mut made = Vec::new();
@@ -178,7 +179,7 @@ impl State {
         address
     }
 
-    /// Maps the chunks of a plan; returns where its block begins.
+    /// Maps the chunks of a plan; returns the address where its block begins.
     fn show(&mut self, plan: &Plan, chunks: &[usize]) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         if let Start::Open { window, address } = plan.start {
@@ -204,7 +205,7 @@ impl State {
         })
     }
 
-    /// Address space for a new window, if need be from windows that hold no block.
+    /// Takes address space for a new window, if necessary from windows that hold no block.
     fn take_addresses(&mut self, bytes: u64) -> Result<(Address, u64), BackingError> {
         loop {
             if let Some(taken) = self.addresses.take(bytes) {
@@ -220,7 +221,8 @@ impl State {
     fn limit_mappings(&mut self) {
         let space = &self.space;
         if space.mappings() > space.chunks.len() * self.config.mappings_per_chunk {
-            // The block is there already: a window that cannot be unmapped now is tried again later.
+            // The block is placed already, so an error is dropped: a window that cannot be unmapped now is tried again
+            // later.
             let _ = self.retire_window();
         }
     }
@@ -238,7 +240,7 @@ impl State {
         begun
     }
 
-    /// Undoes the creation of a chunk that is mapped nowhere. If the backing refuses, the chunk stays, free.
+    /// Releases a new chunk that is not mapped anywhere. If the backing refuses, the chunk stays, free.
     fn unmake(&mut self, index: usize) {
         let _ = self.release(index, &[]);
     }
@@ -250,7 +252,7 @@ impl Plan {
         self.sources.iter().map(new).sum()
     }
 
-    /// The chunks that are there.
+    /// Returns the existing chunks that the plan uses.
     fn chunks(&self) -> Vec<usize> {
         let suffix = if let Start::Suffix(index) = self.start { Some(index) } else { None };
         let there = |source: &Source| if let Source::Chunk(index) = source { Some(*index) } else { None };

@@ -2,10 +2,11 @@
 //!
 //! # Note [Private pools]
 //!
-//! The memory of a captured graph stays where it is as long as the graph lives, programs set pools back to earlier states
-//! and count on the same addresses afterwards, and nothing can be asked about streams during a capture. So there is
-//! little to gain from piecing memory together, and a lot to lose: private pools follow [`native`](crate::native)'s
-//! policy to the byte, with expandable segments if the program wants them, in all pools or in one. Every counter is shared with the common space, and so is the limit.
+//! The memory of a captured graph stays in place as long as the graph lives. Programs set pools back to earlier states
+//! and rely on the same addresses afterwards. No stream can be queried during a capture. So there is little to gain
+//! from piecing memory together, and a lot to lose: private pools follow [`native`](crate::native)'s policy to the
+//! byte, with expandable segments if the program wants them, in all pools or in one. They share every counter and the
+//! limit with the common space.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::{
 pub(super) struct Private {
     pub(super) engine: Engine,
     segments: Arc<Segments>,
-    /// Bytes of [leftovers](Segments::leftover_bytes) that are counted as reserved.
+    /// The bytes of [leftovers](Segments::leftover_bytes) that are counted as reserved.
     leftover: u64,
 }
 
@@ -84,7 +85,7 @@ impl State {
         self.progress.set_capturing(self.private.engine.captures.any());
     }
 
-    /// A block of the private pool that allocations on the request's stream go to.
+    /// Allocates a block in the private pool that allocations on the request's stream go to.
     pub(super) fn allocate_private(
         state: &mut MutexGuard<'_, Self>,
         request: Request,
@@ -101,13 +102,13 @@ impl State {
         made?.ok_or(Refusal::Full)
     }
 
-    /// A free block out of a pool that lends its memory before an out-of-memory error.
+    /// Allocates a free block of a pool that lends its memory before an out-of-memory error.
     pub(super) fn borrow(&mut self, request: Request) -> Result<Option<Block>, AllocError> {
         self.private.engine.borrow(request)
     }
 
-    /// Gives back what is free in pools that nobody uses any more: in `pool`, or in all. Any stream may use their
-    /// addresses: whoever launched a graph did so on a stream of its own choice.
+    /// Gives back the free memory of pools without uses: of `pool`, or of all. Waits for all streams first, because a
+    /// graph that used the addresses may have been launched on any stream.
     pub(super) fn release_given_up(&mut self, pool: Option<PoolId>) -> Result<(), AllocError> {
         if self.private.engine.has_unused_pools() {
             self.backing.synchronize_all()?;
@@ -123,12 +124,12 @@ impl State {
         Ok(tidied?)
     }
 
-    /// Ends the tenure of a block of a private pool.
+    /// Frees a block of a private pool.
     pub(super) fn free_private(&mut self, address: Address) -> Result<(), AllocError> {
         self.private.engine.free(address)
     }
 
-    /// What the block at `address`, which is in no heap, was mapped together with.
+    /// Returns the memory that the block at `address`, which is in no heap, was mapped together with.
     pub(super) fn extent(&self, address: Address) -> Option<(Address, u64)> {
         let Some(block) = self.blocks.get(address).filter(|block| !block.is_freed) else {
             return self.private.engine.extent(address);
@@ -137,7 +138,7 @@ impl State {
         Some((chunks.first()?.address, chunks.iter().map(|chunk| chunk.bytes).sum()))
     }
 
-    /// The chunks under the block at `address`, which is in no heap.
+    /// Returns the chunks under the block at `address`, which is in no heap.
     pub(super) fn chunks_of_apart(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         match self.blocks.get(address).filter(|block| !block.is_freed) {
             Some(block) => Some(self.chunks_under(address, bytes.min(block.bytes))),
@@ -145,7 +146,7 @@ impl State {
         }
     }
 
-    /// The chunks under a range of the common space that a block is in.
+    /// Returns the chunks under a range of the common space that a block is in.
     pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Vec<MappedChunk> {
         let (space, place) = (&self.space, self.space.windows.place(address));
         let chunks = &space.windows.get(place.window).chunks;

@@ -1,4 +1,4 @@
-//! How far the device has come with the streams that used memory.
+//! The device's progress on the streams that used memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tenure_core::StreamId;
 
 use crate::{Backing, BackingError, Mark};
 
-/// Memory was used on `stream` until the end of its `epoch`.
+/// A use of memory on `stream` until the end of its `epoch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
     stream: StreamId,
@@ -32,14 +32,14 @@ impl Uses {
 
 /// The progress of every stream, in *epochs*: the work between two marks on a stream.
 ///
-/// Marks are recorded only when another stream, or an unmapping, asks for memory; work that stays on its own stream
+/// Marks are recorded only when another stream, or an unmapping, asks for memory. Work that stays on its own stream
 /// costs no event.
 pub(super) struct Progress {
     backing: Arc<dyn Backing>,
     streams: FxHashMap<StreamId, Stream>,
-    /// `(waiter, awaited)`: the waiter runs behind every epoch of the awaited stream below the value.
+    /// Waits by `(waiter, awaited)`: the waiter runs after every epoch of the awaited stream below the value.
     waited: FxHashMap<(StreamId, StreamId), u64>,
-    /// While a stream is captured into a graph, a query would break the capture: nothing is asked of the backing.
+    /// Whether a stream is captured into a graph. A query would break the capture, so the backing is not asked then.
     is_capturing: bool,
 }
 
@@ -47,17 +47,17 @@ pub(super) struct Progress {
 struct Stream {
     /// The current epoch.
     epoch: u64,
-    /// Every epoch below has completed.
+    /// The first epoch that may not have completed; every epoch below has.
     completed: u64,
     /// The mark at the end of each epoch that may not have completed, oldest first.
     marks: VecDeque<(u64, Mark)>,
 }
 
-/// So many unfinished marks on a stream are enough: until the first completes, only a wait records another.
+/// The number of unfinished marks on a stream from which on queries record no more, until the first mark completes.
 const MARKS: usize = 8;
 
 impl Stream {
-    /// The first recorded mark behind a use.
+    /// Returns the first recorded mark after a use.
     fn covering(&self, used: Use) -> Option<(u64, Mark)> {
         // Epochs of marks are consecutive.
         let oldest = self.marks.front()?.0;
@@ -78,12 +78,12 @@ impl Progress {
         self.is_capturing
     }
 
-    /// A use of memory by `stream` that ends now.
+    /// Returns a use of memory by `stream` that ends now.
     pub(super) fn use_now(&mut self, stream: StreamId) -> Use {
         Use { stream, epoch: self.streams.entry(stream).or_default().epoch }
     }
 
-    /// The same, with a mark recorded at once, for memory that its own stream will want back soon.
+    /// Returns the same use, and records a mark at once, for memory that its own stream will want back soon.
     pub(super) fn mark_now(&mut self, stream: StreamId) -> Result<Use, BackingError> {
         let now = self.use_now(stream);
         if !self.is_capturing {
@@ -92,19 +92,19 @@ impl Progress {
         Ok(now)
     }
 
-    /// Whether `stream` may touch the memory without a wait.
+    /// Returns whether `stream` may touch the memory without a wait.
     pub(super) fn is_ready_for(&mut self, stream: StreamId, uses: &mut Uses) -> Result<bool, BackingError> {
         self.retain_unfinished(uses, |other| other == stream)?;
         Ok(uses.0.iter().all(|unfinished| self.runs_behind(stream, *unfinished)))
     }
 
-    /// Whether the device has finished with the memory.
+    /// Returns whether the device has finished with the memory.
     pub(super) fn is_finished(&mut self, uses: &mut Uses) -> Result<bool, BackingError> {
         self.retain_unfinished(uses, |_| false)?;
         Ok(uses.0.is_empty())
     }
 
-    /// Makes `stream` run behind every use of the memory. The host does not wait.
+    /// Makes `stream` run after every use of the memory. The host does not wait.
     pub(super) fn wait(&mut self, stream: StreamId, uses: &Uses) -> Result<(), BackingError> {
         for awaited in uses.0.iter().filter(|awaited| awaited.stream != stream) {
             if self.runs_behind(stream, *awaited) {
@@ -171,7 +171,7 @@ impl Progress {
         Ok(used.epoch < stream.completed)
     }
 
-    /// The first mark behind a use, recorded if there is none yet; the mark's epoch ends with it.
+    /// Returns the first mark after a use, and records it if there is none yet; the mark's epoch ends with it.
     fn mark_after(&mut self, used: Use) -> Result<(u64, Mark), BackingError> {
         let stream = self.streams.entry(used.stream).or_default();
         if let Some(found) = stream.covering(used) {

@@ -12,9 +12,9 @@ use super::state::State;
 use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId, PoolKind, Snapshot};
 
-/// Everything that `allocator` holds.
+/// Takes a snapshot of everything that `allocator` holds.
 pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces: bool) -> Snapshot {
-    // All heaps before the device lock, in order: nothing moves meanwhile.
+    // All heaps are locked before the device lock, in order: nothing moves meanwhile.
     let heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
     let state = allocator.state.lock();
     let mut blocks = free_blocks(&state);
@@ -28,7 +28,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
             Lent::Range => heap.large().get(address).map(|block| large(address, block)).into_iter().collect(),
         };
         if shown.is_empty() {
-            // Parked, or on its way to or from the heap.
+            // It is parked, or on its way to or from the heap.
             shown.push(free(address, loan.bytes));
         }
         blocks.extend(shown.into_iter().map(|block| (block.address, block)));
@@ -39,7 +39,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
     Snapshot::take(segments, state.config.device, settings(&state), &allocator.history, pool, traces)
 }
 
-/// The free bytes of the common space's chunks, each at its chunk's first mapping.
+/// Returns the free bytes of the common space's chunks, each at its chunk's first mapping.
 fn free_blocks(state: &State) -> BTreeMap<Address, SnapshotBlock> {
     let mut blocks = BTreeMap::new();
     for (_, chunk) in &state.space.chunks {
@@ -73,7 +73,7 @@ fn small(entry: &Entry) -> SnapshotBlock {
     SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key, context: None }
 }
 
-/// Blocks side by side, as segments.
+/// Joins blocks side by side into segments.
 fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (address, block) in blocks {

@@ -1,4 +1,4 @@
-//! The search for free memory in one piece.
+//! The search for a free range in one piece.
 
 use tenure_core::StreamId;
 
@@ -8,7 +8,8 @@ use super::windows::Place;
 use crate::{Address, BackingError};
 
 impl Space {
-    /// The first free range of at least `least` bytes, the first `bytes` of which `stream` may touch without a wait.
+    /// Returns the first free range of at least `least` bytes, the first `bytes` of which `stream` may touch without a
+    /// wait.
     pub(super) fn first_fit(
         &mut self,
         bytes: u64,
@@ -34,7 +35,8 @@ impl Space {
         Ok(None)
     }
 
-    /// The first free range of at least `bytes` bytes that begins at or behind `from`; none may lie across it.
+    /// Returns the first free range of at least `bytes` bytes that begins at or after `from`. No free range may lie
+    /// across `from`.
     pub(super) fn first_range(&mut self, bytes: u64, from: Address) -> Option<Place> {
         let found = self.seek(bytes, from);
         debug_assert_eq!(found.map(|place| place.address), self.seek_plainly(bytes, from));
@@ -58,7 +60,7 @@ impl Space {
         None
     }
 
-    /// The same, from what the chunks say alone.
+    /// Searches in the same way, but reads only the chunks.
     fn seek_plainly(&self, bytes: u64, from: Address) -> Option<Address> {
         self.windows.iter().find_map(|(_, window)| {
             let mut range = (0, 0);
@@ -73,7 +75,7 @@ impl Space {
         })
     }
 
-    /// Bytes of the longest free range.
+    /// Returns the bytes of the longest free range.
     pub(super) fn longest_range(&mut self) -> u64 {
         self.raise_all();
         let windows: Vec<usize> = self.windows.iter().map(|(index, _)| index).collect();
@@ -84,7 +86,7 @@ impl Space {
         longest.max().unwrap_or(0)
     }
 
-    /// The range behind the block placed last, if it is free and `stream` may touch it without a wait.
+    /// Returns the range after the block placed last, if it is free and `stream` may touch it without a wait.
     pub(super) fn behind_last(
         &mut self,
         bytes: u64,
@@ -96,7 +98,7 @@ impl Space {
         Ok((fits && self.behind_unready(place, bytes, stream, progress)?.is_none()).then_some(place))
     }
 
-    /// The end of the first chunk in a range that `stream` may not touch without a wait.
+    /// Returns the end of the first chunk in a range that `stream` may not touch without a wait.
     fn behind_unready(
         &mut self,
         place: Place,
@@ -117,10 +119,10 @@ impl Space {
         Ok(None)
     }
 
-    /// Makes known to all windows what was freed.
+    /// Updates all windows with the memory freed in stale chunks.
     fn raise_all(&mut self) {
         for index in self.stale.drain(..) {
-            // It may have been released meanwhile.
+            // The chunk may have been released meanwhile.
             let Some(chunk) = self.chunks.get_mut(index) else { continue };
             chunk.is_stale = false;
             for mapping in &self.chunks[index].mapped_at {
@@ -131,7 +133,7 @@ impl Space {
         }
     }
 
-    /// Sums up what is free of a window, if that is not known.
+    /// Sums up the free ranges of a window, if its summary is not kept up to date.
     #[inline]
     fn sum_up(&mut self, window: usize) {
         if !self.windows.is_kept(window) {
@@ -139,7 +141,7 @@ impl Space {
         }
     }
 
-    /// The end of the free range that begins at `place`.
+    /// Returns the end of the free range that begins at `place`.
     fn free_until(&mut self, place: Place) -> Address {
         self.sum_up(place.window);
         self.windows.free_until(place, &self.chunks)

@@ -1,7 +1,7 @@
 //! The segments of private pools: one chunk each, mapped into a range of its own.
 //!
-//! Chunks rather than what `malloc` gives, so that a block of a private pool can be shared with other processes as any
-//! other, and because a capture forbids `malloc`.
+//! They are chunks and not memory from `malloc`, so that a block of a private pool can be shared with other processes
+//! like any other block, and because a capture forbids `malloc`.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tenure_core::StreamId;
 
 use crate::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryInfo};
 
-/// A backing whose `malloc` maps a chunk. A segment is freed when no stream has unfinished work on it.
+/// A backing whose `malloc` maps a chunk. A segment is freed only when no stream has unfinished work on it.
 pub(super) struct Segments {
     inner: Arc<dyn Backing>,
     state: Mutex<State>,
@@ -20,7 +20,7 @@ pub(super) struct Segments {
 #[derive(Default)]
 struct State {
     segments: FxHashMap<Address, Segment>,
-    /// What the backing refused to take back, to be offered again.
+    /// Memory that the backing refused to take back, to be offered again.
     leftovers: Vec<Segment>,
 }
 
@@ -37,19 +37,19 @@ impl Segments {
         Self { inner, state: Mutex::default() }
     }
 
-    /// The chunk of the segment at an address.
+    /// Returns the chunk of the segment at an address.
     pub(super) fn chunk(&self, address: Address) -> Option<MappedChunk> {
         let Segment { bytes, chunk, .. } = *self.state.lock().segments.get(&address)?;
         Some(MappedChunk { chunk: chunk?, bytes, address })
     }
 
-    /// Bytes of chunks that are no segments and that the backing refused to take back.
+    /// Returns the bytes of chunks that belong to no segment and that the backing refused to take back.
     pub(super) fn leftover_bytes(&self) -> u64 {
         let state = self.state.lock();
         state.leftovers.iter().filter(|segment| segment.chunk.is_some()).map(|segment| segment.bytes).sum()
     }
 
-    /// Offers the backing again what it refused to take back.
+    /// Offers the backing again the memory that it refused to take back.
     pub(super) fn tidy(&self) -> Result<(), BackingError> {
         let mut state = self.state.lock();
         while let Some(segment) = state.leftovers.last_mut() {
@@ -78,7 +78,7 @@ impl Segment {
         Ok(range)
     }
 
-    /// Unmakes what there is of it, in order; what failed can be tried again.
+    /// Undoes the steps taken so far, in order; a step that failed can be tried again.
     fn undo(&mut self, backing: &dyn Backing) -> Result<(), BackingError> {
         if let Some(range) = self.range.filter(|_| self.is_mapped) {
             backing.unmap(range, self.bytes)?;

@@ -1,13 +1,14 @@
-//! Where the memory of a space is seen, for snapshots and histories.
+//! The addresses at which the memory of a space is shown, in snapshots and histories.
 //!
 //! # Note [Where bytes are shown]
 //!
-//! A chunk may be mapped in several windows, but each byte is *shown* once, so that figures add up: a byte in use at the
-//! block that uses it, a free one at the chunk's home, the first place where it is mapped. Snapshots list the bytes
-//! where they are shown, side by side as a segment. Histories tell of a byte that is shown elsewhere from now on as
-//! unmapped there and mapped here, so that a block always lies in mapped memory, the mapped bytes are the reserved
-//! ones, and the segments of a snapshot are those that the events before it add up to: PyTorch's viewer plays them
-//! backwards from there. Windows serve every stream, so neither segments nor their events name one.
+//! A chunk may be mapped in several windows, but each byte is *shown* once, so that numbers add up. A byte in use is
+//! shown at the block that uses it. A free byte is shown at the chunk's home, the first place where it is mapped.
+//! Snapshots list bytes where they are shown; bytes side by side form a segment. When a byte is shown elsewhere from
+//! now on, histories record it as unmapped there and mapped here. So a block always lies in mapped memory, the mapped
+//! bytes are the reserved ones, and the segments of a snapshot are those that the events before it add up to: PyTorch's
+//! viewer plays the events backwards from there. Windows serve every stream, so neither segments nor their events name
+//! one.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use tenure_core::StreamId;
 
 use crate::{Action, Address, Event, History};
 
-/// Tells the history where a space's bytes are shown.
+/// Records in the history where a space's bytes are shown.
 pub(super) struct Shown(Arc<History>);
 
 impl Shown {
@@ -23,23 +24,23 @@ impl Shown {
         Self(history)
     }
 
-    /// Whether anybody wants to know.
+    /// Returns whether the history needs to know.
     #[inline]
     pub(super) fn is_noted(&self) -> bool {
         self.0.is_on()
     }
 
-    /// Bytes that were shown nowhere.
+    /// Records bytes that were not shown anywhere before.
     pub(super) fn appears(&self, address: Address, bytes: u64) {
         self.0.record(|| event(Action::SegmentMap, address, bytes));
     }
 
-    /// Bytes that are shown nowhere any more.
+    /// Records bytes that are not shown anywhere any more.
     pub(super) fn vanishes(&self, address: Address, bytes: u64) {
         self.0.record(|| event(Action::SegmentUnmap, address, bytes));
     }
 
-    /// Bytes that are shown elsewhere from now on.
+    /// Records bytes that are shown elsewhere from now on.
     pub(super) fn moves(&self, from: Address, to: Address, bytes: u64) {
         self.0.record_move(|| (event(Action::SegmentUnmap, from, bytes), event(Action::SegmentMap, to, bytes)));
     }

@@ -1,4 +1,4 @@
-//! Small blocks in slabs: best fit, split to the granule, merged at once.
+//! Small blocks in slabs: best fit, split to the granule, merged as soon as they are free.
 
 use slab::Slab as Slots;
 use tenure_core::{KeyId, Tag};
@@ -8,17 +8,17 @@ use super::config::{GRANULE, SLAB_BYTES};
 use super::parked::Loan;
 use crate::{Address, Request};
 
-/// Granules of a slab.
+/// The number of granules in a slab.
 const WHOLE: u16 = (SLAB_BYTES / GRANULE) as u16;
 
 /// The slabs of a heap, and the blocks in them, by number.
 pub(super) struct Slabs {
     slabs: Slots<Slab>,
-    /// Blocks in use and free ones; the rest of the table is a list of unused places.
+    /// Blocks in use and free ones. The other entries form a list of unused places.
     table: Vec<Entry>,
     unused: u32,
     bins: Bins,
-    /// Slabs with no block in use.
+    /// The number of slabs with no block in use.
     empty: usize,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Entry {
     /// The neighbours in the slab.
     before: u32,
     behind: u32,
-    /// The neighbours in the list of free blocks of its size. `next` also links unused places.
+    /// The neighbours in the list of free blocks of the same size. `next` also links unused places.
     previous: u32,
     next: u32,
 }
@@ -67,7 +67,7 @@ impl Slabs {
         self.empty += 1;
     }
 
-    /// The smallest free block that fits, cut to `bytes` bytes: the request, rounded.
+    /// Allocates the smallest free block that fits, cut to `bytes` bytes: the request, rounded.
     #[inline]
     pub(super) fn allocate(&mut self, request: Request, bytes: u64) -> Option<u32> {
         let granules = (bytes / GRANULE) as u16;
@@ -89,7 +89,7 @@ impl Slabs {
         Some(index)
     }
 
-    /// Makes a block free, merged with its neighbours. Whether its slab is empty now.
+    /// Makes a block free, merged with its neighbours. Returns whether its slab is empty now.
     #[inline]
     pub(super) fn free(&mut self, index: u32) -> bool {
         let entry = &mut self.table[index as usize];
@@ -122,25 +122,25 @@ impl Slabs {
         &mut self.table[index as usize]
     }
 
-    /// Slabs with no block in use.
+    /// Returns the number of slabs with no block in use.
     #[inline]
     pub(super) fn empty(&self) -> usize {
         self.empty
     }
 
-    /// Slabs with a block in use.
+    /// Returns the number of slabs with a block in use.
     #[inline]
     pub(super) fn in_use(&self) -> usize {
         self.slabs.len() - self.empty
     }
 
-    /// The empty slab that became so last.
+    /// Returns the slab that became empty last, if one is empty.
     pub(super) fn first_empty(&self) -> Option<Loan> {
         let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
         Some(self.slabs[self.table[block as usize].slab as usize].loan)
     }
 
-    /// Gives it up.
+    /// Removes the slab that became empty last, and returns it.
     pub(super) fn take_empty(&mut self) -> Option<Loan> {
         let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
         let slab = self.table[block as usize].slab;
@@ -150,7 +150,7 @@ impl Slabs {
         Some(self.slabs.remove(slab as usize).loan)
     }
 
-    /// The blocks of the slab at `slab`, by address.
+    /// Returns the blocks of the slab at `slab`, by address.
     pub(super) fn blocks_of(&self, slab: Address) -> Vec<&Entry> {
         let number = self.slabs.iter().find(|(_, candidate)| candidate.loan.address == slab).map(|(number, _)| number);
         let in_slab = |entry: &&Entry| entry.granules > 0 && Some(entry.slab as usize) == number;
@@ -159,7 +159,7 @@ impl Slabs {
         blocks
     }
 
-    /// The free blocks of slabs in use: how many, and their bytes.
+    /// Returns the free blocks of slabs in use: their number and their bytes.
     pub(super) fn inactive_split(&self) -> (u64, u64) {
         let split = |entry: &&Entry| entry.state == EntryState::Free && (1..WHOLE).contains(&entry.granules);
         self.table.iter().filter(split).fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.bytes()))
@@ -169,7 +169,7 @@ impl Slabs {
         index != NONE && self.table[index as usize].state == EntryState::Free
     }
 
-    /// Cuts the last `rest` granules off the range that a block had, as a free block behind it.
+    /// Cuts the last `rest` granules off the range that a block had, as a free block after it.
     #[inline]
     fn split(&mut self, index: u32, rest: u16) {
         let entry = &self.table[index as usize];
@@ -184,7 +184,7 @@ impl Slabs {
         self.link(new);
     }
 
-    /// Makes the block behind `index` a part of it.
+    /// Makes the block after `index` a part of `index`.
     #[inline]
     fn absorb(&mut self, index: u32, behind: u32) {
         let (granules, next) = (self.table[behind as usize].granules, self.table[behind as usize].behind);
@@ -197,7 +197,7 @@ impl Slabs {
         self.give_up(behind);
     }
 
-    /// A place in the table for a free block without neighbours.
+    /// Enters a free block without neighbours in the table; returns its number.
     #[inline]
     fn place(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
         let entry = Entry {
@@ -225,7 +225,7 @@ impl Slabs {
 
     fn give_up(&mut self, index: u32) {
         let entry = &mut self.table[index as usize];
-        // No granules: not a block.
+        // An entry without granules is not a block.
         entry.granules = 0;
         entry.next = self.unused;
         self.unused = index;

@@ -3,17 +3,17 @@
 //! # Note [Windows]
 //!
 //! A chunk is physical memory: it is mapped and unmapped whole. A *window* is a range of addresses under which chunks
-//! are mapped side by side. A chunk may be mapped in many windows at once, and stays mapped where it was: two
-//! addresses of one chunk are coherent in stream order, so that memory "moves" by one more mapping, at once, without
+//! are mapped side by side. A chunk may be mapped in many windows at once, and keeps its earlier mappings. Two
+//! addresses of one chunk are coherent in stream order. So memory "moves" by one more mapping, at once, without
 //! unmapping anything and without waiting for any stream. A range of a window is free where the bytes under it are
-//! free, whichever window they were last used through. Windows never touch each other and no window shows a chunk twice,
-//! so the bytes of a free range are distinct and any part of one can be handed out.
+//! free, whichever window they were last used through. Windows never touch each other and no window shows a chunk
+//! twice, so the bytes of a free range are distinct and any part of one can be handed out.
 //!
-//! The chunks say what is free; the windows sum it up, for the search. A chunk is mapped a dozen times where sizes are
-//! random, but nearly every search ends in a window that was made of new chunks. So these windows, and long ones, are
-//! kept up to date. Of the others an upper bound of the longest free range is known: what is placed leaves it valid,
-//! what is freed makes chunks *stale*, and a search that comes to such a window first raises the bounds where stale
-//! chunks are mapped. Where the bound then allows a fit, the window is summed up anew.
+//! The chunks hold the free ranges; the windows sum them up, for the search. With random sizes a chunk is mapped a
+//! dozen times, but nearly every search ends in a window that was made of new chunks. So the summaries of these
+//! windows, and of long ones, are kept up to date. For each other window an upper bound of the longest free range is
+//! known. A placement leaves the bound valid. A free makes chunks *stale*, and a search that comes to such a window
+//! first raises the bounds where stale chunks are mapped. If the bound then allows a fit, the window is summed up anew.
 
 use std::collections::VecDeque;
 
@@ -27,26 +27,28 @@ use super::shown::Shown;
 use super::windows::{Changes, Place, Window, Windows};
 use crate::{Address, Backing, BackingError};
 
-/// A window that no cycle used is kept for so many. Where blocks lie differs a little from cycle to cycle.
+/// The number of cycles for which a window is kept without a use. The places of blocks differ a little from cycle to
+/// cycle.
 const CYCLES: usize = 4;
 
-/// Memory that blocks of one pool share.
+/// The memory that blocks of one pool share.
 pub(super) struct Space {
     pub(super) chunks: Slab<Chunk>,
     pub(super) windows: Windows,
-    /// Chunks of which more is free than windows that are not kept up to date may know.
+    /// Chunks that may have more free memory than windows know that are not kept up to date.
     pub(super) stale: Vec<usize>,
     /// Bytes of all chunks.
     pub(super) reserved: u64,
-    /// Bytes of blocks.
+    /// Bytes in blocks.
     occupied: u64,
-    /// Mappings that could neither be completed nor undone: (address, chunk). Undone before the chunk is released.
+    /// Mappings that could be neither completed nor undone: (address, chunk). They are undone before the chunk is
+    /// released.
     stuck: Vec<(Address, usize)>,
     /// The end of the block placed last.
     pub(super) end_of_last: Address,
-    /// Counts window uses, to find the one not used for longest.
+    /// The number of window uses so far, to find the window not used for longest.
     clock: u64,
-    /// The clock when each of the last [`CYCLES`] began.
+    /// The clock at the beginning of each of the last [`CYCLES`] cycles.
     cycles: VecDeque<u64>,
     shown: Shown,
 }
@@ -60,7 +62,7 @@ pub(super) struct Piece {
 }
 
 impl Space {
-    /// An empty one.
+    /// Makes an empty space.
     pub(super) fn new(shown: Shown) -> Self {
         Self {
             chunks: Slab::new(),
@@ -76,19 +78,19 @@ impl Space {
         }
     }
 
-    /// A new whole chunk, mapped nowhere.
+    /// Creates a whole chunk that is not mapped anywhere.
     pub(super) fn create(&mut self, bytes: u64, backing: &dyn Backing) -> Result<usize, BackingError> {
         let id = backing.create(bytes)?;
         self.reserved += bytes;
         Ok(self.chunks.insert(Chunk::new(id, bytes)))
     }
 
-    /// Bytes that are in no block, wherever they are.
+    /// Returns the bytes that are in no block, wherever they are.
     pub(super) fn free_bytes(&self) -> u64 {
         self.reserved - self.occupied
     }
 
-    /// The chunks with no byte in use, (bytes, index), from the smallest up.
+    /// Returns the chunks with no byte in use, (bytes, index), from the smallest up.
     pub(super) fn wholes(&self) -> Vec<(u64, usize)> {
         let wholes = self.chunks.iter().filter(|(_, chunk)| chunk.is_whole());
         let mut wholes: Vec<_> = wholes.map(|(index, chunk)| (chunk.bytes, index)).collect();
@@ -96,13 +98,13 @@ impl Space {
         wholes
     }
 
-    /// The parts of a mapped range, in address order.
+    /// Returns the parts of a mapped range, in address order.
     #[inline]
     pub(super) fn pieces(&self, place: Place, bytes: u64) -> impl Iterator<Item = Piece> + '_ {
         (place.slot..).map_while(move |slot| self.piece(place, bytes, slot))
     }
 
-    /// The part of a mapped range in a slot of its window.
+    /// Returns the part of a mapped range in a slot of its window.
     #[inline]
     fn piece(&self, place: Place, bytes: u64, slot: usize) -> Option<Piece> {
         let &(start, chunk) = self.windows.get(place.window).chunks.get(slot)?;
@@ -155,7 +157,7 @@ impl Space {
         window.uses.add(last);
     }
 
-    /// Makes `stream` run behind all work on the range.
+    /// Makes `stream` run after all work on the range.
     pub(super) fn wait(
         &self,
         place: Place,
@@ -168,8 +170,8 @@ impl Space {
 
     /// Maps chunks side by side at the end of the window at `first`, or in a new window there that owns `owned` bytes.
     ///
-    /// # Errors
-    /// What the backing said. Nothing has changed, but that a mapping which the backing refused to undo is remembered.
+    /// # Errors The error of the backing. Nothing has changed then, except that a mapping which the backing refused to
+    /// undo is remembered.
     pub(super) fn map(
         &mut self,
         first: Address,
@@ -214,16 +216,15 @@ impl Space {
         Ok(())
     }
 
-    /// Whether a mapping at `address` is left that could not be undone.
+    /// Returns whether a mapping at `address` is left that could not be undone.
     pub(super) fn is_stuck_from(&self, address: Address) -> bool {
         self.stuck.iter().any(|(stuck, _)| *stuck == address)
     }
 
-    /// Gives a whole chunk back to the backing; the device has finished with it. `blocks` are the first addresses of
-    /// the live blocks, in order.
+    /// Gives a whole chunk back to the backing; the device must have finished with it. `blocks` are the first addresses
+    /// of the live blocks, in order.
     ///
-    /// # Errors
-    /// What the backing said. The chunk stays, mapped wherever it was not yet unmapped.
+    /// # Errors The error of the backing. The chunk stays, mapped wherever it was not yet unmapped.
     pub(super) fn release(
         &mut self,
         index: usize,
@@ -250,7 +251,8 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps the window not used for longest, if it holds no block and the device has finished with it.
+    /// Unmaps the window not used for longest, if it holds no block and the device has finished with it. Returns
+    /// whether it did.
     pub(super) fn retire_window(
         &mut self,
         progress: &mut Progress,
@@ -259,14 +261,14 @@ impl Space {
     ) -> Result<bool, BackingError> {
         let idle = self.windows.iter().filter(|(_, window)| window.blocks == 0);
         let Some((index, _)) = idle.min_by_key(|(_, window)| window.used_at) else { return Ok(false) };
-        // Stamped anew, so that a window the device is not done with does not hide the others.
+        // A new stamp keeps a window that the device is not done with from hiding the others.
         self.clock += 1;
         self.windows.get_mut(index).used_at = self.clock;
         self.unmap(index, progress, addresses, backing)
     }
 
-    /// Begins a cycle. Unmaps the windows that none of the last [`CYCLES`] used, if all their chunks are mapped elsewhere,
-    /// too.
+    /// Begins a cycle. Unmaps the windows that none of the last [`CYCLES`] cycles used, if all their chunks are also
+    /// mapped elsewhere.
     pub(super) fn begin_cycle(
         &mut self,
         progress: &mut Progress,
@@ -289,7 +291,7 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps a window that holds no block, if the device has finished with it. Whether it has.
+    /// Unmaps a window that holds no block, if the device has finished with it. Returns whether it did.
     fn unmap(
         &mut self,
         index: usize,
@@ -319,12 +321,13 @@ impl Space {
         Ok(true)
     }
 
-    /// Mappings in all windows.
+    /// Returns the number of mappings in all windows.
     pub(super) fn mappings(&self) -> usize {
         self.chunks.iter().map(|(_, chunk)| chunk.mapped_at.len()).sum()
     }
 
-    /// Notes where the bytes of a block are shown from now on: `direction` puts (at home, in the block) in order.
+    /// Records where the bytes of a block are shown from now on: `direction` orders (at home, in the block) as (from,
+    /// to).
     #[cold]
     fn note_moves(&self, place: Place, bytes: u64, direction: impl Fn(Address, Address) -> (Address, Address)) {
         let starts = self.windows.get(place.window).chunks[place.slot..].iter().map(|(start, _)| *start);
@@ -337,8 +340,8 @@ impl Space {
         }
     }
 
-    /// Makes known to the windows that are kept up to date what is free of a chunk, to be summed up when all changes of a
-    /// block are known. Whether there are others.
+    /// Passes a chunk's summary on to the windows that are kept up to date; they are summed up once all changes of a
+    /// block are known. Returns whether other windows show the chunk.
     #[inline]
     fn note_change(&mut self, index: usize, changes: &mut Changes) -> bool {
         let chunk = &self.chunks[index];
@@ -353,7 +356,7 @@ impl Space {
         has_others
     }
 
-    /// Drops an unmapped chunk from its window, which falls in two if the chunk was not at one of its ends.
+    /// Drops an unmapped chunk from its window. The window is split in two, unless the chunk was at one of its ends.
     fn forget_mapping(&mut self, mapping: Mapping, blocks: &[Address], addresses: &mut AddressSpace) {
         let mut left = self.windows.remove(mapping.window);
         let behind = left.chunks.split_off(mapping.slot + 1);
