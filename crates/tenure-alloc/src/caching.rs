@@ -12,7 +12,7 @@ use crate::{
 /// The state of memory at an out-of-memory error, as its observers see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Bytes of the request that failed, rounded to the segment that it needs.
+    /// Bytes that the failed request needed: rounded, and in [`native`](crate::native) the bytes of its segment.
     pub requested: u64,
     /// Bytes that this process may hold, overhead included.
     pub allowed: u64,

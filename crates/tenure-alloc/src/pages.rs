@@ -1,4 +1,4 @@
-//! Blocks in memory whose pages come when they are touched and go when they are given back: a host's.
+//! A heap over memory whose pages exist from their first touch until they are given back, such as a host's.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,32 +10,32 @@ use crate::hooks::Hooks;
 use crate::runs::Runs;
 use crate::{Address, AllocError, BackingError, Block, FreeMemoryCallback, PoolKind, Request, Resource, Statistics};
 
-/// Blocks are multiples of this: the smallest page there is.
+/// The unit of blocks in bytes: the smallest page.
 const PAGE_BYTES: u64 = 4096;
-/// Pages are given back in these first: the system's huge pages, which it would have to split.
+/// The unit in bytes in which pages are given back first: the system's huge pages, which it would otherwise have to
+/// split.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Address space whose pages exist from their first touch until they are discarded.
 pub trait Pages: Send + Sync {
-    /// The address space, the heap's alone.
+    /// Returns the address space, which belongs to the heap alone.
     fn addresses(&self) -> Range<Address>;
 
-    /// Gives the pages of a range back. What was in them is lost; they come again when they are touched.
+    /// Gives back the pages of a range. Their contents are lost; the pages exist again when they are touched.
     ///
-    /// # Errors
-    /// The system refuses. The pages are as they were.
+    /// # Errors The system refuses; the pages are as they were.
     fn discard(&self, address: Address, bytes: u64) -> Result<(), BackingError>;
 }
 
-/// How a [`PageHeap`] behaves.
+/// Settings of a [`PageHeap`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What may be held beyond the most that was ever allocated at once: this part of it, but at least
-    /// [`slack_bytes`](Self::slack_bytes).
+    /// The memory that may be held beyond the most bytes that were ever allocated at once, as a fraction of these, but
+    /// at least [`slack_bytes`](Self::slack_bytes).
     pub slack: f64,
-    /// See [`slack`](Self::slack), in bytes.
+    /// The least slack, in bytes: see [`slack`](Self::slack).
     pub slack_bytes: u64,
-    /// Bytes that may be held at a time.
+    /// The most bytes that may be held at a time.
     pub limit_bytes: u64,
 }
 
@@ -45,9 +45,9 @@ impl Default for Config {
     }
 }
 
-/// Hands out blocks of address space, and keeps the pages of freed ones for the next: what is reused is not faulted in
-/// and cleared by the system again. Address space is free, and pages are not: where free pages fit no request, new ones
-/// are touched, and free ones given back so that no more are held than [`Config`] allows.
+/// A heap that hands out blocks of address space, and keeps the pages of freed blocks for the next ones. The system
+/// need not fault in and clear pages that are reused. Address space costs nothing, and pages do: where free pages fit
+/// no request, new ones are touched, and free ones are given back so that no more are held than [`Config`] allows.
 ///
 /// It is for large blocks: each is a multiple of 4 KiB.
 pub struct PageHeap<P> {
@@ -60,20 +60,20 @@ pub struct PageHeap<P> {
 
 #[derive(Default)]
 struct State {
-    /// Free, with pages.
+    /// Free ranges with pages.
     held: Runs,
-    /// Free, without.
+    /// Free ranges without pages.
     bare: Runs,
     live: FxHashMap<Address, (Request, u64)>,
     /// The most bytes of live blocks at once.
     peak: u64,
-    /// Bytes that may be held.
+    /// The most bytes that may be held.
     limit: u64,
     statistics: Statistics,
 }
 
 impl<P: Pages> PageHeap<P> {
-    /// A heap that holds no page yet.
+    /// Makes a heap that holds no page yet.
     pub fn new(pages: P, config: Config) -> Self {
         let mut state = State { limit: config.limit_bytes, ..State::default() };
         let Range { start, end } = pages.addresses();
@@ -84,51 +84,50 @@ impl<P: Pages> PageHeap<P> {
         Self { pages, config, state: Mutex::new(state), live_bytes: AtomicU64::new(0), hooks: Hooks::default() }
     }
 
-    /// What its blocks are made of.
+    /// Returns the pages that its blocks are made of.
     pub fn pages(&self) -> &P {
         &self.pages
     }
 
-    /// Where its blocks are.
+    /// Returns the address space of its blocks.
     pub fn addresses(&self) -> Range<Address> {
         self.pages.addresses()
     }
 
-    /// Limits what may be held at a time, instead of the limit there was. What is held beyond it is so until it is freed:
-    /// no more is allocated meanwhile.
+    /// Limits the bytes held at a time, in place of the previous limit. Memory held beyond the new limit is not taken
+    /// away; until enough of it is free, no new pages are taken.
     pub fn set_limit(&self, bytes: u64) {
         self.state.lock().limit = bytes;
     }
 
-    /// Whether no more than `most` bytes are held, once free pages were given back.
+    /// Gives back free pages until at most `most` bytes are held. Returns whether that was reached.
     ///
-    /// # Errors
-    /// The system refuses.
+    /// # Errors The system refuses.
     pub fn shrink(&self, most: u64) -> Result<bool, AllocError> {
         let mut state = self.state.lock();
         if state.reserved() > most {
-            // More than is needed: whoever asks in small steps asks rarely.
+            // Gives back 1 MiB more than needed, so that a caller that shrinks in small steps seldom calls the system.
             self.discard(&mut state, most.saturating_sub(HUGE_PAGE_BYTES / 2))?;
         }
         Ok(state.reserved() <= most)
     }
 
-    /// Calls the callbacks: whether any may have freed a block.
+    /// Calls the callbacks; returns whether any of them may have freed a block.
     pub fn free_memory(&self) -> bool {
         self.hooks.free_memory()
     }
 
-    /// Bytes of live blocks.
+    /// Returns the bytes of live blocks.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes.load(Ordering::Relaxed)
     }
 
-    /// Adds a callback to try when the limit leaves no room. It is called with nothing locked.
+    /// Adds a callback to try when the limit leaves no room. It is called with no lock held.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
         self.hooks.add_callback(callback);
     }
 
-    /// The counters: what is reserved are bytes whose pages are held.
+    /// Returns the counters. Reserved bytes are those whose pages are held.
     pub fn statistics(&self) -> Statistics {
         self.state.lock().statistics.clone()
     }
@@ -140,13 +139,12 @@ impl<P: Pages> PageHeap<P> {
 
     /// Gives back the pages of all free ranges.
     ///
-    /// # Errors
-    /// The system refuses.
+    /// # Errors The system refuses.
     pub fn release_cached(&self) -> Result<(), AllocError> {
         Ok(self.discard(&mut self.state.lock(), 0)?)
     }
 
-    /// Gives back pages of free ranges, the longest first, until at most `most` bytes are held, or no page is free.
+    /// Gives back pages of free ranges, the longest first, until at most `most` bytes are held or no free page is left.
     fn discard(&self, state: &mut State, most: u64) -> Result<(), BackingError> {
         for unit in [HUGE_PAGE_BYTES, PAGE_BYTES] {
             let mut free: Vec<_> = state.held.iter().collect();
@@ -158,7 +156,7 @@ impl<P: Pages> PageHeap<P> {
                 if bytes == 0 {
                     continue;
                 }
-                // From its end, so that what stays is low and together.
+                // Pages go from the end of the range, so that those that stay are low and together.
                 let from = run.end() / unit * unit - bytes;
                 self.pages.discard(from, bytes)?;
                 state.held.remove(from, bytes);
@@ -186,7 +184,7 @@ impl<P: Pages> PageHeap<P> {
             return Ok(None);
         }
         let Some(run) = state.bare.first_fit(bytes, 0) else { return Ok(None) };
-        // A touch brings a huge page, all of it: what is left of the last is held too, where it may be.
+        // A touch brings in a whole huge page, so the rest of the last one is held too, if the limit permits.
         let end = (run.address + bytes).next_multiple_of(HUGE_PAGE_BYTES).min(run.end());
         let more =
             (end - run.address - bytes).min(most.saturating_sub(state.reserved() + bytes) / PAGE_BYTES * PAGE_BYTES);
@@ -279,7 +277,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Pages that are there if they were touched.
+    /// Pages that exist if they were touched.
     #[derive(Default)]
     struct Fake {
         refuses: std::sync::atomic::AtomicBool,
@@ -309,7 +307,7 @@ mod tests {
         let fake = Fake::default();
         let heap = PageHeap::new(&fake, Config::default());
         let first = heap.allocate(request(5 * MIB)).unwrap();
-        // A huge page that is touched is there as a whole.
+        // A huge page exists as a whole once it is touched.
         assert_eq!(heap.statistics().all.reserved_bytes.current, 6 * MIB);
         heap.free(first.address).unwrap();
         assert_eq!(heap.allocate(request(3 * MIB)).unwrap().address, first.address);

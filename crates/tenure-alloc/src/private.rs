@@ -1,33 +1,33 @@
-//! Private pools, as every allocator offers them: where their memory comes from, and the state they can be set back to.
+//! Private pools, as every allocator offers them: the sources of their memory, and checkpoints to set them back to.
 
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, BackingError, PoolId, PoolKind};
 
-/// Says whether an allocation on a stream goes to a private pool. Called on the allocating thread with the allocator's
-/// lock held: it must not call the allocator.
+/// A filter that returns whether an allocation on a stream goes to a private pool. It is called on the allocating
+/// thread with the allocator's lock held: it must not call the allocator.
 pub type StreamFilter = Box<dyn Fn(StreamId) -> bool + Send + Sync>;
 
-/// Where the segments of a private pool come from, if not from the backing: a program's own allocator
-/// (`torch.cuda.MemPool(allocator)`). Called with no lock held, so that it may allocate here itself; what it allocates
-/// goes to no private pool, and must not be handed on as a segment.
+/// A source of segments for a private pool, in place of the backing: a program's own allocator
+/// (`torch.cuda.MemPool(allocator)`). It is called with no lock held, so that it may allocate here itself. Its own
+/// allocations go to no private pool, and it must not hand them on as segments.
 pub trait PoolSource: Send + Sync {
-    /// A segment of `bytes` bytes, readable and writable, for work on `stream`.
+    /// Allocates a segment of `bytes` bytes, readable and writable, for work on `stream`.
     ///
-    /// # Errors
-    /// [`BackingError::OutOfMemory`] if there is none: the allocator then tries to serve the request otherwise.
+    /// # Errors [`BackingError::OutOfMemory`] if there is no memory: the allocator then tries to serve the request in
+    /// other ways.
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Address, BackingError>;
 
     /// Takes a whole segment back. Work of `stream` may still use it.
     fn free(&self, address: Address, bytes: u64, stream: StreamId);
 }
 
-/// Why allocations go to a private pool.
+/// The reason for which allocations go to a private pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolUse {
-    /// A stream is captured into a graph, or may be: nothing is asked about streams, and none is waited for.
+    /// A stream is captured into a graph, or may be: no stream is queried or waited for.
     Capture,
-    /// The program keeps memory apart (`torch.cuda.use_mem_pool`). Streams are asked and waited for as ever.
+    /// The program keeps memory apart (`torch.cuda.use_mem_pool`). Streams are queried and waited for as usual.
     Eager,
 }
 
@@ -35,17 +35,17 @@ pub enum PoolUse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCheckpoint {
     pub(crate) pool: PoolId,
-    /// By address.
+    /// The blocks, by address.
     pub(crate) blocks: Vec<CheckpointBlock>,
 }
 
 impl PoolCheckpoint {
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> PoolId {
         self.pool
     }
 
-    /// First addresses of the blocks, in order.
+    /// Returns the first addresses of the blocks, in order.
     pub fn addresses(&self) -> impl Iterator<Item = Address> {
         self.blocks.iter().map(|block| block.address)
     }
@@ -63,11 +63,11 @@ pub(crate) struct CheckpointBlock {
     pub(crate) key: KeyId,
 }
 
-/// What setting a pool back did. An address may be in both lists.
+/// The effect of setting a pool back. An address may be in both lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// The blocks that lived before, by address: they are freed, and not the caller's to free any more.
+    /// The blocks that lived before, by address. They are freed, and the caller must not free them again.
     pub freed: Vec<Address>,
-    /// The blocks that live now, by address: the caller's to free.
+    /// The blocks that live now, by address. The caller must free them.
     pub allocated: Vec<Address>,
 }

@@ -1,46 +1,48 @@
+//! [`Resource`]: the interface of everything that hands out blocks.
+
 use std::sync::Arc;
 
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, AllocError};
 
-/// What a caller asks for.
+/// A request for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Bytes, as asked, not rounded.
+    /// The bytes requested, not rounded.
     pub bytes: u64,
-    /// The stream that will use the block, and that its free is ordered by. One stream for every thread: not CUDA's
-    /// `cudaStreamPerThread` (2).
+    /// The stream that will use the block and that orders its free. It must be the same stream on every thread, so not
+    /// CUDA's `cudaStreamPerThread` (2).
     pub stream: StreamId,
-    /// What the block is for.
+    /// The block's purpose.
     pub tag: Tag,
-    /// Which block it is.
+    /// The block's identity.
     pub key: KeyId,
 }
 
 impl Request {
-    /// A request with no tag and no key.
+    /// Makes a request with no tag and no key.
     pub fn new(bytes: u64, stream: StreamId) -> Self {
         Self { bytes, stream, tag: Tag::Unknown, key: KeyId::NONE }
     }
 
-    /// The same request, for `tag`.
+    /// Returns the request with `tag` as its tag.
     pub fn with_tag(self, tag: Tag) -> Self {
         Self { tag, ..self }
     }
 
-    /// The same request, for `key`.
+    /// Returns the request with `key` as its key.
     pub fn with_key(self, key: KeyId) -> Self {
         Self { key, ..self }
     }
 }
 
-/// What a caller gets: `address..address + bytes`, its own until freed.
+/// A block, `address..address + bytes`. It belongs to the caller until freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// First byte.
+    /// The first byte.
     pub address: Address,
-    /// Bytes set aside: the request, rounded as the allocator rounds.
+    /// The bytes set aside: the request, rounded by the allocator.
     pub bytes: u64,
 }
 
@@ -48,17 +50,17 @@ pub struct Block {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId(pub u64, pub u64);
 
-/// Anything that hands out stream-ordered blocks: allocators, and adaptors over them.
+/// A resource that hands out stream-ordered blocks: an allocator, or an adaptor over one.
 pub trait Resource: Send + Sync {
-    /// A block of at least `request.bytes` bytes. A request of zero bytes gets address 0 and no memory.
+    /// Allocates a block of at least `request.bytes` bytes. A request of zero bytes gets address 0 and no memory.
     fn allocate(&self, request: Request) -> Result<Block, AllocError>;
 
-    /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
-    /// Address 0 is ignored.
+    /// Frees the block that starts at `address`. Work already put on its streams may still use it. Address 0 is
+    /// ignored.
     fn free(&self, address: Address) -> Result<(), AllocError>;
 }
 
-/// A shared resource, for adaptors that do not own what is below them.
+/// A shared resource, for adaptors that do not own the resource below them.
 impl<R: Resource + ?Sized> Resource for Arc<R> {
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         (**self).allocate(request)

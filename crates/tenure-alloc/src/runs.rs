@@ -15,24 +15,24 @@ impl Run {
     }
 }
 
-/// A set of disjoint runs. First fit skips whole leaves that hold nothing long enough, so that it costs little more
-/// than a binary search while there are a few thousand runs.
+/// A set of disjoint runs. First fit skips whole leaves without a run that is long enough, so it costs little more than
+/// a binary search while there are a few thousand runs.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// Never empty themselves; in address order.
+    /// The leaves, in address order. None is empty.
     leaves: Vec<Leaf>,
 }
 
 #[derive(Debug)]
 struct Leaf {
-    /// The first address: kept here so that finding a leaf touches no other memory.
+    /// The first address. It is kept here so that finding a leaf touches no other memory.
     first: Address,
     /// The longest run of the leaf, in bytes.
     longest: u64,
     runs: Vec<Run>,
 }
 
-/// A leaf is split in two when it holds more runs than this.
+/// The number of runs beyond which a leaf is split in two.
 const LEAF_RUNS: usize = 64;
 
 impl Runs {
@@ -59,8 +59,7 @@ impl Runs {
 
     /// Takes a range out of the run that contains it.
     ///
-    /// # Panics
-    /// If no run contains it.
+    /// # Panics If no run contains it.
     pub(crate) fn remove(&mut self, address: Address, bytes: u64) {
         let (leaf, after) = self.position(address);
         let at = after.checked_sub(1).expect("a removed range lies in a run");
@@ -79,7 +78,7 @@ impl Runs {
         }
     }
 
-    /// The first run from `from` on that holds at least `bytes`.
+    /// Returns the first run from `from` on that holds at least `bytes`.
     pub(crate) fn first_fit(&self, bytes: u64, from: Address) -> Option<Run> {
         let (first, at) = from.checked_sub(1).map_or((0, 0), |before| self.position(before));
         self.leaves.iter().enumerate().skip(first).filter(|(_, leaf)| leaf.longest >= bytes).find_map(
@@ -90,20 +89,20 @@ impl Runs {
         )
     }
 
-    /// All runs, in address order.
+    /// Returns all runs, in address order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         self.leaves.iter().flat_map(|leaf| leaf.runs.iter().copied())
     }
 
-    /// The leaf that holds the last run starting at or before `address` (or the first leaf), and the position in it
-    /// behind that run.
+    /// Returns the leaf that holds the last run starting at or before `address` (or the first leaf), and the position
+    /// in it after that run.
     fn position(&self, address: Address) -> (usize, usize) {
         let leaf = self.leaves.partition_point(|leaf| leaf.first <= address).saturating_sub(1);
         let at = self.leaves.get(leaf).map_or(0, |leaf| leaf.runs.partition_point(|run| run.address <= address));
         (leaf, at)
     }
 
-    /// The run at a position, which may be just behind a leaf's last.
+    /// Returns the run at a position, which may be just after a leaf's last run.
     fn run_at(&self, leaf: usize, at: usize) -> Option<(usize, usize, Run)> {
         let here = self.leaves.get(leaf)?;
         match here.runs.get(at) {
@@ -146,7 +145,7 @@ impl Runs {
 }
 
 impl Leaf {
-    /// A run of `old` bytes is now one of `new`.
+    /// Updates the leaf after a run of `old` bytes became one of `new`.
     fn replaced(&mut self, old: u64, new: u64) {
         self.first = self.runs[0].address;
         if new >= self.longest {
@@ -169,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// The runs of a set of unit cells.
+    /// Returns the runs of a set of unit cells.
     fn runs_of(cells: &BTreeSet<u64>) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for &cell in cells {

@@ -1,24 +1,26 @@
+//! [`Statistics`]: the counters of an allocator.
+
 use std::collections::BTreeMap;
 
 use tenure_core::Tag;
 
 use crate::PoolId;
 
-/// One figure over time. PyTorch's `Stat` (c10/core/CachingDeviceAllocator.h).
+/// A number that changes over time. PyTorch's `Stat` (c10/core/CachingDeviceAllocator.h).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Now.
+    /// The current value.
     pub current: u64,
-    /// Highest `current` since the last [`reset_peak`](Self::reset_peak).
+    /// The highest `current` since the last [`reset_peak`](Self::reset_peak).
     pub peak: u64,
-    /// Everything ever added.
+    /// The sum of all increases since the last [`reset_accumulated`](Self::reset_accumulated).
     pub allocated: u64,
-    /// Everything ever taken away.
+    /// The sum of all decreases since the last [`reset_accumulated`](Self::reset_accumulated).
     pub freed: u64,
 }
 
 impl Stat {
-    /// Adds `amount`.
+    /// Increases the value by `amount`.
     #[inline]
     pub fn increase(&mut self, amount: u64) {
         self.current += amount;
@@ -26,7 +28,7 @@ impl Stat {
         self.allocated += amount;
     }
 
-    /// Takes `amount` away.
+    /// Decreases the value by `amount`.
     #[inline]
     pub fn decrease(&mut self, amount: u64) {
         debug_assert!(self.current >= amount, "a figure of {} is decreased by {amount}", self.current);
@@ -34,18 +36,18 @@ impl Stat {
         self.freed += amount;
     }
 
-    /// Adds or takes away what is missing to `value`.
+    /// Increases or decreases the value to `value`.
     pub fn set(&mut self, value: u64) {
         self.increase(value.saturating_sub(self.current));
         self.decrease(self.current.saturating_sub(value));
     }
 
-    /// Starts the peak again from the current value.
+    /// Sets the peak to the current value.
     pub fn reset_peak(&mut self) {
         self.peak = self.current;
     }
 
-    /// Sets what was added and taken away to zero.
+    /// Sets the sums of increases and decreases to zero.
     pub fn reset_accumulated(&mut self) {
         self.allocated = 0;
         self.freed = 0;
@@ -59,7 +61,7 @@ impl Stat {
     }
 }
 
-/// Which of PyTorch's two pools a block belongs to.
+/// The one of PyTorch's two pools that a block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PoolKind {
     /// Requests up to 1 MiB.
@@ -68,14 +70,14 @@ pub enum PoolKind {
     Large,
 }
 
-/// The figures of a pool.
+/// The statistics of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolStatistics {
-    /// Blocks handed out and not freed.
+    /// Blocks allocated and not freed.
     pub allocation: Stat,
     /// Segments held from the backing.
     pub segment: Stat,
-    /// Blocks handed out, or freed and still awaited on another stream.
+    /// Blocks allocated, or freed and still awaited on another stream.
     pub active: Stat,
     /// Free blocks that cannot be released because the rest of their segment is in use.
     pub inactive_split: Stat,
@@ -87,13 +89,13 @@ pub struct PoolStatistics {
     pub active_bytes: Stat,
     /// Bytes of the blocks that `inactive_split` counts.
     pub inactive_split_bytes: Stat,
-    /// Bytes that callers asked for, of the blocks that `active` counts: while other streams still use freed blocks, it
-    /// may exceed `allocated_bytes`.
+    /// Bytes requested for the blocks that `active` counts. While other streams still use freed blocks, it may exceed
+    /// `allocated_bytes`.
     pub requested_bytes: Stat,
 }
 
 impl PoolStatistics {
-    /// Adds the figures of other blocks. See [`Statistics::merge`].
+    /// Adds the statistics of other blocks. See [`Statistics::merge`].
     pub(crate) fn merge(&mut self, other: &Self) {
         self.stats_mut().into_iter().zip(other.named()).for_each(|(mine, (_, theirs))| mine.merge(theirs));
     }
@@ -127,14 +129,14 @@ impl PoolStatistics {
     }
 }
 
-/// The figures of a tag. Pages are shared between tags, so they end at the active bytes.
+/// The statistics of a tag. Tags share pages, so no statistics of segments or reserved bytes are among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagStatistics {
-    /// As [`PoolStatistics::requested_bytes`].
+    /// Like [`PoolStatistics::requested_bytes`].
     pub requested_bytes: Stat,
-    /// As [`PoolStatistics::allocated_bytes`].
+    /// Like [`PoolStatistics::allocated_bytes`].
     pub allocated_bytes: Stat,
-    /// As [`PoolStatistics::active_bytes`].
+    /// Like [`PoolStatistics::active_bytes`].
     pub active_bytes: Stat,
 }
 
@@ -152,10 +154,10 @@ impl TagStatistics {
     }
 }
 
-/// Every counter of an allocator: PyTorch's `DeviceStats`, and the same per tag.
+/// Every counter of an allocator: PyTorch's `DeviceStats`, and counters per tag.
 ///
-/// All are plain integers, so that each heap of an allocator can own a set of its own; [`merge`](Self::merge) adds
-/// them up.
+/// All are plain integers, so that each heap of an allocator can own a set of its own; [`merge`](Self::merge) adds them
+/// up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Both pools together.
@@ -166,31 +168,31 @@ pub struct Statistics {
     pub large_pool: PoolStatistics,
     /// By tag: `tags[tag as usize]`.
     pub tags: [TagStatistics; Tag::ALL.len()],
-    /// Bytes held from the backing for each private pool that ever held some, by its id: both kinds together, small and
-    /// large. The figures outlive their pool.
+    /// Bytes held from the backing for each private pool that ever held some, by its id: in all, small and large. The
+    /// entries outlive their pool.
     pub reserved_in_private_pools: BTreeMap<PoolId, [Stat; 3]>,
     /// Live blocks of at least `max_split_size`.
     pub oversize_allocations: Stat,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Stat,
-    /// Allocations tried again after everything cached was released.
+    /// Allocations tried again after all cached memory was released.
     pub num_alloc_retries: u64,
     /// Out-of-memory errors.
     pub num_ooms: u64,
     /// Requests that [`Tuning::RejectAbove`](crate::Tuning::RejectAbove) refused, which are not in `num_ooms`.
     pub num_oom_rejections: u64,
-    /// Times that the host waited for every stream.
+    /// The number of times that the host waited for every stream.
     pub num_sync_all_streams: u64,
-    /// Calls that took memory from the backing.
+    /// The number of calls that took memory from the backing.
     pub num_device_alloc: u64,
-    /// Calls that gave memory back to the backing.
+    /// The number of calls that gave memory back to the backing.
     pub num_device_free: u64,
-    /// Blocks of at least this many bytes are not split; `None` means no limit, which PyTorch reports as -1.
+    /// The size in bytes from which blocks are not split; `None` means no limit, which PyTorch reports as -1.
     pub max_split_size: Option<u64>,
 }
 
 impl Statistics {
-    /// A block of `bytes` is handed out for a request of `requested` bytes.
+    /// Counts a block of `bytes`, allocated for a request of `requested` bytes.
     #[inline]
     pub fn block_allocated(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         for pool in self.both(kind) {
@@ -206,7 +208,7 @@ impl Statistics {
         tag.active_bytes.increase(bytes);
     }
 
-    /// A block's owner freed it; it stays active until [`block_completed`](Self::block_completed).
+    /// Counts a block that its owner freed; it stays active until [`block_completed`](Self::block_completed).
     #[inline]
     pub fn block_freed(&mut self, kind: PoolKind, tag: Tag, bytes: u64) {
         for pool in self.both(kind) {
@@ -216,7 +218,7 @@ impl Statistics {
         self.tags[tag as usize].allocated_bytes.decrease(bytes);
     }
 
-    /// Every stream has passed a freed block.
+    /// Counts a freed block that every stream has passed.
     #[inline]
     pub fn block_completed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         for pool in self.both(kind) {
@@ -229,7 +231,7 @@ impl Statistics {
         tag.active_bytes.decrease(bytes);
     }
 
-    /// A live block is for something else than was said before. The tag that it leaves keeps its peak.
+    /// Moves a live block from one tag to another. The old tag keeps its peak.
     pub fn block_retagged(&mut self, from: Tag, to: Tag, requested: u64, bytes: u64) {
         let [requested_bytes, allocated_bytes, active_bytes] = self.tags[from as usize].stats_mut();
         requested_bytes.decrease(requested);
@@ -241,7 +243,7 @@ impl Statistics {
         active_bytes.increase(bytes);
     }
 
-    /// The bytes that `pool` holds from the backing change by what goes and what comes, as one step.
+    /// Changes the bytes that `pool` holds from the backing by the bytes that go and those that come, as one step.
     pub(crate) fn reserved_changed(&mut self, pool: PoolId, kind: PoolKind, gone: u64, come: u64) {
         let change = |stat: &mut Stat| {
             stat.increase(come.saturating_sub(gone));
@@ -255,7 +257,7 @@ impl Statistics {
         }
     }
 
-    /// The figures of both pools together, and of the pool of `kind`.
+    /// Returns the statistics of both pools together, and of the pool of `kind`.
     #[inline]
     pub fn both(&mut self, kind: PoolKind) -> [&mut PoolStatistics; 2] {
         let pool = match kind {
@@ -267,8 +269,8 @@ impl Statistics {
 
     /// Adds the counters of another part of the same allocator.
     ///
-    /// Every figure is exact but the peaks: parts need not peak together, so a merged peak lies between the true peak
-    /// of the whole and the sum of the parts' peaks, which it is.
+    /// Every value is exact except the peaks. Parts need not peak together, so a merged peak, which is the sum of the
+    /// parts' peaks, is an upper bound on the true peak of the whole.
     pub fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         for (mine, theirs) in self.stats_mut().zip(other.stats_mut()) {
@@ -298,7 +300,7 @@ impl Statistics {
         self.reserved_in_private_pools.values_mut().flatten().for_each(Stat::reset_peak);
     }
 
-    /// Sets everything accumulated to zero; current values and peaks stay.
+    /// Sets every accumulated counter to zero; current values and peaks stay.
     pub fn reset_accumulated(&mut self) {
         self.stats_mut().for_each(Stat::reset_accumulated);
         self.reserved_in_private_pools.values_mut().flatten().for_each(Stat::reset_accumulated);
@@ -310,8 +312,8 @@ impl Statistics {
         self.num_device_free = 0;
     }
 
-    /// Every counter under the key of `torch.cuda.memory_stats()`, sorted by key. A tag stands where a pool's name
-    /// would: `allocated_bytes.weight.peak`.
+    /// Returns every counter under the key of `torch.cuda.memory_stats()`, sorted by key. In a tag's keys, the tag
+    /// stands in place of a pool's name: `allocated_bytes.weight.peak`.
     pub fn flat(&self) -> Vec<(String, i64)> {
         let pools = [("all", &self.all), ("small_pool", &self.small_pool), ("large_pool", &self.large_pool)];
         let mut flat = Vec::new();
@@ -356,7 +358,7 @@ fn push(flat: &mut Vec<(String, i64)>, prefix: &str, stat: &Stat) {
     flat.push((format!("{prefix}.freed"), signed(stat.freed)));
 }
 
-/// PyTorch's figures are signed; one beyond `i64::MAX` bytes is not reached in the life of a process.
+/// Converts a value to PyTorch's signed type. No process reaches more than `i64::MAX` bytes.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What the device lock guards: chunks, windows, blocks that no heap has, and private pools.
+//! The state under the device lock: chunks, windows, blocks that no heap has, and private pools.
 
 use std::sync::Arc;
 
@@ -28,38 +28,39 @@ pub(super) struct State {
     pub(super) addresses: AddressSpace,
     pub(super) progress: Progress,
     pub(super) space: Space,
-    /// Private pools; and the counters of everything reserved, and of the blocks here.
+    /// The private pools. Their engine also has the counters of all reserved memory, and of the blocks here.
     pub(super) private: Private,
     /// Blocks of streams that have no heap.
     pub(super) blocks: LargeBlocks,
-    /// Bytes requested for them.
+    /// Bytes requested for these blocks.
     pub(super) requested: u64,
-    /// What is lent to heaps, by first address: see Note [Parking].
+    /// Memory lent to heaps, by first address: see Note [Parking].
     pub(super) loans: FxHashMap<Address, (StreamId, Loan)>,
-    /// Numbers the placements in the common space and the returns to it: see Note [Parking].
+    /// The number of placements in the common space and of returns to it: see Note [Parking].
     pub(super) clock: Arc<AtomicU64>,
     /// The most bytes ever requested at once.
     pub(super) peak_requested: u64,
-    /// Blocks placed since the last was freed.
+    /// Blocks placed since the last free.
     pub(super) streak: u32,
-    /// What the statistics count of windows, and of free ranges of chunks in use: (ranges, bytes).
+    /// The number of windows that the statistics count; and, in `inactive`, the free ranges of chunks in use that they
+    /// count: (ranges, bytes).
     windows: u64,
     inactive: (u64, u64),
 }
 
-/// How far to go for memory.
+/// The effort to make for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// What is free in one piece.
+    /// Take only a free range in one piece.
     Free,
-    /// Whatever can be made, pieced together or waited for.
+    /// Also make, piece together or wait for memory.
     Any,
 }
 
-/// Why there is no block.
+/// The reason for which there is no block.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The device is full, or the limit is reached, or there is none without more [`Effort`].
+    /// The device is full, or the limit is reached, or more [`Effort`] is needed.
     Full,
     /// Another error.
     Failed(AllocError),
@@ -109,7 +110,7 @@ impl State {
         }
     }
 
-    /// Memory for the heap of `stream`. `requested` bytes are requested in all.
+    /// Lends memory to the heap of `stream`. `requested` bytes are requested in all.
     pub(super) fn lend(
         &mut self,
         stream: StreamId,
@@ -118,7 +119,7 @@ impl State {
         requested: u64,
         effort: Effort,
     ) -> Result<Loan, Refusal> {
-        // A free ends a streak, and what follows it goes by other rules.
+        // A free ends a streak, and placement after it follows other rules.
         let in_streak = self.in_streak();
         let (address, is_made) = self.find(bytes, stream, requested, effort)?;
         let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
@@ -131,7 +132,7 @@ impl State {
         Ok(loan)
     }
 
-    /// Takes back what was lent to a heap.
+    /// Takes back a loan to a heap.
     pub(super) fn take_back(&mut self, loan: Loan) {
         let Loan { address, bytes, lent, .. } = loan;
         let Some((stream, _)) = self.loans.remove(&address) else { return };
@@ -143,7 +144,8 @@ impl State {
         }
     }
 
-    /// A block of `bytes` bytes, of no heap. `requested` bytes are requested in all, with this one.
+    /// Allocates a block of `bytes` bytes that belongs to no heap. `requested` bytes are requested in all, with this
+    /// block.
     pub(super) fn allocate(
         &mut self,
         request: Request,
@@ -157,7 +159,7 @@ impl State {
         Ok(address)
     }
 
-    /// Ends the tenure of a block.
+    /// Frees a block.
     pub(super) fn free(&mut self, address: Address) -> Result<(), AllocError> {
         if self.blocks.get(address).is_none() {
             return self.free_private(address);
@@ -176,12 +178,12 @@ impl State {
         Ok(())
     }
 
-    /// Lets `stream` use a block too. Whether the block is here.
+    /// Records that `stream` uses a block too. Returns whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
         self.blocks.record_stream(address, stream) || self.private.engine.record_stream(address, stream).is_ok()
     }
 
-    /// Says anew what a block is for. Whether the block is here.
+    /// Changes a block's tag and key. Returns whether the block is here.
     pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
         let Some((from, block)) = self.blocks.retag(address, tag, key) else {
             return self.private.engine.retag(address, tag, key).is_ok();
@@ -190,7 +192,7 @@ impl State {
         true
     }
 
-    /// Records that the program noted something about a live block, if it is none of a heap's.
+    /// Records that the program annotated a live block that belongs to no heap.
     pub(super) fn annotate(&self, address: Address) -> Result<(), AllocError> {
         match self.blocks.get(address).filter(|block| !block.is_freed) {
             Some(block) => block.record(Action::Annotate, address, PoolId::default(), &self.history),
@@ -199,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// The live block at an address, if it is none of a heap's.
+    /// Returns the live block at an address, if it belongs to no heap.
     pub(super) fn block(&self, address: Address) -> Option<Block> {
         let bytes = self.blocks.live_bytes(address);
         bytes.map(|bytes| Block { address, bytes }).or_else(|| self.private.engine.block(address))
@@ -218,7 +220,8 @@ impl State {
         settled
     }
 
-    /// Gives every chunk with no byte in use back to the backing. Waits on the host for the work that used them.
+    /// Gives every chunk with no byte in use back to the backing. Waits on the host for the work that used these
+    /// chunks.
     pub(super) fn release_whole(&mut self) -> Result<(), BackingError> {
         let mut live: Vec<Address> =
             self.blocks.iter().map(|(address, _)| address).chain(self.loans.keys().copied()).collect();
@@ -240,7 +243,7 @@ impl State {
             .record(|| Event::new(Action::OutOfMemory, free, bytes, stream).with_purpose(tag, key).in_pool(pool));
     }
 
-    /// The counters of everything but the blocks of heaps, with the free bytes of chunks partly in use.
+    /// Returns the counters of everything except the blocks of heaps, with the free bytes of chunks partly in use.
     pub(super) fn statistics(&mut self) -> Statistics {
         let partial = self.space.chunks.iter().filter(|(_, chunk)| !chunk.is_whole());
         let extents = partial.flat_map(|(_, chunk)| chunk.free.iter().map(|extent| extent.bytes));
@@ -254,12 +257,12 @@ impl State {
         &mut self.private.engine.statistics
     }
 
-    /// How much of the device may be held.
+    /// Returns the limit on the memory held.
     pub(super) fn limit(&self) -> &Limit {
         &self.private.engine.limit
     }
 
-    /// Bytes reserved in all.
+    /// Returns the bytes reserved in all.
     pub(super) fn reserved(&self) -> u64 {
         self.private.engine.statistics.all.reserved_bytes.current
     }
@@ -270,7 +273,7 @@ impl State {
         self.count_change();
     }
 
-    /// Counts a change of what is free.
+    /// Counts a change of the free memory.
     pub(super) fn count_change(&self) {
         self.clock.fetch_add(1, Ordering::Release);
     }
@@ -286,7 +289,7 @@ impl State {
     /// Makes the memory of a freed block free.
     fn complete(&mut self, address: Address, block: &LargeBlock) {
         self.streak = 0;
-        // Before its bytes go home: see Note [Where bytes are shown].
+        // Recorded before its bytes go home: see Note [Where bytes are shown].
         block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
         self.vacate(address, block.bytes, block.stream);
         let LargeBlock { tag, requested, bytes, .. } = *block;
@@ -309,7 +312,7 @@ impl State {
         self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));
     }
 
-    /// A window is what PyTorch's figures call a segment.
+    /// Updates the number of segments: PyTorch's statistics count each window as one.
     pub(super) fn count_windows(&mut self) {
         let now = self.space.windows.len() as u64;
         let before = std::mem::replace(&mut self.windows, now);

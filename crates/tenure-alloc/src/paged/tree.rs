@@ -1,10 +1,10 @@
-//! The free ranges of pieces of memory in a row, summed up in a tree: it takes logarithmic time to find the first range
-//! that is long enough, and to enter a change.
+//! A tree of the free ranges of pieces of memory in a row. Finding the first range that is long enough takes
+//! logarithmic time, and so does entering a change.
 
-/// What is free in some memory: bytes at its start, at its end, and in its longest range.
+/// A summary of the free bytes in some memory: at its start, at its end, and in its longest range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Free {
-    /// Bytes of the memory.
+    /// The size of the memory in bytes.
     pub(super) total: u64,
     pub(super) prefix: u64,
     pub(super) suffix: u64,
@@ -16,7 +16,7 @@ impl Free {
         self.prefix == self.total
     }
 
-    /// With `next` behind it.
+    /// Returns the summary of this memory followed by `next`.
     #[inline]
     pub(super) fn join(&self, next: &Self) -> Self {
         Self {
@@ -27,24 +27,24 @@ impl Free {
         }
     }
 
-    /// Takes over what is free of the same memory. Whether that is a change.
+    /// Replaces this summary by a new one of the same memory. Returns whether they differ.
     #[inline]
     fn replace(&mut self, new: &Self) -> bool {
         let changes = (self.prefix ^ new.prefix) | (self.suffix ^ new.suffix) | (self.longest ^ new.longest) != 0;
         if changes {
-            // Word by word, so that a sum is never read by longer words than it was written by.
+            // Written word by word, so that no later read of a sum is wider than the write it reads from.
             (self.prefix, self.suffix, self.longest) = (new.prefix, new.suffix, new.longest);
         }
         changes
     }
 
-    /// The bytes free at the end when so many are free just before the start.
+    /// Returns the bytes free at the end, if `before` bytes are free just before the start.
     pub(super) fn suffix_behind(&self, before: u64) -> u64 {
         if self.is_whole() { before + self.total } else { self.suffix }
     }
 }
 
-/// A row of pieces. The children of node `n` are `2n` and `2n + 1`, and the leaves are the second half.
+/// A tree over a row of pieces. The children of node `n` are `2n` and `2n + 1`, and the leaves are the second half.
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: Vec<Free>,
@@ -57,9 +57,9 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// Enters all pieces anew.
+    /// Replaces all pieces.
     pub(super) fn sum_up(&mut self, pieces: impl ExactSizeIterator<Item = Free>) {
-        // The leaves that no piece is left for are empty.
+        // The leaves beyond the last piece are empty.
         let leaves = pieces.len().next_power_of_two();
         self.nodes.clear();
         self.nodes.resize(leaves, Free::default());
@@ -70,13 +70,14 @@ impl Tree {
         }
     }
 
-    /// The sum of all pieces.
+    /// Returns the summary of all pieces.
     #[inline]
     pub(super) fn sum(&self) -> &Free {
         &self.nodes[1]
     }
 
-    /// Changes what is free of the piece at `at`, up to where it is [summed up](Self::settle). Whether that is a change.
+    /// Changes the summary of the piece at `at`, but not the sums above it: see [`settle`](Self::settle). Returns
+    /// whether it differs.
     #[inline]
     pub(super) fn put(&mut self, at: usize, free: &Free) -> bool {
         let leaf = self.leaves() + at;
@@ -97,8 +98,9 @@ impl Tree {
         }
     }
 
-    /// The first piece from `from` on that ends what `skips` accepts: it is asked from left to right, of several pieces
-    /// at once where it can be, and must accept them if it accepts each in turn. Past the last piece if it accepts all.
+    /// Returns the first piece from `from` on that `skips` rejects, or an index past the last piece if it accepts all.
+    /// `skips` is called from left to right, on the sum of several pieces where possible. It must accept a sum if it
+    /// accepts each of its pieces in turn.
     #[inline]
     pub(super) fn skip_while(&self, from: usize, mut skips: impl FnMut(&Free) -> bool) -> usize {
         let leaves = self.leaves();
@@ -107,7 +109,7 @@ impl Tree {
         }
         let mut node = leaves + from;
         loop {
-            // The most pieces that begin here.
+            // Goes up to the largest sum of pieces that begins here.
             node >>= node.trailing_zeros();
             if !skips(&self.nodes[node]) {
                 while node < leaves {
@@ -134,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// A piece of 4 cells.
+    /// Returns a piece of 4 cells.
     fn piece(cells: u8) -> Free {
         let runs = (0..4).map(|from| (from..4).take_while(|cell| cells >> cell & 1 == 1).count() as u64);
         let runs: Vec<u64> = runs.collect();
@@ -164,7 +166,7 @@ mod tests {
                 let sum = pieces.iter().fold(Free::default(), |sum, cells| sum.join(&piece(*cells)));
                 prop_assert_eq!(*tree.sum(), sum);
 
-                // The piece in which the first long enough run from `at` on becomes so.
+                // The expected piece is the one in which the first run from `at` on reaches the wanted length.
                 let (mut run, mut expected) = (0, None);
                 for (number, cells) in pieces.iter().enumerate().skip(at) {
                     for cell in 0..4 {

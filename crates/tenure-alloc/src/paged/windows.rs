@@ -1,4 +1,4 @@
-//! Ranges of address space under which chunks are mapped side by side, in address order.
+//! Windows: ranges of address space under which chunks are mapped side by side, in address order.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -11,67 +11,67 @@ use crate::Address;
 /// A maximal range of addresses with chunks mapped side by side.
 pub(super) struct Window {
     pub(super) first: Address,
-    /// Bytes mapped.
+    /// The bytes mapped.
     pub(super) bytes: u64,
-    /// Bytes of address space it owns: it can grow while `bytes` stays below, see [`room`](Self::room).
+    /// The bytes of address space it owns. It can grow while `bytes` stays below that: see [`room`](Self::room).
     pub(super) owned: u64,
-    /// (first address, index) of its chunks, by address.
+    /// Its chunks, (first address, index), by address.
     pub(super) chunks: Vec<(Address, usize)>,
-    /// What is free of its chunks.
+    /// The summaries of its chunks' free bytes.
     tree: Tree,
     /// Whether it is the home of all its chunks.
     pub(super) is_home: bool,
-    /// Live blocks that start in it.
+    /// The number of live blocks that start in it.
     pub(super) blocks: usize,
     /// Work that may still use its addresses.
     pub(super) uses: Uses,
     pub(super) used_at: u64,
 }
 
-/// Windows by address.
+/// The windows, by address.
 #[derive(Default)]
 pub(super) struct Windows {
     windows: Slab<Window>,
     /// (first address, index), by address.
     order: Vec<(Address, usize)>,
-    /// By index. Apart, because a search goes through many.
+    /// The heads of the windows, by index. They are kept apart, because a search reads many.
     heads: Vec<Head>,
 }
 
-/// What a search looks at first.
+/// The part of a window that a search reads first.
 #[derive(Clone, Copy, Default)]
 struct Head {
-    /// No free range of the window is longer.
+    /// An upper bound on the free ranges of the window, in bytes.
     longest: u64,
     /// Whether its tree is kept up to date: see Note [Windows].
     is_kept: bool,
 }
 
-/// Slots side by side of which more or less is free than is summed up.
+/// Slots side by side whose free bytes have changed since they were summed up.
 pub(super) struct Changed {
     window: usize,
     first: usize,
     last: usize,
 }
 
-/// A block's chunks lie side by side in their home, too.
+/// Changes in each window. They are few: a block's chunks mostly lie side by side in their home, too.
 pub(super) type Changes = SmallVec<[Changed; 4]>;
 
-/// A window of more chunks than this is always kept up to date.
+/// The number of chunks beyond which a window is always kept up to date.
 const SHORT: usize = 32;
 
 /// A mapped address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) address: Address,
-    /// The window.
+    /// The window, by index.
     pub(super) window: usize,
-    /// Which of the window's chunks.
+    /// The position of the address's chunk among the window's chunks.
     pub(super) slot: usize,
 }
 
 impl Window {
-    /// An empty one.
+    /// Makes an empty window.
     pub(super) fn new(first: Address, owned: u64) -> Self {
         let (chunks, tree, uses) = (Vec::new(), Tree::default(), Uses::default());
         Self { first, bytes: 0, owned, chunks, tree, is_home: true, blocks: 0, uses, used_at: 0 }
@@ -81,12 +81,13 @@ impl Window {
         self.first + self.bytes
     }
 
-    /// Bytes that can still be mapped behind its end. One granule stays free, so that windows never touch.
+    /// Returns the bytes that can still be mapped after its end. One granule stays unmapped, so that windows never
+    /// touch.
     pub(super) fn room(&self, granularity: u64) -> u64 {
         (self.owned - self.bytes).saturating_sub(granularity)
     }
 
-    /// Free bytes at its end.
+    /// Returns the free bytes at its end.
     pub(super) fn free_suffix(&self, chunks: &Slab<Chunk>) -> u64 {
         let mut bytes = 0;
         for (_, index) in self.chunks.iter().rev() {
@@ -99,27 +100,27 @@ impl Window {
         bytes
     }
 
-    /// No free range that reaches into a slot is longer.
+    /// Returns an upper bound, in bytes, on the free ranges that reach into a slot.
     fn most_at(&self, slot: usize, chunks: &Slab<Chunk>) -> u64 {
         let sum =
             |slot: Option<usize>| slot.and_then(|slot| self.chunks.get(slot)).map(|(_, index)| chunks[*index].sum);
         let free = chunks[self.chunks[slot].1].sum;
         let before = sum(slot.checked_sub(1)).filter(|_| free.prefix > 0).unwrap_or_default();
         let after = sum(slot.checked_add(1)).filter(|_| free.suffix > 0).unwrap_or_default();
-        // How far whole neighbours continue is not worth a look.
+        // Following whole neighbours further is not worth the time: the bound is then the whole window.
         let goes_on = |free: &Free| free.total > 0 && free.is_whole();
         if goes_on(&before) || goes_on(&after) { self.bytes } else { before.join(&free).join(&after).longest }
     }
 
-    /// The slot that an address lies in.
+    /// Returns the slot that an address lies in.
     pub(super) fn slot_of(&self, address: Address) -> usize {
         self.chunks.partition_point(|(start, _)| *start <= address) - 1
     }
 
-    /// The first free range of at least `bytes` bytes from `from` on, where no range crosses `from`: where it begins,
-    /// and in which slot.
+    /// Returns the first free range of at least `bytes` bytes from `from` on: its first address and slot. No free range
+    /// may lie across `from`.
     fn first_fit(&self, bytes: u64, from: Address, chunks: &Slab<Chunk>) -> Option<(Address, usize)> {
-        // The bytes free just before what is looked at.
+        // `before` is the number of free bytes just before the slot.
         let (mut slot, mut before) = (0, 0);
         if from > self.first {
             slot = self.slot_of(from);
@@ -147,7 +148,7 @@ impl Window {
         Some((start + extent.offset, slot))
     }
 
-    /// An address at or before a slot's, and its own slot.
+    /// Returns an address at or before a slot's start, and the slot that it lies in.
     fn back(&self, address: Address, mut slot: usize) -> (Address, usize) {
         while self.chunks[slot].0 > address {
             slot -= 1;
@@ -166,7 +167,7 @@ impl Window {
         begins_here && before.is_none_or(|before| before.sum.suffix == 0)
     }
 
-    /// The end of the free range that `place` lies in.
+    /// Returns the end of the free range that `place` lies in.
     fn free_until(&self, place: Place, chunks: &Slab<Chunk>) -> Address {
         let (start, index) = self.chunks[place.slot];
         let free = &chunks[index].free;
@@ -185,7 +186,7 @@ impl Windows {
         self.order.len()
     }
 
-    /// In address order.
+    /// Returns the windows in address order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Window)> {
         self.order.iter().map(|&(_, index)| (index, &self.windows[index]))
     }
@@ -198,31 +199,31 @@ impl Windows {
         &mut self.windows[index]
     }
 
-    /// Where a mapped address is.
+    /// Returns the place of a mapped address.
     #[inline]
     pub(super) fn place(&self, address: Address) -> Place {
         let (_, window) = self.order[self.order.partition_point(|(first, _)| *first <= address) - 1];
         Place { address, window, slot: self.windows[window].slot_of(address) }
     }
 
-    /// Whether what is free of a window is kept up to date, or else is to be [summed up](Self::sum_up).
+    /// Returns whether a window's summary is kept up to date; if not, it must be [summed up](Self::sum_up) before use.
     #[inline]
     pub(super) fn is_kept(&self, window: usize) -> bool {
         self.heads[window].is_kept
     }
 
-    /// Whether a window may have a free range of so many bytes.
+    /// Returns whether a window may have a free range of `bytes` bytes.
     #[inline]
     pub(super) fn may_fit(&self, window: usize, bytes: u64) -> bool {
         self.heads[window].longest >= bytes
     }
 
-    /// The longest free range of a window that is [summed up](Self::sum_up), in bytes.
+    /// Returns the longest free range, in bytes, of a window that is [summed up](Self::sum_up).
     pub(super) fn longest(&self, window: usize) -> u64 {
         self.heads[window].longest
     }
 
-    /// Notes in `changes` what is free of a slot of a window that is kept up to date.
+    /// Changes the summary of a slot of a window that is kept up to date, and notes the change in `changes`.
     #[inline]
     pub(super) fn put(&mut self, window: usize, slot: usize, free: &Free, changes: &mut Changes) {
         if !self.windows[window].tree.put(slot, free) {
@@ -235,7 +236,7 @@ impl Windows {
         }
     }
 
-    /// Sums up what was changed.
+    /// Sums up the changes.
     #[inline]
     pub(super) fn settle(&mut self, changes: &Changes) {
         for it in changes {
@@ -245,7 +246,7 @@ impl Windows {
         }
     }
 
-    /// Notes that more is free of a slot of another window.
+    /// Raises the bound of a window that is not kept up to date, after bytes of a slot were freed.
     #[inline]
     pub(super) fn raise(&mut self, window: usize, slot: usize, chunks: &Slab<Chunk>) {
         let most = self.windows[window].most_at(slot, chunks);
@@ -253,7 +254,7 @@ impl Windows {
         head.longest = head.longest.max(most);
     }
 
-    /// The window that begins at an address.
+    /// Returns the window that begins at an address.
     pub(super) fn at(&self, first: Address) -> Option<usize> {
         let at = self.order.binary_search_by_key(&first, |(first, _)| *first).ok()?;
         Some(self.order[at].1)
@@ -275,7 +276,7 @@ impl Windows {
         window
     }
 
-    /// Sums up what is free of a window whose chunks have changed.
+    /// Sums up the free bytes of a window whose chunks have changed.
     pub(super) fn sum_up(&mut self, index: usize, chunks: &Slab<Chunk>) {
         let window = &mut self.windows[index];
         window.tree.sum_up(window.chunks.iter().map(|(_, chunk)| chunks[*chunk].sum));
@@ -284,31 +285,31 @@ impl Windows {
         self.heads[index] = Head { longest, is_kept: window.is_home || window.chunks.len() > SHORT };
     }
 
-    /// Which window, in address order, a search from an address begins with.
+    /// Returns the position, in address order, of the window with which a search from an address begins.
     pub(super) fn rank(&self, from: Address) -> usize {
         self.order.partition_point(|(first, _)| *first <= from).saturating_sub(1)
     }
 
-    /// The window at a place in address order.
+    /// Returns the window at a position in address order.
     #[inline]
     pub(super) fn ranked(&self, rank: usize) -> usize {
         self.order[rank].1
     }
 
-    /// The first free range of at least `bytes` bytes in a window that begins at or behind `from`; none may lie across
-    /// it.
+    /// Returns the first free range of at least `bytes` bytes in a window that begins at or after `from`. No free range
+    /// may lie across `from`.
     pub(super) fn first_fit(&self, window: usize, bytes: u64, from: Address, chunks: &Slab<Chunk>) -> Option<Place> {
         let (address, slot) = self.windows[window].first_fit(bytes, from, chunks)?;
         Some(Place { address, window, slot })
     }
 
-    /// The place of an address, if a free range begins there.
+    /// Returns the place of an address, if a free range begins there.
     pub(super) fn free_range_at(&self, address: Address, chunks: &Slab<Chunk>) -> Option<Place> {
         let &(_, window) = self.order.get(self.rank(address))?;
         self.windows[window].begins_free_range(address, chunks).then(|| self.place(address))
     }
 
-    /// The end of the free range that begins at `place`.
+    /// Returns the end of the free range that begins at `place`.
     pub(super) fn free_until(&self, place: Place, chunks: &Slab<Chunk>) -> Address {
         self.windows[place.window].free_until(place, chunks)
     }

@@ -1,4 +1,4 @@
-//! Who holds what.
+//! Holders: the blocks of a snapshot, grouped by tag and key.
 
 use std::cmp::Reverse;
 
@@ -10,19 +10,19 @@ use super::{Snapshot, SnapshotState};
 /// The live blocks of one tag and key together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// What the blocks are for.
+    /// The purpose of the blocks.
     pub tag: Tag,
-    /// Which block they are; [`KeyId::NONE`] if nobody said.
+    /// The key of the blocks; [`KeyId::NONE`] if the program gave none.
     pub key: KeyId,
-    /// Bytes set aside for them.
+    /// The bytes set aside for them.
     pub bytes: u64,
-    /// How many they are.
+    /// The number of blocks.
     pub blocks: usize,
 }
 
 impl Snapshot {
-    /// The `limit` holders of the most bytes, largest first. Blocks that were freed and wait for other streams count
-    /// too: they hold their memory still.
+    /// Returns the `limit` holders of the most bytes, largest first. Blocks that were freed and wait for other streams
+    /// count too, because they still hold their memory.
     pub fn holders(&self, limit: usize) -> Vec<Holder> {
         let mut held: FxHashMap<(Tag, KeyId), (u64, usize)> = FxHashMap::default();
         let blocks = self.segments.iter().flat_map(|segment| &segment.blocks);
@@ -33,7 +33,7 @@ impl Snapshot {
         }
         let holder = |((tag, key), (bytes, blocks))| Holder { tag, key, bytes, blocks };
         let mut holders: Vec<Holder> = held.into_iter().map(holder).collect();
-        // The rest of the order only makes the report the same each time.
+        // The rest of the order only keeps the report the same from run to run.
         holders.sort_unstable_by_key(|holder| (Reverse(holder.bytes), holder.tag as usize, holder.key));
         holders.truncate(limit);
         holders

@@ -1,4 +1,4 @@
-//! What an allocator holds, in the shape of PyTorch's `torch.cuda.memory._snapshot()`.
+//! Snapshots of an allocator's memory, in the shape of PyTorch's `torch.cuda.memory._snapshot()`.
 
 mod holders;
 pub mod pickle;
@@ -11,7 +11,7 @@ use crate::{Action, Address, Context, Event, History, PoolId, PoolKind};
 pub use holders::Holder;
 use pickle::Writer;
 
-/// Everything an allocator holds, and what happened to it.
+/// A snapshot: all memory that an allocator holds, and its history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Every segment, by address.
@@ -20,7 +20,7 @@ pub struct Snapshot {
     pub device_traces: Vec<Vec<Event>>,
     /// The allocator's settings, by PyTorch's names where they are PyTorch's.
     pub settings: Vec<(&'static str, Setting)>,
-    /// Marks that the program put into the history.
+    /// The annotations that the program added to the history.
     pub annotations: Vec<Annotation>,
 }
 
@@ -29,54 +29,55 @@ pub struct Snapshot {
 pub struct Segment {
     /// The device's number.
     pub device: u32,
-    /// First byte.
+    /// The first byte.
     pub address: Address,
-    /// The stream its blocks are for.
+    /// The stream that its blocks are for.
     pub stream: StreamId,
-    /// Small or large.
+    /// The kind of its pool, small or large.
     pub kind: PoolKind,
     /// The private pool it belongs to; (0, 0) is the common one.
     pub pool: PoolId,
-    /// Its number in the order in which the allocator made segments, the same in every process that does the same; 0 for
-    /// memory that was not made as one segment.
+    /// Its number in the order in which the allocator made segments. It is the same in every process that makes the
+    /// same requests. 0 for memory that was not made as one segment.
     pub made: u64,
     /// Whether it is made of chunks mapped into reserved address space.
     pub is_expandable: bool,
-    /// Whether the memory was given from outside ([`Donated`](crate::adaptor::Donated)); PyTorch's snapshots do not say.
+    /// Whether the memory was donated from outside ([`Donated`](crate::adaptor::Donated)). PyTorch's snapshots do not
+    /// contain this.
     pub is_external: bool,
-    /// The context of the allocation that it was made for, if that is kept.
+    /// The context of the allocation for which it was made, if that is kept.
     pub context: Option<Context>,
-    /// Its blocks, by address; they cover it without a gap.
+    /// Its blocks, by address. They cover it without a gap.
     pub blocks: Vec<SnapshotBlock>,
 }
 
 /// A block of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotBlock {
-    /// First byte.
+    /// The first byte.
     pub address: Address,
-    /// Bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Bytes that its last user asked for.
+    /// The bytes that its last user requested.
     pub requested: u64,
-    /// Whether it is in use.
+    /// The state of the block.
     pub state: SnapshotState,
-    /// What it is for.
+    /// The block's purpose.
     pub tag: Tag,
-    /// Which block it is.
+    /// The block's identity.
     pub key: KeyId,
     /// The context of its allocation, while it is in use and if that is kept.
     pub context: Option<Context>,
 }
 
-/// Whether a block is in use.
+/// The state of a block in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotState {
-    /// Handed out.
+    /// The block is live.
     Allocated,
-    /// Freed, but other streams may still use it.
+    /// The block was freed, but other streams may still use it.
     PendingFree,
-    /// Free.
+    /// The block is free.
     Inactive,
 }
 
@@ -89,25 +90,25 @@ pub enum Setting {
     Integer(i64),
     /// A number.
     Number(f64),
-    /// Words.
+    /// A text.
     Text(String),
     /// Numbers by name.
     Table(Vec<(String, i64)>),
 }
 
-/// A mark that the program put into the history. PyTorch's `AnnotationEntry`.
+/// An annotation that the program added to the history. PyTorch's `AnnotationEntry`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
     /// The number of the device that was current.
     pub device: u32,
-    /// When, by the history's clock, in µs.
+    /// The time by the history's clock, in µs.
     pub time_us: u64,
-    /// What the program said: names and values. `record_function` gives a `name`, and a `stage`, `START` or `END`.
+    /// The program's names and values. `record_function` gives a `name`, and a `stage`, which is `START` or `END`.
     pub metadata: Vec<(String, String)>,
 }
 
 impl Segment {
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.bytes).sum()
     }
@@ -128,8 +129,8 @@ impl SnapshotState {
 }
 
 impl Snapshot {
-    /// A snapshot of `segments`, so far as they are of `pool`, in any order, of the `device`'s allocator; adds what
-    /// `history` knows, with the events if `traces`, and records that it was taken.
+    /// Takes a snapshot of the `segments` that are in `pool`, given in any order, of the `device`'s allocator. Adds
+    /// contexts from `history`, and its events if `traces`; then records that the snapshot was taken.
     pub(crate) fn take(
         mut segments: Vec<Segment>,
         device: u32,
@@ -157,8 +158,7 @@ impl Snapshot {
     }
 
     /// Writes the snapshot as the pickle that `torch.cuda.memory._dump_snapshot` writes, for PyTorch's tools to open.
-    /// The tag and the key of
-    /// an event go where PyTorch puts the program's own metadata.
+    /// The tag and the key of an event go where PyTorch puts the program's own metadata.
     pub fn write_pickle<W: io::Write>(&self, out: W) -> io::Result<()> {
         let mut writer = Writer::new(out)?;
         writer.dict(|writer| {
@@ -247,7 +247,7 @@ fn write_annotation<W: io::Write>(writer: &mut Writer<W>, mark: &Annotation) -> 
     })
 }
 
-/// A tag and a key in words: `weight encoder/matmul/out#0`; nothing for neither.
+/// Returns a tag and a key in words, such as `weight encoder/matmul/out#0`, or an empty string if there is neither.
 fn metadata(tag: Tag, key: KeyId) -> String {
     match (tag, key.key()) {
         (Tag::Unknown, None) => String::new(),

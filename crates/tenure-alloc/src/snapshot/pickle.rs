@@ -1,4 +1,5 @@
-//! Writing Python pickles of plain data: what Python's `pickle.loads` reads back as dicts, lists, tuples and scalars.
+//! A writer of Python pickles of plain data, which Python's `pickle.loads` reads back as dicts, lists, tuples and
+//! scalars.
 
 use std::io::{self, Write};
 
@@ -27,14 +28,15 @@ const MEMOIZE: u8 = 0x94;
 const BIN_GET: u8 = b'h';
 const LONG_BIN_GET: u8 = b'j';
 
-/// Strings up to this long are written once and referred to afterwards.
+/// The longest string, in bytes, that is written once and referred to afterwards.
 const LONGEST_SHARED: usize = 64;
-/// No more strings than this are remembered, so that memory stays bounded.
+/// The most strings that are remembered, so that memory stays bounded.
 const MOST_SHARED: usize = 4096;
 
-/// Writes one pickle (protocol 4), value by value.
+/// A writer of one pickle (protocol 4), value by value.
 ///
-/// A value is written by one call; a dict or a list takes a closure that writes its contents, keys and values in turn.
+/// One call writes one value. A call for a dict or a list takes a closure that writes the contents: keys and values in
+/// turn, or items.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
@@ -48,24 +50,24 @@ impl<W: Write> Writer<W> {
         Ok(Self { out, shared: FxHashMap::default() })
     }
 
-    /// Ends the pickle, whose one value has been written.
+    /// Ends the pickle after its one value has been written.
     pub fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[STOP])?;
         self.out.flush()?;
         Ok(self.out)
     }
 
-    /// `None`.
+    /// Writes `None`.
     pub fn none(&mut self) -> io::Result<()> {
         self.out.write_all(&[NONE])
     }
 
-    /// `True` or `False`.
+    /// Writes `True` or `False`.
     pub fn flag(&mut self, value: bool) -> io::Result<()> {
         self.out.write_all(&[if value { NEW_TRUE } else { NEW_FALSE }])
     }
 
-    /// An `int`.
+    /// Writes an `int`.
     pub fn integer(&mut self, value: impl Into<i128>) -> io::Result<()> {
         let value = value.into();
         if let Ok(byte) = u8::try_from(value) {
@@ -74,7 +76,7 @@ impl<W: Write> Writer<W> {
             self.out.write_all(&[BIN_INT])?;
             self.out.write_all(&word.to_le_bytes())
         } else {
-            // As few bytes of two's complement as keep the sign.
+            // The fewest bytes of two's complement that keep the sign.
             let sign_bits = if value < 0 { value.leading_ones() } else { value.leading_zeros() };
             let length = (128 - sign_bits) / 8 + 1;
             self.out.write_all(&[LONG1, length as u8])?;
@@ -82,13 +84,13 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// A `float`.
+    /// Writes a `float`.
     pub fn float(&mut self, value: f64) -> io::Result<()> {
         self.out.write_all(&[BIN_FLOAT])?;
         self.out.write_all(&value.to_be_bytes())
     }
 
-    /// A `str`.
+    /// Writes a `str`.
     pub fn text(&mut self, value: &str) -> io::Result<()> {
         if let Some(&index) = self.shared.get(value) {
             return match u8::try_from(index) {
@@ -117,21 +119,21 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// A `dict`; `entries` writes keys and values in turn.
+    /// Writes a `dict`; `entries` writes keys and values in turn.
     pub fn dict(&mut self, entries: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
         self.out.write_all(&[EMPTY_DICT, MARK])?;
         entries(self)?;
         self.out.write_all(&[SET_ITEMS])
     }
 
-    /// A `list`; `items` writes its items.
+    /// Writes a `list`; `items` writes its items.
     pub fn list(&mut self, items: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
         self.out.write_all(&[EMPTY_LIST, MARK])?;
         items(self)?;
         self.out.write_all(&[APPENDS])
     }
 
-    /// A `tuple` of two; each closure writes one value.
+    /// Writes a `tuple` of two; each closure writes one value.
     pub fn pair(
         &mut self,
         first: impl FnOnce(&mut Self) -> io::Result<()>,
@@ -142,13 +144,13 @@ impl<W: Write> Writer<W> {
         self.out.write_all(&[TUPLE2])
     }
 
-    /// A dict's entry with an `int`.
+    /// Writes a dict's entry with an `int`.
     pub fn entry(&mut self, key: &str, value: impl Into<i128>) -> io::Result<()> {
         self.text(key)?;
         self.integer(value)
     }
 
-    /// A dict's entry with a `str`.
+    /// Writes a dict's entry with a `str`.
     pub fn text_entry(&mut self, key: &str, value: &str) -> io::Result<()> {
         self.text(key)?;
         self.text(value)
@@ -159,7 +161,7 @@ impl<W: Write> Writer<W> {
 mod tests {
     use super::*;
 
-    /// What is between the header and the final stop.
+    /// Returns the bytes between the header and the final stop.
     fn written(write: impl FnOnce(&mut Writer<Vec<u8>>) -> io::Result<()>) -> Vec<u8> {
         let mut writer = Writer::new(Vec::new()).unwrap();
         write(&mut writer).unwrap();
