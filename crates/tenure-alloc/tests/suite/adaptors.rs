@@ -1,4 +1,4 @@
-//! The adaptors: what each adds to the resource below, and all of them together.
+//! Tests of the adaptors: the effect of each on the resource below it, and of all of them together.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -28,7 +28,7 @@ fn alloc(resource: &impl Resource, bytes: u64) -> u64 {
     resource.allocate(Request::new(bytes, A)).unwrap().address
 }
 
-/// What the error says of `free` and `allowed` bytes.
+/// Returns the `free` and `allowed` bytes of an out-of-memory error.
 fn out_of_memory(resource: &impl Resource, bytes: u64) -> (u64, u64) {
     match resource.allocate(Request::new(bytes, A)) {
         Err(AllocError::OutOfMemory { requested, free, allowed, .. }) if requested == bytes => (free, allowed),
@@ -36,7 +36,7 @@ fn out_of_memory(resource: &impl Resource, bytes: u64) -> (u64, u64) {
     }
 }
 
-/// A history that dates its events 0, 1, 2 and is on.
+/// Makes a history that is on, whose events have the times 0, 1, 2 and so on.
 fn history() -> History {
     let now = AtomicU64::new(0);
     let history = History::new(Box::new(move || now.fetch_add(1, Ordering::Relaxed)));
@@ -178,7 +178,7 @@ fn a_free_that_fails_leaves_every_adaptor_as_it_was() {
     let (backing, allocator) = native(GIB);
     let resource = Recorded::new(Counted::new(Limited::new(Arc::clone(&allocator), GIB)), history());
     let block = alloc(&resource, 512);
-    // A block that another stream uses needs a mark to be freed, and recording it fails.
+    // Freeing a block that another stream uses takes a mark, and recording that fails.
     allocator.record_stream(block, StreamId(9)).unwrap();
     backing.fail_calls(0..1);
     resource.free(block).unwrap_err();

@@ -1,4 +1,4 @@
-//! The two-ended arena: where blocks go, and against a bitmap that does the same by looking at every block.
+//! Tests of the two-ended arena: the places of blocks, also against a bitmap that finds them by looking at every block.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ fn arena(blocks: u64) -> Arena {
     Arena::new(BASE, blocks * KIB4)
 }
 
-/// Allocates whole blocks and returns the first one's number.
+/// Allocates whole blocks and returns the number of the first.
 fn low(arena: &mut Arena, blocks: u64) -> Option<u64> {
     arena.allocate_low(blocks * KIB4).map(|block| (block.address - BASE) / KIB4)
 }
@@ -72,7 +72,7 @@ fn the_low_search_wraps_around_before_it_enters_the_high_end() {
     for _ in 0..4 {
         high(&mut arena, 1);
     }
-    // Holes: 1 below the cursor, 5 between the ends, 8 within the high end.
+    // The holes are 1 below the cursor, 5 between the ends, and 8 within the high end.
     free(&mut arena, 1);
     free(&mut arena, 8);
     assert_eq!(low(&mut arena, 1), Some(1));
@@ -138,7 +138,7 @@ fn zero_bytes_take_nothing_and_too_many_leave_everything() {
     assert_eq!(arena.free_fraction(), 1.0);
 }
 
-/// The same arena, slowly: a mark for every block.
+/// A slow model of the arena: a flag for every block.
 struct Bitmap {
     taken: Vec<bool>,
     live: Vec<(Range<usize>, End)>,
@@ -156,7 +156,7 @@ impl Bitmap {
         Self { taken: vec![false; blocks], live: Vec::new(), cursor: 0 }
     }
 
-    /// Where the high end begins.
+    /// Returns the first block of the high end.
     fn limit(&self) -> usize {
         let high = self.live.iter().filter(|(_, end)| *end == End::High);
         high.map(|(run, _)| run.start).min().unwrap_or(self.taken.len())
@@ -217,7 +217,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Same places as the bitmap, whose blocks cannot overlap, and exact figures after every step.
+    /// The arena chooses the same places as the bitmap, whose blocks cannot overlap, and its numbers are exact after
+    /// every step.
     #[test]
     fn does_what_a_bitmap_does(blocks in 1_usize..80, steps in steps()) {
         let (mut arena, mut bitmap) = (arena(blocks as u64), Bitmap::new(blocks));
@@ -241,7 +242,7 @@ proptest! {
         }
     }
 
-    /// While the ends have room between them, whatever one does leaves the other's blocks where they would be alone.
+    /// While the ends have room between them, each end's blocks lie where they would lie without the other.
     #[test]
     fn the_ends_do_not_fragment_each_other(steps in steps()) {
         let room = 12 * steps.len() as u64;

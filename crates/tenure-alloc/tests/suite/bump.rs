@@ -1,4 +1,4 @@
-//! The bump pool: what comes after what, and who may have memory that another stream has used.
+//! Tests of the bump pool: the order of blocks, and the streams that may have memory which another stream has used.
 
 use std::thread;
 
@@ -62,7 +62,7 @@ fn another_stream_gets_memory_that_no_stream_has_used() {
     let pool = pool(1 << 20);
     let blocks = [alloc(&pool, 512, A), alloc(&pool, 512, A)];
     blocks.into_iter().for_each(|block| free(&pool, block));
-    // A starts over, and B must not follow it into what A used before.
+    // A starts over, and B must not get memory that A used before.
     assert_eq!(alloc(&pool, 512, A), 0);
     assert_eq!(alloc(&pool, 512, B), 1024);
     assert_eq!(alloc(&pool, 512, A), 1536);
@@ -140,7 +140,8 @@ fn threads_get_blocks_of_their_own() {
 }
 
 proptest! {
-    /// Between resets, a byte that one stream has used is never handed to another, nor to anybody while it is live.
+    /// Between resets, a byte that one stream has used is never handed to another stream, and a live byte to no
+    /// request.
     #[test]
     fn no_stream_is_handed_what_another_has_used(steps in prop::collection::vec((0_u64..4, 1_u64..5, any::<prop::sample::Index>()), 1..200)) {
         let pool = pool(64 * 512);

@@ -1,4 +1,4 @@
-//! Memory given to an allocator from outside: what is served from it, and how it is taken out again.
+//! Tests of memory donated to an allocator: the requests it serves, and how it is taken back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -30,14 +30,14 @@ impl Fixture {
         Self { backing, donated }
     }
 
-    /// Gives `bytes` bytes to `stream`; returns where.
+    /// Gives `bytes` bytes to `stream`; returns their address.
     fn insert(&self, bytes: u64, stream: StreamId) -> u64 {
         let address = self.backing.malloc(bytes).unwrap();
         self.donated.donated().insert(address, bytes, stream, Placement::BestFit).unwrap();
         address
     }
 
-    /// Gives `bytes` bytes to stream A.
+    /// Gives `bytes` bytes to stream A with a placement; returns their address.
     fn insert_as(&self, bytes: u64, placement: Placement) -> u64 {
         let address = self.backing.malloc(bytes).unwrap();
         self.donated.donated().insert(address, bytes, A, placement).unwrap();
@@ -166,7 +166,7 @@ fn a_block_is_freed_once_and_only_where_it_begins() {
 }
 
 #[test]
-fn a_freed_block_that_cannot_be_asked_about_fails_nobody_else() {
+fn a_freed_block_that_cannot_be_asked_about_fails_no_other_request() {
     let f = Fixture::new();
     let range = f.insert(16 * MIB, A);
     let block = f.alloc(8 * MIB, A);
@@ -217,13 +217,13 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The adaptor, and what it should be doing.
+/// The adaptor, and the state that it should have.
 struct Model {
     f: Fixture,
-    /// Bytes and requested bytes of live blocks.
+    /// The bytes and requested bytes of live blocks, by address.
     live: BTreeMap<u64, (u64, u64)>,
     ranges: BTreeMap<u64, (u64, StreamId)>,
-    /// Memory of ranges taken out again.
+    /// The bytes of ranges taken back.
     cleared: u64,
     capturing: bool,
 }
@@ -432,14 +432,14 @@ fn parameters_come_before_computation_on_the_same_stream() {
     assert_eq!(f.alloc(2 * MIB, A), computation);
 }
 
-/// Counts who is in, or lets nobody in.
+/// A gate that counts the blocks inside, and refuses entry while it is closed.
 #[derive(Default)]
 struct Counting {
     inside: AtomicI64,
     is_closed: AtomicBool,
     is_over: AtomicBool,
     captures_ended: AtomicI64,
-    /// What is freed while somebody waits to get in.
+    /// A block that another thread would free while an allocation waits to enter.
     frees: Mutex<Option<(Arc<Donated<NativeAllocator>>, u64)>>,
 }
 
@@ -467,7 +467,7 @@ impl Gate for Counting {
     }
 }
 
-/// A gate, and the range behind it.
+/// Makes a gate, and a range that may be used only inside it.
 fn behind_gate(f: &Fixture, bytes: u64) -> (Arc<Counting>, u64) {
     let (gate, address) = (Arc::new(Counting::default()), f.backing.malloc(bytes).unwrap());
     f.donated.donated().insert_behind(Arc::clone(&gate) as _, address, bytes, A).unwrap();
@@ -481,7 +481,7 @@ fn a_gate_is_entered_for_each_block_and_left_with_it() {
     let inside = || gate.inside.load(Ordering::Relaxed);
     let blocks = [3 * MIB, 4 * MIB].map(|bytes| f.alloc(bytes, A));
     assert_eq!((blocks[0], inside()), (range, 2));
-    // Neither a small block, nor one for which there is no room, is placed there.
+    // Neither a small block nor one for which there is no room is placed there.
     let elsewhere = [MIB, 4 * MIB].map(|bytes| f.alloc(bytes, A));
     assert_eq!(inside(), 2);
     elsewhere.into_iter().for_each(|block| f.free(block));
@@ -538,7 +538,7 @@ fn behind_a_gate_that_says_so_requests_are_served_from_elsewhere() {
     assert_eq!(gate.inside.load(Ordering::Relaxed), 0);
 }
 
-/// It may wait for whoever frees.
+/// Entering may wait for a thread that frees a block, so no lock may be held.
 #[test]
 fn a_gate_is_entered_under_no_lock_and_the_place_found_again() {
     let f = Fixture::new();

@@ -1,4 +1,4 @@
-//! What histories and snapshots say of what happened, and where it came from; both allocators say the same.
+//! Tests of histories and snapshots: the events and contexts that they contain. All allocators record the same.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const A: StreamId = StreamId(3);
 const B: StreamId = StreamId(4);
 const POOL: PoolId = PoolId(0, 7);
 
-/// An allocator of each kind, on a device whose streams pass marks when told.
+/// Makes an allocator of each kind, on devices whose streams pass marks when told.
 fn allocators() -> [Arc<dyn CachingAllocator>; 3] {
     let backing = || {
         let backing = Arc::new(FakeBacking::new(GIB));
@@ -48,13 +48,13 @@ fn words(context: Option<&Context>) -> &'static str {
     context.map_or("", |context| context.downcast::<&'static str>().unwrap())
 }
 
-/// The contexts of the events of an action.
+/// Returns the contexts of the events of an action.
 fn contexts_of(allocator: &dyn CachingAllocator, action: Action) -> Vec<&'static str> {
     let events = allocator.history().events();
     events.iter().filter(|event| event.action == action).map(|event| words(event.context.as_ref())).collect()
 }
 
-/// The contexts of the blocks that are in use, and of every segment.
+/// Returns the contexts of the blocks that are in use, and of every segment.
 fn contexts_held(allocator: &dyn CachingAllocator) -> (Vec<&'static str>, Vec<&'static str>) {
     let segments = allocator.snapshot().segments;
     let blocks = segments.iter().flat_map(|segment| &segment.blocks);
@@ -71,7 +71,8 @@ fn contexts_are_kept_as_far_as_was_asked() {
     for allocator in allocators() {
         let allocator = &*allocator;
         let history = allocator.history();
-        // What is kept, and the context of an allocation and its segment, of its free, and of the block meanwhile.
+        // Each row has the level kept, and the contexts of the allocation and its segment, of the free, and of the live
+        // block.
         for (kept, at_alloc, at_free, of_block) in [
             (Never, "", "", ""),
             (State, "", "", "take"),

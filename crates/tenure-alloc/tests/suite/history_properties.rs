@@ -1,4 +1,4 @@
-//! Histories beside a model, under random use.
+//! Property tests of histories against a model, under random use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ const ACTIONS: [Action; 10] = Action::ALL;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// With a call of the backing that fails, if it comes so far.
+    /// Allocates; the call of the backing with the number `failing` fails, if one is given and reached.
     Alloc {
         bytes: u64,
         stream: u64,
@@ -69,7 +69,7 @@ fn allocator(kind: usize, backing: Arc<FakeBacking>) -> Arc<dyn CachingAllocator
     match kind {
         0 => Arc::new(NativeAllocator::new(backing, native::Config::default()).unwrap()),
         1 => Arc::new(NativeAllocator::new(backing, native::Config::expandable()).unwrap()),
-        // No slack and few mappings, so that memory is pieced together, and windows come and go.
+        // There is no slack and there may be few mappings, so that memory is pieced together, and windows come and go.
         _ => {
             let config = paged::Config { slack: 0.0, slack_bytes: 0, min_chunk_bytes: 2 * MIB, ..Default::default() };
             let config = paged::Config { mappings_per_chunk: 1, ..config };
@@ -78,23 +78,23 @@ fn allocator(kind: usize, backing: Arc<FakeBacking>) -> Arc<dyn CachingAllocator
     }
 }
 
-/// An allocator in use, and what must be true of its history.
+/// An allocator in use, and the state that its history must have.
 struct Run {
     backing: Arc<FakeBacking>,
     allocator: Arc<dyn CachingAllocator>,
     live: Vec<u64>,
-    /// What a tracker heard in this step.
+    /// The events that a tracker got in this step.
     heard: Arc<Mutex<Vec<Event>>>,
-    /// What the ring must hold.
+    /// The events that the ring must hold.
     kept: Vec<Event>,
     recording: Option<Recording>,
-    /// The number of the context that a live block must have, if any.
+    /// The number of the context that each live block must have, by address, if it must have one.
     contexts: BTreeMap<u64, u64>,
-    /// Every context so far: it is alive as long as anything names it.
+    /// Every context so far. A context stays alive as long as anything holds it.
     made: Vec<Weak<u64>>,
-    /// The contexts that segments were made in. A segment of several parts shows that of its first.
+    /// The contexts in which segments were made. A segment of several parts shows the context of its first part.
     of_segments: BTreeSet<u64>,
-    /// Uses of the private pool.
+    /// The number of uses of the private pool.
     uses: usize,
 }
 
@@ -119,7 +119,7 @@ impl Run {
         }
     }
 
-    /// A context that says its number, and goes with the last who names it.
+    /// Makes a context that contains its number, and is dropped with its last holder.
     fn context(&mut self) -> Context {
         let number = Arc::new(self.made.len() as u64);
         self.made.push(Arc::downgrade(&number));
@@ -182,7 +182,7 @@ impl Run {
         self.recording.as_ref().is_some_and(|recording| recording.contexts >= level)
     }
 
-    /// Adds what was heard to what must be kept.
+    /// Adds the tracker's events to those that must be kept.
     fn hear(&mut self) {
         let heard = std::mem::take(&mut *self.heard.lock());
         let makes = |event: &Event| matches!(event.action, Action::SegmentAlloc | Action::SegmentMap);
@@ -225,7 +225,7 @@ impl Run {
         self.made.iter().filter_map(Weak::upgrade).map(|number| *number).collect()
     }
 
-    /// Gives everything back.
+    /// Gives all memory back.
     fn end(&mut self) {
         while !self.live.is_empty() {
             self.step(&Step::Free(0));
@@ -239,7 +239,7 @@ fn number(context: &Context) -> u64 {
     **context.downcast::<Arc<u64>>().unwrap()
 }
 
-/// Mapped bytes that events add up to: first address to end, merged where they touch.
+/// The mapped bytes that events add up to: first address to end, merged where they touch.
 #[derive(Debug, Default, PartialEq)]
 struct Mapped(BTreeMap<u64, u64>);
 

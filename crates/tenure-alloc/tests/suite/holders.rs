@@ -1,4 +1,4 @@
-//! Who holds what, on every allocator that keeps snapshots.
+//! Tests of holders, on every allocator that keeps snapshots.
 
 use std::sync::Arc;
 

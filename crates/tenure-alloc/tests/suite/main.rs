@@ -1,4 +1,4 @@
-//! The allocators and their adaptors, on a backing that panics on every misuse.
+//! Tests of the allocators and their adaptors, on a backing that panics on every misuse.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod adaptors;

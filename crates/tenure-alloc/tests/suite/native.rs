@@ -1,4 +1,4 @@
-//! What PyTorch's allocator does, one behaviour a test.
+//! Tests of PyTorch's allocator: one behaviour each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -40,7 +40,7 @@ impl Fixture {
         self.allocator.free(address).unwrap();
     }
 
-    /// Allocates blocks side by side and frees them all: cached segments of these sizes.
+    /// Allocates all blocks and then frees them, which leaves cached segments of these sizes.
     fn cache(&self, sizes: &[u64]) {
         let addresses: Vec<u64> = sizes.iter().map(|&bytes| self.alloc(bytes)).collect();
         addresses.into_iter().for_each(|address| self.free(address));
@@ -142,7 +142,7 @@ fn an_oversize_block_is_neither_split_nor_given_to_smaller_requests() {
     f.cache(&[100 * MIB]);
     f.alloc(32 * MIB);
     assert_eq!(f.reserved(), 132 * MIB);
-    // Nor to an oversize one that is smaller by 20 MiB or more.
+    // It also serves no oversize request that is smaller by 20 MiB or more.
     f.alloc(80 * MIB);
     assert_eq!(f.reserved(), 212 * MIB);
     let block = f.allocator.allocate(Request::new(80 * MIB + 512, A)).unwrap();
@@ -155,7 +155,7 @@ fn with_a_split_limit_only_enough_oversize_segments_are_released_before_a_retry(
     let f = Fixture::on_device(300 * MIB, split_at(64 * MIB));
     f.cache(&[70 * MIB, 90 * MIB, 110 * MIB]);
     f.alloc(150 * MIB);
-    // The largest below the request, and the next.
+    // The largest segment below the request went, and the next.
     assert_eq!(f.reserved(), (70 + 150) * MIB);
     assert_eq!(f.statistics().num_alloc_retries, 0);
 }
@@ -178,7 +178,7 @@ fn garbage_collection_releases_segments_of_at_least_mean_age() {
     f.allocator.set_memory_fraction(0.25).unwrap();
     f.cache(&[30 * MIB, 40 * MIB]);
     (0..10).for_each(|_| f.cache(&[60 * MIB]));
-    // 130 MiB are held and 128 may be: the two that nobody has used since go, the third stays.
+    // 130 MiB are held and 128 MiB may be. The two segments not used since go, the third stays.
     f.alloc(70 * MIB);
     assert_eq!((f.calls("free"), f.reserved()), (2, (60 + 70) * MIB));
 }
@@ -236,7 +236,7 @@ fn callbacks_free_memory_before_new_segments_are_made() {
     let freed = AtomicU64::new(spare);
     f.allocator.add_free_memory_callback(Box::new(move || {
         let block = freed.swap(0, Ordering::Relaxed);
-        // With the allocator's lock held, this would never return.
+        // This would never return if the allocator's lock were held.
         allocator.upgrade().unwrap().free(block).unwrap();
         block != 0
     }));
@@ -327,7 +327,7 @@ fn a_private_pool_shares_no_memory_until_it_is_released() {
     f.allocator.release_pool(pool).unwrap();
     f.allocator.release_cached().unwrap();
     assert_eq!(f.calls("free"), 1);
-    // It holds nothing now, and is forgotten.
+    // The pool holds no memory now, and is forgotten.
     assert_eq!(f.allocator.use_pool_on_oom(pool, true), Err(AllocError::UnknownPool(pool)));
 }
 
@@ -429,7 +429,7 @@ fn a_free_block_that_could_grow_is_kept_for_larger_requests() {
     let f = Fixture::new(Config::expandable());
     let blocks = [30 * MIB, 25 * MIB, 3 * MIB].map(|bytes| f.alloc(bytes));
     f.free(blocks[1]);
-    // The 2 MiB at the end would fit better, but there unmapped addresses follow.
+    // The 2 MiB at the end would fit better, but unmapped addresses follow them.
     assert_eq!(f.alloc(2 * MIB), blocks[1]);
 }
 
@@ -487,7 +487,7 @@ fn a_failing_call_of_a_mapping_leaves_no_memory_held() {
 #[test]
 fn what_a_failed_mapping_cannot_give_back_is_counted_and_used_next() {
     let f = Fixture::new(Config::expandable());
-    // The second chunk fails, and then so does giving back the first.
+    // Creating the second chunk fails, and then so does giving back the first.
     f.backing.fail_calls(2..4);
     f.try_alloc(40 * MIB, A).unwrap_err();
     assert_eq!((f.backing.used(), f.reserved()), (20 * MIB, 20 * MIB));

@@ -1,4 +1,4 @@
-//! What the paged allocator does, one behaviour a test.
+//! Tests of the paged allocator: one behaviour each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ struct Fixture {
     allocator: Arc<PagedAllocator>,
 }
 
-/// No slack and chunks of 16 MiB: memory that is there has to do.
+/// Returns settings with no slack and chunks of 16 MiB: requests must make do with existing memory where they can.
 fn tight() -> Config {
     Config { slack: 0.0, slack_bytes: 0, min_chunk_bytes: 16 * MIB, max_chunk_bytes: 16 * MIB, ..Config::default() }
 }
@@ -64,7 +64,7 @@ impl Fixture {
 #[test]
 fn memory_in_pieces_becomes_one_block_without_a_new_chunk_or_a_wait() {
     let f = Fixture::new(tight());
-    // Five blocks of a chunk each, of which the second and the fourth stay.
+    // Five blocks have a chunk each; the second and the fourth stay.
     let blocks: Vec<u64> = (0..5).map(|_| f.alloc(16 * MIB)).collect();
     [0, 2, 4].into_iter().for_each(|index: usize| f.free(blocks[index]));
     let created = f.calls("create");
@@ -76,7 +76,7 @@ fn memory_in_pieces_becomes_one_block_without_a_new_chunk_or_a_wait() {
 #[test]
 fn a_block_may_begin_in_one_chunk_in_use_and_end_in_another() {
     let f = Fixture::new(tight());
-    // Chunks of 16 MiB with 6 MiB in use at the start, and at the end.
+    // One chunk of 16 MiB has 6 MiB in use at its start, another at its end.
     let (keep_low, drop_high) = (f.alloc(6 * MIB), f.alloc(10 * MIB));
     let (drop_low, keep_high) = (f.alloc(10 * MIB), f.alloc(6 * MIB));
     f.free(drop_high);
@@ -131,7 +131,7 @@ fn another_streams_memory_needs_no_wait_once_its_work_is_done() {
     f.free(block);
     f.backing.pass(A);
     f.try_alloc(32 * MIB, B).unwrap();
-    // The mark is recorded when it is asked for: what runs by then has passed.
+    // The mark is recorded only when the memory is wanted, after the work has passed.
     assert!(f.calls("wait") <= 1);
     assert_eq!(f.reserved(), 32 * MIB);
 }
@@ -165,7 +165,7 @@ fn a_recorded_stream_holds_a_block_back() {
 fn small_blocks_share_slabs_and_an_idle_heap_holds_none() {
     let f = Fixture::new(tight());
     let blocks: Vec<u64> = (0..9000).map(|_| f.allocator.allocate(Request::new(1000, A)).unwrap().address).collect();
-    // 9,000 blocks of 1 KiB: five slabs of 2 MiB.
+    // 9,000 blocks of 1 KiB take five slabs of 2 MiB.
     assert_eq!((f.reserved(), f.statistics().small_pool.reserved_bytes.current), (10 * MIB, 10 * MIB));
     blocks.into_iter().for_each(|address| f.free(address));
     assert_eq!(f.statistics().small_pool.reserved_bytes.current, 0);
@@ -277,7 +277,7 @@ fn without_address_space_the_request_fails_and_says_so() {
 }
 
 #[test]
-fn a_private_pools_memory_serves_nobody_else_until_it_is_given_up() {
+fn a_private_pools_memory_serves_no_other_requests_until_it_is_given_up() {
     let f = Fixture::new(tight());
     f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
     let (captured, small) = (f.try_alloc(30 * MIB, B).unwrap(), f.try_alloc(700, B).unwrap());
@@ -337,7 +337,7 @@ fn a_full_device_asks_the_callbacks_then_waits_then_tells_the_observers() {
     let (observed, tried, allocator) = (Arc::clone(&seen), Arc::clone(&tries), Arc::downgrade(&f.allocator));
     f.allocator.add_out_of_memory_observer(Box::new(move |error: &OutOfMemory| observed.set(*error).unwrap()));
     f.allocator.add_free_memory_callback(Box::new(move || {
-        // Called with no lock held: it may use the allocator. The first time it has something to free.
+        // It is called with no lock held, so it may use the allocator. Only the first time it has a block to free.
         let first = tried.fetch_add(1, Ordering::Relaxed) == 0;
         if first {
             allocator.upgrade().unwrap().free(held).unwrap();
@@ -466,7 +466,7 @@ fn a_streams_peaks_are_exact_though_its_pools_peak_apart() {
     f.free(f.alloc(MIB));
     let large = f.alloc(3 * MIB);
     assert_eq!(peaks(), [3 * MIB; 3]);
-    // While another stream uses it, a freed block is active.
+    // A freed block is active while another stream uses it.
     f.backing.launch(B, large, MIB);
     f.allocator.record_stream(large, B).unwrap();
     f.free(large);
@@ -481,7 +481,7 @@ fn free_memory_is_used_when_others_hold_the_rest_of_the_device() {
     let blocks: Vec<u64> = (0..8).map(|_| f.alloc(64 * MIB)).collect();
     blocks.iter().step_by(2).for_each(|&address| f.free(address));
     f.backing.pass(A);
-    // 256 MiB are free in pieces, none can be created.
+    // 256 MiB are free in pieces, and no chunk can be created.
     let _held = [120, 50].map(|mib| f.alloc(mib * MIB));
     f.backing.release(others).unwrap();
 }
@@ -503,7 +503,7 @@ fn a_request_that_failed_does_not_raise_what_may_be_reserved() {
 
 #[test]
 fn there_is_address_space_for_many_windows() {
-    // Blocks of two streams in turn, so that hardly any two lie side by side.
+    // Every second block is freed, so that hardly any two free ranges lie side by side.
     let f = Fixture::new(tight());
     let blocks: Vec<u64> = (0..400).map(|_| f.alloc(2 * MIB)).collect();
     let mut kept: Vec<u64> = blocks.iter().copied().skip(1).step_by(2).collect();

@@ -1,4 +1,4 @@
-//! Private pools, as PyTorch's graphs and MemPools use them: one behaviour a test, in every allocator.
+//! Tests of private pools, as PyTorch's graphs and MemPools use them: one behaviour each, in every allocator.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Fixture {
         self.allocator.free(address).unwrap();
     }
 
-    /// What `inside` does goes to the pool.
+    /// Runs `inside` while allocations go to the pool.
     fn within<T>(&self, pool: PoolId, purpose: PoolUse, inside: impl FnOnce() -> T) -> T {
         self.allocator.begin_pool(pool, purpose, Box::new(|_| true)).unwrap();
         let result = inside();
@@ -306,7 +306,7 @@ fn a_pool_may_expand_alone() {
     each(GIB, |f| {
         f.allocator.create_pool(POOL, None).unwrap();
         f.allocator.set_expandable(POOL).unwrap();
-        // What is freed here serves two of half its size, and grows.
+        // The freed block serves two requests of about half its size, and grows.
         f.capture(|| {
             f.free(f.alloc(60 * MIB));
             [25, 25, 90].map(|mib| f.alloc(mib * MIB))
@@ -326,7 +326,7 @@ fn a_pool_may_expand_alone() {
 #[test]
 fn a_pool_s_segments_keep_the_numbers_that_they_were_made_with() {
     each(GIB, |f| {
-        // Where they lie says nothing of their order.
+        // The addresses do not show the order of the segments.
         f.backing.give_addresses([512 * MIB, 768 * MIB, 128 * MIB]);
         let pools = [PoolId(0, 5), PoolId(0, 4), POOL];
         let made = |pool| f.segments(pool).iter().map(|segment| segment.made).collect::<Vec<_>>();
@@ -355,7 +355,7 @@ fn live_blocks_are_those_of_the_pool() {
     });
 }
 
-/// Segments of its own, of the fake device, with what it was asked.
+/// A source of segments of the fake device that records the requests it got.
 struct Source {
     backing: Arc<FakeBacking>,
     segments: Mutex<BTreeMap<Address, (u64, StreamId)>>,
@@ -427,14 +427,14 @@ fn a_source_gets_back_what_a_request_released_and_did_not_fit_in() {
     f.allocator.create_pool(POOL, Some(Source::new(&backing, false) as _)).unwrap();
     f.within(POOL, PoolUse::Eager, || {
         f.free(f.alloc(100 * MIB));
-        // While a capture is under way, nothing else is released, and nothing tried anew.
+        // While a capture is underway, no other memory is released, and the request is not tried again.
         f.allocator.begin_pool(PoolId(0, 4), PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
         assert!(matches!(f.try_alloc(300 * MIB, A), Err(AllocError::OutOfMemory { .. })));
         assert_eq!(f.reserved(), 0);
     });
 }
 
-/// A source that keeps a block for each segment in the allocator that it is for.
+/// A source that, for each segment, keeps a block in the allocator that it serves.
 struct Nested {
     allocator: Arc<dyn CachingAllocator>,
     backing: Arc<FakeBacking>,
@@ -650,7 +650,7 @@ fn what_only_the_rejection_limit_refuses_is_counted_and_told_apart() {
         f.free(f.alloc(300 * MIB));
         f.try_alloc(400 * MIB, A).unwrap_err();
         assert_eq!(counts(), (0, 1), "{}", f.name);
-        // Where another limit refuses too, it is an out-of-memory error as always.
+        // If another limit refuses too, it is an ordinary out-of-memory error.
         f.allocator.set_memory_fraction(0.5).unwrap();
         f.try_alloc(400 * MIB, A).unwrap_err();
         f.allocator.set_memory_fraction(1.0).unwrap();
@@ -670,7 +670,7 @@ fn what_only_the_rejection_limit_refuses_is_counted_and_told_apart() {
 }
 
 #[test]
-fn expandable_segments_turned_off_serve_nobody_until_they_are_turned_on_again() {
+fn expandable_segments_turned_off_serve_no_request_until_they_are_turned_on_again() {
     let backing = Arc::new(FakeBacking::new(GIB));
     let allocator = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::expandable()).unwrap();
     let alloc = || tenure_alloc::Resource::allocate(&allocator, Request::new(30 * MIB, A)).unwrap().address;

@@ -1,4 +1,4 @@
-//! Every allocator against a naive model, under random operations and failing driver calls.
+//! Property tests of every allocator against a simple model, under random operations and failing driver calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tenure_core::{KeyId, StreamId, Tag};
 const CASES: u32 = 1000;
 const STREAMS: u64 = 3;
 const POOL: PoolId = PoolId(0, 5);
-/// A pool with segments of its own.
+/// A pool whose segments come from a source of its own.
 const OWN: PoolId = PoolId(0, 6);
 
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ fn op() -> impl Strategy<Value = Op> {
 #[derive(Clone, Debug)]
 enum Engine {
     Native(native::Config),
-    /// With expandable segments in private pools, or not.
+    /// The paged allocator; the flag turns on expandable segments in private pools.
     Paged(paged::Config, bool),
 }
 
@@ -84,7 +84,7 @@ impl Engine {
         }
     }
 
-    /// Bytes that may be reserved of a device of 512 MiB.
+    /// Returns the bytes that may be reserved of a device of 512 MiB.
     fn limit(&self) -> u64 {
         match self {
             Self::Native(config) if config.garbage_collection_threshold > 0.0 && !config.expandable_segments => {
@@ -111,7 +111,8 @@ fn native() -> impl Strategy<Value = Engine> {
     )
 }
 
-/// Small slack and small chunks, so that memory has to be pieced together; few mappings, so that windows go.
+/// Makes settings with small slack and small chunks, so that memory has to be pieced together, and few mappings, so
+/// that windows are unmapped.
 fn paged() -> impl Strategy<Value = Engine> {
     let slack = prop_oneof![Just(0), Just(8 * MIB), Just(62 * MIB)];
     let flags = (any::<bool>(), any::<bool>());
@@ -135,20 +136,20 @@ struct Live {
     tag: Tag,
 }
 
-/// An allocator, and what it should be doing.
+/// An allocator, and the state that it should have.
 struct Model {
     engine: Engine,
     backing: Arc<FakeBacking>,
     allocator: Arc<dyn CachingAllocator>,
     live: BTreeMap<u64, Live>,
-    /// Addresses of live blocks, oldest first.
+    /// The addresses of live blocks, oldest first.
     order: Vec<u64>,
     capturing: bool,
     own: bool,
     checkpoint: Option<(PoolCheckpoint, BTreeMap<u64, Live>)>,
 }
 
-/// Segments of the fake device, apart from the allocator's.
+/// A source of segments of the fake device, apart from the allocator's.
 struct Own(Arc<FakeBacking>);
 
 impl PoolSource for Own {
@@ -157,7 +158,7 @@ impl PoolSource for Own {
     }
 
     fn free(&self, address: u64, _: u64, _: StreamId) {
-        // It cannot fail, whatever calls are made to.
+        // This free must succeed, even while calls are made to fail.
         while self.0.free(address).is_err() {}
     }
 }
@@ -172,7 +173,7 @@ impl Model {
         Self { engine, backing, allocator, live, order, capturing: false, own: false, checkpoint }
     }
 
-    /// Does `op`. An error must leave what the caller sees as it was.
+    /// Does `op`. An error must leave the state that the caller sees as it was.
     fn apply(&mut self, op: &Op) -> Result<(), AllocError> {
         match *op {
             Op::Allocate { bytes, stream, tag } => {
@@ -196,7 +197,7 @@ impl Model {
             Op::RecordStream { index, stream } => {
                 if let Some(address) = self.pick(index) {
                     self.allocator.record_stream(address, StreamId(stream))?;
-                    // What a capture puts on a stream does not run, so it is no work to be raced with.
+                    // Work put on a stream during a capture does not run, so nothing can race with it.
                     if !self.capturing {
                         self.backing.launch(StreamId(stream), address, self.live[&address].bytes);
                     }
@@ -288,7 +289,7 @@ impl Model {
         assert_eq!(statistics.tags.map(|tag| tag.active_bytes.current).iter().sum::<u64>(), all.active_bytes.current);
     }
 
-    /// Blocks of a snapshot cover their segments, and no two free ones that could be one lie side by side.
+    /// Checks that the blocks of a snapshot cover their segments, and that no two free ones lie side by side.
     fn check_snapshot(&self) {
         let snapshot = self.allocator.snapshot();
         let (mut allocated, mut requested) = (BTreeMap::new(), 0);
@@ -350,7 +351,8 @@ proptest! {
     fn blocks_never_overlap_and_figures_are_exact(
         engine in prop_oneof![native(), paged()],
         ops in prop::collection::vec(op(), 1..120),
-        // Asking for figures makes the paged allocator's heaps give back what they have parked.
+        // Reading statistics makes the paged allocator's heaps give back their parked memory, so it is not done after
+        // every operation.
         check_every in 1..12_usize,
     ) {
         let mut model = Model::new(engine);
@@ -366,12 +368,12 @@ proptest! {
     }
 }
 
-/// A workload that makes every kind of call: growth, streams, a full device, a capture, release.
+/// Returns a workload that makes every kind of call: growth, streams, a full device, a capture, release.
 fn workload() -> Vec<Op> {
     let allocate = |mib: u64, stream| Op::Allocate { bytes: mib * MIB, stream, tag: 0 };
     let small = |stream| Op::Allocate { bytes: 700, stream, tag: 1 };
     vec![
-        // Nearly all the device, held by a stream that has to be waited for before the next block fits.
+        // Nearly all of the device is held for a stream that must be waited for before the next block fits.
         allocate(400, 0),
         Op::RecordStream { index: 0, stream: 1 },
         Op::Free { index: 0 },
@@ -397,12 +399,12 @@ fn workload() -> Vec<Op> {
         allocate(150, 0),
         Op::Free { index: 3 },
         allocate(170, 2),
-        // More than is free: everything cached is given back first.
+        // The request exceeds the free memory, so all cached memory is given back first.
         allocate(220, 1),
         Op::Free { index: 3 },
         Op::ReleaseCached,
         allocate(20, 0),
-        // A pool is set back while another stream uses its last block; another pool has segments of its own.
+        // A pool is set back while another stream uses its last block; another pool has segments from its own source.
         Op::BeginPool,
         allocate(3, 1),
         Op::EndPool,

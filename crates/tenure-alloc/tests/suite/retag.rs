@@ -1,4 +1,4 @@
-//! A live block can be given another purpose, on every allocator.
+//! Tests of changing a live block's tag and key, on every allocator.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const A: StreamId = StreamId(0);
 const B: StreamId = StreamId(7);
 const POOL: PoolId = PoolId(0, 3);
 
-/// A small block, and larger ones that lie in a segment of their own or not.
+/// The sizes of a small block, and of larger ones that share a segment or have their own.
 const SIZES: [u64; 3] = [700, 5 * MIB, 40 * MIB];
 
 fn each_allocator(check: impl Fn(&FakeBacking, &dyn CachingAllocator)) {
@@ -39,7 +39,7 @@ fn key(role: &str) -> KeyId {
     KeyId::intern(Key { module: "encoder".into(), op: "linear".into(), role: role.into(), occurrence: 0 })
 }
 
-/// What the block at `address` is said to be for.
+/// Returns the tag and key of the block at `address`.
 fn purpose(allocator: &dyn CachingAllocator, address: u64) -> (Tag, KeyId) {
     let snapshot = allocator.snapshot();
     let mut blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);

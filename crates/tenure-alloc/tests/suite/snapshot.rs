@@ -1,4 +1,5 @@
-//! Snapshots as Python and PyTorch's own tools read them. Skipped where there is no Python or no PyTorch.
+//! Tests of snapshots as Python and PyTorch's own tools read them. They are skipped where there is no Python or no
+//! PyTorch.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +11,7 @@ use tenure_alloc::snapshot::pickle::Writer;
 use tenure_alloc::{CachingAllocator, History, PagedAllocator, Recording, Request, paged};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
-/// What `python3 -c code` prints, or `None` without Python.
+/// Returns the output of `python3 -c code`, or `None` without Python.
 fn python(code: &str, arguments: &[&Path]) -> Option<String> {
     let output = match Command::new("python3").arg("-c").arg(code).args(arguments).output() {
         Ok(output) => output,
@@ -24,7 +25,7 @@ fn python(code: &str, arguments: &[&Path]) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
-/// A pickle in a file of its own, removed when the test ends.
+/// A pickle in a file of its own, which is removed when the test ends.
 struct Pickle(PathBuf);
 
 impl Pickle {
@@ -55,7 +56,7 @@ fn native(config: Config) -> NativeAllocator {
     NativeAllocator::with_history(backing(), config, history()).unwrap()
 }
 
-/// Makes a block of every state, and a history of every action.
+/// Makes a block of every state, and a history of almost every action.
 fn use_everything(allocator: &dyn CachingAllocator) {
     allocator.history().start(Recording::events(100), true);
     let key = KeyId::intern(Key { module: "head".into(), op: "matmul".into(), role: "out".into(), occurrence: 2 });
@@ -67,7 +68,7 @@ fn use_everything(allocator: &dyn CachingAllocator) {
     allocator.release_cached().unwrap();
     allocator.record_stream(pending.address, StreamId(4)).unwrap();
     allocator.free(pending.address).unwrap();
-    // The last retry waits for the block that is pending, so make another.
+    // The last retry waits for the pending block, so another one is made.
     allocator.allocate(request(500 * MIB, Tag::Unknown)).unwrap_err();
     let pending = allocator.allocate(request(4 * MIB, Tag::Activation)).unwrap();
     allocator.record_stream(pending.address, StreamId(4)).unwrap();
@@ -154,7 +155,7 @@ fn memory_viz_of_pytorch_opens_a_snapshot() {
         eprintln!("skipped: no _memory_viz.py: install PyTorch, or name the file in TENURE_MEMORY_VIZ");
         return;
     };
-    // `str` in place of the flame graphs' script, which would be downloaded.
+    // `str` replaces the flame graphs' script, which would be downloaded.
     let code = "import importlib.util, pickle, sys\n\
         spec = importlib.util.spec_from_file_location('viz', sys.argv[1])\n\
         viz = importlib.util.module_from_spec(spec)\n\
@@ -177,7 +178,8 @@ fn memory_viz_of_pytorch_opens_a_snapshot() {
     }
 }
 
-/// PyTorch's viewer: the file that `TENURE_MEMORY_VIZ` names, or that of the PyTorch that `python3` finds.
+/// Returns the file of PyTorch's viewer: the one that `TENURE_MEMORY_VIZ` names, or that of the PyTorch that `python3`
+/// finds.
 fn memory_viz() -> Option<PathBuf> {
     let named = std::env::var_os("TENURE_MEMORY_VIZ").map(PathBuf::from);
     let installed = || {

@@ -1,4 +1,4 @@
-//! A backing for tests: small, deterministic, and stricter than any driver. It panics on every misuse.
+//! A backing for tests. It is small, deterministic and stricter than any driver: it panics on every misuse.
 #![allow(dead_code, unreachable_pub, reason = "tests of `tenure` have it too, and use another part")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +11,7 @@ use tenure_core::StreamId;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// Marks passed, or waited for, by stream.
+/// The number of the last mark passed, recorded or waited for, by stream.
 type Passed = BTreeMap<StreamId, u64>;
 
 #[derive(Default)]
@@ -26,19 +26,20 @@ struct State {
     overhead: u64,
     next_address: Address,
     next_chunk: u64,
-    /// Addresses that `malloc` returns next, before any of its own.
+    /// The addresses that `malloc` returns before any of its own.
     given: VecDeque<Address>,
     mallocs: BTreeMap<Address, u64>,
     ranges: BTreeMap<Address, u64>,
-    /// Chunks, and how often each is mapped.
+    /// Chunks: the bytes of each, and the number of its mappings.
     chunks: BTreeMap<ChunkId, (u64, u32)>,
     mappings: BTreeMap<Address, Mapping>,
-    /// Last mark recorded, by stream.
+    /// The last mark recorded, by stream.
     recorded: Passed,
     passed: Passed,
-    /// Whether streams run by themselves: every mark is passed once recorded.
+    /// Whether streams run by themselves: every mark is passed once it is recorded.
     idle: bool,
-    /// What each stream waits for before its next work, and what it waited for when a mark was recorded.
+    /// The marks that each stream waits for before its next work; and, in `waits_at`, those it waited for when a mark
+    /// was recorded.
     waits: BTreeMap<StreamId, Passed>,
     waits_at: BTreeMap<Mark, Passed>,
     launches: Vec<Launch>,
@@ -52,7 +53,8 @@ struct Mapping {
     accessible: bool,
 }
 
-/// Work on a stream that uses `addresses`, and the memory that was under them; passed with mark number `sequence`.
+/// Work on a stream that uses `addresses`, and the memory that was under them. It is done once the stream passes mark
+/// number `sequence`.
 struct Launch {
     stream: StreamId,
     sequence: u64,
@@ -60,7 +62,7 @@ struct Launch {
     memory: Vec<Piece>,
 }
 
-/// Bytes of a segment of `malloc` or of a chunk.
+/// Bytes of a chunk or of a segment from `malloc`.
 struct Piece {
     owner: Owner,
     bytes: Range<u64>,
@@ -73,13 +75,13 @@ enum Owner {
 }
 
 impl FakeBacking {
-    /// A device of `total` bytes whose streams are always idle.
+    /// Makes a device of `total` bytes whose streams are always idle.
     pub fn new(total: u64) -> Self {
         let state = State { total, next_address: 1 << 40, idle: true, ..State::default() };
         Self { state: Mutex::new(state) }
     }
 
-    /// From now on streams only pass marks when told.
+    /// Makes streams pass marks only when told, from now on.
     pub fn hold_streams(&self) {
         self.state.lock().idle = false;
     }
@@ -93,7 +95,7 @@ impl FakeBacking {
         state.forget_passed();
     }
 
-    /// Puts work that uses `address..address + bytes` on `stream`; panics if the range is not accessible.
+    /// Puts work that uses `address..address + bytes` on `stream`. Panics if the range is not accessible.
     pub fn launch(&self, stream: StreamId, address: Address, bytes: u64) {
         let mut state = self.state.lock();
         let memory = state.memory_under(address, bytes);
@@ -104,7 +106,7 @@ impl FakeBacking {
     }
 
     /// Panics if work of a new owner on `stream` would race with unfinished work of another stream on the same memory,
-    /// at whatever address.
+    /// at any address.
     pub fn assert_exclusive(&self, stream: StreamId, address: Address, bytes: u64) {
         let state = self.state.lock();
         let memory = state.memory_under(address, bytes);
@@ -117,17 +119,17 @@ impl FakeBacking {
         }
     }
 
-    /// Calls that change or ask the backing, by name.
+    /// Returns the number of calls that change or query the backing, by name.
     pub fn calls(&self) -> BTreeMap<&'static str, u64> {
         self.state.lock().calls.clone()
     }
 
-    /// All calls so far.
+    /// Returns the number of all calls so far.
     pub fn call_count(&self) -> u64 {
         self.state.lock().calls.values().sum()
     }
 
-    /// Makes calls of these numbers fail, counted from now on, the next one being 0.
+    /// Makes the calls with these numbers fail. They count from now on, and the next call has number 0.
     pub fn fail_calls(&self, numbers: Range<u64>) {
         let now = self.call_count();
         self.state.lock().fail_in = Some(now + numbers.start..now + numbers.end);
@@ -137,12 +139,12 @@ impl FakeBacking {
         self.state.lock().fail_in = None;
     }
 
-    /// Bytes of physical memory handed out.
+    /// Returns the bytes of physical memory handed out.
     pub fn used(&self) -> u64 {
         self.state.lock().used
     }
 
-    /// Says that the process holds so many bytes otherwise.
+    /// Sets the bytes that the process holds beside the memory from here.
     pub fn set_overhead(&self, bytes: u64) {
         self.state.lock().overhead = bytes;
     }
@@ -152,7 +154,7 @@ impl FakeBacking {
         self.state.lock().given.extend(addresses);
     }
 
-    /// Bytes of address space reserved and not given back.
+    /// Returns the bytes of address space reserved and not given back.
     pub fn reserved_address_space(&self) -> u64 {
         self.state.lock().ranges.values().sum()
     }
@@ -190,7 +192,7 @@ impl State {
 
     fn place(&mut self, bytes: u64) -> Address {
         let address = self.next_address;
-        // A gap, so that nothing merges by accident.
+        // A gap keeps ranges from merging by accident.
         self.next_address += bytes.next_multiple_of(Self::GRANULARITY) + Self::GRANULARITY;
         address
     }
@@ -200,7 +202,7 @@ impl State {
         self.launches.retain(|launch| passed.get(&launch.stream).copied().unwrap_or(0) < launch.sequence);
     }
 
-    /// What is under a range, all of it accessible.
+    /// Returns the memory under a range. Panics if some of it is not accessible.
     fn memory_under(&self, address: Address, bytes: u64) -> Vec<Piece> {
         let end = address + bytes;
         if let Some((&base, size)) = self.mallocs.range(..=address).next_back()
@@ -221,7 +223,7 @@ impl State {
         pieces
     }
 
-    /// Whole mappings that exactly cover a range.
+    /// Returns the whole mappings that exactly cover a range.
     fn mapped_in(&self, address: Address, bytes: u64) -> Vec<Address> {
         let mut next = address;
         while next < address + bytes {
