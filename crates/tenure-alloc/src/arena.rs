@@ -37,7 +37,8 @@ impl Arena {
 
     /// Makes an empty arena over `base..base + bytes`, in blocks of `block_bytes`.
     ///
-    /// # Errors [`AllocError::InvalidSetting`] if `block_bytes` is zero.
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if `block_bytes` is zero.
     pub fn with_block_bytes(base: Address, bytes: u64, block_bytes: u64) -> Result<Self, AllocError> {
         if block_bytes == 0 {
             let expected = "a block must have at least one byte";
@@ -91,7 +92,8 @@ impl Arena {
 
     /// Frees the block at `address`, at either end (`device_free`). Address 0 of an empty block is ignored.
     ///
-    /// # Errors [`AllocError::UnknownAddress`] if no live block starts at `address`.
+    /// # Errors
+    /// [`AllocError::UnknownAddress`] if no live block starts at `address`.
     pub fn free(&mut self, address: Address) -> Result<(), AllocError> {
         let first = address.checked_sub(self.base).filter(|offset| offset.is_multiple_of(self.block_bytes));
         let first = first.map(|offset| offset / self.block_bytes);

@@ -48,7 +48,7 @@ pub enum BackingError {
     OutOfMemory {
         /// The driver call.
         call: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         requested: u64,
         /// Bytes the device has free.
         free: u64,

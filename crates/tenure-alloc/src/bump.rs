@@ -74,8 +74,9 @@ impl BumpPool {
 }
 
 impl Resource for BumpPool {
-    /// # Errors [`AllocError::OutOfMemory`] if the rest of the range is too short; the range stands for the device in
-    /// it. [`AllocError::TooLarge`] if the bytes cannot be rounded up to a multiple of 512.
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] if the rest of the range is too short; the range stands for the device in it.
+    /// [`AllocError::TooLarge`] if the bytes cannot be rounded up to a multiple of 512.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let Request { bytes: requested, stream, .. } = request;
         if requested == 0 {

@@ -70,13 +70,15 @@ pub trait CachingAllocator: Resource {
     /// Changes the tag and key of the live block at `address`, for when they were not known at its allocation. Its
     /// bytes move from the old tag's figures to the new tag's; events recorded before stay as they are.
     ///
-    /// # Errors [`AllocError::UnknownAddress`] if no live block starts there. Address 0 is ignored.
+    /// # Errors
+    /// [`AllocError::UnknownAddress`] if no live block starts there. Address 0 is ignored.
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError>;
 
     /// Records [`Action::Annotate`](crate::Action::Annotate) for the live block at `address`, with this thread's note.
     /// Does nothing while events are not recorded.
     ///
-    /// # Errors [`AllocError::UnknownAddress`] if no live block starts there.
+    /// # Errors
+    /// [`AllocError::UnknownAddress`] if no live block starts there.
     fn annotate(&self, address: Address) -> Result<(), AllocError>;
 
     /// Returns the live block that starts at `address`, if there is one.
@@ -88,7 +90,8 @@ pub trait CachingAllocator: Resource {
     /// Marks the point where the program begins to repeat itself, such as the start of a training step. An allocator
     /// may let go of memory that the last cycles did not use, where that costs no memory.
     ///
-    /// # Errors The backing fails.
+    /// # Errors
+    /// The backing fails.
     fn begin_cycle(&self) -> Result<(), AllocError>;
 
     /// Returns the counters, under PyTorch's names and per tag.
@@ -114,7 +117,8 @@ pub trait CachingAllocator: Resource {
 
     /// Changes a setting. Returns whether the setting applies to this allocator; if not, nothing has changed.
     ///
-    /// # Errors [`AllocError::InvalidSetting`] if the value makes no sense.
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if the value makes no sense.
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError>;
 
     /// Limits the memory held to `fraction` (0 to 1) of the device. The limit counts the whole process, overhead
@@ -139,8 +143,8 @@ pub trait CachingAllocator: Resource {
     /// Makes private pool `pool` with one use, or adds a use to it if it exists. Its segments come from `source`, if
     /// given.
     ///
-    /// # Errors [`AllocError::InvalidSetting`] if the id is the common pool's, or if a source is given for a pool that
-    /// exists.
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if the id is the common pool's, or if a source is given for a pool that exists.
     fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError>;
 
     /// Returns the number of uses of a private pool: 0 if it does not exist or was given up.
@@ -149,8 +153,8 @@ pub trait CachingAllocator: Resource {
     /// Sends allocations on streams that pass `filter` to private pool `pool`, until [`end_pool`](Self::end_pool). The
     /// pool is made if it does not exist. This adds a use of the pool, which `end_pool` does not give up.
     ///
-    /// # Errors [`AllocError::InvalidSetting`] if the id is the common pool's, or if allocations go to the pool
-    /// already.
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if the id is the common pool's, or if allocations go to the pool already.
     fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError>;
 
     /// Stops sending allocations to `pool`.
@@ -188,7 +192,8 @@ pub trait CachingAllocator: Resource {
     /// Records the live blocks of a private pool, so that the pool can be set back to them later. Waits on the host for
     /// other streams that use freed blocks of the pool.
     ///
-    /// # Errors [`AllocError::PoolBusy`] if those streams cannot be waited for.
+    /// # Errors
+    /// [`AllocError::PoolBusy`] if those streams cannot be waited for.
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError>;
 
     /// Sets a private pool back: frees its live blocks, and makes exactly the blocks of `checkpoint` live again at
@@ -196,8 +201,9 @@ pub trait CachingAllocator: Resource {
     /// addresses each time. Waits on the host as [`checkpoint`](Self::checkpoint) does, and for streams that use live
     /// blocks.
     ///
-    /// # Errors [`AllocError::PoolBusy`] if those streams cannot be waited for; [`AllocError::PoolChanged`] if the pool
-    /// was given up, or if memory of the checkpoint is gone. In both cases nothing has changed.
+    /// # Errors
+    /// [`AllocError::PoolBusy`] if those streams cannot be waited for; [`AllocError::PoolChanged`] if the pool was
+    /// given up, or if memory of the checkpoint is gone. In both cases nothing has changed.
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError>;
 
     /// Returns the memory that was mapped or allocated together around the live block at `address`: first byte and

@@ -23,7 +23,8 @@ pub trait Pages: Send + Sync {
 
     /// Gives back the pages of a range. Their contents are lost; the pages exist again when they are touched.
     ///
-    /// # Errors The system refuses; the pages are as they were.
+    /// # Errors
+    /// The system refuses; the pages are as they were.
     fn discard(&self, address: Address, bytes: u64) -> Result<(), BackingError>;
 }
 
@@ -102,7 +103,8 @@ impl<P: Pages> PageHeap<P> {
 
     /// Gives back free pages until at most `most` bytes are held. Returns whether that was reached.
     ///
-    /// # Errors The system refuses.
+    /// # Errors
+    /// The system refuses.
     pub fn shrink(&self, most: u64) -> Result<bool, AllocError> {
         let mut state = self.state.lock();
         if state.reserved() > most {
@@ -139,7 +141,8 @@ impl<P: Pages> PageHeap<P> {
 
     /// Gives back the pages of all free ranges.
     ///
-    /// # Errors The system refuses.
+    /// # Errors
+    /// The system refuses.
     pub fn release_cached(&self) -> Result<(), AllocError> {
         Ok(self.discard(&mut self.state.lock(), 0)?)
     }

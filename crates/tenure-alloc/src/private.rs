@@ -14,8 +14,9 @@ pub type StreamFilter = Box<dyn Fn(StreamId) -> bool + Send + Sync>;
 pub trait PoolSource: Send + Sync {
     /// Allocates a segment of `bytes` bytes, readable and writable, for work on `stream`.
     ///
-    /// # Errors [`BackingError::OutOfMemory`] if there is no memory: the allocator then tries to serve the request in
-    /// other ways.
+    /// # Errors
+    /// [`BackingError::OutOfMemory`] if there is no memory: the allocator then tries to serve the request in other
+    /// ways.
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Address, BackingError>;
 
     /// Takes a whole segment back. Work of `stream` may still use it.

@@ -15,7 +15,7 @@ pub(crate) fn round(requested: u64, divisions: &Divisions) -> u64 {
         return GRANULE;
     }
     let divisions = divisions[size_class(requested)];
-    // The request is divided, rather than 512 multiplied, so that no number of divisions overflows.
+    // Dividing the request, rather than multiplying 512, keeps large numbers of divisions from overflowing.
     if divisions > 1 && requested.div_ceil(divisions) > GRANULE {
         requested.next_multiple_of((1_u64 << requested.ilog2()) / divisions)
     } else {

@@ -59,7 +59,8 @@ impl Runs {
 
     /// Takes a range out of the run that contains it.
     ///
-    /// # Panics If no run contains it.
+    /// # Panics
+    /// If no run contains it.
     pub(crate) fn remove(&mut self, address: Address, bytes: u64) {
         let (leaf, after) = self.position(address);
         let at = after.checked_sub(1).expect("a removed range lies in a run");

@@ -166,7 +166,7 @@ pub struct Statistics {
     pub small_pool: PoolStatistics,
     /// The large pool.
     pub large_pool: PoolStatistics,
-    /// By tag: `tags[tag as usize]`.
+    /// The statistics of each tag: `tags[tag as usize]`.
     pub tags: [TagStatistics; Tag::ALL.len()],
     /// Bytes held from the backing for each private pool that ever held some, by its id: in all, small and large. The
     /// entries outlive their pool.

@@ -64,8 +64,9 @@ impl<R: Resource> Limited<R> {
 }
 
 impl<R: Resource> Resource for Limited<R> {
-    /// # Errors [`AllocError::OutOfMemory`] if the limit would be passed; the limit stands for the device in it. Any
-    /// error of the resource below.
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] if the limit would be passed; the limit stands for the device in it. Any error of
+    /// the resource below.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let Request { bytes: requested, stream, .. } = request;
         self.claim(requested).map_err(|used| self.out_of_memory(requested, stream, used))?;

@@ -26,8 +26,9 @@ impl<R: Resource> OnFailure<R> {
 }
 
 impl<R: Resource> Resource for OnFailure<R> {
-    /// # Errors The last out-of-memory error of the resource below, if the callback gave up or every retry was used.
-    /// Any other error of it at once.
+    /// # Errors
+    /// The last out-of-memory error of the resource below, if the callback gave up or every retry was used. Any other
+    /// error of it at once.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let mut result = self.inner.allocate(request);
         for _ in 0..self.retries {

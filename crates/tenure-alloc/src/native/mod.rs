@@ -48,7 +48,8 @@ pub struct NativeAllocator {
 impl NativeAllocator {
     /// Makes an allocator over `backing`.
     ///
-    /// # Errors A setting of `config` makes no sense, or the backing cannot report its memory.
+    /// # Errors
+    /// A setting of `config` makes no sense, or the backing cannot report its memory.
     pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
@@ -60,7 +61,7 @@ impl NativeAllocator {
         Ok(Self { engine: Mutex::new(engine), history, hooks: Hooks::default() })
     }
 
-    /// Allocates a block when the pool has none: calls the callbacks, then asks the engine for new memory.
+    /// Allocates a block when the pool has none: calls the callbacks, then requests new memory from the engine.
     #[cold]
     fn allocate_slow(&self, mut engine: MutexGuard<'_, Engine>, request: Request) -> Result<Block, AllocError> {
         if self.hooks.has_callbacks() && MutexGuard::unlocked(&mut engine, || self.hooks.free_memory()) {

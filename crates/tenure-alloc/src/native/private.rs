@@ -190,8 +190,8 @@ impl Engine {
 
     fn release_unused_pool(&mut self, owner: usize) -> Result<(), AllocError> {
         // Replays use the addresses on streams that the allocator does not know. Freeing a segment waits for all work
-        // on the device; unmapping chunks does not. (PyTorch waits in neither case; pools that are expandable only by
-        // setting behave as in PyTorch.)
+        // on the device, but unmapping chunks does not, so the wait is here. (PyTorch does not wait; pools that are
+        // expandable only by the setting behave as in PyTorch.)
         if self.pools.pair(owner).is_expandable && !self.captures.any() {
             self.backing.synchronize_all()?;
         }

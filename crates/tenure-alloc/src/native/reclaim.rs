@@ -25,8 +25,9 @@ impl Engine {
         self.limit.is_set() && self.config.garbage_collection_threshold > 0.0
     }
 
-    /// Releases large segments that have been free for at least the mean age, until the bytes held are at most the
-    /// threshold or no such segment is left. An age is the number of lookups since the block became free.
+    /// Releases large free segments in rounds: in each, those that have been free for at least the mean age. Stops when
+    /// the bytes held are at most the threshold, or when no such segment is left. An age is the number of lookups since
+    /// the block became free.
     pub(super) fn collect_garbage(&mut self) -> Result<(), AllocError> {
         let threshold = (self.config.garbage_collection_threshold * self.limit.bytes() as f64) as u64;
         let large = PoolRef { owner: COMMON, kind: PoolKind::Large };

@@ -70,8 +70,8 @@ thread_local! {
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this thread is in a call of a source. An allocation here during that call must not go to the pool
-/// that the call serves, which would ask the source again.
+/// Returns whether this thread is in a call of a source. Its own allocations during the call must not go to the pool
+/// that the call serves: that pool would call the source again.
 pub(super) fn is_calling() -> bool {
     CALLING.get()
 }

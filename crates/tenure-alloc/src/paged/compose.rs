@@ -18,7 +18,7 @@ pub(super) struct Plan {
 /// The place where the block begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// At the first chunk of a new window.
+    /// The first chunk of a new window.
     Fresh,
     /// The free end of this chunk, mapped first in a new window.
     Suffix(usize),

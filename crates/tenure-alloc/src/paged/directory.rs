@@ -201,7 +201,7 @@ mod model {
 
     use super::*;
 
-    /// Two heaps enter and remove slabs that share a page, while each looks up its own.
+    /// Checks that two heaps can enter and remove slabs that share a page, while each looks up its own.
     #[test]
     fn neighbours_do_not_disturb_each_other() {
         loom::model(|| {
@@ -223,7 +223,7 @@ mod model {
         });
     }
 
-    /// A block handed to another thread is found there.
+    /// Checks that a block handed to another thread is found there.
     #[test]
     fn an_entry_is_seen_by_the_thread_that_got_the_address() {
         loom::model(|| {

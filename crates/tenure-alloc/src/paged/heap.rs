@@ -36,7 +36,7 @@ pub(super) struct Blocks {
     slabs: Slabs,
     /// Live blocks in slabs, by address.
     by_address: FxHashMap<Address, u32>,
-    /// Other streams that use a block in a slab.
+    /// Other streams that use a block in a slab, by the block's number.
     users: FxHashMap<u32, SmallVec<[StreamId; 1]>>,
     /// Freed blocks in slabs that other streams may still use.
     pending: Vec<(u32, Uses)>,
@@ -375,8 +375,8 @@ impl Blocks {
         if self.slabs.free(index) { self.park_empty() } else { Freed::Done }
     }
 
-    /// Parks the empty slabs, but keeps one while others are in use, so that a block that comes and goes does not ask
-    /// for a slab each time.
+    /// Parks the empty slabs, but keeps one while others are in use, so that a block that comes and goes does not need
+    /// a new slab each time.
     fn park_empty(&mut self) -> Freed {
         if self.slabs.in_use() == 0
             && self.slabs.empty() == 1

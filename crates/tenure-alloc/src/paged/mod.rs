@@ -55,7 +55,7 @@ use parked::Loans;
 use private::Private;
 use state::{Effort, Refusal, State};
 
-/// The most times that callbacks are asked to make room for one request: it stops a callback that always says it has
+/// The most times that callbacks are called to make room for one request. It stops a callback that always says it has
 /// made some.
 const MOST_ROUNDS: usize = 1 << 12;
 
@@ -85,14 +85,16 @@ pub struct PagedAllocator {
 impl PagedAllocator {
     /// Makes an allocator over `backing`. It reserves its address space at once, and no memory.
     ///
-    /// # Errors A setting of `config` makes no sense, or the backing refuses the address space.
+    /// # Errors
+    /// A setting of `config` makes no sense, or the backing refuses the address space.
     pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
 
     /// Makes an allocator with a history of the caller's, which has its own clock.
     ///
-    /// # Errors The same as for [`new`](Self::new).
+    /// # Errors
+    /// The same as for [`new`](Self::new).
     pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
         config.validate()?;
         let total = backing.memory_info()?.total;

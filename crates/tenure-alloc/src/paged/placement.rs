@@ -145,8 +145,9 @@ impl State {
 
     /// Makes the chunks and the window of a plan, and takes the block's bytes into use.
     ///
-    /// # Errors The error of the backing. Chunks made so far are released; a chunk that the backing does not release
-    /// stays as free memory.
+    /// # Errors
+    /// The error of the backing. Chunks made so far are released; a chunk that the backing does not release stays as
+    /// free memory.
     fn execute(&mut self, plan: Plan, bytes: u64) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         let mut made = Vec::new();

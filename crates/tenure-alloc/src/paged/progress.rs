@@ -32,14 +32,15 @@ impl Uses {
 
 /// The progress of every stream, in *epochs*: the work between two marks on a stream.
 ///
-/// Marks are recorded only when another stream, or an unmapping, asks for memory. Work that stays on its own stream
-/// costs no event.
+/// Marks are recorded only when another stream, or an unmapping, needs memory. Work that stays on its own stream costs
+/// no event.
 pub(super) struct Progress {
     backing: Arc<dyn Backing>,
     streams: FxHashMap<StreamId, Stream>,
     /// Waits by `(waiter, awaited)`: the waiter runs after every epoch of the awaited stream below the value.
     waited: FxHashMap<(StreamId, StreamId), u64>,
-    /// Whether a stream is captured into a graph. A query would break the capture, so the backing is not asked then.
+    /// Whether a stream is captured into a graph. The backing is not queried then, because a query would break the
+    /// capture.
     is_capturing: bool,
 }
 

@@ -35,7 +35,7 @@ const CYCLES: usize = 4;
 pub(super) struct Space {
     pub(super) chunks: Slab<Chunk>,
     pub(super) windows: Windows,
-    /// Chunks that may have more free memory than windows know that are not kept up to date.
+    /// Chunks that may have more free memory than is known to the windows that are not kept up to date.
     pub(super) stale: Vec<usize>,
     /// Bytes of all chunks.
     pub(super) reserved: u64,
@@ -170,8 +170,9 @@ impl Space {
 
     /// Maps chunks side by side at the end of the window at `first`, or in a new window there that owns `owned` bytes.
     ///
-    /// # Errors The error of the backing. Nothing has changed then, except that a mapping which the backing refused to
-    /// undo is remembered.
+    /// # Errors
+    /// The error of the backing. Nothing has changed then, except that a mapping which the backing refused to undo is
+    /// remembered.
     pub(super) fn map(
         &mut self,
         first: Address,
@@ -224,7 +225,8 @@ impl Space {
     /// Gives a whole chunk back to the backing; the device must have finished with it. `blocks` are the first addresses
     /// of the live blocks, in order.
     ///
-    /// # Errors The error of the backing. The chunk stays, mapped wherever it was not yet unmapped.
+    /// # Errors
+    /// The error of the backing. The chunk stays, mapped wherever it was not yet unmapped.
     pub(super) fn release(
         &mut self,
         index: usize,

@@ -217,8 +217,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// The arena chooses the same places as the bitmap, whose blocks cannot overlap, and its numbers are exact after
-    /// every step.
+    /// Checks that the arena chooses the same places as the bitmap, whose blocks cannot overlap, and that its numbers
+    /// are exact after every step.
     #[test]
     fn does_what_a_bitmap_does(blocks in 1_usize..80, steps in steps()) {
         let (mut arena, mut bitmap) = (arena(blocks as u64), Bitmap::new(blocks));
@@ -242,7 +242,8 @@ proptest! {
         }
     }
 
-    /// While the ends have room between them, each end's blocks lie where they would lie without the other.
+    /// Checks that, while the ends have room between them, each end's blocks lie where they would lie without the
+    /// other.
     #[test]
     fn the_ends_do_not_fragment_each_other(steps in steps()) {
         let room = 12 * steps.len() as u64;

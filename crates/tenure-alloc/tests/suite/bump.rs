@@ -140,8 +140,8 @@ fn threads_get_blocks_of_their_own() {
 }
 
 proptest! {
-    /// Between resets, a byte that one stream has used is never handed to another stream, and a live byte to no
-    /// request.
+    /// Checks that between resets no byte that one stream has used is handed to another stream, and no live byte is
+    /// handed out again.
     #[test]
     fn no_stream_is_handed_what_another_has_used(steps in prop::collection::vec((0_u64..4, 1_u64..5, any::<prop::sample::Index>()), 1..200)) {
         let pool = pool(64 * 512);

@@ -439,7 +439,7 @@ struct Counting {
     is_closed: AtomicBool,
     is_over: AtomicBool,
     captures_ended: AtomicI64,
-    /// A block that another thread would free while an allocation waits to enter.
+    /// A block that `enter` frees, as another thread might while an allocation waits to enter.
     frees: Mutex<Option<(Arc<Donated<NativeAllocator>>, u64)>>,
 }
 
@@ -538,7 +538,7 @@ fn behind_a_gate_that_says_so_requests_are_served_from_elsewhere() {
     assert_eq!(gate.inside.load(Ordering::Relaxed), 0);
 }
 
-/// Entering may wait for a thread that frees a block, so no lock may be held.
+/// Checks that no lock is held while a gate is entered, because entering may wait for a thread that frees a block.
 #[test]
 fn a_gate_is_entered_under_no_lock_and_the_place_found_again() {
     let f = Fixture::new();

@@ -69,7 +69,7 @@ fn allocator(kind: usize, backing: Arc<FakeBacking>) -> Arc<dyn CachingAllocator
     match kind {
         0 => Arc::new(NativeAllocator::new(backing, native::Config::default()).unwrap()),
         1 => Arc::new(NativeAllocator::new(backing, native::Config::expandable()).unwrap()),
-        // There is no slack and there may be few mappings, so that memory is pieced together, and windows come and go.
+        // Without slack and with few mappings, memory is pieced together, and windows come and go.
         _ => {
             let config = paged::Config { slack: 0.0, slack_bytes: 0, min_chunk_bytes: 2 * MIB, ..Default::default() };
             let config = paged::Config { mappings_per_chunk: 1, ..config };

@@ -10,18 +10,19 @@ use crate::BackingError;
 /// The allocator calls no method with one of its locks held: each may wait, for the present user of the range or for
 /// the device.
 pub trait Gate: Send + Sync {
-    /// Is called before a block is placed in the range. Returns whether the block may be placed; if not, the request is
-    /// served from elsewhere.
+    /// Enters the gate, before a block is placed in the range. Returns whether the block may be placed; if not, the
+    /// request is served from elsewhere.
     ///
-    /// # Errors The request is refused.
+    /// # Errors
+    /// The request is refused.
     fn enter(&self) -> Result<bool, BackingError>;
 
-    /// Is called once for each successful [`enter`](Self::enter), after the block was freed or if it was not placed
-    /// after all. Work that was put on the device may still use the range.
+    /// Leaves the gate, once for each successful [`enter`](Self::enter): after the block was freed, or if it was not
+    /// placed after all. Work that was put on the device may still use the range.
     fn leave(&self);
 
-    /// Is called after the last capture has ended during which the device could not be waited for. A pool whose use is
-    /// [`PoolUse::Capture`](crate::PoolUse::Capture) counts as one.
+    /// Handles the end of the last capture during which the device could not be waited for. A pool whose use is
+    /// [`PoolUse::Capture`](crate::PoolUse::Capture) counts as a capture.
     fn after_captures(&self);
 }
 

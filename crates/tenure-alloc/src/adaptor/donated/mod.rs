@@ -46,8 +46,8 @@ pub struct DonatedRanges {
 }
 
 impl<A> Donated<A> {
-    /// Wraps `inner`, with no donated memory yet. `backing` tells how far the streams are on which a donated block was
-    /// recorded.
+    /// Wraps `inner`, with no donated memory yet. `backing` tells whether streams that were recorded for a donated
+    /// block have passed it.
     pub fn new(inner: A, backing: Arc<dyn Backing>) -> Self {
         let (least, lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX), AtomicU64::new(0));
         Self { inner, donated: DonatedRanges { backing, ranges: Box::default(), least, lowest, highest } }
@@ -69,9 +69,10 @@ impl DonatedRanges {
     /// accessible, and nothing else may use it. Work of other streams on it must have finished, or `stream` must wait
     /// for it.
     ///
-    /// # Errors [`AllocError::InvalidSetting`] if the range is empty, is not made of whole multiples of 512 bytes, or
-    /// overlaps a range given before; if a recorded block does not lie in it; or if the stream has a range that takes
-    /// every request.
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if the range is empty, is not made of whole multiples of 512 bytes, or overlaps a
+    /// range given before; if a recorded block does not lie in it; or if the stream has a range that takes every
+    /// request.
     pub fn insert(
         &self,
         address: Address,
@@ -82,10 +83,11 @@ impl DonatedRanges {
         self.insert_range(address, bytes, stream, placement, None)
     }
 
-    /// Like [`insert`](Self::insert) with [`Placement::BestFit`], for memory that may be used only while `gate` is
-    /// entered.
+    /// Gives memory that may be used only while `gate` is entered; otherwise the same as [`insert`](Self::insert) with
+    /// [`Placement::BestFit`].
     ///
-    /// # Errors The same as for [`insert`](Self::insert).
+    /// # Errors
+    /// The same as for [`insert`](Self::insert).
     pub fn insert_behind(
         &self,
         gate: Arc<dyn Gate>,
@@ -115,9 +117,9 @@ impl DonatedRanges {
     /// Takes back the range at `address`. Work put on its stream may still use it. Waits on the host for other streams
     /// that use a freed block.
     ///
-    /// # Errors [`AllocError::StillInUse`] if blocks live in it: free them first. During a capture no stream can be
-    /// waited for, so freed blocks that other streams use count as live. [`AllocError::UnknownAddress`] if there is no
-    /// such range.
+    /// # Errors
+    /// [`AllocError::StillInUse`] if blocks live in it: free them first. During a capture no stream can be waited for,
+    /// so freed blocks that other streams use count as live. [`AllocError::UnknownAddress`] if there is no such range.
     pub fn clear(&self, address: Address) -> Result<(), AllocError> {
         let mut ranges = self.ranges.lock();
         let cleared = ranges.clear(address, &*self.backing);
@@ -129,7 +131,8 @@ impl DonatedRanges {
     /// already. Returns its live blocks in the order in which they were allocated. A range of the same size that is
     /// given with these blocks as [`Placement::Recorded`] places the same requests at the same offsets.
     ///
-    /// # Errors [`AllocError::UnknownAddress`] if there is no such range.
+    /// # Errors
+    /// [`AllocError::UnknownAddress`] if there is no such range.
     pub fn close(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         let mut ranges = self.ranges.lock();
         let placed = ranges.close(address);
@@ -140,7 +143,8 @@ impl DonatedRanges {
     /// Returns the live blocks of the range at `address`, which was given with [`Placement::InOrder`], in the order in
     /// which they were allocated.
     ///
-    /// # Errors [`AllocError::UnknownAddress`] if there is no such range.
+    /// # Errors
+    /// [`AllocError::UnknownAddress`] if there is no such range.
     pub fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         self.ranges.lock().live(address)
     }
@@ -148,7 +152,8 @@ impl DonatedRanges {
     /// Returns the blocks of [`live`](Self::live), and the freed blocks that no later one overlaps. Together they are
     /// the last owners of each byte that was allocated.
     ///
-    /// # Errors The same as for [`live`](Self::live).
+    /// # Errors
+    /// The same as for [`live`](Self::live).
     pub fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
         self.ranges.lock().placed(address)
     }

@@ -346,7 +346,8 @@ impl Ranges {
     /// During a capture it does neither. If it is not waited for, a piece whose marks cannot be queried stays pending:
     /// that failure is no reason to refuse another request.
     ///
-    /// # Errors The backing fails for a piece that is waited for.
+    /// # Errors
+    /// The backing fails for a piece that is waited for.
     fn settle(&mut self, backing: &dyn Backing, awaited: Option<Address>) -> Result<(), BackingError> {
         if self.is_capturing() {
             return Ok(());
