@@ -43,7 +43,7 @@ pub struct MemoryInfo {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
-    /// Not enough physical memory.
+    /// There is not enough physical memory.
     #[error("{call}: out of device memory: asked for {requested} bytes, {free} are free")]
     OutOfMemory {
         /// The driver call.

@@ -71,7 +71,7 @@ impl<R: Resource> Resource for Limited<R> {
         let Request { bytes: requested, stream, .. } = request;
         self.claim(requested).map_err(|used| self.out_of_memory(requested, stream, used))?;
         let block = self.inner.allocate(request).inspect_err(|_| self.give_back(requested))?;
-        // Only now are the bytes known to which the resource below rounds.
+        // The size to which the resource below rounds is known only now.
         if let Err(used) = self.claim(block.bytes - requested) {
             self.inner.free(block.address)?;
             self.give_back(requested);

@@ -54,7 +54,7 @@ impl NativeAllocator {
         Self::with_history(backing, config, History::default())
     }
 
-    /// Makes an allocator with a history of the caller's, which has its own clock.
+    /// Makes an allocator that records in `history`, which has its own clock.
     pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
         let history = Arc::new(history);
         let engine = Engine::new(backing, config, Arc::clone(&history))?;

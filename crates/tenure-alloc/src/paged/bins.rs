@@ -16,7 +16,7 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) struct Bins {
     first: Box<[u32; SIZES]>,
     words: [u64; WORDS],
-    /// One bit for each of `words` that is not 0.
+    /// Bits, one for each of `words`: set if the word is not 0.
     summary: u64,
 }
 

@@ -64,7 +64,7 @@ struct Open {
 }
 
 struct Candidate {
-    /// (bytes beyond the allowance, cost in bytes).
+    /// The cost of the candidate: (bytes beyond the allowance, cost in bytes).
     cost: (u64, i64),
     start: Start,
     chunks: Vec<usize>,

@@ -73,7 +73,7 @@ pub struct PagedAllocator {
     /// Whether requests are rounded to more than 512 bytes: 0 or 1.
     rounds: AtomicU64,
     divisions: RwLock<Divisions>,
-    /// Boxed, so that its lock shares no cache line with what every allocation reads.
+    /// It is boxed, so that its lock shares no cache line with data that every allocation reads.
     state: Box<Mutex<State>>,
     history: Arc<History>,
     hooks: Hooks,
@@ -91,7 +91,7 @@ impl PagedAllocator {
         Self::with_history(backing, config, History::default())
     }
 
-    /// Makes an allocator with a history of the caller's, which has its own clock.
+    /// Makes an allocator that records in `history`, which has its own clock.
     ///
     /// # Errors
     /// The same as for [`new`](Self::new).

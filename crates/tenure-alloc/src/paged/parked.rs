@@ -9,8 +9,8 @@
 //! The state would do so if it were again as it was just before it placed that memory. Every placement and every return
 //! has a number. Suppose that since then only the parked memory was placed, and was parked in the opposite order. Then
 //! giving all of it back leads to that earlier state, and a request of the same size gets the same place. (Where new
-//! chunks or windows were made for a block, more memory is free afterwards than before, but no other range that this
-//! request would fit.)
+//! chunks or windows were made for a block, more memory is free afterwards than before, but no other range fits this
+//! request.)
 //!
 //! So parked memory is a stack. A loan that does not continue it makes the heap give all of it back, and so does every
 //! request that the stack's top does not serve. Placement is then the same as without parking, up to second-order

@@ -32,7 +32,7 @@ pub(super) struct Window {
 #[derive(Default)]
 pub(super) struct Windows {
     windows: Slab<Window>,
-    /// (first address, index), by address.
+    /// The windows' (first address, index), by address.
     order: Vec<(Address, usize)>,
     /// The heads of the windows, by index. They are kept apart, because a search reads many.
     heads: Vec<Head>,

@@ -14,7 +14,7 @@ pub trait Gate: Send + Sync {
     /// request is served from elsewhere.
     ///
     /// # Errors
-    /// The request is refused.
+    /// An error refuses the request.
     fn enter(&self) -> Result<bool, BackingError>;
 
     /// Leaves the gate, once for each successful [`enter`](Self::enter): after the block was freed, or if it was not

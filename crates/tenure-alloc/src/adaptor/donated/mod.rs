@@ -36,7 +36,7 @@ pub struct Donated<A> {
 /// The memory donated to a [`Donated`]: adds and removes ranges.
 pub struct DonatedRanges {
     backing: Arc<dyn Backing>,
-    /// Boxed, so that its lock shares no cache line with what every allocation reads.
+    /// It is boxed, so that its lock shares no cache line with data that every allocation reads.
     ranges: Box<Mutex<Ranges>>,
     /// The smallest request in bytes that any range serves.
     least: AtomicU64,
