@@ -5,7 +5,7 @@ use crate::{Action, Address, AllocError, Block, Event, History, Request, Resourc
 
 /// An adaptor that records allocations and frees, so that a trace of any resource can be saved.
 ///
-/// The events of an address are in the order in which its owners had it. A free is recorded before it is made, as
+/// The events of an address are in the order in which it changed owners. A free is recorded before it is made, as
 /// requested and completed at once. If it fails, an allocation of the same block is recorded after it. The free of a
 /// block that was allocated before recording began is not recorded.
 pub struct Recorded<R> {

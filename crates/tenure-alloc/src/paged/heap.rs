@@ -267,7 +267,7 @@ impl Blocks {
     }
 
     /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also after
-    /// an error, the caller must give back [the memory that ended parking](Self::take_ended).
+    /// an error, the caller must give back [the memory that is no longer parked](Self::take_ended).
     pub(super) fn settle(
         &mut self,
         progress: &mut Progress,

@@ -253,8 +253,8 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps the window not used for longest, if it holds no block and the device has finished with it. Returns
-    /// whether it did.
+    /// Unmaps, among the windows that hold no block, the one not used for longest, if the device has finished with it.
+    /// Returns whether it did.
     pub(super) fn retire_window(
         &mut self,
         progress: &mut Progress,
