@@ -1,7 +1,7 @@
-//! How long it takes to plan a step of some thousands of operations, and how good its plan is.
+//! Measures how long it takes to plan a step of some thousands of operations, and how good the plan is.
 //!
-//! `cargo bench -p tenure-offload --bench planning`; with `-- whole` the planner is asked about each operation by itself, and
-//! takes the ten seconds that it may have, to compare with.
+//! Run `cargo bench -p tenure-offload --bench planning`. For comparison, `-- whole` asks the planner about each
+//! operation by itself, and the planner takes all of its ten seconds.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A budget: how much memory steps may take, and where the rest goes.
+//! A budget: how much memory steps may take, and where the excess is spilled to.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::setup::Setup;
 /// Saved tensors smaller than this stay in the host's memory, where bytes are worth more than on a device.
 const LEAST_BYTES_ON_HOST: u64 = 128 << 10;
 
-/// How much memory steps may take, where the rest is spilled to, and who plans it.
+/// A memory budget for steps: its amount, the folders and memory to spill to, and the planner.
 ///
 /// ```
 /// use tenure_offload::Budget;
@@ -29,84 +29,84 @@ const LEAST_BYTES_ON_HOST: u64 = 128 << 10;
 pub struct Budget {
     amount: Amount,
     setup: Setup,
-    /// None: as suits the memory.
+    /// The default for the memory if None.
     least_bytes: Option<u64>,
     codec: Choice,
     process: Option<Box<dyn ProcessMemory>>,
     progress: Option<Box<dyn Fn(BudgetProgress) + Send + Sync>>,
 }
 
-/// Measures what a process has in memory, tensors included, where a budget of the host's memory is to cover all of it.
+/// Measures the memory of a process, tensors included, for a budget of the host's memory that covers all of it.
 pub trait ProcessMemory: Send + Sync {
     /// Resets the peak, so that it covers only what follows.
     fn reset_peak(&self);
 
-    /// The most bytes that counted against the budget since then.
+    /// Returns the most bytes that counted against the budget since then.
     fn peak_bytes(&self) -> u64;
 }
 
-/// Progress of a trainer that settles a budget before the first step.
+/// The progress of a trainer that settles a budget before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BudgetProgress {
-    /// A plain step was measured, as the budget is a share of it.
+    /// A plain step was measured, because the budget is a share of it.
     Plain {
-        /// Bytes that the plain step takes.
+        /// The bytes that the plain step takes.
         plain_bytes: u64,
         /// The share, in percent.
         percent: f64,
         /// The share, in bytes.
         budget_bytes: u64,
     },
-    /// The budget is too small, and the least that works is looked for.
+    /// The budget is too small. The trainer looks for the least that works.
     TooSmall {
-        /// The budget that was asked for.
+        /// The budget that was asked for, in bytes.
         budget_bytes: u64,
     },
 }
 
 impl Budget {
-    /// A budget of this amount, which spills as a [`Setup`] does by default.
+    /// Returns a budget of this amount, which spills as a [`Setup`] does by default.
     pub fn new(amount: Amount) -> Self {
         let (setup, codec) = (Setup::default(), Choice::default());
         Self { amount, setup, least_bytes: None, codec, process: None, progress: None }
     }
 
-    /// A budget of so many bytes.
+    /// Returns a budget of `bytes` bytes.
     pub fn bytes(bytes: u64) -> Self {
         Self::new(Amount::Bytes(bytes))
     }
 
-    /// A budget of a share of what a plain step takes, in percent. The plain step is measured first.
+    /// Returns a budget that is a share of the memory of a plain step, in percent. The plain step is measured first.
     pub fn percent(percent: f64) -> Self {
         Self::new(Amount::Percent(percent))
     }
 
-    /// How much it is.
+    /// Returns the amount.
     pub fn amount(&self) -> Amount {
         self.amount
     }
 
-    /// Spills to this folder, on a disk; several share the load. Default: for the host's memory
-    /// [`Setup::default_folder`], for a device's memory none.
+    /// Adds a folder on a disk to spill to. Several folders share the load. Default: [`Setup::default_folder`] for the
+    /// host's memory, none for a device's memory.
     pub fn spill(mut self, folder: impl Into<PathBuf>) -> Self {
         self.setup.folders.push(folder.into());
         self
     }
 
-    /// Takes so many bytes of those disks together. See [`Setup::disk_bytes`].
+    /// Sets aside `bytes` of the disks of all folders together. See [`Setup::disk_bytes`].
     pub fn spill_bytes(mut self, bytes: u64) -> Self {
         self.setup.disk_bytes = Some(bytes);
         self
     }
 
-    /// Writes at most so many bytes to disks in 24 hours. See [`Setup::daily_bytes`].
+    /// Writes at most `bytes` to disks in 24 hours. See [`Setup::daily_bytes`].
     pub fn spill_daily_bytes(mut self, bytes: u64) -> Self {
         self.setup.daily_bytes = Some(bytes);
         self
     }
 
-    /// Spills a device's bytes to so many bytes of pinned memory. See [`Setup::pinned_bytes`].
+    /// Spills a device's bytes to at most `bytes` of pinned memory. See [`Setup::pinned_bytes`].
     pub fn pinned_bytes(mut self, bytes: u64) -> Self {
         self.setup.pinned_bytes = Some(bytes);
         self
@@ -118,25 +118,25 @@ impl Budget {
         self
     }
 
-    /// Plans by this planner. Default: [`Scheduled`](tenure_plan::planner::Scheduled).
+    /// Makes plans with this planner. Default: [`Scheduled`](tenure_plan::planner::Scheduled).
     pub fn planner(mut self, planner: Box<dyn Planner + Send + Sync>) -> Self {
         self.setup.planner = planner;
         self
     }
 
-    /// Seeds planners that try at random. Default: 0.
+    /// Sets the seed of planners that try at random. Default: 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.setup.seed = seed;
         self
     }
 
-    /// Encodes what goes to a disk. See [`Engine::set_codec`].
+    /// Sets the codec for bytes that go to a disk. See [`Engine::set_codec`].
     pub fn codec(mut self, codec: Choice) -> Self {
         self.codec = codec;
         self
     }
 
-    /// Has a budget of the host's memory cover what the process takes beside tensors, too.
+    /// Makes a budget of the host's memory cover the rest of the process, too.
     pub fn process(mut self, process: impl ProcessMemory + 'static) -> Self {
         self.process = Some(Box::new(process));
         self
@@ -148,10 +148,11 @@ impl Budget {
         self
     }
 
-    /// Opens an engine for a memory. The engine has no budget yet, which may be a share of a step that was not made.
+    /// Opens an engine for a memory. The engine has no budget yet: the amount may be a share of a step that was not
+    /// measured yet.
     ///
     /// # Errors
-    /// As of [`Setup::engine`].
+    /// See [`Setup::engine`].
     pub fn open(self, memory: Memory) -> Result<OpenBudget, OffloadError> {
         let Self { amount, mut setup, least_bytes, codec, process, progress } = self;
         let is_on_host = memory.device().is_none();
@@ -178,13 +179,13 @@ impl FromStr for Budget {
 /// An opened [`Budget`]. A front end measures steps, and sets the engine's budget by them.
 #[non_exhaustive]
 pub struct OpenBudget {
-    /// How much it is.
+    /// The amount of the budget.
     pub amount: Amount,
-    /// Its engine, which has no budget yet.
+    /// The engine, which has no budget yet.
     pub engine: Engine,
-    /// Measures the process, if the budget covers it. None for a device's memory.
+    /// The measure of the process, if the budget covers it. None for a device's memory.
     pub process: Option<Box<dyn ProcessMemory>>,
-    /// Receives the progress.
+    /// The callback for progress.
     pub progress: Option<Box<dyn Fn(BudgetProgress) + Send + Sync>>,
 }
 

@@ -1,4 +1,5 @@
-//! The profiles and plans of steps, by signature and, of sizes that were not measured, by kind and size.
+//! The cache of steps: profiles and plans by signature, and estimates by kind and size for sizes that were not
+//! measured.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,13 +10,14 @@ use crate::peaks::{least_of_part, part_of};
 use crate::profiled::Profiled;
 use crate::signature::Signature;
 
-/// Events of all profiles together. One takes about a hundred bytes, with its share of the plan.
+/// The most events of all profiles together. One takes about a hundred bytes, with its share of the plan.
 const MOST_EVENTS: usize = 1 << 20;
 
-/// Signatures that are remembered because no estimate is of use for them.
+/// The most signatures that are remembered because no estimate works for them.
 const MOST_UNLIKE: usize = 1 << 16;
 
-/// Remembers profiles and plans of the steps that came last. A program whose every step has another size fills no memory.
+/// Remembers the profiles and plans of the most recent steps. A program whose every step has another size fills no
+/// memory.
 #[derive(Default)]
 pub(crate) struct StepCache {
     steps: HashMap<StepKey, CachedStep>,
@@ -25,12 +27,12 @@ pub(crate) struct StepCache {
     unlike: HashSet<u64>,
 }
 
-/// Identifies steps that go by one plan.
+/// Identifies steps that share a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StepKey {
-    /// Measured, by signature.
+    /// Measured steps, by signature.
     Measured(u64),
-    /// Estimated, by kind and by a [part](part_of) of all sizes.
+    /// Estimated steps, by kind and by a [part](part_of) of all sizes.
     Estimated(u64, u32),
 }
 
@@ -46,18 +48,18 @@ struct CachedStep {
 /// A step's profile, and its plan if one was made.
 #[derive(Clone)]
 pub(crate) struct KnownStep {
-    /// By what it is cached.
+    /// The key in the cache.
     pub(crate) key: StepKey,
     pub(crate) profiled: Arc<Profiled>,
-    /// Its plan, if one was made.
+    /// The plan, if one was made.
     pub(crate) planned: Option<Arc<Planned>>,
     /// Whether more is known since the plan was made.
     pub(crate) is_outdated: bool,
 }
 
 impl StepCache {
-    /// Returns what is known of steps of a signature, to be used now: what was measured, or else what can be estimated by
-    /// steps of its kind in which no less was held when they began than `held_bytes`.
+    /// Returns what is known of steps with a signature, and marks it as used now: the measurement, or else an estimate
+    /// by steps of the same kind that began with at least `held_bytes` held.
     pub(crate) fn take_up(&mut self, signature: Signature, held_bytes: u64) -> Option<KnownStep> {
         self.uses += 1;
         let key = self.key_of(signature).or_else(|| self.estimate(signature, held_bytes))?;
@@ -67,24 +69,24 @@ impl StepCache {
         Some(KnownStep { key, profiled, planned, is_outdated })
     }
 
-    /// Returns what was measured, or else estimated, of steps of a signature.
+    /// Returns the profile of steps with a signature, measured or else estimated.
     pub(crate) fn profiled(&self, signature: Signature) -> Option<&Arc<Profiled>> {
         Some(&self.steps.get(&self.key_of(signature)?)?.profiled)
     }
 
-    /// Returns what was measured of steps of a signature.
+    /// Returns the measured profile of steps with a signature.
     pub(crate) fn measured(&self, signature: Signature) -> Option<&Profiled> {
         self.steps.get(&StepKey::Measured(signature.id)).map(|step| &*step.profiled)
     }
 
-    /// Returns all that was measured.
+    /// Returns all measured profiles.
     pub(crate) fn all_measured(&self) -> impl Iterator<Item = &Profiled> {
         let measured = self.steps.iter().filter(|(key, _)| matches!(key, StepKey::Measured(_)));
         measured.map(|(_, step)| &*step.profiled)
     }
 
-    /// Remembers what was measured of steps of a signature, and forgets what was known of them before, and estimated of
-    /// others of their kind.
+    /// Adds the measured profile of steps with a signature. Forgets what was known of them before, and all estimates of
+    /// their kind.
     pub(crate) fn insert(&mut self, signature: Signature, profiled: Arc<Profiled>) {
         let kind = signature.kind;
         let estimates = self.steps.keys().filter(|key| matches!(key, StepKey::Estimated(of, _) if *of == kind));
@@ -92,26 +94,26 @@ impl StepCache {
         self.add(StepKey::Measured(signature.id), signature, profiled);
     }
 
-    /// Remembers more of steps of a signature that were measured. Their plan is outdated.
+    /// Replaces the profile of measured steps with a signature by a better one. Their plan becomes outdated.
     pub(crate) fn update(&mut self, signature: Signature, profiled: Arc<Profiled>) {
         if let Some(step) = self.steps.get_mut(&StepKey::Measured(signature.id)) {
             (step.profiled, step.is_outdated) = (profiled, true);
         }
     }
 
-    /// Remembers the plan of a step that is known by this profile.
+    /// Adds the plan of a step, if the step still has the profile that was planned.
     pub(crate) fn insert_plan(&mut self, key: StepKey, profiled: &Arc<Profiled>, planned: Arc<Planned>) {
         if let Some(step) = self.steps.get_mut(&key).filter(|step| Arc::ptr_eq(&step.profiled, profiled)) {
             (step.planned, step.is_outdated) = (Some(planned), false);
         }
     }
 
-    /// All plans are outdated.
+    /// Marks all plans as outdated.
     pub(crate) fn outdate_plans(&mut self) {
         self.steps.values_mut().for_each(|step| step.is_outdated = true);
     }
 
-    /// Forgets what is known of steps of a signature, which did something else.
+    /// Forgets what is known of steps with a signature, because one did something else.
     pub(crate) fn remove_unlike(&mut self, signature: Signature) {
         let measured = StepKey::Measured(signature.id);
         if self.steps.contains_key(&measured) {
@@ -128,7 +130,7 @@ impl StepCache {
         self.steps.values_mut().for_each(|step| step.planned = None);
     }
 
-    /// By what steps of a signature are cached.
+    /// Returns the key of steps with a signature.
     fn key_of(&self, signature: Signature) -> Option<StepKey> {
         let estimated = || StepKey::Estimated(signature.kind, part_of(signature.input_bytes));
         let is_estimated = || signature.input_bytes > 0 && !self.unlike.contains(&signature.id);
@@ -136,7 +138,7 @@ impl StepCache {
         keys.into_iter().flatten().find(|key| self.steps.contains_key(key))
     }
 
-    /// Estimates a step, of the largest size of those that go by one plan.
+    /// Estimates a step by the largest size among those that share its plan.
     fn estimate(&mut self, signature: Signature, held_bytes: u64) -> Option<StepKey> {
         let Signature { id, kind, input_bytes } = signature;
         if input_bytes == 0 || self.unlike.contains(&id) {
@@ -192,7 +194,7 @@ mod tests {
         cache.insert(4.into(), step_of(1));
         let known: Vec<u64> = (0..5).filter(|signature| cache.measured((*signature).into()).is_some()).collect();
         assert_eq!(known, [0, 2, 3, 4]);
-        // What is larger than all of it is remembered alone.
+        // A profile that alone exceeds the limit is the only one that stays.
         cache.insert(5.into(), step_of(2 * MOST_EVENTS));
         assert_eq!((cache.all_measured().count(), cache.events), (1, 2 * MOST_EVENTS));
     }
@@ -211,7 +213,7 @@ mod tests {
         cache.insert_plan(StepKey::Measured(1), &first, plan(1));
         cache.update(1.into(), Arc::clone(&timed));
         assert_eq!(known(&mut cache), (Some(1), true));
-        // It was begun before the step was timed.
+        // The plan was begun before the step was timed.
         cache.insert_plan(StepKey::Measured(1), &first, plan(2));
         assert_eq!(known(&mut cache), (Some(1), true));
         cache.insert_plan(StepKey::Measured(1), &timed, plan(3));
@@ -236,11 +238,11 @@ mod tests {
         assert!(profiled.is_estimate && matches!(key, StepKey::Estimated(1, _)));
         assert_eq!(cache.take_up(step(4, 1501), 0).unwrap().key, key);
         assert_ne!(cache.take_up(step(5, 1900), 0).unwrap().key, key);
-        // Of another kind, of no known size, with more held, or much larger: nothing is known.
+        // Nothing is known of another kind, of an unknown size, with more bytes held, or of a much larger size.
         assert!(cache.take_up(Signature { kind: 2, ..step(6, 1500) }, 0).is_none());
         assert!(cache.take_up(step(6, 0), 0).is_none() && cache.take_up(step(6, 4000), 0).is_none());
         assert!(cache.take_up(step(6, 1200), 1).is_none());
-        // One that turned out to do something else is measured.
+        // A signature whose step did something else is measured.
         cache.remove_unlike(step(3, 1500));
         assert!(cache.take_up(step(3, 1500), 0).is_none() && cache.take_up(step(4, 1501), 0).is_some());
         cache.insert(step(3, 1500), step_of(3));

@@ -1,4 +1,4 @@
-//! How long the device, or the host, computes between points.
+//! The clock of a step: how long the device, or the host, computes between points.
 
 use std::sync::Arc;
 use std::thread;
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 
 use tenure_device::{DriverError, Event, EventKind, Stream};
 
-/// So far ahead a host gets when its device has nothing left to do: some hundred operations.
+/// The lead that a host gets on a device that has nothing left to do: the time to ask for some hundred operations.
 pub(crate) const LEAD: Duration = Duration::from_millis(20);
 
 /// A source of the host's time.
 pub(crate) type HostTime = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// Intervals of time, each from a mark to another.
+/// Measures intervals of time, each from one mark to another.
 pub(crate) struct Clock {
-    /// Spans of time, each with the interval that it is a part of.
+    /// Spans of time, each with the number of its interval.
     spans: Vec<(usize, Mark, Mark)>,
-    /// How long the host took to ask for the work of each interval, if there is a lead.
+    /// The nanoseconds that the host took to ask for the work of each interval. Empty without a lead.
     asked_ns: Vec<u64>,
-    /// When the host began to ask for the current interval's.
+    /// The moment at which the host began to ask for the work of the current interval.
     asking: Option<Instant>,
-    /// How many intervals have ended.
+    /// The number of intervals that have ended.
     ended: usize,
     began: Option<Mark>,
     lead: Duration,
@@ -40,7 +40,7 @@ enum Mark {
 }
 
 impl Clock {
-    /// A clock whose intervals of the host are measured by `host_time`.
+    /// Returns a clock that measures intervals on the host by `host_time`.
     pub(crate) fn with_host_time(host_time: HostTime) -> Self {
         Self {
             spans: Vec::new(),
@@ -53,14 +53,14 @@ impl Clock {
         }
     }
 
-    /// A clock whose intervals take the device's time, or the host's where the host asks for work more slowly than the device
-    /// does it. A device that waits for its host would count that as its own time. So where it has nothing left to do, it
-    /// waits for `lead` before an interval, while the host goes on.
+    /// Returns a clock whose intervals take the device's time, or the host's time where the host asks for work more
+    /// slowly than the device does it. A device that waits for its host would count the wait as its own time. So a
+    /// device that has nothing left to do waits for `lead` before an interval, while the host goes on.
     pub(crate) fn with_lead(lead: Duration) -> Self {
         Self { lead, ..Self::default() }
     }
 
-    /// An interval begins.
+    /// Begins an interval.
     pub(crate) fn begin(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         let is_idle = || self.spans.last().map_or(Ok(true), |(.., end)| end.is_passed());
         if let (Some(stream), false) = (stream, self.lead.is_zero())
@@ -74,7 +74,7 @@ impl Clock {
         Ok(())
     }
 
-    /// It ends.
+    /// Ends the interval.
     pub(crate) fn end(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         if !self.lead.is_zero() {
             let asked = self.asking.take().map_or(Duration::ZERO, |since| (self.host_time)() - since);
@@ -90,14 +90,14 @@ impl Clock {
         Ok(())
     }
 
-    /// It ends, and the next begins at once.
+    /// Ends the interval, and begins the next at once.
     pub(crate) fn split(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         self.end(stream)?;
         self.began = self.spans.last().map(|(.., end)| end.clone());
         Ok(())
     }
 
-    /// The interval goes on, but what comes until it is [resumed](Self::resume) takes none of its time.
+    /// Pauses the interval: time until it is [resumed](Self::resume) does not count.
     pub(crate) fn pause(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         if let Some(began) = self.began.take() {
             self.spans.push((self.ended, began, self.now(stream)?));
@@ -105,7 +105,7 @@ impl Clock {
         Ok(())
     }
 
-    /// See [`pause`](Self::pause).
+    /// Resumes the interval after a [`pause`](Self::pause).
     pub(crate) fn resume(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
         self.began = Some(self.now(stream)?);
         Ok(())
@@ -118,13 +118,13 @@ impl Clock {
         Ok(Mark::Device(Arc::new(event)))
     }
 
-    /// How long each was, in nanoseconds. Waits until all are over.
+    /// Returns the length of each interval in nanoseconds. Waits until all are over.
     pub(crate) fn finish(mut self) -> Result<Vec<u64>, DriverError> {
         let asked_ns = std::mem::take(&mut self.asked_ns);
         Ok(paced(&self.measured()?, &asked_ns))
     }
 
-    /// Returns how long each interval was, by its marks.
+    /// Returns the length of each interval in nanoseconds, by its marks.
     fn measured(self) -> Result<Vec<u64>, DriverError> {
         let mut times_ns = vec![0; self.ended];
         for (interval, began, end) in &self.spans {
@@ -136,7 +136,8 @@ impl Clock {
     }
 }
 
-/// Returns how long intervals take that a host asks for one after the other: none is over before it was asked for.
+/// Returns the nanoseconds that intervals take if a host asks for one after the other: an interval cannot end before
+/// the host has asked for it.
 fn paced(times_ns: &[u64], asked_ns: &[u64]) -> Vec<u64> {
     let (mut asked, mut done) = (0, 0);
     let asked_ns = asked_ns.iter().copied().chain(std::iter::repeat(0));
@@ -164,7 +165,7 @@ impl Mark {
                 end.synchronize()?;
                 Ok((began.elapsed_us(end)? * 1e3) as u64)
             }
-            // What began on the host and ended on a device is nobody's work.
+            // A span with one end on the host and the other on a device counts no time.
             _ => Ok(0),
         }
     }
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn an_interval_is_not_over_before_the_host_has_asked_for_it() {
         assert_eq!(paced(&[3, 5, 1], &[]), [3, 5, 1]);
-        // The second is the host's, who is 4 ahead in the last.
+        // The second and third intervals take the host's time. In the last, the host is ahead.
         assert_eq!(paced(&[3, 5, 1, 9], &[1, 11, 2, 1]), [3, 9, 2, 9]);
     }
 
@@ -199,7 +200,7 @@ mod tests {
             assert!(since.elapsed() >= lead * times);
             assert_eq!(clock.finish().unwrap().len(), 2);
         }
-        // A pause takes no time of the interval that it is in.
+        // A pause does not count in its interval.
         let now = Arc::new(parking_lot::Mutex::new(Instant::now()));
         let time = Arc::clone(&now);
         let mut clock = Clock::with_host_time(Arc::new(move || *time.lock()));

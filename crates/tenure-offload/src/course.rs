@@ -13,7 +13,7 @@ use crate::measured::Measured;
 use crate::profiled::{Event, Profiled};
 use crate::schedule::{Action, Schedule};
 
-/// The course of a step: it says what is done at each point.
+/// The course of a step: it gives the actions at each point.
 #[derive(Default)]
 pub(crate) enum Course {
     /// There is no step.
@@ -23,38 +23,38 @@ pub(crate) enum Course {
     Planned {
         profiled: Arc<Profiled>,
         planned: Arc<Planned>,
-        /// So many have happened.
+        /// The number of events so far.
         events: usize,
-        /// So many were asked for since the last of these.
+        /// The number of operations since the last event.
         operations: usize,
-        /// If intervals are to be timed.
+        /// The clock, if the intervals are to be timed.
         clock: Option<Clock>,
     },
-    /// It fits into the budget as it is, by what is known.
+    /// The step is known to fit into the budget without any moves.
     Unwatched {
-        /// Bytes that were held when it began.
+        /// The bytes that were held when the step began.
         held_bytes: u64,
     },
-    /// By no plan: it turned out to be another step than was planned.
+    /// The step follows no plan, since it turned out to differ from the planned one.
     Free,
 }
 
-/// The plan of steps of a signature.
+/// The plan for steps of a signature.
 #[derive(Default)]
 pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
-    /// How long that takes, if it can be played.
+    /// The predicted time of a step, if the plan can be simulated.
     pub(crate) predicted: Option<Duration>,
-    /// The operations that make what is computed again, and what that is made of.
+    /// The operations that make the recomputed tensors, and their inputs that were not saved.
     pub(crate) repeated: HashSet<OperationAt>,
-    /// The intervals in which these are asked for.
+    /// The intervals in which the front end asks for these operations.
     pub(crate) listened: HashSet<usize>,
-    /// Bytes that each interval needs at once.
+    /// The bytes that each interval needs at once.
     pub(crate) needed_bytes: Vec<u64>,
 }
 
 impl Course {
-    /// By what something that was saved is encoded.
+    /// Returns the codec for a saved tensor.
     pub(crate) fn codec(&self, index: SavedIndex) -> Option<Choice> {
         let codecs = match self {
             Self::Measured(measured) => &measured.codecs,
@@ -64,7 +64,7 @@ impl Course {
         codecs.get(index.0).copied()
     }
 
-    /// How something that was saved is made, as it was measured.
+    /// Returns how a saved tensor is made, by the measurement.
     pub(crate) fn making(&self, index: SavedIndex) -> Option<Arc<Making>> {
         match self {
             Self::Planned { profiled, .. } => profiled.makings.get(index.0)?.clone(),
@@ -73,23 +73,24 @@ impl Course {
         }
     }
 
-    /// Bytes that the interval needs at once which begins now; none if there is no plan.
+    /// Returns the bytes that the interval which begins now needs at once. Returns None if there is no plan.
     pub(crate) fn needed_bytes(&self) -> Option<u64> {
         let Self::Planned { planned, events, .. } = self else { return None };
         planned.needed_bytes.get(*events).copied()
     }
 
-    /// How long it took to compute something that was saved, where that is known.
+    /// Returns the nanoseconds that it takes to recompute a saved tensor, where that is known.
     pub(crate) fn recompute_ns(&self, index: SavedIndex) -> Option<u64> {
         let Self::Planned { profiled, .. } = self else { return None };
         Some(profiled.profile.saved().get(index.0)?.recipe.as_ref()?.time_ns)
     }
 
-    /// Whether operations may be repeated that are asked for until something is saved or needed.
+    /// Returns whether operations before the next save or need may be repeated.
     pub(crate) fn listens(&self) -> bool {
         match self {
             Self::Measured(_) => true,
-            // Autograd saves what an operation is given when that is under way.
+            // Autograd saves the inputs of an operation after the front end asked about the operation. So the next
+            // interval counts, too.
             Self::Planned { planned, events, .. } => {
                 [*events, events + 1].iter().any(|at| planned.listened.contains(at))
             }
@@ -97,7 +98,7 @@ impl Course {
         }
     }
 
-    /// Counts an operation that is asked for now. Returns whether it may be repeated.
+    /// Counts an operation that the front end asks for now. Returns whether it may be repeated.
     pub(crate) fn repeats_next(&mut self) -> bool {
         match self {
             Self::Measured(_) => true,
@@ -110,7 +111,7 @@ impl Course {
         }
     }
 
-    /// The clock of the intervals that are timed.
+    /// Returns the clock, if the current interval is timed.
     pub(crate) fn clock(&mut self) -> Option<&mut Clock> {
         match self {
             Self::Measured(measured) => Some(&mut measured.clock),
@@ -119,7 +120,7 @@ impl Course {
         }
     }
 
-    /// How many points from now something is needed next; none if nobody knows.
+    /// Returns how many points from now a tensor is needed next. Returns None if that is unknown.
     pub(crate) fn needed_in(&self, id: HeldId, first: HeldId) -> Option<usize> {
         let Self::Planned { profiled, events, .. } = self else { return None };
         let Profiled { profile, residents, .. } = &**profiled;
@@ -132,13 +133,13 @@ impl Course {
         })
     }
 
-    /// The actions that follow an event.
+    /// Returns the actions that follow an event.
     pub(crate) fn next(&mut self, event: Event, first: HeldId) -> Vec<(HeldId, Action)> {
         let Self::Planned { profiled, planned, events, operations, .. } = self else { return Vec::new() };
         let point = *events;
         (*events, *operations) = (point + 1, 0);
         if point >= profiled.events.len() && !matches!(event, Event::Need { .. }) {
-            // All that was measured is done: what follows, such as an update, is no part of it.
+            // All measured events have happened. Later ones, such as those of an update, are no part of the plan.
             return Vec::new();
         }
         if profiled.expects(point, event) {

@@ -1,4 +1,4 @@
-//! The engine: a front end tells it what steps save and need, and it keeps them within a budget.
+//! The engine: a front end tells it what steps save and need, and it keeps the steps within a budget.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,16 +25,16 @@ use crate::report::Planning;
 use crate::signature::{Pass, Signature};
 use crate::step::Step;
 
-/// Keeps steps within a budget of memory: what they save leaves it and comes back in time.
+/// The offload engine: keeps steps within a memory budget. Saved tensors leave that memory and come back in time.
 ///
-/// A handle: clones are one engine. It limits the memory while it lives.
+/// An engine is a handle: its clones are one engine. It limits the memory as long as it lives.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<EngineInner>,
 }
 
 impl Engine {
-    /// An engine for a memory whose bytes the mover moves. It has no budget yet.
+    /// Creates an engine for a memory, whose bytes `mover` moves. The engine has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
         let (wake, is_strict, moves_all, limit, ledger) = Default::default();
@@ -45,63 +45,64 @@ impl Engine {
         Self { inner }
     }
 
-    /// Measures the host's computing by `now` instead of the system's clock, from the next step on. For tests, whose plans
-    /// then depend on nothing else.
+    /// Measures computation on the host by `now` instead of the system's clock, from the next step on. For tests, whose
+    /// plans then depend on nothing else.
     #[doc(hidden)]
     pub fn set_host_time(&self, now: impl Fn() -> Instant + Send + Sync + 'static) {
         *self.inner.host_time.lock() = Arc::new(now);
     }
 
-    /// Has steps that are measured within the budget move all that they save, wherever there is room. For tests, which then
-    /// see all of it go and come back.
+    /// Makes steps that are measured within the budget move every tensor that they save, wherever there is room. For
+    /// tests, which then see each tensor leave and come back.
     #[doc(hidden)]
     pub fn move_all(&self) {
         self.inner.moves_all.store(true, Ordering::Relaxed);
     }
 
-    /// Lets steps go unwatched that fit into the budget as they are: of these the front end need tell nothing. If one finds
-    /// no room after all, `wake` is called in the thread that allocates, with nothing locked here, and the front end tells
-    /// of everything again. A step that is [unwatched](Step::is_unwatched) has three quarters of the budget until then, so
-    /// that what is saved afterwards can make room for the rest.
+    /// Lets steps that fit into the budget without any moves go unwatched: the front end need not report them. If such
+    /// a step finds no room after all, the allocating thread calls `wake` with no lock of the engine held, and the
+    /// front end reports everything again. Until then an [unwatched](Step::is_unwatched) step gets three quarters of
+    /// the budget, so that tensors saved later can make room for the rest.
     pub fn on_wake(&self, wake: impl Fn() + Send + Sync + 'static) {
         *self.inner.wake.lock() = Some(Arc::new(wake));
     }
 
-    /// Has steps that are measured keep to the budget as all others do: what finds no room anywhere is computed again, and what
-    /// cannot be kept to is an error at once. Else they are taken for rehearsals: what is too much is told when they are over,
-    /// with the least that would do.
+    /// Makes measured steps keep to the budget, too: tensors that find no room anywhere are recomputed, and a step that
+    /// still needs too much fails at once. By default a measured step is a rehearsal: it may exceed the budget, and the
+    /// next step reports a budget that is too small, with the least that works.
     pub fn set_strict(&self) {
         self.inner.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// How many bytes of its memory may be held at any time, from the next step on.
+    /// Sets the budget: the most bytes of the memory that may be held at any time, from the next step on.
     pub fn set_budget(&self, bytes: u64) {
         self.inner.ledger.lock().set_budget(bytes);
     }
 
-    /// So many bytes of the budget are taken by what is not allocated of its memory, from the next step on: on the host what
-    /// bytes pass through on their way to a disk, and whatever else a process has.
+    /// Reserves `bytes` of the budget for memory that this allocator does not manage, from the next step on: on the
+    /// host, the buffers through which bytes pass on their way to a disk, and the rest of the process.
     pub fn set_aside(&self, bytes: u64) {
         self.inner.ledger.lock().set_aside(bytes);
     }
 
-    /// How many of the budget's bytes are taken by what is not allocated of its memory.
+    /// Returns the bytes of the budget that are reserved for memory which this allocator does not manage.
     pub fn aside_bytes(&self) -> u64 {
         self.inner.ledger.lock().aside_bytes
     }
 
-    /// By what bytes are encoded on their way to a disk, from the next step on: at first by nothing. What measurements are
-    /// to choose is chosen in the step that is measured, for all that has the same place in later ones.
+    /// Sets the codec for bytes on their way to a disk, from the next step on. Default: no codec. If measurements are
+    /// to choose the codec, the step that is measured chooses one for each saved tensor; the tensors in the same place
+    /// in later steps use it.
     pub fn set_codec(&self, codec: Choice) {
         self.inner.ledger.lock().set_codec(codec);
     }
 
-    /// By what bytes are encoded on their way to a disk.
+    /// Returns the codec for bytes on their way to a disk.
     pub fn codec(&self) -> Choice {
         self.inner.ledger.lock().codec
     }
 
-    /// The budget holds from now on, before there is a step: what is kept for later allocations is given back.
+    /// Applies the budget now, before there is a step, and gives back memory that is cached for later allocations.
     ///
     /// # Errors
     /// The limit cannot be set.
@@ -111,29 +112,30 @@ impl Engine {
         self.inner.set_limit(bytes)
     }
 
-    /// Nothing is limited any more, and there is no budget. What was saved can still come back.
+    /// Removes the limit and the budget. Saved tensors can still come back.
     ///
     /// # Errors
-    /// The limit cannot be taken away.
+    /// The limit cannot be removed.
     pub fn lift(&self) -> Result<(), OffloadError> {
         self.inner.ledger.lock().budget_bytes = None;
         self.inner.set_limit(None)
     }
 
-    /// The budget, if it has one.
+    /// Returns the budget in bytes, if there is one.
     pub fn budget_bytes(&self) -> Option<u64> {
         self.inner.ledger.lock().budget_bytes
     }
 
-    /// What has fewer bytes is kept.
+    /// Returns the size in bytes below which saved tensors stay in memory.
     pub fn least_bytes(&self) -> u64 {
         self.inner.options.least_bytes
     }
 
-    /// What the planner of the last step was asked: for others to be compared with. None if it was not planned.
+    /// Returns the problem that the last step's planner was asked to solve, for comparisons with other planners.
+    /// Returns None if the step was not measured or there is no budget.
     ///
     /// # Errors
-    /// The budget has become too small.
+    /// The budget has become too small for the step.
     pub fn problem(&self) -> Result<Option<Problem>, OffloadError> {
         let ledger = self.inner.ledger.lock();
         let profiled = ledger.profiled();
@@ -142,23 +144,24 @@ impl Engine {
         self.inner.problem(&profiled.profile, budget_bytes, 0).map(Some)
     }
 
-    /// The least budget that all steps can keep to that were measured, by what is used at once in them. None if none was.
+    /// Returns the least budget in bytes that all measured steps can keep to, by the bytes that they use at once.
+    /// Returns None if no step was measured.
     pub fn needed_bytes(&self) -> Option<u64> {
         let ledger = self.inner.ledger.lock();
         ledger.needed_bytes().map(|bytes| bytes + ledger.aside_bytes + self.inner.memory.slack_bytes())
     }
 
-    /// Whether a plan can keep to the budget, by what was measured of the last step: for who wants to know before the next,
-    /// and before a plan is made.
+    /// Checks whether a plan can keep to the budget, by the measurement of the last step. The caller learns this before
+    /// the next step, and before a plan is made.
     ///
     /// # Errors
-    /// [`ProfileError::TooSmall`].
+    /// [`ProfileError::TooSmall`] if no plan can.
     pub fn check(&self) -> Result<(), OffloadError> {
         self.problem().map(drop)
     }
 
-    /// Returns the error for a budget that is too small, where one of `least_bytes` works. Its parts are those of the step
-    /// that was measured last.
+    /// Returns the error for a budget that is too small, where one of `least_bytes` works. The error splits these bytes
+    /// as the step that was measured last does.
     pub fn refusal(&self, budget_bytes: u64, least_bytes: u64) -> OffloadError {
         let ledger = self.inner.ledger.lock();
         let profiled = ledger.profiled();
@@ -174,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Makes the plan of what was measured last now, rather than when the next step begins.
+    /// Makes the plan for the step that was measured last now, rather than when the next step begins.
     ///
     /// # Errors
     /// No plan keeps to the budget.
@@ -183,54 +186,54 @@ impl Engine {
         self.inner.course(signature).map(drop)
     }
 
-    /// The effort of the last plan; none if no plan was made since this was asked the last time.
+    /// Returns the effort of the last plan. Returns None if no plan was made since the last call.
     pub fn take_planning(&self) -> Option<Planning> {
         self.inner.ledger.lock().planning.take()
     }
 
-    /// Forgets what was measured, and the plans made of it.
+    /// Forgets all measurements, and the plans made of them.
     pub fn forget(&self) {
         self.inner.ledger.lock().forget();
     }
 
-    /// What went wrong where nobody could be told, such as in an allocation that then found no room.
+    /// Takes the first error that no call could return, such as one in an allocation that then found no room.
     pub fn take_failure(&self) -> Option<OffloadError> {
         self.inner.ledger.lock().failure.take()
     }
 
-    /// What becomes of what is held, and saved from now on, is noted.
+    /// Begins to note what becomes of each tensor that is held now or saved later.
     pub(crate) fn note_from(&self, began: Instant) {
         self.inner.ledger.lock().begin_notes(began);
     }
 
-    /// What was noted.
+    /// Ends the notes, and returns them.
     pub(crate) fn take_notes(&self) -> Vec<SavedRecord> {
         self.inner.ledger.lock().take_notes()
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &Memory {
         &self.inner.memory
     }
 
-    /// What moves bytes.
+    /// Returns the mover, which moves the bytes.
     pub fn mover(&self) -> &Mover {
         &self.inner.mover
     }
 
-    /// A step begins. Steps of one signature, such as the sizes of a batch, do the same, and have a plan together.
+    /// Begins a step. Steps of one signature, such as the sizes of a batch, do the same and share a plan.
     ///
     /// # Errors
-    /// No plan for what was measured keeps to the budget; the limit cannot be set; the device fails.
+    /// No plan for the measured step keeps to the budget; the limit cannot be set; the device fails.
     pub fn begin(&self, signature: impl Into<Signature>, pass: Pass) -> Result<Step, OffloadError> {
         Step::begin(&self.inner, signature.into(), pass)
     }
 
-    /// Bytes are saved, elements of a dtype: as they are when what was put on their stream so far is done. None if they stay
-    /// where they are, since there is nothing to gain.
+    /// Saves the bytes of a storage, elements of `dtype`, as they are when the work that is on `stream` so far is done.
+    /// Returns None if they stay where they are, since moving them gains nothing.
     ///
     /// # Errors
-    /// What is to go now cannot, or what went before could not.
+    /// A transfer that is due now fails, or an earlier one failed.
     pub fn save(
         &self,
         storage: &Storage,
@@ -284,41 +287,42 @@ impl Engine {
         Ok(Some(saved))
     }
 
-    /// Whether a plan has a name for what is saved next: then [`save`](Self::save) asks for none.
+    /// Returns whether the plan has a name for the next saved tensor. If so, [`save`](Self::save) does not call `name`.
     pub fn has_name(&self) -> bool {
         self.inner.ledger.lock().planned_name().is_some()
     }
 
-    /// An operation has been asked for that makes these bytes, and can be computed again. What goes wrong is told by the next
-    /// call that can.
+    /// Notes that the front end has asked for an operation which makes the bytes of `id`, and which can be repeated.
+    /// The next call that can return an error returns an error of this one.
     pub fn operation(&self, id: Id, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(Some(id), stream) {
             self.inner.ledger.lock().fail(error);
         }
     }
 
-    /// An operation is about to be asked for: an interval ends, and another begins. For front ends that learn of what one
-    /// makes later, and tell by [`Recompute::made_in`]. What goes wrong is told by the next call that can.
+    /// Notes that the front end is about to ask for an operation: an interval ends, and another begins. For front ends
+    /// that learn only later what an operation makes, and report it by [`Recompute::made_in`]. The next call that can
+    /// return an error returns an error of this one.
     pub fn point(&self, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(None, stream) {
             self.inner.ledger.lock().fail(error);
         }
     }
 
-    /// Whether operations that are asked for from now on, until something is saved or needed, may be computed again: if not,
-    /// the engine need not be asked about each.
+    /// Returns whether operations until the next save or need may be repeated. If not, the front end need not ask about
+    /// each of them.
     pub fn listens(&self) -> bool {
         self.inner.ledger.lock().course.listens()
     }
 
-    /// Counts an operation that is about to be asked for. Returns whether it may be computed again: if so, the front end
-    /// tells of it by [`operation`](Self::operation) or [`point`](Self::point). A front end that asks does so for each
-    /// operation while the engine [listens](Self::listens).
+    /// Counts the operation that the front end asks for next. Returns whether it may be repeated: if so, the front end
+    /// reports it by [`operation`](Self::operation) or [`point`](Self::point). A front end that calls this does so for
+    /// each operation while the engine [listens](Self::listens).
     pub fn repeats_next(&self) -> bool {
         self.inner.ledger.lock().course.repeats_next()
     }
 
-    /// The number of the interval that is now, in a step that is measured.
+    /// Returns the number of the current interval, in a step that is measured.
     pub fn interval(&self) -> Option<usize> {
         match &self.inner.ledger.lock().course {
             Course::Measured(measured) => Some(measured.events.len()),
@@ -326,10 +330,10 @@ impl Engine {
         }
     }
 
-    /// Bytes that were saved are needed by what is put on the stream next, or by the host.
+    /// Returns the storage of a saved tensor, which the host or the work that is put on `stream` next needs.
     ///
     /// # Errors
-    /// They cannot come back.
+    /// The bytes cannot come back.
     pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let inner = &self.inner;
         let index = {

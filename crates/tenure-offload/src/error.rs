@@ -6,20 +6,20 @@ use tenure_plan::planner::PlannerError;
 use tenure_plan::problem::ProblemError;
 use tenure_tier::{MoverError, TierError};
 
-/// Why a step does not keep to its budget. Always one line.
+/// An error of a step that does not keep to its budget. Its message is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
-    /// What was saved could not be moved.
+    /// A saved tensor could not be moved.
     #[error(transparent)]
     Mover(Box<MoverError>),
-    /// There is no disk to spill to where one was to be.
+    /// The disk to spill to cannot be used.
     #[error(transparent)]
     Disk(#[from] TierError),
     /// No plan keeps to the budget.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// A step that is measured does not keep to it: the least that would do is not known yet.
+    /// A step that is measured does not keep to the budget. The least budget that works is not known yet.
     #[error(
         "a budget of {budget_bytes} bytes is too small: {held_bytes} are held {when} that cannot leave, and more is asked \
          for; take a smaller batch or a larger budget: one of \"100%\" measures two steps without a limit, and its \
@@ -28,12 +28,12 @@ pub enum OffloadError {
     TooSmallSoFar {
         /// The budget that was asked for, in bytes.
         budget_bytes: u64,
-        /// Bytes that are held, when all that may leave has left.
+        /// The bytes that are held when all tensors that may leave have left.
         held_bytes: u64,
         /// The moment, in words.
         when: String,
     },
-    /// What leaves finds too little room.
+    /// The tiers have too little room for the bytes that must leave.
     #[error(
         "no plan keeps to a budget of {budget_bytes} bytes {when}: of {saved_bytes} bytes that are saved {rooms}, and too \
          little can be computed again; give it more room, or take a larger budget or a smaller batch"
@@ -41,30 +41,30 @@ pub enum OffloadError {
     NoPlan {
         /// The budget that was asked for, in bytes.
         budget_bytes: u64,
-        /// The interval that found none, in words.
+        /// The interval that found no room, in words.
         when: String,
-        /// Bytes that are saved.
+        /// The bytes that are saved.
         saved_bytes: u64,
-        /// Where they go, and how many, in words.
+        /// The tiers and the bytes that each takes, in words.
         rooms: String,
     },
     /// The planner failed.
     #[error(transparent)]
     Planner(#[from] PlannerError),
-    /// There is no memory for what comes back.
+    /// There is no memory for a tensor that comes back.
     #[error("{name} cannot come back: {source}")]
     Back {
-        /// What was saved.
+        /// The name of the saved tensor.
         name: String,
-        /// Why.
+        /// The reason.
         source: StorageError,
     },
-    /// What was given up cannot be computed again.
+    /// A dropped tensor cannot be recomputed.
     #[error("{name} cannot be computed again: {reason}")]
     Again {
-        /// What was saved.
+        /// The name of the saved tensor.
         name: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The device failed.
@@ -81,48 +81,48 @@ impl From<MoverError> for OffloadError {
     }
 }
 
-/// Why a step cannot be planned. Always one line.
+/// An error of a step that cannot be planned. Its message is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// The budget is too small, whatever is spilled.
+    /// The budget is too small, however much is spilled.
     #[error(
         "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when} ({}); take a smaller \
          batch, or a budget of at least {least_bytes}",
         needed.in_words()
     )]
     TooSmall {
-        /// The budget that was asked for.
+        /// The budget that was asked for, in bytes.
         budget_bytes: u64,
-        /// The least budget that works.
+        /// The least budget that works, in bytes.
         least_bytes: u64,
-        /// The interval that needs most, in words.
+        /// The interval that needs the most, in words.
         when: String,
-        /// The bytes of that interval, by what it needs them for.
+        /// The bytes of that interval, by purpose.
         needed: Needed,
     },
-    /// Times, bytes or bandwidths that no problem can have.
+    /// The profile or the machine has times, bytes or bandwidths that no problem can have.
     #[error(transparent)]
     Problem(#[from] ProblemError),
 }
 
-/// An interval's memory, by what it is needed for, in bytes.
+/// The memory of an interval by purpose, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needed {
-    /// Memory that is never spilled, by what it is for, as far as front ends said.
+    /// Memory that is never spilled, by tag, as far as front ends gave tags.
     pub known: Vec<(Tag, u64)>,
-    /// Memory that is allocated in all of the step, `known` included.
+    /// Memory that is allocated throughout the step, `known` included.
     pub always_bytes: u64,
-    /// All beside what is saved, `known` and `always_bytes` included.
+    /// All memory except saved tensors and residents, `known` and `always_bytes` included.
     pub other_bytes: u64,
-    /// Saved tensors and residents that cannot be elsewhere then.
+    /// Saved tensors and residents that must be in memory in the interval.
     pub used_bytes: u64,
-    /// Memory that is kept free, or for bytes on their way.
+    /// Memory that is kept free, or reserved for bytes on their way.
     pub aside_bytes: u64,
 }
 
 impl Needed {
-    /// The most first.
+    /// Returns the parts in words, the largest first.
     fn in_words(&self) -> String {
         let known = self.known.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let unknown = self.always_bytes.saturating_sub(known);

@@ -1,19 +1,19 @@
-//! Estimates: what steps do whose sizes were never measured, by two steps of their kind that were.
+//! Estimates of steps whose sizes were never measured, from two measured steps of their kind.
 
 use std::cmp::Ordering;
 
 use crate::profiled::{Event, Profiled};
 
-/// How far beyond the largest measured size an estimate goes.
+/// The largest size of an estimate, as a multiple of the largest measured size.
 const MOST_GROWTH: f64 = 1.25;
 
 /// A measured step, with the bytes that it computed on.
 pub(crate) type Measurement<'a> = (u64, &'a Profiled);
 
-/// Estimates a step that computes on `input_bytes`. Each size and time is taken to be linear in these bytes.
+/// Estimates a step that computes on `input_bytes`, by taking each size and time to be linear in these bytes.
 ///
-/// Returns None where fewer than two sizes were measured, or all are much smaller, or the steps nearest to this size did
-/// not do the same.
+/// Returns None where fewer than two sizes were measured, none of which is `input_bytes`; where all are much smaller;
+/// and where the steps nearest to this size did not do the same.
 pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Option<Profiled> {
     let largest = measured.iter().map(|(bytes, _)| *bytes).max()?;
     if input_bytes as f64 > largest as f64 * MOST_GROWTH {
@@ -25,7 +25,8 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
     if at == input_bytes {
         return Some(Profiled { is_estimate: true, ..near.clone() });
     }
-    // One on the other side, or the one that is farthest away: what was measured is never exact.
+    // The second step is the nearest on the other side of this size, or else the one that is farthest away: no
+    // measurement is exact.
     let side = |bytes: u64| bytes.cmp(&input_bytes);
     let others = || measured.iter().filter(|(bytes, _)| *bytes != at);
     let across = others().filter(|(bytes, _)| side(*bytes) != side(at) && side(*bytes) != Ordering::Equal);
@@ -38,7 +39,7 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
     Some(Profiled { events, profile, is_timed: true, is_estimate: true, ..near.clone() })
 }
 
-/// An event between two that are alike; None if they are not.
+/// Returns the event between two that are alike, or None if they are not.
 fn between(near: &Event, other: &Event, linear: impl Fn(u64, u64) -> u64) -> Option<Event> {
     match (near, other) {
         (Event::Save { bytes }, Event::Save { bytes: other }) => Some(Event::Save { bytes: linear(*bytes, *other) }),
@@ -53,7 +54,7 @@ mod tests {
     use crate::identity::SavedIndex;
     use crate::profile::Profile;
 
-    /// A step that computes on so many bytes: it saves as much beside 100 bytes of weights, and needs it again.
+    /// Returns a step that computes on `bytes`: it saves as many beside 100 bytes of weights, and needs them again.
     fn step_of(bytes: u64) -> Profiled {
         let mut profile = Profile::new();
         let saved = profile.save(100 + 2 * bytes, "saved", bytes);
@@ -86,7 +87,7 @@ mod tests {
     fn there_is_no_estimate_of_much_more_than_was_measured_or_by_steps_that_are_not_alike() {
         let (small, large) = (step_of(1000), step_of(2000));
         assert!(of(&[&small], 1100).is_none() && of(&[], 1100).is_none());
-        // Nothing is to be estimated of a step of the same size.
+        // A step of a measured size needs no estimate.
         assert_eq!(of(&[&small], 1000).unwrap().profile, small.profile);
         assert!(of(&[&small, &large], 2501).is_none());
         let mut another = step_of(2000);

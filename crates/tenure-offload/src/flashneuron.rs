@@ -1,15 +1,17 @@
-//! FlashNeuron's memory manager (`FN_memory`; Bae and others, FAST 2021) by the names of its calls, on two-ended arenas.
+//! FlashNeuron's memory manager (`FN_memory`; Bae and others, FAST 2021), with the names of its calls, on two-ended
+//! arenas.
 
 use parking_lot::Mutex;
 use tenure_alloc::{Address, AllocError, Arena, Block};
 use tenure_core::Storage;
 
-/// Memory that is handed out as FlashNeuron does it, in blocks of 4 KiB: what stays through a step from the low end of a
-/// pool (`device_malloc`), what is offloaded from the high end (`device_malloc_reverse`), so that neither leaves holes in the
-/// other; and a pool to stage what comes and goes (`p2p_malloc`).
+/// A memory manager like FlashNeuron's, which hands out blocks of 4 KiB. In the device pool, memory that stays through
+/// a step comes from the low end (`device_malloc`), and memory that is offloaded from the high end
+/// (`device_malloc_reverse`), so that neither leaves holes in the other. A second pool stages bytes that come and go
+/// (`p2p_malloc`).
 ///
-/// Addresses are real. As in FlashNeuron no stream is known here: what is freed is handed out again at once, so whoever uses
-/// it on other streams waits before.
+/// Addresses are real. As in FlashNeuron, the manager knows no streams: it hands freed memory out again at once, so a
+/// caller that uses it on other streams must wait before it frees it.
 ///
 /// ```
 /// use tenure_core::{AllocatorRegistry, DeviceKind, Storage};
@@ -32,50 +34,50 @@ pub struct FnMemory {
 struct Pool {
     name: &'static str,
     arena: Mutex<Arena>,
-    /// Keeps the memory.
+    /// The storage that the arena hands out, kept alive.
     _storage: Storage,
 }
 
-/// Why [`FnMemory`] does not do what it was asked for. Always one line.
+/// An error of [`FnMemory`]. Its message is always one line.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FnMemoryError {
-    /// There is no room in one piece.
+    /// The pool has no free piece that is large enough.
     #[error(
         "{call}: {bytes} bytes do not fit in the {pool} pool: of {capacity} bytes {free} are free, and {largest} in one \
          piece; free some, or give it more"
     )]
     Full {
-        /// What was called.
+        /// The name of the call.
         call: &'static str,
-        /// `device` or `p2p`.
+        /// The name of the pool: `device` or `p2p`.
         pool: &'static str,
-        /// Asked for.
+        /// The bytes that were asked for.
         bytes: u64,
-        /// Bytes of the pool.
+        /// The bytes of the pool.
         capacity: u64,
-        /// Of them, those that are free.
+        /// The bytes of the pool that are free.
         free: u64,
-        /// The most that is free in one piece.
+        /// The bytes of the largest free piece.
         largest: u64,
     },
-    /// Something that was not handed out is freed.
+    /// The address to be freed was not handed out.
     #[error("{call}: {source}")]
     Unknown {
-        /// What was called.
+        /// The name of the call.
         call: &'static str,
-        /// Which address.
+        /// The arena's error, with the address.
         source: AllocError,
     },
 }
 
 impl FnMemory {
-    /// Hands out the memory of two storages, which nobody else uses.
+    /// Creates a manager that hands out the memory of two storages, which nothing else may use.
     pub fn new(device: Storage, p2p: Storage) -> Self {
         Self { device: Pool::new("device", device), p2p: Pool::new("p2p", p2p) }
     }
 
-    /// The address of so many bytes at the low end. Zero bytes are at 0.
+    /// Returns the address of `bytes` at the low end. Zero bytes are at 0.
     ///
     /// # Errors
     /// [`FnMemoryError::Full`].
@@ -83,7 +85,7 @@ impl FnMemory {
         self.device.malloc("device_malloc", bytes, Arena::allocate_low)
     }
 
-    /// The address of so many bytes at the high end. Zero bytes are at 0.
+    /// Returns the address of `bytes` at the high end. Zero bytes are at 0.
     ///
     /// # Errors
     /// [`FnMemoryError::Full`].
@@ -91,7 +93,7 @@ impl FnMemory {
         self.device.malloc("device_malloc_reverse", bytes, Arena::allocate_high)
     }
 
-    /// Frees what was handed out at either end; its size is known.
+    /// Frees memory that was handed out at either end. The pool knows its size.
     ///
     /// # Errors
     /// [`FnMemoryError::Unknown`].
@@ -99,22 +101,22 @@ impl FnMemory {
         self.device.free("device_free", address)
     }
 
-    /// The part of the pool that is *free*, 0 to 1, whatever the name says.
+    /// Returns the part of the pool that is *free*, 0 to 1, despite the name.
     pub fn device_occupancy(&self) -> f64 {
         self.device.arena.lock().free_fraction()
     }
 
-    /// Bytes that are free.
+    /// Returns the bytes of the pool that are free.
     pub fn device_occupancy_size(&self) -> u64 {
         self.device.arena.lock().free_bytes()
     }
 
-    /// The part that would be free with `bytes` more handed out: negative if that is more than there is.
+    /// Returns the part that would be free with `bytes` more handed out. It is negative if there are not as many.
     pub fn device_occupancy_future(&self, bytes: u64) -> f64 {
         self.device.arena.lock().free_fraction_after(bytes)
     }
 
-    /// The address of so many bytes to stage. Zero bytes are at 0.
+    /// Returns the address of `bytes` in the staging pool. Zero bytes are at 0.
     ///
     /// # Errors
     /// [`FnMemoryError::Full`].
@@ -122,7 +124,7 @@ impl FnMemory {
         self.p2p.malloc("p2p_malloc", bytes, Arena::allocate_low)
     }
 
-    /// Frees what [`p2p_malloc`](Self::p2p_malloc) gave.
+    /// Frees memory that [`p2p_malloc`](Self::p2p_malloc) handed out.
     ///
     /// # Errors
     /// [`FnMemoryError::Unknown`].
@@ -130,12 +132,12 @@ impl FnMemory {
         self.p2p.free("p2p_free", address)
     }
 
-    /// The part of the pool to stage in that is free, 0 to 1.
+    /// Returns the part of the staging pool that is free, 0 to 1.
     pub fn p2p_occupancy(&self) -> f64 {
         self.p2p.arena.lock().free_fraction()
     }
 
-    /// Bytes of it that are free.
+    /// Returns the bytes of the staging pool that are free.
     pub fn p2p_occupancy_size(&self) -> u64 {
         self.p2p.arena.lock().free_bytes()
     }

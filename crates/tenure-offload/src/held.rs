@@ -1,4 +1,4 @@
-//! What was saved, wherever it is.
+//! Saved tensors and residents, wherever their bytes are.
 
 use std::sync::Arc;
 
@@ -9,22 +9,23 @@ use tenure_tier::{Arrival, Stored};
 use crate::identity::HeldId;
 use crate::recompute::Recompute;
 
-/// Something that was saved, for as long as anybody may need it.
+/// A handle of a saved tensor, which the engine keeps as long as there is a handle.
 pub struct Saved {
     pub(crate) keeper: Arc<dyn Keeper>,
     pub(crate) id: HeldId,
 }
 
-/// Keeps saved tensors until their last handles are dropped. The engine implements it; handles need no more of the engine.
+/// Keeps saved tensors until their last handles are dropped. The engine implements it; handles need nothing else of the
+/// engine.
 pub(crate) trait Keeper: Send + Sync {
-    /// Removes a tensor whose last handle is dropped. None if it is not kept.
+    /// Removes a tensor whose last handle is dropped. Returns None if it is not kept.
     fn remove(&self, id: HeldId) -> Option<Held>;
 }
 
 impl Drop for Saved {
     fn drop(&mut self) {
         let mut inputs = self.remove();
-        // One after the other, not one inside the other: a chain may be deeper than the stack.
+        // A loop, not a recursion: a chain of inputs may be deeper than the stack.
         while let Some(input) = inputs.pop() {
             inputs.extend(Arc::into_inner(input).into_iter().flat_map(|input| input.remove()));
         }
@@ -32,7 +33,7 @@ impl Drop for Saved {
 }
 
 impl Saved {
-    /// Removes the tensor. Returns what it was to be recomputed from.
+    /// Removes the tensor. Returns the tensors from which it would have been recomputed.
     fn remove(&self) -> Vec<Arc<Self>> {
         let Some(mut held) = self.keeper.remove(self.id) else { return Vec::new() };
         held.leave_behind();
@@ -40,40 +41,41 @@ impl Saved {
     }
 }
 
-/// Bytes that were saved. In memory, stored, both, or on their way.
+/// A saved tensor or a resident. Its bytes are in memory, stored, both, or on their way.
 pub(crate) struct Held {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) tag: Tag,
     pub(crate) dtype: DType,
     pub(crate) allocator: Arc<dyn Allocator>,
-    /// Of a device: in whose order they were written.
+    /// For a device's memory, the stream in whose order the bytes were written.
     pub(crate) stream: Option<Stream>,
-    /// Where they were when they were saved: others may have them still. None of what is a resident.
+    /// The storage that was saved, which others may still have. None for a resident.
     pub(crate) source: Option<WeakStorage>,
     pub(crate) storage: Option<Storage>,
-    /// Of what they are in, if they have not arrived there.
+    /// The arrival to wait for, while bytes are on their way into `storage`.
     pub(crate) arrival: Option<Arc<Arrival>>,
     pub(crate) stored: Option<Stored>,
-    /// A resident that somebody uses.
+    /// Whether a caller has borrowed this resident.
     pub(crate) is_lent: bool,
     pub(crate) recompute: Option<Arc<dyn Recompute>>,
-    /// Of what they are made, if they were given up.
+    /// The inputs from which the bytes are recomputed, once they are dropped.
     pub(crate) inputs: HeldInputs,
 }
 
 impl Held {
-    /// Those that others have.
+    /// Returns the storage that was saved, if others still have it.
     pub(crate) fn of_others(&self) -> Option<Storage> {
         self.source.as_ref()?.upgrade()
     }
 
-    /// Whether they are in memory, or about to.
+    /// Returns whether the bytes are in memory, or on their way into it.
     pub(crate) fn is_here(&self) -> bool {
         self.storage.is_some() || self.is_lent || self.of_others().is_some()
     }
 
-    /// Lets go of them, to be computed again of these, which are given back if there is nothing to let go of.
+    /// Takes the storage, whose bytes will be recomputed from `inputs`. Returns `inputs` as the error if there is no
+    /// storage to take, or bytes are still on their way into it.
     pub(crate) fn give_up(&mut self, inputs: HeldInputs) -> Result<Storage, HeldInputs> {
         match self.storage.take_if(|_| self.arrival.is_none()) {
             Some(storage) => {
@@ -84,7 +86,8 @@ impl Held {
         }
     }
 
-    /// What they were stored from is let go of, in the order of their stream. A driver that fails tells the next who asks.
+    /// Releases the storage that the bytes were stored from, in the order of their stream. If the driver fails, the
+    /// next call to it returns the error.
     pub(crate) fn leave_behind(&self) {
         if let (Some(stored), Some(stream)) = (&self.stored, &self.stream)
             && stored.keeps_source()
@@ -93,7 +96,7 @@ impl Held {
         }
     }
 
-    /// Whether others have them in memory.
+    /// Returns whether others have the bytes in memory.
     pub(crate) fn is_elsewhere(&self) -> bool {
         match &self.storage {
             Some(storage) => storage.handles() > 1,
@@ -102,7 +105,8 @@ impl Held {
     }
 }
 
-/// What something that was given up is made of, held until it is: another step than was measured might let go of it.
+/// The inputs of a dropped tensor, held until it is recomputed: a step that differs from the measured one might release
+/// them.
 #[derive(Default)]
 pub(crate) struct HeldInputs {
     pub(crate) saved: Vec<Arc<Saved>>,

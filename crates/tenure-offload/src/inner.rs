@@ -1,4 +1,4 @@
-//! The engine behind its handles: its memory, its mover, its options and its ledger.
+//! The state that an engine's handles share: its memory, its mover, its options and its ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,15 +17,15 @@ use crate::ledger::Ledger;
 use crate::machine::Link;
 use crate::memory::Memory;
 
-/// What an engine works with.
+/// Settings of an [`Engine`](crate::Engine).
 pub struct Options {
-    /// What has fewer bytes is kept.
+    /// The size in bytes below which saved tensors stay in memory.
     pub least_bytes: u64,
-    /// Where bytes go, the fastest first.
+    /// The destinations of spills, the fastest first.
     pub links: Vec<(Link, Destination)>,
-    /// Who makes plans.
+    /// The planner.
     pub planner: Box<dyn Planner + Send + Sync>,
-    /// How far it may go.
+    /// The planner's objective and limits.
     pub planning: PlannerOptions,
 }
 
@@ -39,27 +39,28 @@ pub(crate) struct EngineInner {
     pub(crate) is_strict: AtomicBool,
     /// See [`Engine::move_all`](crate::Engine::move_all).
     pub(crate) moves_all: AtomicBool,
-    /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
+    /// The memory's limit in bytes, as it was set last. Setting it gives back cached memory, so the same limit is not
+    /// set again.
     pub(crate) limit: Mutex<Option<u64>>,
     pub(crate) ledger: Mutex<Ledger>,
 }
 
 impl Drop for EngineInner {
     fn drop(&mut self) {
-        // The allocator says so if it fails. Another engine's limit stays.
+        // The allocator reports a failure. Another engine's limit stays.
         let _ = self.set_limit(None);
     }
 }
 
 impl Keeper for EngineInner {
     fn remove(&self, id: HeldId) -> Option<Held> {
-        // The caller drops it after the lock is released.
+        // The caller drops the tensor after the lock is released.
         self.ledger.lock().remove(id)
     }
 }
 
 impl EngineInner {
-    /// Sets the memory's limit, if it is another.
+    /// Sets the memory's limit, if it differs from the current one.
     pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
         let mut limit = self.limit.lock();
         if *limit != bytes {
@@ -69,17 +70,17 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Whether steps that are measured keep to the budget as all others do.
+    /// Returns whether steps that are measured keep to the budget as all others do.
     pub(crate) fn is_strict(&self) -> bool {
         self.is_strict.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are allocated now.
+    /// Returns the bytes that are allocated now.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.memory.statistics().all.allocated_bytes.current
     }
 
-    /// Does something that the host may have to wait in.
+    /// Calls `wait`, and counts its time as time that the host was stalled.
     pub(crate) fn stalled<T>(&self, wait: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         let waited = wait();

@@ -24,13 +24,12 @@ use crate::report::{Planning, StepReport};
 use crate::schedule::Action;
 use crate::signature::Signature;
 
-/// The mutable state of an engine, behind one lock.
-
+/// The mutable state of an engine, guarded by one lock.
 #[derive(Default)]
 pub(crate) struct Ledger {
     /// All saved tensors and residents, in the order in which they were added.
     pub(crate) held: BTreeMap<HeldId, Held>,
-    /// The saved tensors by the storage and version that they are of.
+    /// The saved tensors, by storage and version.
     known: HashMap<Id, Weak<Saved>>,
     /// The identity of the next tensor.
     next: HeldId,
@@ -47,42 +46,43 @@ pub(crate) struct Ledger {
     /// Signatures of steps that were not watched and found no room.
     pub(crate) woken: HashSet<u64>,
     pub(crate) budget_bytes: Option<u64>,
-    /// Of the budget, what is taken by what is not of its memory.
+    /// The bytes of the budget that are reserved for memory which the engine's allocator does not manage.
     pub(crate) aside_bytes: u64,
-    /// What plans leave of it, since steps found no room where a plan had some: in pages of which only parts are in use.
+    /// The bytes of the budget that plans leave free. They grow when a planned step finds no room: some pages are only
+    /// partly in use.
     pub(crate) spare_bytes: u64,
-    /// By what bytes are encoded on their way to a disk.
+    /// The codec for bytes on their way to a disk.
     pub(crate) codec: Choice,
-    /// What steps of a signature do.
+    /// The profiles and plans of steps, by signature.
     pub(crate) steps: StepCache,
     /// The effort of the last plan.
     pub(crate) planning: Option<Planning>,
     /// Whether a plan is being made in the background.
     pub(crate) is_planning: bool,
     pub(crate) report: StepReport,
-    /// What becomes of what is saved, if somebody records it.
+    /// The notes on what becomes of saved tensors, while a step is recorded.
     notes: Option<Notes>,
-    /// What went wrong where nobody could be told.
+    /// The first error that no call could return yet.
     pub(crate) failure: Option<OffloadError>,
-    /// Why what was to leave last stayed.
+    /// The error of the last spill that found no room.
     pub(crate) no_room: Option<OffloadError>,
 }
 
 impl Ledger {
-    /// Sets the budget, and forgets what was planned and learned within another.
+    /// Sets the budget, and forgets plans and experience from another budget.
     pub(crate) fn set_budget(&mut self, bytes: u64) {
         (self.budget_bytes, self.spare_bytes) = (Some(bytes), 0);
         self.steps.clear_plans();
         self.woken.clear();
     }
 
-    /// Reserves bytes of the budget for what is not allocated of the memory, and forgets plans made without them.
+    /// Reserves bytes of the budget for memory that the allocator does not manage, and forgets plans made without them.
     pub(crate) fn set_aside(&mut self, bytes: u64) {
         self.aside_bytes = bytes;
         self.steps.clear_plans();
     }
 
-    /// Sets the codec, and forgets what was measured with another.
+    /// Sets the codec, and forgets measurements with another.
     pub(crate) fn set_codec(&mut self, codec: Choice) {
         self.codec = codec;
         self.forget();
@@ -93,17 +93,17 @@ impl Ledger {
         self.steps = StepCache::default();
     }
 
-    /// What may be allocated of its memory.
+    /// Returns the most bytes that may be allocated of the memory.
     pub(crate) fn limit_bytes(&self) -> Option<u64> {
         self.budget_bytes.map(|bytes| bytes.saturating_sub(self.aside_bytes))
     }
 
-    /// The most bytes that any step that was measured uses at once.
+    /// Returns the most bytes that any measured step uses at once.
     pub(crate) fn needed_bytes(&self) -> Option<u64> {
         self.steps.all_measured().map(|profiled| profiled.profile.least_bytes().0).max()
     }
 
-    /// In a step that is measured, counts what is in memory from now on of what was saved.
+    /// In a measured step, counts the bytes of saved tensors that are in memory from now on.
     fn count_here(&mut self, memory: &Memory) {
         let Self { held, course, .. } = self;
         if let Course::Measured(measured) = course {
@@ -112,8 +112,8 @@ impl Ledger {
         }
     }
 
-    /// In a step that is measured, what comes until [`resume`](Self::resume) is none of its interval: room is made. Whether
-    /// it is such a step.
+    /// In a measured step, leaves everything until [`resume`](Self::resume) out of the current interval, because room
+    /// is being made. Returns whether the step is measured.
     pub(crate) fn pause(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<bool, OffloadError> {
         let Course::Measured(measured) = &mut self.course else { return Ok(false) };
         measured.other_bytes(memory.take_peak());
@@ -121,21 +121,21 @@ impl Ledger {
         Ok(true)
     }
 
-    /// See [`pause`](Self::pause).
+    /// Ends a [`pause`](Self::pause).
     pub(crate) fn resume(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.count_here(memory);
         let Course::Measured(measured) = &mut self.course else { return Ok(()) };
         Ok(measured.clock.resume(stream)?)
     }
 
-    /// Lets go of what is where it was to go, and takes no memory any more. Whether there was any.
+    /// Forgets spills that are done, whose tensors take no memory any more. Returns whether there was one.
     pub(crate) fn forget_gone(&mut self) -> bool {
         let before = self.leaving.len();
         self.leaving.retain(|(_, stored)| stored.keeps_source() || !stored.is_settled());
         self.leaving.len() < before
     }
 
-    /// Has the next plan leave more where there was less room than this one had.
+    /// Makes the next plan leave more bytes free, if this step had less room than its plan counted on.
     pub(crate) fn learn(&mut self, report: &StepReport) {
         let budget = self.budget_bytes.unwrap_or(0);
         if report.unplanned > 0 && self.spare_bytes < budget / 8 {
@@ -144,7 +144,8 @@ impl Ledger {
         }
     }
 
-    /// Begins a step that goes by `course`. Returns the course before, to be dropped after the lock is released.
+    /// Begins a step that follows `course`. Returns the course before, which the caller drops after the lock is
+    /// released.
     pub(crate) fn begin_step(&mut self, signature: Signature, course: Course) -> Course {
         let before = std::mem::replace(&mut self.course, course);
         let report = StepReport { codec: self.codec, ..StepReport::default() };
@@ -154,7 +155,7 @@ impl Ledger {
         before
     }
 
-    /// Returns what is known of steps with the last step's signature.
+    /// Returns the profile of steps with the last step's signature.
     pub(crate) fn profiled(&self) -> Option<Arc<Profiled>> {
         self.steps.profiled(self.signature).cloned()
     }
@@ -194,7 +195,7 @@ impl Ledger {
     /// Returns the tensors in memory that are not in use, the one that is needed last first.
     pub(crate) fn idle(&self) -> Vec<HeldId> {
         let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
-            // Who needs it has a handle.
+            // A caller that needs the tensor has a handle.
             (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
             (Some(storage), None) => storage.handles() == 1,
             (None, _) => false,
@@ -204,30 +205,30 @@ impl Ledger {
         idle
     }
 
-    /// Returns the index of a tensor that this step saved. None for an earlier one.
+    /// Returns the index of a tensor that this step saved. Returns None for an earlier one.
     pub(crate) fn index(&self, id: HeldId) -> Option<SavedIndex> {
         id.index_in_step(self.first)
     }
 
-    /// Returns the name that a plan has for what is saved next.
+    /// Returns the plan's name for the next saved tensor.
     pub(crate) fn planned_name(&self) -> Option<&str> {
         let Course::Planned { profiled, .. } = &self.course else { return None };
         Some(&profiled.profile.saved().get(self.index(self.next)?.0)?.key)
     }
 
-    /// Returns the actions of a plan before the first event.
+    /// Returns the plan's actions before the first event.
     pub(crate) fn first_actions(&self) -> Vec<(HeldId, Action)> {
         let Course::Planned { profiled, planned, .. } = &self.course else { return Vec::new() };
         profiled.ids(planned.schedule.at_begin(), self.first)
     }
 
-    /// Returns the actions of a plan after an event.
+    /// Returns the plan's actions after an event.
     pub(crate) fn next_actions(&mut self, event: Event) -> Vec<(HeldId, Action)> {
         self.course.next(event, self.first)
     }
 
-    /// By what something is encoded: by what was found best when it was measured. Only what is saved for backward may lose
-    /// something.
+    /// Returns the codec for a tensor: the one that was found best when the step was measured. Only tensors that are
+    /// saved for backward may be encoded with loss.
     pub(crate) fn choice(&self, id: HeldId) -> Choice {
         let index = self.index(id);
         let choice = index.and_then(|index| self.course.codec(index)).unwrap_or(self.codec);
@@ -240,7 +241,7 @@ impl Ledger {
         self.count_here(memory);
         let Self { held, first, course, .. } = self;
         if let Course::Measured(measured) = course {
-            // Room that was made before it began is none of it.
+            // Room that was made before the interval began does not count in it.
             (measured.other_bytes, measured.left_bytes) = (0, 0);
             let elsewhere = held.range(*first..).filter(|(_, held)| held.is_elsewhere());
             measured.elsewhere = elsewhere.map(|(id, _)| *id).collect();
@@ -250,7 +251,7 @@ impl Ledger {
         Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
     }
 
-    /// An operation has been asked for, in a step that is measured.
+    /// Notes that the front end has asked for an operation, in a step that is measured.
     pub(crate) fn operation(
         &mut self,
         memory: &Memory,
@@ -269,14 +270,15 @@ impl Ledger {
             None => false,
         });
         if left_bytes > 0 {
-            // What others had when the interval began counts in all of it. What takes its place now counts once.
+            // The whole interval already counts the tensors that others had when it began. Memory that takes their
+            // place now must not count twice.
             measured.other_bytes(memory.take_peak());
             measured.left_bytes += left_bytes;
         }
         Ok(measured.operation(made, stream)?)
     }
 
-    /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
+    /// Ends an interval, by an event or with the step. In a measured step, adds what the interval took to the profile.
     pub(crate) fn end_interval(
         &mut self,
         memory: &Memory,
@@ -293,7 +295,7 @@ impl Ledger {
         let Course::Measured(measured) = &mut self.course else { return Ok(()) };
         let other = measured.other_bytes(memory.take_peak());
         match event {
-            // It was made in this interval, or counted in it.
+            // The tensor was made in this interval, or is already counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
             Some(Event::Need { index }) => measured.profile.need(other, index),
             Some(Event::Lend { id }) => measured.lend(other, id),

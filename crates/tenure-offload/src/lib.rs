@@ -1,11 +1,11 @@
 //! Training inside a memory budget.
 //!
-//! What a forward pass saves for the backward pass is kept, spilled to slower memory, or given up and computed again. An
-//! [`Engine`] is told what is saved and needed. It measures a step, as a [`Profile`]; the
-//! [`Problem`](tenure_plan::Problem) that this makes is planned by any planner, and later steps follow the plan's
-//! [`Schedule`].
+//! Each tensor that a forward pass saves for the backward pass is kept, spilled to slower memory, or dropped and
+//! recomputed. A front end tells an [`Engine`] what its steps save and need. The engine measures a step, as a
+//! [`Profile`]. A planner plans the [`Problem`](tenure_plan::Problem) that the profile makes, and later steps follow
+//! the plan's [`Schedule`].
 //!
-//! Bytes, streams and names are all that is known here: whose tensors they are, a front end knows.
+//! This crate knows only bytes, streams and names. The front end knows the tensors that they belong to.
 
 mod budget;
 mod cache;

@@ -1,42 +1,42 @@
-//! Where a step runs, and where it can spill to.
+//! The machine of a step: the memory it runs in, and the tiers that it can spill to.
 
 use tenure_plan::problem::{self, Tier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};
 
-/// A tier to spill to, and the way there and back.
+/// A tier to spill to, and the transfers there and back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     /// The tier's name.
     pub name: String,
-    /// Its bytes; none if there is no end.
+    /// The bytes of the tier. None if there is no limit.
     pub capacity: Option<u64>,
     /// Bytes per second on the way out.
     pub out_bandwidth: u64,
     /// Bytes per second on the way back.
     pub back_bandwidth: u64,
-    /// Bytes per second both ways together, if they are in each other's way.
+    /// Bytes per second of both directions together, if they slow each other down.
     pub shared_bandwidth: Option<u64>,
 }
 
-/// Where a step runs.
+/// The machine that a step runs on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// Bytes of the memory that it computes in.
+    /// The bytes of the memory that the step computes in.
     pub budget_bytes: u64,
-    /// Of them, those that no plan uses: what an allocator holds beside blocks.
+    /// The bytes of the budget that plans leave unused, because an allocator holds them beside blocks.
     pub slack_bytes: u64,
-    /// Bytes a second that it reads and writes there.
+    /// The bytes per second that the step reads and writes in its memory.
     pub bandwidth: u64,
-    /// The host's time for each operation that is computed again, in nanoseconds, beside the time of the operation: a
-    /// device may have nothing else to do meanwhile.
+    /// The host's time in nanoseconds for each recomputed operation, beside the time of the operation: the device may
+    /// have nothing else to do meanwhile.
     pub launch_ns: u64,
-    /// What it can spill to, the fastest first.
+    /// The tiers to spill to, the fastest first.
     pub links: Vec<Link>,
 }
 
 impl Link {
-    /// The ways that a mover has, the fastest first, with their bandwidths as measured: it has moved something, or is
-    /// [probed](Mover::probe).
+    /// Returns the links of a mover, the fastest first, with their measured bandwidths. The mover must have moved
+    /// something or be [probed](Mover::probe): a bandwidth that was not measured counts as 1 GB/s.
     pub fn of(mover: &Mover) -> Vec<(Self, Destination)> {
         let Links { device_to_host, host_to_device, disk_write, disk_read, disk_together } = mover.links();
         let link = |name: &str, capacity, out: LinkStatistics, back: LinkStatistics| {
@@ -54,8 +54,8 @@ impl Link {
         host.into_iter().chain(disk).collect()
     }
 
-    /// The same whose two ways move so many bytes a second together. That is nearly the sum of both where they are apart; where
-    /// it is nearer to the faster alone, they share it.
+    /// Returns the link whose two directions together move `together` bytes per second. If the directions are
+    /// independent, that is nearly the sum of both. If it is nearer to the faster direction alone, they share it.
     fn sharing(self, together: Option<u64>) -> Self {
         let (out, back) = (self.out_bandwidth, self.back_bandwidth);
         let shared_bandwidth = together.filter(|together| *together < out.max(back) + out.min(back) / 2);
@@ -64,7 +64,8 @@ impl Link {
 }
 
 impl Machine {
-    /// The first tier has so many bytes, and links lead from it to each other and back.
+    /// Returns the tiers and links of a problem whose first tier has `bytes` bytes. Links lead from that tier to each
+    /// other one and back.
     pub(crate) fn tiers(&self, bytes: u64) -> (Vec<Tier>, Vec<problem::Link>) {
         let tier = |name: &str, capacity, is_reachable| Tier {
             name: name.into(),

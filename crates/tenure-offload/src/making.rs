@@ -1,4 +1,4 @@
-//! Making saved tensors: the operations and inputs from which they can be recomputed.
+//! Making saved tensors: the operations and inputs from which they are recomputed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crate::identity::SavedIndex;
 use crate::profile::Recipe;
 use crate::recompute::{Id, Input, Recompute};
 
-/// What was measured of operations.
+/// The operations of a measured step.
 #[derive(Default)]
 pub(crate) struct Operations {
-    /// The interval of each: by what it made.
+    /// The interval of each operation, by the bytes that it made.
     intervals: HashMap<Id, usize>,
 }
 
@@ -20,15 +20,15 @@ impl Operations {
         self.intervals.insert(id, interval);
     }
 
-    /// What it takes to compute something again that was saved: through inputs that were not saved
-    /// themselves. None if something of it is nowhere.
+    /// Returns the operations and inputs from which a saved tensor can be recomputed, through inputs that were not
+    /// saved themselves. Returns None if an input is nowhere to be found, or there are too many.
     pub(crate) fn making(
         &self,
         recompute: &dyn Recompute,
         index: SavedIndex,
         saved: &HashMap<Id, SavedIndex>,
     ) -> Option<Making> {
-        /// Operations that are looked at: what takes more is not worth it.
+        /// The most inputs to look at: with more, recomputing is not worth it.
         const MOST: usize = 64;
         let made_in =
             |recompute: &dyn Recompute| recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied());
@@ -66,26 +66,26 @@ impl Operations {
     }
 }
 
-/// Where a step asks for an operation.
+/// The position of an operation in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OperationAt {
     pub(crate) interval: usize,
-    /// How many operations of the interval come before it.
+    /// The number of operations before it in the interval.
     pub(crate) number: usize,
 }
 
-/// How something that was saved is made.
+/// The operations and inputs that make a saved tensor.
 #[derive(Default)]
 pub(crate) struct Making {
-    /// Of what, all saved before.
+    /// The saved tensors among the inputs.
     pub(crate) inputs: Vec<SavedIndex>,
-    /// By which operations.
+    /// The operations that make the tensor, and its inputs that were not saved.
     pub(crate) operations: Vec<OperationAt>,
-    /// Where each input is from, in the order in which they are looked at.
+    /// The source of each input, in the order in which the inputs are looked at.
     pub(crate) sources: Vec<Source>,
 }
 
-/// Where an input is from.
+/// The source of an input.
 pub(crate) enum Source {
     Saved,
     Stays,
@@ -93,8 +93,8 @@ pub(crate) enum Source {
 }
 
 impl Making {
-    /// The inputs that it is made of now. None if one is not where it was when that was measured: a step that does something
-    /// else may never save it.
+    /// Returns the inputs as they are now, held until they are used. Returns None if one is not where it was when the
+    /// step was measured: a step that does something else may never save it.
     pub(crate) fn hold(
         &self,
         recompute: &dyn Recompute,
@@ -116,7 +116,7 @@ impl Making {
         sources.next().is_none().then_some(held)
     }
 
-    /// The same, where intervals take these times.
+    /// Returns the recipe for a profile whose intervals take `times_ns`, in nanoseconds.
     pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
         Recipe {
             inputs: self.inputs.clone(),
@@ -125,7 +125,7 @@ impl Making {
         }
     }
 
-    /// The sum of the times of the intervals that have its operations.
+    /// Returns the sum of the times of the intervals that have the operations, in nanoseconds.
     pub(crate) fn time_ns(&self, times_ns: &[u64]) -> u64 {
         self.operations.iter().map(|operation| times_ns[operation.interval]).sum()
     }

@@ -17,30 +17,30 @@ use crate::profiled::{Event, Profiled};
 use crate::recompute::{Id, Recompute};
 use crate::signature::Pass;
 
-/// What is learned of a step.
+/// The measurements of a step.
 pub(crate) struct Measured {
     pub(crate) pass: Pass,
     pub(crate) profile: Profile,
     pub(crate) clock: Clock,
     pub(crate) events: Vec<Event>,
     pub(crate) operations: Operations,
-    /// The indices of what was saved.
+    /// The indices of the saved tensors.
     pub(crate) saved: HashMap<Id, SavedIndex>,
-    /// By their index.
+    /// The residents, by their index.
     pub(crate) residents: Vec<HeldId>,
-    /// How what was saved is computed again, by index.
+    /// The way to recompute each saved tensor, by index.
     pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
-    /// By what it is encoded, by index.
+    /// The codec of each saved tensor, by index.
     pub(crate) codecs: Vec<Choice>,
-    /// Bytes that were held when it began.
+    /// The bytes that were held when the step began.
     pub(crate) held_bytes: u64,
-    /// Bytes in memory of what was saved, when the interval began.
+    /// The bytes of saved tensors in memory, when the interval began.
     pub(crate) here_bytes: u64,
     /// The tensors that others had when the interval began, and still have.
     pub(crate) elsewhere: Vec<HeldId>,
     /// Bytes of the tensors that others have let go of since the interval began.
     pub(crate) left_bytes: u64,
-    /// The most bytes beside these, in the part of the interval before room was made in it.
+    /// The most bytes beside the saved tensors in the parts of the interval that are over.
     pub(crate) other_bytes: u64,
     pub(crate) peak: Peak,
 }
@@ -78,7 +78,7 @@ impl Measured {
         }
     }
 
-    /// Adds what the profile's last point saved.
+    /// Adds the tensor that the profile's last point saved.
     pub(crate) fn add(
         &mut self,
         id: Id,
@@ -93,19 +93,19 @@ impl Measured {
         self.codecs.push(codec);
     }
 
-    /// An operation has been asked for, which made these bytes if it says so.
+    /// Notes that the front end has asked for an operation, and that it made the bytes `made`, if given.
     pub(crate) fn operation(&mut self, made: Option<Id>, stream: Option<&Stream>) -> Result<(), DriverError> {
         self.clock.split(stream)?;
         if let Some(made) = made {
             self.operations.add(made, self.events.len());
         }
-        // What an interval needs is known when something is saved or needed, for all operations since the last time.
+        // The next save or need tells the bytes that the interval needs, for all operations since the last one.
         self.profile.end(0);
         self.events.push(Event::Operation);
         Ok(())
     }
 
-    /// A resident is about to be used, after an interval that needed so many bytes beside what is saved.
+    /// Notes that a resident is about to be used, after an interval that needed `other_bytes` beside saved tensors.
     pub(crate) fn lend(&mut self, other_bytes: u64, id: HeldId) {
         match self.residents.iter().position(|resident| *resident == id) {
             Some(resident) => self.profile.lend(other_bytes, ResidentIndex(resident)),
@@ -113,7 +113,7 @@ impl Measured {
         }
     }
 
-    /// It has been.
+    /// Notes that the use of a resident is over, after an interval that needed `other_bytes` beside saved tensors.
     pub(crate) fn give_back(&mut self, other_bytes: u64, id: HeldId) {
         match self.residents.iter().position(|resident| *resident == id) {
             Some(resident) => self.profile.give_back(other_bytes, ResidentIndex(resident)),
@@ -121,25 +121,25 @@ impl Measured {
         }
     }
 
-    /// How something that was saved is made, if somebody knows.
+    /// Returns how a saved tensor is made, if that is known.
     pub(crate) fn making(&self, index: SavedIndex) -> Option<Making> {
         self.operations.making(&**self.recomputes.get(index.0)?.as_ref()?, index, &self.saved)
     }
 
-    /// Whether something was needed again.
+    /// Returns whether a saved tensor has been needed.
     pub(crate) fn is_backward(&self) -> bool {
         self.events.iter().any(|event| matches!(event, Event::Need { .. }))
     }
 
-    /// The most bytes beside what was saved, in an interval whose last part had this peak.
+    /// Returns the most bytes beside saved tensors in the interval so far, whose last part had this peak.
     pub(crate) fn other_bytes(&mut self, peak: Peak) -> u64 {
         self.peak = self.peak.and(peak);
         self.other_bytes = self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.here_bytes + self.left_bytes));
         self.other_bytes
     }
 
-    /// What steps of the signature do. Operations only said how long it takes to make what was saved: plans know of the
-    /// intervals between what is saved, needed and used, so that no operation need be told of where they are followed.
+    /// Returns the profile of the step. Its operations only serve to time how saved tensors are made: a plan knows only
+    /// the intervals between saves, needs and uses of residents, so that planned steps need not report operations.
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
         let Self { mut profile, clock, events, residents, codecs, held_bytes, .. } = self;
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::schedule::Schedule;
 
-    /// A step that saves two tensors, the second of which two operations make, in an interval that has three.
+    /// Returns a step that saves two tensors, with three operations between the saves.
     fn measured() -> Measured {
         let now = std::sync::Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
         let time = Arc::clone(&now);
@@ -246,7 +246,7 @@ mod tests {
         profiled.makings = vec![None, Some(Arc::new(Making { operations, ..Making::default() }))];
         profiled.profile.saved_mut(SavedIndex(1)).recipe =
             Some(crate::Recipe { inputs: Vec::new(), operations: 1, time_ns: 11_000_000 });
-        // Of a step's last interval nothing is known.
+        // Nothing is known of the step's last interval.
         let timed = profiled.timed(&[60_000_000, 10_000_000]);
         let recipe = |profiled: &Profiled| profiled.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns);
         assert_eq!(timed.profile.times().take(2).collect::<Vec<_>>(), [50_000_000, 10_000_000]);

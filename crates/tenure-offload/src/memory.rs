@@ -1,4 +1,4 @@
-//! The memory that a budget is of.
+//! The memory that a budget limits.
 
 use std::sync::Arc;
 
@@ -10,29 +10,30 @@ use tenure_device::memory::{self, DeviceMemory};
 
 use crate::error::OffloadError;
 
-/// See [`Memory::launch_ns`]. Measured of PyTorch on the host of an H100.
+/// The host's time to launch an operation, in nanoseconds, measured with PyTorch on the host of an H100. See
+/// [`Memory::launch_ns`].
 const LAUNCH_NS: u64 = 25_000;
 
-/// The memory that a budget is of.
+/// The memory that a budget limits.
 #[derive(Clone)]
 pub enum Memory {
-    /// Of tensors on the CPU.
+    /// The memory of tensors on the CPU.
     Host(Arc<HostMemory>),
-    /// Of those on a device.
+    /// The memory of tensors on a device.
     Device(&'static DeviceMemory),
 }
 
-/// The most there was at once.
+/// The peak of a memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Peak {
-    /// Bytes of blocks.
+    /// The most bytes of blocks at once.
     pub(crate) allocated_bytes: u64,
-    /// Bytes that they are parts of, and of what is kept for later blocks.
+    /// The most bytes at once that the allocator held for blocks, including those that it caches for later blocks.
     pub(crate) reserved_bytes: u64,
 }
 
 impl Peak {
-    /// The more of both.
+    /// Returns the larger of each of the two.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             allocated_bytes: self.allocated_bytes.max(other.allocated_bytes),
@@ -42,7 +43,8 @@ impl Peak {
 }
 
 impl Memory {
-    /// That of a device, if there is one and Tenure manages it.
+    /// Returns the memory of a device, if there is one and Tenure manages it. For the CPU, installs Tenure's host
+    /// memory.
     pub fn of(device: Device) -> Option<Self> {
         if device.is_cpu() {
             HostMemory::install();
@@ -51,7 +53,7 @@ impl Memory {
         memory::installed(device.index().into()).map(Self::Device)
     }
 
-    /// The device whose memory it is, if it is not the host's.
+    /// Returns the device that has the memory. Returns None for the host's memory.
     pub fn device(&self) -> Option<&'static DeviceMemory> {
         match self {
             Self::Host(_) => None,
@@ -59,7 +61,7 @@ impl Memory {
         }
     }
 
-    /// The counters of its allocator.
+    /// Returns the counters of the memory's allocator.
     pub fn statistics(&self) -> Statistics {
         match self {
             Self::Host(memory) => memory.statistics(),
@@ -67,7 +69,7 @@ impl Memory {
         }
     }
 
-    /// The most bytes that were allocated, and held, at once since it was asked the last time.
+    /// Returns the peaks of allocated and of held bytes since the last call.
     pub(crate) fn take_peak(&self) -> Peak {
         let all = self.statistics().all;
         match self {
@@ -77,7 +79,7 @@ impl Memory {
         Peak { allocated_bytes: all.allocated_bytes.peak, reserved_bytes: all.reserved_bytes.peak }
     }
 
-    /// Limits what is held to so many bytes.
+    /// Limits the bytes that the memory holds. None removes the limit.
     pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
         let set = match self {
             Self::Host(memory) => memory.set_limit(bytes),
@@ -93,20 +95,22 @@ impl Memory {
         set.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// What planning has left in the host's memory is given back, where that is what the budget is of.
+    /// Gives back memory of the host that planning has left in the allocator's cache. Does nothing for a device's
+    /// memory.
     pub(crate) fn release_cached(&self) -> Result<(), OffloadError> {
         let Self::Host(memory) = self else { return Ok(()) };
         memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// A step begins: what the last ones had no use for need not be kept, such as the ranges of addresses that steps before
-    /// their first plan were pieced together in.
+    /// Begins a step: the allocator gives back what the last steps had no use for, such as the address ranges in which
+    /// it pieced memory together before the first plan.
     pub(crate) fn begin_step(&self) -> Result<(), OffloadError> {
         let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle());
         begun.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// Bytes of a limit that no plan counts on: parts of chunks, and what other threads have for a moment.
+    /// Returns the bytes of a limit that plans do not count on: unused parts of chunks, and what other threads need for
+    /// a moment.
     pub(crate) fn slack_bytes(&self) -> u64 {
         match self {
             Self::Host(_) => 1 << 20,
@@ -114,13 +118,14 @@ impl Memory {
         }
     }
 
-    /// Whether it is a simulated device's, which has no time of its own.
+    /// Returns whether the memory is that of a simulated device, which has no time of its own.
     pub(crate) fn is_simulated(&self) -> bool {
         self.device().is_some_and(|device| matches!(device.driver().executor(), Executor::Sim(_)))
     }
 
-    /// The host's time for each operation that is computed again, in nanoseconds: the host notes the operation where it is
-    /// asked for first, and asks for it again. Where the host itself computes, that is time of the operation.
+    /// Returns the host's time for each recomputed operation, in nanoseconds: the host notes the operation where the
+    /// front end asks for it first, and asks for it again later. 0 for the host's memory, where this is part of the
+    /// operation's own time.
     pub(crate) fn launch_ns(&self) -> u64 {
         if self.device().is_none() || self.is_simulated() { 0 } else { LAUNCH_NS }
     }

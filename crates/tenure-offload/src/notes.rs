@@ -1,4 +1,4 @@
-//! What became of saved tensors, noted while a step is recorded.
+//! Notes on what becomes of saved tensors, made while a step is recorded.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,44 +9,44 @@ use tenure_tier::codec::Encoded;
 use crate::held::Held;
 use crate::identity::HeldId;
 
-/// What became of something that was saved. Times are since the record began, in microseconds.
+/// The record of a saved tensor. Times are in microseconds since the record began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedRecord {
-    /// What it is called.
+    /// The name of the tensor.
     pub name: String,
-    /// Its bytes.
+    /// The size of the tensor in bytes.
     pub bytes: u64,
-    /// When it was saved.
+    /// The time at which it was saved.
     pub saved_us: u64,
-    /// When it went, and where.
+    /// The time at which its spill began, and the destination.
     pub spilled: Option<(u64, Destination)>,
-    /// When it was asked for, to come back.
+    /// The time at which its fetch began.
     pub fetched_us: Option<u64>,
-    /// What it was on a disk when it was asked for, if all of it was there.
+    /// Its encoding on a disk when its fetch began, if all of it was there.
     pub encoded: Option<Encoded>,
-    /// When it was given up.
+    /// The time at which its bytes were dropped.
     pub dropped_us: Option<u64>,
-    /// When it had been computed again.
+    /// The time at which it had been recomputed.
     pub recomputed_us: Option<u64>,
-    /// When it was needed first.
+    /// The time at which it was needed first.
     pub needed_us: Option<u64>,
-    /// How long the host waited for it.
+    /// The microseconds that the host waited for it.
     pub stalled_us: u64,
 }
 
-/// What something that was saved came to.
+/// The fate of a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stayed in memory.
+    /// The tensor stayed in memory.
     Kept,
-    /// It went out, and came back if it was needed.
+    /// The tensor was spilled, and fetched if it was needed.
     Spilled(Destination),
-    /// It was given up, and computed again if it was needed.
+    /// The tensor was dropped, and recomputed if it was needed.
     Recomputed,
 }
 
 impl SavedRecord {
-    /// What it came to.
+    /// Returns the fate of the tensor.
     pub fn fate(&self) -> Fate {
         match (self.spilled, self.dropped_us) {
             (Some((_, destination)), _) => Fate::Spilled(destination),
@@ -56,7 +56,7 @@ impl SavedRecord {
     }
 }
 
-/// What is noted while somebody records.
+/// The notes of a recorded step.
 pub(crate) struct Notes {
     began: Instant,
     saved: BTreeMap<HeldId, SavedRecord>,
@@ -78,7 +78,7 @@ impl Notes {
         self.saved.insert(id, record);
     }
 
-    /// Notes what becomes of a tensor now.
+    /// Calls `note` with the record of a tensor and the current time, in microseconds.
     pub(crate) fn note(&mut self, id: HeldId, note: impl FnOnce(&mut SavedRecord, u64)) {
         let now_us = since(self.began);
         if let Some(record) = self.saved.get_mut(&id) {
@@ -91,7 +91,7 @@ impl Notes {
     }
 }
 
-/// Returns the microseconds since a moment.
+/// Returns the microseconds since `began`.
 pub(crate) fn since(began: Instant) -> u64 {
     began.elapsed().as_micros() as u64
 }

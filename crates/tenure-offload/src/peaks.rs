@@ -1,21 +1,21 @@
-//! What steps take without a budget, by the size of what they compute on.
+//! The peaks of steps without a budget, by the size of their inputs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::signature::Signature;
 
-/// More than any memory has: what steps of a size take that found no room.
+/// The peak that is noted for a step that found no room: more than any memory has.
 const TOO_MUCH: u64 = 1 << 50;
 
-/// Sizes within an octave that are told apart.
+/// The number of sizes within an octave that are told apart.
 const PARTS: u32 = 16;
 
-/// Kinds of steps that are remembered.
+/// The most kinds of steps that are remembered.
 const MOST_KINDS: usize = 256;
 
 /// Predicts the peak of a step from the peaks of steps of its kind that have other sizes.
 ///
-/// A program whose every step is another fills no memory: of very many kinds the first are forgotten.
+/// A program whose every step is of another kind fills no memory: at `MOST_KINDS` kinds, all are forgotten.
 #[derive(Debug, Default)]
 pub(crate) struct Peaks {
     kinds: HashMap<u64, PeaksOfKind>,
@@ -35,21 +35,21 @@ impl Peaks {
         self.note(signature, TOO_MUCH);
     }
 
-    /// Whether steps like one found no room.
+    /// Returns whether steps like this one found no room.
     pub(crate) fn is_too_much(&self, signature: Signature) -> bool {
         self.predict(signature).is_some_and(|bytes| bytes >= TOO_MUCH)
     }
 
-    /// Predicts what a step takes; None if nothing like it is known.
+    /// Predicts the bytes that a step takes. Returns None if nothing like it is known.
     pub(crate) fn predict(&self, signature: Signature) -> Option<u64> {
         self.kinds.get(&signature.kind)?.predict(signature.input_bytes)
     }
 }
 
-/// The same of one kind. Sizes are told apart to a sixteenth.
+/// The peaks of one kind. Sizes are told apart to a sixteenth of an octave.
 #[derive(Debug, Default)]
 struct PeaksOfKind {
-    /// By the part of an octave: the smallest size that was seen, and the most bytes that a step took.
+    /// The smallest size that was seen and the most bytes that a step took, by the part of an octave.
     parts: BTreeMap<u32, (u64, u64)>,
 }
 
@@ -63,10 +63,10 @@ impl PeaksOfKind {
         (*least, *most) = ((*least).min(input_bytes), (*most).max(bytes));
     }
 
-    /// Predicts what a step takes whose inputs have `input_bytes`; None if nothing like it is known.
+    /// Predicts the bytes that a step takes whose inputs have `input_bytes`. Returns None if nothing like it is known.
     ///
-    /// A smaller step takes no more than a larger one. A larger one takes more by at most the square of the sizes' ratio,
-    /// as attention does.
+    /// A smaller step takes no more than a larger one. A larger one takes more by at most the square of the ratio of
+    /// the sizes, as attention does.
     fn predict(&self, input_bytes: u64) -> Option<u64> {
         if input_bytes == 0 {
             return None;
@@ -81,14 +81,14 @@ impl PeaksOfKind {
     }
 }
 
-/// The part of an octave that a number of bytes above 0 is in, of all parts of all octaves.
+/// Returns the part of an octave that contains a number of bytes above 0. Parts are numbered through all octaves.
 pub(crate) fn part_of(bytes: u64) -> u32 {
     let octave = bytes.ilog2();
     let within = (u128::from(bytes - (1 << octave)) * u128::from(PARTS)) >> octave;
     octave * PARTS + within as u32
 }
 
-/// The least number of bytes that is in a part or a later one; the most there is behind the last part.
+/// Returns the least number of bytes that is in a part or a later one, and `u64::MAX` after the last part.
 pub(crate) fn least_of_part(part: u32) -> u64 {
     let (octave, within) = (part / PARTS, part % PARTS);
     let least = (1_u128 << octave) + (u128::from(within) << octave).div_ceil(u128::from(PARTS));
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!((peaks.predict(2000), peaks.predict(2001)), (Some(200), None));
         peaks.note(2000, 60);
         assert_eq!((peaks.predict(1500), peaks.predict(3000)), (Some(60), Some(135)));
-        // The most counts.
+        // The larger peak counts.
         peaks.note(2001, 90);
         peaks.note(2000, 70);
         assert_eq!(peaks.predict(2000), Some(90));

@@ -20,15 +20,15 @@ use crate::profiled::Profiled;
 use crate::report::Planning;
 use crate::schedule::Schedule;
 
-/// A step of so many intervals is planned anew in the background. Planning fewer takes some milliseconds.
+/// The number of intervals from which a step is planned anew in the background. Planning fewer takes some milliseconds.
 const MANY_INTERVALS: usize = 256;
 
-/// Plans leave at most such a part of the budget for what is made on the way to tensors that are computed again.
+/// The part of the budget, one in so many, that plans leave at most for the intermediate results of recomputation.
 const REPEATING_PART: u64 = 8;
 
 impl EngineInner {
-    /// Returns the plan of a step. The first is made now; where more is known since, another is made, in the background
-    /// where that takes long: until then steps go by the one before.
+    /// Returns the plan of a step. It makes the first plan now. Where more is known since, it makes another, in the
+    /// background if that takes long: until that is ready, steps follow the old plan.
     pub(crate) fn planned(
         self: &Arc<Self>,
         known: &KnownStep,
@@ -41,7 +41,7 @@ impl EngineInner {
                 if !std::mem::replace(&mut self.ledger.lock().is_planning, true) {
                     let (inner, key, profiled) = (Arc::clone(self), *key, Arc::clone(profiled));
                     let make = move || {
-                        // Where there is none, steps go on as they did.
+                        // If there is no new plan, steps go on with the old one.
                         let _ = inner.make_plan(key, &profiled, budget_bytes);
                         inner.ledger.lock().is_planning = false;
                     };
@@ -71,7 +71,7 @@ impl EngineInner {
         Ok(planned)
     }
 
-    /// What is done when, in a step that does what was measured.
+    /// Makes a plan for steps that do what was measured.
     fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
         let Options { planner, planning, .. } = &self.options;
         let profile = &profiled.profile;
@@ -81,7 +81,7 @@ impl EngineInner {
             let planned = Condensed::new(&**planner).plan(&problem, planning, &mut |_| ControlFlow::Continue(()));
             let planned = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?;
             let (evaluations, plan) = (planned.evaluations, planned.plan);
-            // A plan that cannot be played is followed as far as it goes.
+            // A plan that cannot be simulated is followed as far as it goes.
             let outcome = simulator::simulate(&problem, &plan).ok();
             let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
             let schedule = Schedule::of(profile, &plan);
@@ -94,11 +94,11 @@ impl EngineInner {
         };
         let repeating_bytes = profile.repeating_bytes().min(budget_bytes / REPEATING_PART);
         let spare_bytes = self.ledger.lock().spare_bytes.max(repeating_bytes);
-        // Where nothing can be spared, room is made as it is found missing.
+        // If no bytes can be spared, room is made when an allocation finds none.
         plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
     }
 
-    /// Why there is no plan, for who has a budget.
+    /// Returns the error for a step that has no plan.
     fn no_plan(&self, error: PlannerError, problem: &Problem, profile: &Profile, budget_bytes: u64) -> OffloadError {
         let PlannerError::Plan(PlanError::NoRoom { kernel, .. }) = error else { return error.into() };
         let folders = |destination| match (destination, self.mover.disk()) {
@@ -113,7 +113,7 @@ impl EngineInner {
         OffloadError::NoPlan { budget_bytes, when, saved_bytes, rooms: rooms.join(", ") }
     }
 
-    /// What planners are asked, for a budget of which some is spared.
+    /// Returns the problem for planners, for a budget of which `spare_bytes` stay free.
     pub(crate) fn problem(
         &self,
         profile: &Profile,
@@ -121,7 +121,7 @@ impl EngineInner {
         spare_bytes: u64,
     ) -> Result<Problem, OffloadError> {
         let Options { links, .. } = &self.options;
-        // A slower link is of use where those before it lead to too little room.
+        // A slower link is of use only if the faster ones lead to too little room.
         let (all_bytes, mut room) = (profile.bytes(), 0_u64);
         let is_of_use = |link: &Link| {
             let before = room;
@@ -129,7 +129,8 @@ impl EngineInner {
             before < all_bytes
         };
         let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).take_while(is_of_use).collect();
-        // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
+        // A disk reserves room as if the codec made nothing smaller. So compression does not count where the room may
+        // be too little.
         let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
         let mut profile = profile.clone();
         if is_scarce {
@@ -145,7 +146,7 @@ impl EngineInner {
         Ok(problem?)
     }
 
-    /// What is allocated between steps, by what it is for, and is in nobody's hands here.
+    /// Returns the bytes that stay allocated between steps and that the engine does not hold, by purpose.
     fn staying(&self) -> Vec<(Tag, u64)> {
         let (tags, ledger) = (self.memory.statistics().tags, self.ledger.lock());
         let held = |tag| ledger.held.values().filter(move |held| held.tag == tag && held.storage.is_some());

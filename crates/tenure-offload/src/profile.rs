@@ -1,4 +1,4 @@
-//! What a training step saves and needs, as the problem of what to do with it.
+//! The profile of a training step: the tensors that it saves and needs, and the planning problem that they make.
 
 use tenure_core::Tag;
 use tenure_plan::Problem;
@@ -8,8 +8,8 @@ use crate::error::{Needed, ProfileError};
 use crate::identity::{ResidentIndex, SavedIndex};
 use crate::machine::Machine;
 
-/// What a training step did with memory. Its *points* are the moments at which something was saved, or needed again; from
-/// each to the next is an interval, in which the device computes.
+/// The profile of a training step. Its *points* are the moments at which a tensor was saved, or needed again. Between a
+/// point and the next lies an *interval*, in which the device computes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     saved: Vec<Saved>,
@@ -17,22 +17,22 @@ pub struct Profile {
     intervals: Vec<Interval>,
 }
 
-/// Bytes that a forward pass saved.
+/// A saved tensor: bytes that a forward pass saved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// What they are called: the same in each step.
+    /// The name of the tensor, which is the same in each step.
     pub key: String,
-    /// How many.
+    /// The size of the tensor in bytes.
     pub bytes: u64,
-    /// How many times smaller the codec makes them, if it does.
+    /// The factor by which the codec makes the bytes smaller, if it does.
     pub compression: Option<f64>,
-    /// How they are computed again, if they can be.
+    /// The recipe to recompute the bytes, if there is one.
     pub recipe: Option<Recipe>,
-    /// The point at which they were saved.
+    /// The point at which the tensor was saved.
     at: usize,
-    /// The points at which they were needed.
+    /// The points at which the tensor was needed.
     needs: Vec<usize>,
-    /// The intervals in which others had them, in order.
+    /// The intervals in which others than the engine had the bytes, in order.
     held: Vec<usize>,
 }
 
@@ -41,78 +41,80 @@ pub struct Saved {
 struct Resident {
     key: String,
     bytes: u64,
-    /// The intervals in which they are used, in order.
+    /// The intervals in which the bytes are used, in order.
     used: Vec<usize>,
 }
 
-/// What it takes to compute bytes again.
+/// A recipe to recompute bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
-    /// What is computed with, all saved before.
+    /// The saved tensors that are the inputs, all saved before.
     pub inputs: Vec<SavedIndex>,
-    /// How many operations it is.
+    /// The number of operations.
     pub operations: u64,
-    /// How long they take, in nanoseconds.
+    /// The time of the operations, in nanoseconds.
     pub time_ns: u64,
 }
 
 impl Recipe {
-    /// The same for the profile's problem, whose first tensors are what was saved, where a launch takes the host some time.
+    /// Returns the recipe for the profile's problem, whose first tensors are the saved ones. Each operation takes the
+    /// host `launch_ns` more.
     fn recompute(&self, launch_ns: u64) -> Recompute {
         let time_ns = self.time_ns + self.operations * launch_ns;
         Recompute { time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
     }
 }
 
-/// From a point to the next.
+/// An interval, from a point to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Interval {
     time_ns: u64,
-    /// The most that was allocated at once beside what is saved.
+    /// The most bytes that were allocated at once beside the saved tensors and residents.
     other_bytes: u64,
 }
 
 impl Profile {
-    /// An empty step.
+    /// Creates the profile of an empty step.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Something is saved, after an interval that needed so many bytes beside what is saved.
+    /// Adds a saved tensor, after an interval that needed `other_bytes` beside saved tensors.
     pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> SavedIndex {
         let (at, key) = (self.end(other_bytes), key.into());
         self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), held: Vec::new() });
         SavedIndex(self.saved.len() - 1)
     }
 
-    /// Something that was saved is needed, after such an interval.
+    /// Adds a need of a saved tensor, after an interval that needed `other_bytes` beside saved tensors.
     ///
     /// # Panics
-    /// There is no such index.
+    /// The index does not exist.
     pub fn need(&mut self, other_bytes: u64, saved: SavedIndex) {
         let point = self.end(other_bytes);
         self.saved[saved.0].needs.push(point);
     }
 
-    /// There is something that stays from step to step.
+    /// Adds a resident, which stays from step to step.
     pub fn add_resident(&mut self, key: impl Into<String>, bytes: u64) -> ResidentIndex {
         self.residents.push(Resident { key: key.into(), bytes, used: Vec::new() });
         ResidentIndex(self.residents.len() - 1)
     }
 
-    /// A resident is used in the interval that begins, after one that needed so many bytes beside what is saved and stays.
+    /// Adds the use of a resident in the interval that begins now, after one that needed `other_bytes` beside saved
+    /// tensors and residents.
     ///
     /// # Panics
-    /// There is no such index.
+    /// The index does not exist.
     pub fn lend(&mut self, other_bytes: u64, resident: ResidentIndex) {
         let point = self.end(other_bytes);
         self.residents[resident.0].used.push(point + 1);
     }
 
-    /// A resident has been used until the interval that ends.
+    /// Ends the use of a resident, which lasts until the end of the current interval.
     ///
     /// # Panics
-    /// There is no such resident, or it was not lent.
+    /// The resident does not exist, or was not lent.
     pub fn give_back(&mut self, other_bytes: u64, resident: ResidentIndex) {
         let point = self.end(other_bytes);
         let used = &mut self.residents[resident.0].used;
@@ -120,10 +122,11 @@ impl Profile {
         used.extend(since..=point);
     }
 
-    /// Others have something in the interval that begins: it cannot go, or there is nothing gained by it.
+    /// Marks a saved tensor as held by others than the engine in the interval that begins: it cannot leave, or leaving
+    /// would gain nothing.
     ///
     /// # Panics
-    /// There is no such index.
+    /// The index does not exist.
     pub fn hold(&mut self, saved: SavedIndex) {
         let interval = self.intervals.len();
         let held = &mut self.saved[saved.0].held;
@@ -132,28 +135,29 @@ impl Profile {
         }
     }
 
-    /// An interval ends, as the step does at last. The number of the point that it ends at.
+    /// Ends an interval; the last call ends the step. Returns the number of the point at the interval's end.
     pub fn end(&mut self, other_bytes: u64) -> usize {
         self.intervals.push(Interval { time_ns: 0, other_bytes });
         self.intervals.len() - 1
     }
 
-    /// Says how long the intervals are, in nanoseconds, from the first on.
+    /// Sets the lengths of the intervals, in nanoseconds, from the first on.
     pub fn set_times(&mut self, times_ns: impl IntoIterator<Item = u64>) {
         self.intervals.iter_mut().zip(times_ns).for_each(|(interval, time_ns)| interval.time_ns = time_ns);
     }
 
-    /// How long the intervals are, in nanoseconds.
+    /// Returns the lengths of the intervals, in nanoseconds.
     pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
         self.intervals.iter().map(|interval| interval.time_ns)
     }
 
-    /// The most bytes at once in each interval, beside what is saved and stays.
+    /// Returns the most bytes at once in each interval, beside saved tensors and residents.
     pub(crate) fn other_bytes(&self) -> impl Iterator<Item = u64> {
         self.intervals.iter().map(|interval| interval.other_bytes)
     }
 
-    /// The bytes of a tensor of the problem, which was saved or is a resident, and the intervals that use it.
+    /// Returns the bytes of a tensor of the problem, which is a saved tensor or a resident, and the intervals that use
+    /// it.
     pub(crate) fn use_of(&self, tensor: usize) -> (u64, Vec<usize>) {
         match tensor.checked_sub(self.saved.len()) {
             None => (self.saved[tensor].bytes, self.saved[tensor].used_in().collect()),
@@ -161,18 +165,18 @@ impl Profile {
         }
     }
 
-    /// How many residents there are.
+    /// Returns the number of residents.
     pub fn residents(&self) -> usize {
         self.residents.len()
     }
 
-    /// The first interval from one on in which a resident is not in use.
+    /// Returns the first interval, from `interval` on, in which a resident is not in use.
     pub(crate) fn unused_from(&self, resident: ResidentIndex, interval: usize) -> usize {
         let used = &self.residents[resident.0].used;
         (interval..).find(|interval| used.binary_search(interval).is_err()).unwrap_or(interval)
     }
 
-    /// How many points after one a resident is used next, in this step or the next.
+    /// Returns how many points after `point` a resident is used next, in this step or the next.
     pub(crate) fn resident_needed_in(&self, resident: ResidentIndex, point: usize) -> usize {
         let used = &self.residents[resident.0].used;
         let next = used.iter().find(|interval| **interval > point);
@@ -180,7 +184,8 @@ impl Profile {
         next.copied().or_else(in_next_step).map_or(usize::MAX, |interval| interval - 1 - point)
     }
 
-    /// The same with fewer intervals: each of these becomes a part of the one whose number `groups` says, in order.
+    /// Returns the profile with fewer intervals: each becomes a part of the interval whose number `groups` gives, in
+    /// order.
     pub(crate) fn merged(mut self, groups: &[usize]) -> Self {
         let merge = |intervals: &mut Vec<usize>| {
             intervals.iter_mut().for_each(|interval| *interval = group_of(groups, *interval));
@@ -204,8 +209,8 @@ impl Profile {
         Self { intervals, ..self }
     }
 
-    /// Returns the same step with other sizes and times: each is what `of` makes of this one's and the other's. None if the
-    /// other did not do the same.
+    /// Returns the profile with other sizes and times: each is what `of` makes of this one's and the other's. Returns
+    /// None if the other step did not do the same.
     pub(crate) fn between(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Option<Self> {
         let uses = |saved: &Saved| (saved.at, saved.needs.clone());
         let are_alike = self.saved.iter().map(uses).eq(other.saved.iter().map(uses))
@@ -228,50 +233,50 @@ impl Profile {
         Some(between)
     }
 
-    /// How many intervals there are so far.
+    /// Returns the number of intervals so far.
     pub fn intervals(&self) -> usize {
         self.intervals.len()
     }
 
-    /// What was saved, by index.
+    /// Returns the saved tensors, by index.
     pub fn saved(&self) -> &[Saved] {
         &self.saved
     }
 
-    /// The same, to say how it is made smaller or computed again.
+    /// Returns a saved tensor, so that the caller can set its compression and its recipe.
     ///
     /// # Panics
-    /// There is no such index.
+    /// The index does not exist.
     pub fn saved_mut(&mut self, index: SavedIndex) -> &mut Saved {
         &mut self.saved[index.0]
     }
 
-    /// Bytes of all that is saved or stays.
+    /// Returns the bytes of all saved tensors and residents.
     pub(crate) fn bytes(&self) -> u64 {
         let saved: u64 = self.saved.iter().map(|saved| saved.bytes).sum();
         saved + self.residents.iter().map(|resident| resident.bytes).sum::<u64>()
     }
 
-    /// Bytes that repeating what makes a tensor takes at most, beside the tensor: of what is made on the way to it, nearly.
+    /// Returns about the most bytes that recomputing a tensor takes beside the tensor itself, for intermediate results.
     pub(crate) fn repeating_bytes(&self) -> u64 {
         let on_the_way = |saved: &Saved| saved.recipe.as_ref().map_or(0, |recipe| recipe.operations.saturating_sub(1));
         self.saved.iter().map(|saved| saved.bytes * on_the_way(saved)).max().unwrap_or(0)
     }
 
-    /// Nothing gets smaller.
+    /// Forgets that codecs make tensors smaller.
     pub(crate) fn forget_compression(&mut self) {
         self.saved.iter_mut().for_each(|saved| saved.compression = None);
     }
 
-    /// The least budget that any plan keeps to, and the interval that needs it.
+    /// Returns the least budget in bytes that any plan keeps to, and the interval that needs it.
     pub fn least_bytes(&self) -> (u64, usize) {
         let least = self.used_bytes().into_iter().zip(self.other_bytes()).map(|(used, other)| used + other);
         let most = least.enumerate().max_by_key(|(_, bytes)| *bytes);
         most.map_or((0, 0), |(interval, bytes)| (bytes, interval))
     }
 
-    /// Lowers what intervals need to `bytes`, which were enough for the step: others may have let go of something in the middle
-    /// of an interval, which then seems to need more.
+    /// Lowers the needs of intervals to `bytes`, which were enough for the step: others may have released a tensor in
+    /// the middle of an interval, which then seems to need more.
     pub(crate) fn limit(&mut self, bytes: u64) {
         let used: Vec<u64> = self.used_bytes();
         for (interval, used) in self.intervals.iter_mut().zip(used) {
@@ -290,9 +295,9 @@ impl Profile {
         used_bytes
     }
 
-    /// The most bytes that the step takes at once if everything stays.
+    /// Returns the most bytes that the step takes at once if every tensor stays.
     pub(crate) fn plain_bytes(&self) -> u64 {
-        // What each interval's end adds or takes away.
+        // The bytes that are added before each interval, less those removed.
         let mut changes = vec![0_i64; self.intervals.len() + 1];
         for saved in &self.saved {
             let last = saved.used_in().max().unwrap_or(saved.at).min(self.intervals.len() - 1);
@@ -308,11 +313,11 @@ impl Profile {
         taken.max().unwrap_or(0) + residents
     }
 
-    /// The problem of what to do with what is saved and what stays: its tensors are what was saved, by index, after them
-    /// residents, and then what intervals need besides; its kernels are the intervals.
+    /// Returns the problem of where to keep saved tensors and residents. Its tensors are the saved ones by index, then
+    /// the residents, and then the other bytes of the intervals. Its kernels are the intervals.
     ///
     /// # Errors
-    /// The budget is too small, whatever is spilled.
+    /// The budget is too small, however much is spilled.
     pub fn problem(&self, name: &str, machine: &Machine) -> Result<Problem, ProfileError> {
         let (least_bytes, interval) = self.least_bytes();
         let always_bytes = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
@@ -364,12 +369,12 @@ impl Profile {
         Ok(Problem::new(Parts { name: name.into(), source, tiers, links, tensors, kernels, backward })?)
     }
 
-    /// An interval, in words.
+    /// Returns the name of an interval, in words.
     fn name_of(&self, interval: usize) -> String {
         self.names().into_iter().nth(interval).unwrap_or_default()
     }
 
-    /// All intervals, in words.
+    /// Returns the names of all intervals, in words.
     fn names(&self) -> Vec<String> {
         let mut names = vec![None; self.intervals.len()];
         let mut name = |interval: usize, words: &dyn Fn() -> String| {
@@ -390,19 +395,20 @@ impl Profile {
     }
 }
 
-/// The group of an interval; of one that has not begun, the one after all.
+/// Returns the group of an interval. For an interval that has not begun, it is the one after all groups.
 fn group_of(groups: &[usize], interval: usize) -> usize {
     let after = || groups.last().map_or(0, |last| last + 1);
     groups.get(interval).copied().unwrap_or_else(after)
 }
 
 impl Saved {
-    /// The point at which it is saved.
+    /// Returns the point at which the tensor was saved.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// How many points after one the bytes are needed next; the most there is if they are not any more.
+    /// Returns how many points after `point` the bytes are needed next, or `usize::MAX` if they are not needed any
+    /// more.
     pub(crate) fn needed_in(&self, point: usize) -> usize {
         self.needs.iter().find(|need| **need >= point).map_or(usize::MAX, |need| need - point)
     }

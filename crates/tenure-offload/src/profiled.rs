@@ -10,7 +10,7 @@ use crate::making::{Making, OperationAt};
 use crate::profile::Profile;
 use crate::schedule::{Action, Schedule};
 
-/// Something that ends an interval.
+/// An event that ends an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Save {
@@ -23,37 +23,37 @@ pub(crate) enum Event {
     Lend {
         id: HeldId,
     },
-    /// It has been.
+    /// The use of a resident is over.
     GiveBack {
         id: HeldId,
     },
-    /// An operation has been asked for.
+    /// The front end has asked for an operation.
     Operation,
 }
 
-/// What steps of a signature do.
+/// The events and the profile of steps of a signature.
 #[derive(Clone, Default)]
 pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
     pub(crate) profile: Profile,
     /// The intervals that had operations, in order.
     pub(crate) operated: Vec<usize>,
-    /// By index: how what was saved is made, if somebody knows.
+    /// The operations and inputs that make each saved tensor, if they are known, by index.
     pub(crate) makings: Vec<Option<Arc<Making>>>,
-    /// By their index.
+    /// The residents, by their index.
     pub(crate) residents: Vec<HeldId>,
     pub(crate) codecs: Vec<Choice>,
-    /// Bytes that were held when it began.
+    /// The bytes that were held when the step began.
     pub(crate) held_bytes: u64,
-    /// Whether intervals were timed where nothing waits: a device has times between operations too, as long as the host
-    /// has asked for nothing.
+    /// Whether the intervals were timed while the device did not wait for the host. Otherwise a device's times include
+    /// gaps between operations, in which the host had asked for nothing.
     pub(crate) is_timed: bool,
-    /// Whether it was estimated. Its sizes are about right then.
+    /// Whether the profile is an estimate. Its sizes are only about right then.
     pub(crate) is_estimate: bool,
 }
 
 impl Profiled {
-    /// Whether an event is the one that was measured at a point, or is like the one that was estimated.
+    /// Returns whether an event is the one that was measured at a point, or is like the one that was estimated.
     pub(crate) fn expects(&self, point: usize, event: Event) -> bool {
         match (self.events.get(point), event) {
             (Some(Event::Save { bytes: expected }), Event::Save { bytes }) if self.is_estimate => {
@@ -63,8 +63,8 @@ impl Profiled {
         }
     }
 
-    /// The same, with times of a step that was made by a plan, where they are less. What is computed again takes as much less
-    /// as the intervals in which it was made.
+    /// Returns the profile with the times of a planned step where those are shorter. The time to recompute a tensor
+    /// shrinks in proportion to the intervals in which it was made.
     pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {
         let mut timed = Self { is_timed: true, ..self.clone() };
         let before: Vec<u64> = self.profile.times().collect();
@@ -80,14 +80,14 @@ impl Profiled {
         timed
     }
 
-    /// The operations that make what a schedule gives up, and what that is made of.
+    /// Returns the operations that make the tensors that a schedule drops, and their inputs that were not saved.
     pub(crate) fn repeated(&self, schedule: &Schedule) -> HashSet<OperationAt> {
         let makings = schedule.dropped().filter_map(|index| self.makings.get(index.0)?.as_ref());
         makings.flat_map(|making| making.operations.iter().copied()).collect()
     }
 
-    /// The intervals in which operations are asked for: since the last operation before, as autograd saves what an operation
-    /// is given when that is asked for already.
+    /// Returns the intervals in which the front end asks for operations. They begin with the interval of the operation
+    /// before, because autograd saves the inputs of an operation after the front end has asked for it.
     pub(crate) fn asked_for(&self, operations: &HashSet<OperationAt>) -> HashSet<usize> {
         let intervals = |OperationAt { interval, .. }: &OperationAt| {
             let before = self.operated.partition_point(|operated| operated < interval).checked_sub(1);
@@ -96,7 +96,8 @@ impl Profiled {
         operations.iter().flat_map(intervals).collect()
     }
 
-    /// Whom actions of a schedule are about, in a step whose first saved is `first`.
+    /// Returns a schedule's actions with the identities of their tensors, in a step whose first saved tensor is
+    /// `first`.
     pub(crate) fn ids(&self, actions: &[(usize, Action)], first: HeldId) -> Vec<(HeldId, Action)> {
         let saved = self.profile.saved().len();
         let id = |tensor: usize| match tensor.checked_sub(saved) {

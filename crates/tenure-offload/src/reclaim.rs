@@ -12,11 +12,12 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::signature::Pass;
 
-/// Of the limit, the part that is left free ahead of an interval: an allocator rounds up.
+/// The part of the limit, one in so many, that is left free ahead of an interval: an allocator rounds up.
 const SPARE_PART: u64 = 64;
 
-/// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what is
-/// needed last before others: as far as nothing is known of that, what was saved first. Called with no lock held.
+/// Makes room for an allocation, if there is a way, and returns whether it did. It first releases a tensor that is on
+/// its way out, as soon as that is stored. Otherwise it spills tensors that are not in use, the one that is needed last
+/// first; where that is unknown, the one that was saved first. The caller holds no lock.
 pub(crate) fn make_room(inner: &EngineInner) -> bool {
     let stream = inner.memory.device().map(|device| device.streams().current());
     let made = (|| {
@@ -51,7 +52,7 @@ fn make_some(inner: &EngineInner) -> bool {
             Some(Going::Leaving) => continue,
             Some(Going::Coming(id, arrival)) => {
                 drop(ledger);
-                // It goes in the next round. What went wrong is told to who needs it.
+                // The tensor leaves in the next round. The caller that needs it gets the error.
                 let _ = inner.stalled(|| arrival.wait());
                 drop(arrival);
                 inner.arrived(id);
@@ -63,7 +64,7 @@ fn make_some(inner: &EngineInner) -> bool {
             let idle = ledger.idle();
             drop(ledger);
             if !inner.is_strict() {
-                // What is too much is measured, and told when the step is over.
+                // The measured step may exceed the budget. The excess is measured, and reported after the step.
                 return inner.set_limit(None).is_ok();
             }
             if idle.into_iter().any(|id| inner.give_up(id)) {
@@ -81,13 +82,13 @@ fn make_some(inner: &EngineInner) -> bool {
     }
 }
 
-/// Waits until nothing is on its way out.
+/// Waits until no spill is under way.
 pub(crate) fn wait_for_all(inner: &EngineInner) -> Result<(), OffloadError> {
     while wait_for_one(inner)? {}
     Ok(())
 }
 
-/// Waits for what left first. Whether there was anything.
+/// Waits for the spill that began first. Returns whether there was one.
 fn wait_for_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     let leaving = {
         let mut ledger = inner.ledger.lock();
@@ -98,7 +99,7 @@ fn wait_for_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     wait_for(inner, id, &stored)
 }
 
-/// Lets go of all that is on its way out of a device, in the order of the thread's stream.
+/// Releases all tensors that are on their way out of a device, in the order of the thread's stream.
 pub(crate) fn part_with_all(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
     let leaving: Vec<Stored> = {
@@ -109,20 +110,20 @@ pub(crate) fn part_with_all(inner: &EngineInner) -> Result<(), OffloadError> {
     Ok(leaving.iter().try_for_each(|stored| stored.lead_to(&stream))?)
 }
 
-/// Lets go of what left first: of a device in the order of the thread's stream, which waits in place of the host, and in
-/// the same order each time, however long copies take: an allocator that finds the same room need not piece it together
-/// anew. Whether there was anything.
+/// Releases the tensor whose spill began first, and returns whether there was one. On a device, the thread's stream
+/// waits in place of the host, and tensors are released in the same order each time, however long copies take: an
+/// allocator that finds the same room need not piece it together anew.
 fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     let (id, stored) = {
         let mut ledger = inner.ledger.lock();
         let is_host = inner.memory.device().is_none();
         if is_host && ledger.forget_gone() {
-            // They went since there was no room: now there may be.
+            // Spills have ended since the allocation found no room: now there may be some.
             return Ok(true);
         }
         match ledger.leaving.iter().find(|(_, stored)| stored.keeps_source()) {
             Some(first) => first.clone(),
-            // So did what went just now.
+            // The spills that ended just now made room, too.
             None => return Ok(is_host && ledger.forget_gone()),
         }
     };
@@ -134,20 +135,22 @@ fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     }
     let waited = wait_for(inner, id, &stored);
     if waited.is_err() || inner.memory.device().is_none() {
-        // It has left; or it cannot, which is told once. Of a device somebody may be about to free it.
+        // The spill is done, or it failed, and one call is to return its error. On a device, a finished spill stays
+        // listed, since another thread may be about to release it.
         inner.ledger.lock().leaving.retain(|(other, _)| *other != id);
     }
     waited
 }
 
-/// In a planned step on a device, lets go of as much of what is on its way out as the interval that begins needs, what left
-/// first. So the same is let go of at the same point of each such step, wherever blocks lie: an allocator that was asked for
-/// room instead would let go of more or less as its memory is in more or fewer pieces, and piece it together anew each time.
+/// In a planned step on a device, releases as many tensors that are on their way out as the beginning interval needs
+/// room for, in the order in which their spills began. So each such step releases the same tensors at the same point,
+/// wherever blocks lie. If the allocator asked for room instead, it would get more or less depending on how fragmented
+/// its memory is, and would piece the memory together anew each time.
 pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
     let parted: Vec<Stored> = {
         let mut ledger = inner.ledger.lock();
-        // What a device has let go of is free in the order of its streams.
+        // A device's memory that has been released is free in the order of its streams.
         ledger.leaving.retain(|(_, stored)| stored.keeps_source());
         if ledger.leaving.is_empty() {
             return Ok(());
@@ -169,21 +172,21 @@ pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
 
 fn wait_for(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, OffloadError> {
     match inner.stalled(|| stored.wait()) {
-        // What nobody needs any more, such as that of a step that failed, makes room all the same.
+        // A failed spill counts as room if the tensor is not needed any more, as after a step that failed.
         Err(error) if inner.ledger.lock().held.contains_key(&id) => Err(error.into()),
         _ => Ok(true),
     }
 }
 
-/// What becomes of bytes that were let go of.
+/// The state of a tensor that was let go of.
 enum Going {
     Gone,
     Leaving,
-    /// It was fetched too early.
+    /// The tensor was fetched too early, and is still arriving.
     Coming(HeldId, Arc<Arrival>),
 }
 
-/// Lets go of something; none if nothing can.
+/// Lets go of a tensor. Returns None if there is none to let go of.
 fn let_go(inner: &EngineInner, ledger: &mut Ledger) -> Option<Going> {
     let is_planned = !matches!(ledger.course, Course::Measured(_));
     for id in ledger.idle() {
@@ -196,7 +199,7 @@ fn let_go(inner: &EngineInner, ledger: &mut Ledger) -> Option<Going> {
             ledger.fail(error);
             return None;
         }
-        // It stays where there is no room for it; for a smaller one there may be.
+        // The tensor stays if no tier has room for it. A smaller one may still fit.
         if ledger.held[&id].storage.is_none() {
             ledger.report.unplanned += u64::from(is_planned);
             return Some(going);
@@ -205,7 +208,7 @@ fn let_go(inner: &EngineInner, ledger: &mut Ledger) -> Option<Going> {
     None
 }
 
-/// Why an allocation found no room in a step, where all that may leave has left.
+/// Returns the error for an allocation that found no room although all tensors that may leave have left.
 fn too_small_so_far(inner: &EngineInner, ledger: &Ledger) -> Option<OffloadError> {
     let when = match &ledger.course {
         Course::None => return None,

@@ -1,4 +1,4 @@
-//! Computing again instead of keeping.
+//! Recomputation: how a front end computes saved bytes again instead of keeping them.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -7,40 +7,41 @@ use tenure_core::{Generation, Storage};
 
 use crate::error::OffloadError;
 
-/// Which bytes: those of a storage at a version.
+/// Identifies saved bytes: a storage, and its version.
 pub type Id = (Generation, u64);
 
-/// Looks for bytes that were saved: has them come back, or be computed again, and tells where they are. None if they were
-/// not saved, or nobody needs them any more.
+/// Finds saved bytes: fetches or recomputes them, and returns their storage. Returns None if they were not saved, or
+/// are not needed any more.
 pub type Find<'a> = &'a dyn Fn(Id) -> Result<Option<Storage>, OffloadError>;
 
-/// How a front end computes bytes again.
+/// A front end's way to recompute saved bytes.
 pub trait Recompute: Send + Sync {
-    /// Which.
+    /// Returns the identity of the bytes.
     fn id(&self) -> Id;
 
-    /// What it takes. Asked when a step is over that was measured.
+    /// Returns the inputs. The engine asks for them at the end of a measured step, and when it drops the bytes.
     fn inputs(&self) -> Vec<Input>;
 
-    /// The [interval](crate::Engine::interval) in which they were made, if the engine was not told of the operation.
+    /// Returns the [interval](crate::Engine::interval) in which the bytes were made, if the front end did not report
+    /// the operation.
     fn made_in(&self) -> Option<usize> {
         None
     }
 
-    /// The bytes, in fresh memory, on the thread's current stream: the same as before.
+    /// Computes the bytes in fresh memory, on the thread's current stream. They are the same as before.
     ///
     /// # Errors
-    /// What is found cannot come back; an input is gone, or was written to; the operation fails.
+    /// An input cannot come back, is gone, or was written to; the operation fails.
     fn run(&self, find: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>>;
 }
 
-/// What bytes are computed again of.
+/// An input from which bytes are recomputed.
 pub struct Input {
-    /// Which bytes.
+    /// The identity of the input.
     pub id: Id,
-    /// Where they are, if they are in memory now. What is there when a step is over, such as parameters or the batch, is
-    /// expected to stay through the next, unless it was saved.
+    /// The storage of the input, if it is in memory now. A storage that is there at the end of a step, such as a
+    /// parameter or the batch, is expected to stay through the next step, unless it was saved.
     pub here: Option<Storage>,
-    /// How they are computed again themselves.
+    /// The way to recompute the input itself, if there is one.
     pub recompute: Option<Arc<dyn Recompute>>,
 }

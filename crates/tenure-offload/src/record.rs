@@ -1,4 +1,4 @@
-//! What became of what a step saved, and where bytes were meanwhile, for who looks at it later.
+//! The record of a step: what became of its saved tensors, and how many bytes each tier had meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,37 +11,37 @@ use tenure_tier::Disk;
 use crate::engine::Engine;
 use crate::notes::{SavedRecord, since};
 
-/// What was seen of one step.
+/// The record of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepRecord {
-    /// What was saved, the first first.
+    /// The saved tensors, the first first.
     pub saved: Vec<SavedRecord>,
-    /// Where bytes were, the earliest first.
+    /// The samples of the tiers, the earliest first.
     pub moments: Vec<TierMoment>,
-    /// What the memory may hold.
+    /// The memory budget in bytes, if there is one.
     pub budget_bytes: Option<u64>,
-    /// How long it was looked at.
+    /// The length of the record in microseconds.
     pub elapsed_us: u64,
 }
 
-/// Where bytes were at a moment, and what had passed until then.
+/// A sample of the tiers: the bytes on each at one moment, and the bytes moved until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierMoment {
-    /// Since the record began.
+    /// The time of the sample, in microseconds since the record began.
     pub at_us: u64,
-    /// Allocated of the memory that the budget is of.
+    /// Bytes that are allocated of the memory that the budget limits.
     pub memory_bytes: u64,
-    /// In pinned memory of the host, to stay there for a while.
+    /// Bytes that are stored in the host's pinned memory.
     pub host_bytes: u64,
-    /// On disks: the room that it has there.
+    /// Bytes of room that are taken on disks.
     pub disk_bytes: u64,
-    /// That had been copied from the device to the host.
+    /// Bytes that had been copied from the device to the host.
     pub device_to_host: u64,
-    /// That had been copied from the host to the device.
+    /// Bytes that had been copied from the host to the device.
     pub host_to_device: u64,
-    /// That had been written to disks.
+    /// Bytes that had been written to disks.
     pub disk_write: u64,
-    /// That had been read from disks.
+    /// Bytes that had been read from disks.
     pub disk_read: u64,
 }
 
@@ -63,7 +63,7 @@ impl TierMoment {
     }
 }
 
-/// Has an engine note what becomes of what is saved, and looks at tiers again and again, such as during one step.
+/// Records a step: has the engine note what becomes of saved tensors, and samples the tiers again and again.
 pub struct StepRecorder {
     engine: Engine,
     is_over: Arc<AtomicBool>,
@@ -73,13 +73,14 @@ pub struct StepRecorder {
 }
 
 impl StepRecorder {
-    /// Looks every `interval`, or as often as the system lets it. An engine has one recorder at a time: the last.
+    /// Begins a record with a sample every `interval`, or as often as the system allows. An engine has one recorder at
+    /// a time: the last.
     pub fn begin(engine: &Engine, interval: Duration) -> Self {
         let (engine, began) = (engine.clone(), Instant::now());
         engine.note_from(began);
         let is_over = Arc::new(AtomicBool::new(false));
         let (looked_at, until) = (engine.clone(), Arc::clone(&is_over));
-        // The thread may begin late.
+        // The thread may begin late, so the first sample is taken here.
         let moments = Arc::new(Mutex::new(vec![TierMoment::now(&engine, began)]));
         let kept = Arc::clone(&moments);
         let look = move || {
@@ -91,16 +92,16 @@ impl StepRecorder {
         Self { engine, is_over, looks: Some(thread::spawn(look)), moments, began }
     }
 
-    /// Looks now, too.
+    /// Takes a sample now, too.
     pub fn look(&self) {
         look(&self.moments, &self.engine, self.began);
     }
 
-    /// The record of the step. Its last moment is that of this call.
+    /// Ends the record, and returns it. Its last sample is taken by this call.
     pub fn finish(mut self) -> StepRecord {
         let elapsed_us = since(self.began);
         self.is_over.store(true, Ordering::Relaxed);
-        // It does not panic.
+        // The thread does not panic.
         self.looks.take().map(JoinHandle::join);
         self.look();
         let moments = std::mem::take(&mut *self.moments.lock());
@@ -109,7 +110,7 @@ impl StepRecorder {
     }
 }
 
-/// Looks with the moments locked, so that the earliest stays first.
+/// Takes a sample while the samples are locked, so that the earliest stays first.
 fn look(moments: &Mutex<Vec<TierMoment>>, engine: &Engine, began: Instant) {
     let mut moments = moments.lock();
     moments.push(TierMoment::now(engine, began));

@@ -5,41 +5,42 @@ use std::time::Duration;
 
 use tenure_tier::codec::Choice;
 
-/// What became of a step.
+/// The report of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// The most that was allocated at once, if that was looked at: in steps that were measured.
+    /// The most bytes that were allocated at once, in a step that was measured or None.
     pub peak_bytes: Option<u64>,
-    /// The same with what is kept for later allocations.
+    /// The most bytes that were allocated or cached for later allocations at once, in a step that was measured or None.
     pub reserved_bytes: Option<u64>,
-    /// Bytes that went out.
+    /// The bytes that were spilled.
     pub spilled_bytes: u64,
-    /// Bytes that came back.
+    /// The bytes that were fetched.
     pub fetched_bytes: u64,
-    /// Bytes that were computed again.
+    /// The bytes that were recomputed.
     pub recomputed_bytes: u64,
-    /// How long that takes, as measured when they were computed first.
+    /// The time to recompute them, as measured when they were computed first.
     pub recomputed: Duration,
-    /// How long the host waited for bytes to go or come.
+    /// The time that the host waited for bytes to leave or arrive.
     pub stalled: Duration,
-    /// Moves that no plan asked for: there was no room otherwise.
+    /// The number of spills that no plan asked for, because there was no room otherwise.
     pub unplanned: u64,
-    /// Whether it was made by a plan, to the end.
+    /// Whether the step followed a plan to its end.
     pub is_planned: bool,
-    /// How long the plan takes, by what was measured: on the device, without an update behind backward. None if there was none.
+    /// The predicted time of the plan, by what was measured: on the device, without an update after backward. None if
+    /// there was no plan.
     pub predicted: Option<Duration>,
-    /// By what bytes were encoded on their way to a disk; a lossy one changes what is computed.
+    /// The codec for bytes on their way to a disk. A lossy one changes the results.
     pub codec: Choice,
 }
 
 /// The effort of making a plan. Displayed as one line for logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planning {
-    /// Operations of the step: the intervals of its profile.
+    /// The number of operations of the step: the intervals of its profile.
     pub operations: usize,
-    /// Plans that the planner tried.
+    /// The number of plans that the planner tried.
     pub evaluations: u64,
-    /// How long it took, from the profile to what is done at each operation.
+    /// The time from the profile to the actions at each operation.
     pub elapsed: Duration,
 }
 

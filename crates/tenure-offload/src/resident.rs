@@ -1,4 +1,5 @@
-//! Bytes that stay from step to step, such as an optimizer's state, and need not be in memory between their uses.
+//! Residents: bytes that stay from step to step, such as an optimizer's state, and need not be in memory between their
+//! uses.
 
 use tenure_core::{DType, Storage, Tag};
 use tenure_device::Stream;
@@ -9,23 +10,23 @@ use crate::held::{Held, HeldInputs, Saved};
 use crate::profiled::Event;
 use crate::reclaim;
 
-/// Bytes that stay as long as this lives, and leave memory between their uses where a plan says so.
+/// Bytes that the engine keeps as long as this handle lives. They leave memory between their uses where a plan says so.
 pub struct Resident {
     saved: Saved,
 }
 
 impl Engine {
-    /// Bytes, elements of a dtype, are given into the engine's hands, as they are when what was put on their stream so far is done. Nobody else
-    /// may have them from now on, but who [borrows](Self::lend) them.
+    /// Hands the bytes of a storage, elements of `dtype`, to the engine, as they are when the work that is on `stream`
+    /// so far is done. From now on only callers that [borrow](Self::lend) the bytes may use them.
     ///
-    /// What was measured is forgotten: steps that have more to move are others. Where more is allocated than the budget, they
-    /// leave at once.
+    /// Forgets all measurements, since steps now have more to move. If more is allocated than the budget allows, the
+    /// bytes leave memory at once.
     ///
     /// # Errors
-    /// They cannot leave.
+    /// The bytes cannot leave memory.
     ///
     /// # Panics
-    /// The storage is of no allocator.
+    /// The storage has no allocator.
     pub fn keep(
         &self,
         storage: Storage,
@@ -64,17 +65,17 @@ impl Engine {
         Ok(resident)
     }
 
-    /// A resident's bytes, in memory, to be read and written until they are [given back](Self::give_back), by what is put
-    /// on the stream, or by the host.
+    /// Returns a resident's bytes in memory. The host, or the work that is put on `stream`, may read and write them
+    /// until they are [given back](Self::give_back).
     ///
     /// # Errors
-    /// They cannot come back.
+    /// The bytes cannot come back.
     pub fn lend(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let (inner, id) = (&self.inner, resident.saved.id);
         inner.pass(Event::Lend { id }, stream)?;
         let storage = inner.here(id, stream)?;
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
-            // What was stored is about to be of the past.
+            // The caller is about to overwrite the bytes, so the stored copy becomes outdated.
             held.leave_behind();
             (held.storage, held.stored, held.is_lent) = (None, None, true);
         }
@@ -82,10 +83,10 @@ impl Engine {
         Ok(storage)
     }
 
-    /// A resident's bytes are as they are to be when what was put on their stream so far is done.
+    /// Takes a resident's bytes back, as they are when the work that is on `stream` so far is done.
     ///
     /// # Errors
-    /// What is to go now cannot, or what went before could not.
+    /// A transfer that is due now fails, or an earlier one failed.
     pub fn give_back(
         &self,
         resident: &Resident,
@@ -100,10 +101,10 @@ impl Engine {
         inner.begin_interval(stream)
     }
 
-    /// A resident's bytes, in memory, to be read until the last handle is dropped. No step knows of it.
+    /// Returns a resident's bytes in memory, to be read until the last handle is dropped. Steps do not count this use.
     ///
     /// # Errors
-    /// They cannot come back.
+    /// The bytes cannot come back.
     pub fn look_at(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         self.inner.here(resident.saved.id, stream)
     }

@@ -1,4 +1,4 @@
-//! What a plan does at each point of a step.
+//! The schedule of a step: the actions of a plan at each point.
 
 use std::ops::Range;
 
@@ -7,38 +7,41 @@ use tenure_plan::plan::{self, Plan};
 use crate::identity::{ResidentIndex, SavedIndex};
 use crate::profile::Profile;
 
-/// What is done with something that was saved.
+/// An action on a saved tensor or a resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It begins to go out, to a link's tier by its number.
+    /// Begins to spill the tensor to a link's tier.
     Spill {
-        /// Of the machine's links.
+        /// The index of the link among the machine's links.
         link: usize,
     },
-    /// It begins to come back.
+    /// Begins to fetch the tensor.
     Fetch,
-    /// It is given up.
+    /// Drops the bytes, to be recomputed when they are needed.
     Drop,
 }
 
 impl Action {
-    /// What brings something to a tier of a machine.
+    /// Returns the action that brings a tensor to a tier. Tier 0 is the budget's memory, and tier `n + 1` belongs to
+    /// link `n`.
     fn to(tier: usize) -> Self {
         tier.checked_sub(1).map_or(Self::Fetch, |link| Self::Spill { link })
     }
 }
 
-/// What is done at each point: the work of the interval that begins there has not been asked for yet.
+/// The actions at each point of a step. At a point, the front end has not yet asked for the work of the interval that
+/// begins there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
-    /// Where residents are at first.
+    /// The actions before the first point, which place the residents.
     begin: Vec<(usize, Action)>,
-    /// By point: tensors of the problem, which are what was saved, by index, and then residents.
+    /// The actions by point. A tensor's number is that in the problem: saved tensors by index, then residents.
     points: Vec<Vec<(usize, Action)>>,
 }
 
 impl Schedule {
-    /// Of a plan of the profile's problem. What is computed again is so where it is needed.
+    /// Returns the schedule of a plan for the profile's problem. It has no action for recomputing: a dropped tensor is
+    /// recomputed when it is needed.
     pub fn of(profile: &Profile, plan: &Plan) -> Self {
         let saved = profile.saved();
         let residents = saved.len()..saved.len() + profile.residents();
@@ -46,7 +49,7 @@ impl Schedule {
         let mut begin: Vec<_> = residents.clone().map(place).collect();
         let mut points = vec![Vec::new(); profile.intervals()];
         for step in &plan.steps {
-            // A kernel begins at the point before it; what it makes is there from the point that it ends at.
+            // A kernel begins at the point before it. Its outputs are there from the point at which it ends.
             let begins = match saved.get(step.tensor) {
                 Some(saved) => Some(step.kernel.saturating_sub(1).max(saved.at())),
                 None if residents.contains(&step.tensor) => {
@@ -64,16 +67,16 @@ impl Schedule {
         Self { begin, points }
     }
 
-    /// What is done before the first point.
+    /// Returns the actions before the first point.
     pub fn at_begin(&self) -> &[(usize, Action)] {
         &self.begin
     }
 
-    /// Bytes that each interval of the profile needs at once: of what was saved or stays, all that has not been let go of, or
-    /// is used.
+    /// Returns the bytes that each interval needs at once: its other bytes, and all saved tensors and residents that
+    /// have not been let go of or are in use.
     pub(crate) fn needed_bytes(&self, profile: &Profile) -> Vec<u64> {
         let saved = profile.saved().iter().map(|saved| Some(saved.at()));
-        // From which interval on a tensor is there.
+        // The interval since which each tensor is in memory.
         let mut since: Vec<Option<usize>> = saved.chain((0..profile.residents()).map(|_| Some(0))).collect();
         let mut here: Vec<Vec<Range<usize>>> = vec![Vec::new(); since.len()];
         let begin = self.begin.iter().map(|action| (0, action));
@@ -105,13 +108,13 @@ impl Schedule {
         needed
     }
 
-    /// What is given up.
+    /// Returns the saved tensors that the schedule drops.
     pub(crate) fn dropped(&self) -> impl Iterator<Item = SavedIndex> {
         let is_dropped = |(tensor, action): &(usize, Action)| (*action == Action::Drop).then_some(SavedIndex(*tensor));
         self.points.iter().flatten().filter_map(is_dropped)
     }
 
-    /// What is done at a point.
+    /// Returns the actions at a point.
     pub fn at(&self, point: usize) -> &[(usize, Action)] {
         self.points.get(point).map_or(&[], Vec::as_slice)
     }
@@ -137,7 +140,7 @@ mod tests {
         let spill = Action::Spill { link: 0 };
         assert_eq!(schedule(&[]).needed_bytes(&profile), [60, 21, 23, 19, 10]);
         assert_eq!(schedule(&[(1, spill), (2, Action::Fetch)]).needed_bytes(&profile), [60, 21, 13, 19, 10]);
-        // What is given up is computed again where it is needed.
+        // A dropped tensor is recomputed where it is needed.
         assert_eq!(schedule(&[(1, Action::Drop)]).needed_bytes(&profile), [60, 21, 13, 9, 10]);
     }
 }

@@ -1,4 +1,4 @@
-//! An engine with all that it works with.
+//! The setup of an engine: its folders, its memory to spill to and its planner.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,36 +13,37 @@ use crate::inner::Options;
 use crate::machine::Link;
 use crate::memory::Memory;
 
-/// What bytes of the host pass through on their way to a disk: a part of a budget.
+/// The size in bytes of the buffers through which the host's bytes pass on their way to a disk. They are a part of a
+/// budget.
 const STAGING_BYTES: usize = 4 << 20;
-/// Bytes of disks that are taken, if nobody says how many.
+/// The most bytes of disks that are taken by default.
 const MOST_SPILLED: u64 = 64 << 30;
-/// With fewer it is said that there is no room.
+/// The least bytes of disks that are tried by default. If there is no room for as many, opening the disk fails.
 const LEAST_SPILLED: u64 = 64 << 20;
-/// How long a planner may think.
+/// The time limit of a planner.
 const PLANNING: Duration = Duration::from_secs(10);
 
-/// Where an engine spills to, and who plans.
+/// The settings of an engine: where it spills to, and the planner.
 pub struct Setup {
-    /// Folders on disks to spill to, which share the load; no disk, if there are none.
+    /// Folders on disks to spill to, which share the load. Without a folder, no disk is used.
     pub folders: Vec<PathBuf>,
-    /// Bytes of these disks together, set aside at once: if they are not given, half of what is free, and at most 64 GiB.
+    /// Bytes of these disks together, set aside at once. Default: half of the free bytes, but at most 64 GiB.
     pub disk_bytes: Option<u64>,
-    /// How many bytes the engine may write to them in 24 hours, before they are encoded and with those by which they are
-    /// measured, if not any number: disks wear out.
+    /// The most bytes that the engine may write to the disks in 24 hours, since disks wear out. They are counted before
+    /// they are encoded, and with the bytes written to measure the disks. Default: no limit.
     pub daily_bytes: Option<u64>,
-    /// Pinned memory to spill a device's bytes to: if it is not given, half of what is available.
+    /// Bytes of pinned memory to spill a device's bytes to. Default: half of the available memory.
     pub pinned_bytes: Option<u64>,
-    /// What has fewer bytes is kept.
+    /// The size in bytes below which saved tensors stay in memory.
     pub least_bytes: u64,
-    /// Who makes plans.
+    /// The planner.
     pub planner: Box<dyn Planner + Send + Sync>,
-    /// For planners that try at random.
+    /// The seed of planners that try at random.
     pub seed: u64,
 }
 
 impl Default for Setup {
-    /// Pinned memory and no disk, for what has a MiB or more; planned by [`Scheduled`].
+    /// Returns a setup with pinned memory and no disk, for tensors of 1 MiB or more, planned by [`Scheduled`].
     fn default() -> Self {
         let planner = Box::new(Scheduled);
         Self {
@@ -58,21 +59,21 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Where a budget of the host's memory spills to if nobody says where: the folder for temporary files, or one on a disk
-    /// where that is in memory itself.
+    /// Returns the folder that a budget of the host's memory spills to by default: the folder for temporary files, or
+    /// `/var/tmp` if that is kept in memory.
     pub fn default_folder() -> PathBuf {
         let (usual, on_disk) = (std::env::temp_dir(), PathBuf::from("/var/tmp"));
         if Disk::is_in_memory(&usual) && on_disk.is_dir() { on_disk } else { usual }
     }
 
-    /// An engine for a memory. How fast bytes move is measured.
+    /// Creates an engine for a memory, and measures how fast bytes move.
     ///
     /// # Errors
     /// A folder cannot be used or has too little room; there is too little pinned memory; the device fails.
     pub fn engine(self, memory: Memory) -> Result<Engine, OffloadError> {
         let disk = self.disk(&memory)?;
         let memory_bytes = match self.pinned_bytes {
-            // Its bytes are in memory as it is, until they are written.
+            // The host's bytes are in memory as they are, until they are written to a disk.
             _ if memory.device().is_none() => usize::MAX >> 1,
             Some(bytes) => bytes as usize,
             None => (tier::available_bytes() / 2) as usize,
@@ -102,7 +103,7 @@ impl Setup {
             let options = DiskOptions { daily_bytes: self.daily_bytes, ..DiskOptions::new(capacity) };
             let staging_bytes = if memory.device().is_none() { STAGING_BYTES } else { options.staging_bytes };
             match Disk::open(&self.folders, DiskOptions { staging_bytes, ..options }) {
-                // Processes that train together take their halves at the same time.
+                // Processes that train together each take half of the free bytes at the same time.
                 Err(TierError::NoRoom { .. }) if self.disk_bytes.is_none() && capacity > LEAST_SPILLED => capacity /= 2,
                 opened => return Ok(Some(opened?)),
             }

@@ -1,22 +1,23 @@
-//! The signature of a step, and what the step is for.
+//! The signature of a step, and the purpose of its pass over a batch.
 
-/// What a pass over a batch is for.
+/// The purpose of a pass over a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Nothing is moved, however much memory it takes: to find out how much that is, and how long it takes.
+    /// The pass measures how much memory and time the step takes when nothing is moved.
     Plain,
-    /// It keeps to the budget. The first of a signature is measured meanwhile, and everything that may move moves.
+    /// The pass keeps to the budget. A step like which none is known is measured, and moves tensors when an allocation
+    /// finds no room.
     Budgeted,
 }
 
-/// Identifies steps that do the same, and have a plan together.
+/// Identifies steps that do the same and share a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signature {
     /// A number for what the step does, such as a hash of the sizes of its batch.
     pub id: u64,
-    /// A number that steps have in common which differ in sizes alone.
+    /// A number that steps have in common if they differ only in sizes.
     pub kind: u64,
-    /// Bytes that the step computes on, by which steps of a kind are compared. 0 if the front end does not know.
+    /// The bytes that the step computes on, by which steps of a kind are compared. 0 if the front end does not know.
     pub input_bytes: u64,
 }
 

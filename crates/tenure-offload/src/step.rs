@@ -23,7 +23,7 @@ use crate::report::StepReport;
 use crate::schedule::Action;
 use crate::signature::{Pass, Signature};
 
-/// A step in the making. If it is dropped before it is [finished](Self::finish), nothing is learned from it.
+/// A step that is under way. If it is dropped before it is [finished](Self::finish), the engine learns nothing from it.
 #[must_use = "it holds for as long as it lives"]
 pub struct Step {
     inner: Arc<EngineInner>,
@@ -47,27 +47,27 @@ impl Step {
         drop(before);
         let step = Self { inner: Arc::clone(inner) };
         inner.open()?;
-        // What was held at a time before is not the step's.
+        // The step does not count memory that was held at an earlier time.
         inner.memory.take_peak();
         inner.begin_interval(None)?;
         Ok(step)
     }
 
-    /// The step is over. After one that was measured, the next of its signature go by a plan.
+    /// Ends the step. If the step was measured, later steps of its signature follow a plan.
     ///
     /// # Errors
-    /// What went wrong while bytes were moved, if nobody was told yet.
+    /// An error of a transfer that no call has returned yet.
     pub fn finish(self) -> Result<StepReport, OffloadError> {
         self.inner.finish()
     }
 
-    /// Whether the step fits into the budget as it is, by what is known: nothing need be told of it until the engine
-    /// [wakes](crate::Engine::on_wake) its front end.
+    /// Returns whether the step is known to fit into the budget without any moves. The front end need not report
+    /// anything of it until the engine [wakes](crate::Engine::on_wake) the front end.
     pub fn is_unwatched(&self) -> bool {
         matches!(self.inner.ledger.lock().course, Course::Unwatched { .. })
     }
 
-    /// Whether the step is measured: nothing like it is known.
+    /// Returns whether the step is measured, because nothing like it is known.
     pub fn is_measured(&self) -> bool {
         matches!(self.inner.ledger.lock().course, Course::Measured(_))
     }
@@ -76,9 +76,9 @@ impl Step {
 impl Drop for Step {
     fn drop(&mut self) {
         let course = std::mem::take(&mut self.inner.ledger.lock().course);
-        // With nothing locked, as where a step is finished.
+        // The ledger is not locked, as where a step is finished.
         drop(course);
-        // A driver that fails tells the next who asks.
+        // If the driver fails, the next call to it returns the error.
         let _ = reclaim::part_with_all(&self.inner);
     }
 }
@@ -91,10 +91,10 @@ impl EngineInner {
         Course::Measured(Box::new(Measured::new(pass, residents, clock, self.held_bytes())))
     }
 
-    /// What a step of a signature goes by, within the budget.
+    /// Returns the course of a step with this signature, within the budget.
     pub(crate) fn course(self: &Arc<Self>, signature: Signature) -> Result<Course, OffloadError> {
         let held_bytes = self.held_bytes();
-        // What is held changes a little from step to step, and with the batch.
+        // The held bytes change a little from step to step, and with the batch.
         let least_held_bytes = (held_bytes - held_bytes / 16).saturating_sub(signature.input_bytes);
         let (known, budget_bytes) = {
             let mut ledger = self.ledger.lock();
@@ -103,7 +103,7 @@ impl EngineInner {
         let Some(known) = known else { return Ok(self.measured(Pass::Budgeted)) };
         let planned = match self.planned(&known, budget_bytes.unwrap_or(u64::MAX)) {
             Ok(planned) => planned,
-            // It may take less than was estimated.
+            // The step may take less than was estimated.
             Err(_) if known.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
             Err(error) => return Err(error),
         };
@@ -114,7 +114,7 @@ impl EngineInner {
         Ok(Course::Planned { profiled, planned, events: 0, operations: 0, clock })
     }
 
-    /// Something happens: what is to be done then is done.
+    /// Passes an event: takes the actions that are due after it.
     pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, stream, Some(event), "")?;
@@ -122,7 +122,7 @@ impl EngineInner {
         self.act(ledger, actions)
     }
 
-    /// Residents are where a step begins with them.
+    /// Moves residents to where the step expects them at its beginning.
     fn open(&self) -> Result<(), OffloadError> {
         let ledger = self.ledger.lock();
         let actions = ledger.first_actions();
@@ -134,12 +134,12 @@ impl EngineInner {
         self.ledger.lock().operation(&self.memory, id, stream)
     }
 
-    /// Somebody computes from now on.
+    /// Begins an interval: the front end computes from now on.
     pub(crate) fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.ledger.lock().begin_interval(&self.memory, stream)
     }
 
-    /// Does what is to be done at a point.
+    /// Takes actions at a point.
     pub(crate) fn act<'a>(
         &'a self,
         mut ledger: MutexGuard<'a, Ledger>,
@@ -160,7 +160,7 @@ impl EngineInner {
         drop(ledger);
         reclaim::part_ahead(self)?;
         for (id, _) in fetched {
-            // There may be no room yet: then it comes when it is needed.
+            // There may be no room yet. Then the tensor is fetched when it is needed.
             match self.fetch(id, Urgency::Ahead) {
                 Ok(()) | Err(OffloadError::Back { .. }) => {}
                 Err(error) => return Err(error),
@@ -193,7 +193,8 @@ impl EngineInner {
         let mut report = ledger.report;
         match course {
             Course::Measured(measured) => {
-                // Recipes go with it: a front end may wait for something to free one.
+                // The measurement owns recipes, and a front end may wait for a lock to free one. So the ledger is
+                // unlocked.
                 drop(ledger);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
@@ -225,7 +226,7 @@ impl EngineInner {
                 let peak_bytes = self.memory.take_peak().allocated_bytes;
                 ledger.peaks.note(signature, peak_bytes.saturating_sub(held_bytes));
             }
-            // What was measured is not what is done.
+            // The step did not do what was measured.
             Course::Planned { .. } | Course::Free => ledger.steps.remove_unlike(signature),
             Course::None => {}
         }

@@ -16,8 +16,8 @@ use crate::memory::Memory;
 use crate::recompute::Id;
 
 impl EngineInner {
-    /// Bytes are let go of, to be computed again; they stay if nobody knows how. What else somebody may let go of is let go
-    /// of with nothing locked. Whether they were let go of.
+    /// Drops a tensor's bytes, to be recomputed later, and returns whether it did: they stay if there is no recipe.
+    /// Storages that become unused are freed with no lock held.
     pub(crate) fn give_up(&self, id: HeldId) -> bool {
         let (recompute, making) = {
             let ledger = self.ledger.lock();
@@ -39,21 +39,21 @@ impl EngineInner {
         is_gone
     }
 
-    /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at
-    /// now: in the host's memory, from which all links lead to disks.
+    /// Returns the codec for a saved tensor, and how many times smaller it makes the bytes. The latter is known only in
+    /// the host's memory, from which all links lead to disks, and where a sample can be encoded now.
     pub(crate) fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
         let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
         let bytes = storage.lock();
-        // SAFETY: what is saved is not written to any more, but by a program that is wrong: then the sample is of no use.
+        // SAFETY: saved bytes are written to again only by a program that is wrong. Then the sample is of no use.
         let (codec, ratio) = disk.sample(unsafe { bytes.as_slice() }, Coding { choice, dtype, is_beside: false });
         (Choice::Codec(codec), Some(1.0 / ratio).filter(|smaller| *smaller > 1.0))
     }
 
-    /// Bytes begin to go, over a link or one behind it that leads to room; if there is none, they stay. They are let go of
-    /// at once: who moves them has them as long as it must.
+    /// Begins to spill a tensor over link `link`, or over the next slower one whose tier has room. The tensor stays if
+    /// there is none. The engine releases the storage at once: the mover holds it as long as it must.
     pub(crate) fn spill(&self, ledger: &mut Ledger, id: HeldId, link: usize) -> Result<(), OffloadError> {
         let choice = ledger.choice(id);
-        // What came back since takes no room any more where it was.
+        // Tensors that have come back since then free their room on the tier.
         ledger.forget_gone();
         let Ledger { held, report, leaving, no_room, .. } = ledger;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
@@ -62,8 +62,8 @@ impl EngineInner {
             return Ok(());
         }
         for (_, destination) in self.options.links.iter().skip(link) {
-            // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
-            // a write is not used then either. Bytes of a device are read in the order of its stream.
+            // SAFETY: a front end refuses to use saved bytes after they are written to, so bytes that were read during
+            // such a write are not used either. A device's bytes are read in the order of its stream.
             let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
             let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
             match self.mover.store_encoded(&held.name, source, *destination, coding) {
@@ -85,7 +85,7 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Bytes begin to come back, if they are not there.
+    /// Begins to fetch a tensor, if it is not in memory.
     pub(crate) fn fetch(&self, id: HeldId, urgency: Urgency) -> Result<(), OffloadError> {
         let (name, bytes, tag, allocator, stream) = {
             let mut ledger = self.ledger.lock();
@@ -102,7 +102,7 @@ impl EngineInner {
             }
             (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
         };
-        // Nothing is locked: room may have to be made.
+        // Nothing is locked, since the allocation may have to make room.
         let storage = {
             let _purpose = Purpose::enter(tag, KeyId::NONE);
             let _stream = stream.as_ref().map(StreamGuard::new);
@@ -112,7 +112,7 @@ impl EngineInner {
         let Ledger { held, report, .. } = &mut *ledger;
         let Some(held) = held.get_mut(&id) else { return Ok(()) };
         let (Some(stored), None) = (&held.stored, &held.storage) else { return Ok(()) };
-        // SAFETY: it is fresh, and given to nobody before it has arrived.
+        // SAFETY: the storage is fresh, and the engine hands it out only after the bytes have arrived.
         let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
         held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
         let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
@@ -122,7 +122,7 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Bytes, in memory, and there for what is put on a stream next.
+    /// Returns a tensor's storage in memory, ready for the work that is put on `stream` next, or for the host.
     pub(crate) fn here(&self, id: HeldId, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
             let (storage, arrival, home, is_given_up) = {
@@ -144,7 +144,7 @@ impl EngineInner {
                 self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
                 let stalled_us = since.elapsed().as_micros() as u64;
                 self.ledger.lock().note(id, |record, _| record.stalled_us += stalled_us);
-                // For other streams it is still on its way.
+                // For other streams the bytes are still on their way.
                 if stream.is_none() || stream == home.as_ref() {
                     self.arrived(id);
                 }
@@ -153,7 +153,7 @@ impl EngineInner {
         }
     }
 
-    /// Bytes that were given up are computed again.
+    /// Recomputes a tensor whose bytes were dropped.
     fn compute(&self, id: HeldId, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let (name, bytes, home, recompute) = {
             let ledger = self.ledger.lock();
@@ -161,7 +161,7 @@ impl EngineInner {
             (held.name.clone(), held.bytes, held.stream.clone(), held.recompute.clone())
         };
         let again = |reason: String| OffloadError::Again { name, reason };
-        let Some(recompute) = recompute else { return Err(again("nobody knows how".into())) };
+        let Some(recompute) = recompute else { return Err(again("there is no recipe for it".into())) };
         let find = |id: Id| {
             let known = self.ledger.lock().find(id);
             known.map(|known| self.here(known.id, home.as_ref())).transpose()
@@ -190,7 +190,7 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Bytes are there, for their own stream and the host.
+    /// Notes that a tensor's bytes have arrived, for their own stream and for the host.
     pub(crate) fn arrived(&self, id: HeldId) {
         if let Some(held) = self.ledger.lock().held.get_mut(&id) {
             held.arrival = None;

@@ -1,4 +1,4 @@
-//! Steps that are not watched, since they fit into the budget as they are.
+//! Unwatched steps: they fit into the budget without any moves, so the front end reports nothing.
 
 use crate::course::Course;
 use crate::error::OffloadError;
@@ -6,7 +6,8 @@ use crate::inner::EngineInner;
 use crate::signature::Signature;
 
 impl EngineInner {
-    /// The course of a step that fits into the budget as it is, by what is known of its signature, or of other sizes.
+    /// Returns the course of an unwatched step, if the step is known to fit by its signature or by steps of other
+    /// sizes.
     pub(crate) fn unwatched(&self, signature: Signature) -> Option<Course> {
         self.wake.lock().as_ref()?;
         let (room_bytes, held_bytes) = (self.unwatched_bytes()?, self.held_bytes());
@@ -23,12 +24,13 @@ impl EngineInner {
         fits.then_some(Course::Unwatched { held_bytes })
     }
 
-    /// The limit of a step that is not watched, in bytes.
+    /// Returns the limit of an unwatched step, in bytes.
     pub(crate) fn unwatched_bytes(&self) -> Option<u64> {
         self.ledger.lock().limit_bytes().map(|bytes| bytes / 4 * 3)
     }
 
-    /// Wakes the front end in a step that is not watched, which gets all of the budget. Whether it is such a step.
+    /// Wakes the front end in an unwatched step, which then gets the whole budget. Returns whether the step was
+    /// unwatched.
     pub(crate) fn wake(&self) -> Result<bool, OffloadError> {
         let mut ledger = self.ledger.lock();
         if !matches!(ledger.course, Course::Unwatched { .. }) {
@@ -37,7 +39,7 @@ impl EngineInner {
         ledger.course = Course::Free;
         let (signature, limit_bytes) = (ledger.signature, ledger.limit_bytes());
         ledger.woken.insert(signature.id);
-        // The next of its kind and size is watched.
+        // The next step of this kind and size is watched.
         ledger.peaks.note_too_much(signature);
         drop(ledger);
         self.set_limit(limit_bytes)?;

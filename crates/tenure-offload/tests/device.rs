@@ -1,5 +1,5 @@
-//! Steps of any shape on simulated devices, whose work comes in any order that its events allow; on the first NVIDIA device
-//! with `TENURE_TEST_DRIVER=cuda`.
+//! Steps of any shape on simulated devices, whose work runs in any order that its events allow. With
+//! `TENURE_TEST_DRIVER=cuda`, they run on the first NVIDIA device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::env;
@@ -27,7 +27,7 @@ fn device(seed: u64) -> Device {
     Box::leak(Box::new(DeviceMemory::new(driver, MemoryConfig::default()).unwrap()))
 }
 
-/// With so much pinned memory, and a disk for what finds no room there.
+/// Returns an engine with `pinned_bytes` of pinned memory, and a disk for tensors that find no room there.
 fn engine(device: Device, pinned_bytes: u64) -> Engine {
     let disk =
         Disk::open(&[env::temp_dir()], DiskOptions { staging_bytes: 4 << 20, ..DiskOptions::new(512 * MIB) }).unwrap();
@@ -45,7 +45,7 @@ fn engine(device: Device, pinned_bytes: u64) -> Engine {
     Engine::new(Memory::Device(device), mover, options)
 }
 
-/// An operation: makes something of so many MiB, which the next `held` operations have too.
+/// An operation that makes a tensor of `mib` MiB, which the next `held` operations hold, too.
 #[derive(Clone, Debug)]
 struct Layer {
     mib: u64,
@@ -59,7 +59,8 @@ fn layers() -> impl Strategy<Value = Vec<Layer>> {
     prop::collection::vec(layer, 4..14)
 }
 
-/// The tensors that an operation makes and those held meanwhile, or those that its backward pass makes of its output.
+/// Returns the MiB that a step needs at an operation: its output and the tensors held meanwhile, or its output and the
+/// gradient of it that backward makes.
 fn needed_mib(layers: &[Layer], number: usize) -> u64 {
     let is_held = |(earlier, layer): &(usize, &Layer)| earlier + layer.held >= number;
     let held: u64 = layers[..number].iter().enumerate().filter(is_held).map(|(_, layer)| layer.mib).sum();
@@ -123,7 +124,8 @@ proptest! {
         let engine = engine(device, pinned * MIB);
         engine.set_codec(codec.parse().unwrap());
         let plain = step(&engine, device, &layers, Pass::Plain).unwrap().peak_bytes.unwrap();
-        // From what a step needs at least: what is made, and what is needed for it.
+        // The budgets begin at the least that a step needs: the tensors that an operation makes, and those that it
+        // needs.
         let least = (0..layers.len()).map(|number| needed_mib(&layers, number)).max().unwrap() * MIB + 17 * MIB;
         let budget = least + (plain.saturating_sub(least) as f64 * part) as u64;
         engine.set_budget(budget);
@@ -145,7 +147,7 @@ fn what_came_back_makes_room_in_pinned_memory_for_the_next_step() {
     step(&engine, device, &layers, Pass::Plain).unwrap();
     engine.set_budget(40 * MIB);
     let before = engine.mover().disk().unwrap().statistics().written_bytes;
-    // Of what is pinned, 48 MiB are for what passes through.
+    // 48 MiB of the pinned memory are buffers that bytes pass through.
     for _ in 0..4 {
         let report = step(&engine, device, &layers, Pass::Budgeted).unwrap();
         assert!(report.is_planned && report.spilled_bytes >= 20 * MIB, "{report:?}");
@@ -161,7 +163,7 @@ fn memory_that_another_part_of_the_program_takes_is_made_room_for() {
     step(&engine, device, &layers, Pass::Plain).unwrap();
     engine.set_budget(96 * MIB);
     step(&engine, device, &layers, Pass::Budgeted).unwrap();
-    // The plan knows nothing of it.
+    // The plan knows nothing of this allocation.
     let taken = device.allocate(Request::new(64 * MIB, device.streams().current_id())).unwrap();
     let report = step(&engine, device, &layers, Pass::Budgeted).unwrap();
     assert!(report.unplanned > 0, "{report:?}");

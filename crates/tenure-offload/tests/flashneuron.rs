@@ -1,4 +1,4 @@
-//! FlashNeuron's calls on memory of the host.
+//! FlashNeuron's calls on the host's memory.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{ptr, slice};
@@ -25,7 +25,7 @@ fn what_stays_is_low_and_what_is_offloaded_is_high() {
     assert_eq!([second - first, high - first, below - first], [BLOCK, POOL - BLOCK, POOL - 2 * BLOCK]);
     memory.device_free(high).unwrap();
     memory.device_free(below).unwrap();
-    // All but what stays is in one piece again.
+    // All memory but the two blocks that stay is in one piece again.
     memory.device_malloc_reverse(POOL - 2 * BLOCK).unwrap();
     assert_eq!(memory.device_occupancy_size(), 0);
 }
@@ -61,7 +61,7 @@ fn a_full_pool_and_an_address_of_elsewhere_are_errors_that_name_the_call() {
 }
 
 proptest! {
-    /// Whatever is handed out and freed, nobody's bytes are another's.
+    /// Blocks never share bytes, in whatever order they are handed out and freed.
     #[test]
     fn bytes_stay_what_they_are(steps in prop::collection::vec((0_u8..5, 1..60 * KIB), 1..60)) {
         let memory = memory();
@@ -76,7 +76,7 @@ proptest! {
                 _ => {
                     let (address, bytes, value, is_staged) = live.swap_remove(bytes as usize % live.len());
                     let start = ptr::with_exposed_provenance::<u8>(address as usize);
-                    // SAFETY: it was handed out, and written below.
+                    // SAFETY: the block was handed out, and written below.
                     let found = unsafe { slice::from_raw_parts(start, bytes as usize) };
                     prop_assert!(found.iter().all(|byte| *byte == value));
                     if is_staged { memory.p2p_free(address) } else { memory.device_free(address) }.unwrap();
@@ -84,7 +84,7 @@ proptest! {
                 }
             };
             let Ok(address) = made else { continue };
-            // SAFETY: it was handed out.
+            // SAFETY: the block was handed out.
             unsafe { ptr::with_exposed_provenance_mut::<u8>(address as usize).write_bytes(value, bytes as usize) };
             live.push((address, bytes, value, what == 2));
         }

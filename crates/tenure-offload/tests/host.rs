@@ -1,4 +1,4 @@
-//! Steps on the host's memory, in a process of their own: its limit is the process's.
+//! Steps on the host's memory. They run in a process of their own, because their limit is that of the process.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::error::Error;
@@ -20,15 +20,15 @@ use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
 const MIB: u64 = 1 << 20;
 const LAYERS: u64 = 12;
 const BYTES: u64 = 4 * MIB;
-/// Layers that are looked at element by element.
+/// The number of layers in steps that are compared element by element.
 const SPARSE: u64 = 6;
 
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The time of the engines' clocks: a test computes for as long as it says.
+/// The time of the engines' clocks. It advances only as far as tests say.
 static NOW: LazyLock<Mutex<Instant>> = LazyLock::new(|| Mutex::new(Instant::now()));
 
-/// Computes for some time, by those clocks.
+/// Advances the engines' clocks, as a computation that takes `time` would.
 fn compute(time: Duration) {
     *NOW.lock() += time;
 }
@@ -64,16 +64,16 @@ fn storage(bytes: u64) -> Result<Storage, OffloadError> {
 }
 
 fn fill(storage: &Storage, value: u8) {
-    // SAFETY: a test that has it alone.
+    // SAFETY: the test is the only user of the storage.
     unsafe { std::ptr::write_bytes(storage.lock().as_ptr(), value, storage.bytes()) };
 }
 
-/// A forward and a backward pass over layers that save what they make.
+/// Runs a forward and a backward pass over layers that save their outputs.
 fn step(engine: &Engine, pass: Pass, layers: u64) -> Result<StepReport, OffloadError> {
     step_back_to(engine, pass, layers, 0, || ())
 }
 
-/// The same, whose backward pass ends behind a layer, with a look between the two passes.
+/// Runs such a step with a backward pass that ends after layer `last`. Calls `look` between the two passes.
 fn step_back_to(
     engine: &Engine,
     pass: Pass,
@@ -101,7 +101,7 @@ fn step_back_to(
         let out = engine.need(&token, None)?;
         drop(storage(BYTES)?);
         let out = out.lock();
-        // SAFETY: nobody writes to it any more.
+        // SAFETY: the storage is not written to any more.
         assert!(unsafe { out.as_slice() }.iter().all(|byte| u64::from(*byte) == layer));
         compute(Duration::from_millis(2));
     }
@@ -131,7 +131,7 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
         let report = step(&engine, Pass::Budgeted, LAYERS).unwrap();
         assert!(peak(&engine) <= budget, "step {number}: {} of {budget}", peak(&engine));
         assert_eq!(report.is_planned, number > 0, "{report:?}");
-        // A save and a need for each layer, and the rest.
+        // The intervals end with a save and a need for each layer, and with the step.
         let operations = engine.take_planning().map(|planning| planning.operations);
         assert_eq!(operations, (number == 1).then_some(2 * LAYERS as usize + 1));
         assert!(report.spilled_bytes > 0 && report.fetched_bytes > 0, "{report:?}");
@@ -142,13 +142,13 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
     }
     let problem = engine.problem().unwrap().unwrap();
     assert!(problem.tiers()[0].capacity.unwrap() < budget && problem.tensors().len() >= LAYERS as usize);
-    // Another step than was planned is made all the same, and planned the next time.
+    // A step that differs from the planned one runs all the same, and is planned the next time.
     let other = step(&engine, Pass::Budgeted, LAYERS + 3).unwrap();
     assert!(!other.is_planned);
     assert!(step(&engine, Pass::Budgeted, LAYERS + 3).unwrap().is_planned);
 }
 
-/// What an allocation waits for may be out just when it looks for that.
+/// The spill that an allocation would wait for may end just when the allocation looks for it.
 #[test]
 fn what_goes_while_room_is_looked_for_has_made_some() {
     let _one = ONE.lock();
@@ -165,7 +165,8 @@ fn what_goes_while_room_is_looked_for_has_made_some() {
     };
     for _ in 0..30 {
         assert!(one(MIB, MIB).peak_bytes.is_some());
-        // By no plan: it is another step than was measured, and what it saved leaves when there is no room.
+        // This step follows no plan: it differs from the measured one, and its saved tensor leaves when there is no
+        // room.
         let report = one(2 * BYTES, 3 * BYTES);
         assert_eq!((report.is_planned, report.unplanned), (false, 1));
     }
@@ -175,14 +176,15 @@ fn what_goes_while_room_is_looked_for_has_made_some() {
 fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
     let _one = ONE.lock();
     let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
-    // As where backward fails.
+    // The step ends early, as if backward failed.
     step_back_to(&engine, Pass::Budgeted, LAYERS, LAYERS - 1, || ()).unwrap();
     assert!(!step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().peak_bytes.is_some());
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
 }
 
-/// A forward pass that saves layers as long as the engine takes them, and one back. How many it took.
+/// Runs a forward pass that saves layers as long as the engine takes them, and a backward pass. Returns how many it
+/// took.
 fn unwatched_step(engine: &Engine, signature: Signature, layers: u64) -> (u64, bool, StepReport) {
     let step = engine.begin(signature, Pass::Budgeted).unwrap();
     let is_unwatched = step.is_unwatched();
@@ -207,18 +209,18 @@ fn steps_that_fit_are_not_watched_until_one_finds_no_room() {
     let woken = Arc::new(AtomicU64::new(0));
     let wake = Arc::clone(&woken);
     let step = |id, input_bytes, layers| unwatched_step(&engine, Signature { id, kind: 0, input_bytes }, layers);
-    // Whoever does not ask for it is told of every step.
+    // A front end that sets no callback has to report every step.
     assert_eq!((step(0, 8, 8).1, step(0, 8, 8).1), (false, false));
     engine.on_wake(move || {
         wake.fetch_add(1, Ordering::Relaxed);
     });
     let (taken, is_unwatched, report) = step(0, 8, 8);
     assert_eq!((taken, is_unwatched, report.is_planned, report.spilled_bytes), (0, true, true, 0));
-    // Of another size it is foretold; but not of one that is known to take more, or of which nothing is known.
+    // The peak of another size is predicted, unless steps like it are known to take more, or nothing is known.
     assert!(step(1, 7, 7).1 && !step(2, 8 * 3, 24).1 && !step(3, 0, 1).1);
     assert!(!step(2, 8 * 3, 24).1);
 
-    // One that takes more than others of its signature: the budget holds, and it is measured anew.
+    // The next step takes more than others of its signature: the budget holds, and the signature is measured anew.
     reset(&engine);
     let (taken, is_unwatched, report) = step(0, 8, 24);
     assert!(peak(&engine) <= budget, "{} of {budget}", peak(&engine));
@@ -227,11 +229,11 @@ fn steps_that_fit_are_not_watched_until_one_finds_no_room() {
     let (_, is_unwatched, report) = step(0, 8, 24);
     assert!(!is_unwatched && report.peak_bytes.is_some());
     assert!(step(0, 8, 24).2.is_planned);
-    // Of its size nothing is taken for granted any more.
+    // Steps of this size are not expected to fit any more.
     assert!(!step(4, 8, 8).1 && woken.load(Ordering::Relaxed) == 1);
 }
 
-/// A layer that is filled with its number, if what it is made of is there.
+/// The recipe of a layer that is filled with its number, if its input is still there.
 struct Filled {
     id: Id,
     number: u8,
@@ -279,7 +281,7 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
                 is_told
             });
             repeated += u64::from(is_repeated);
-            // Of what it makes nothing is saved.
+            // Nothing that the other operation makes is saved.
             assert_eq!(is_other_told, number == 0);
             let again = is_repeated.then(|| Arc::new(Filled { id, number: layer, of: None }) as Arc<dyn Recompute>);
             saved.push(engine.save(&out, 0, DType::U8, None, again, || format!("layer {layer}")).unwrap().unwrap());
@@ -288,7 +290,7 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
             let token = saved.pop().unwrap();
             let out = engine.need(&token, None).unwrap();
             let out = out.lock();
-            // SAFETY: nobody writes to it any more.
+            // SAFETY: the storage is not written to any more.
             assert!(unsafe { out.as_slice() }.iter().all(|byte| *byte == layer));
         }
         let report = step.finish().unwrap();
@@ -302,7 +304,7 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
     }
 }
 
-/// What was there when the measured step was over may be gone in later ones: sooner or later.
+/// An input that was there at the end of the measured step may be released earlier in later steps.
 #[test]
 fn what_is_given_up_holds_what_it_is_made_of() {
     let _one = ONE.lock();
@@ -325,7 +327,7 @@ fn what_is_given_up_holds_what_it_is_made_of() {
         for number in (0..LAYERS as u8).rev() {
             let out = engine.need(&saved.pop().unwrap(), None).unwrap();
             let out = out.lock();
-            // SAFETY: nobody writes to it any more.
+            // SAFETY: the storage is not written to any more.
             assert!(unsafe { out.as_slice() }.iter().all(|byte| *byte == number));
         }
         let report = step.finish().unwrap();
@@ -340,7 +342,7 @@ fn what_is_given_up_holds_what_it_is_made_of() {
 #[test]
 fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
     let _one = ONE.lock();
-    // Half of all residents, and what a layer takes.
+    // The budget has room for half of all residents, and for what a layer takes.
     let budget = LAYERS * BYTES / 2 + 4 * BYTES;
     let engine = engine(budget, 512 * MIB);
     engine.enforce().unwrap();
@@ -349,7 +351,7 @@ fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
         fill(&bytes, layer as u8);
         engine.keep(bytes, DType::U8, None, format!("state {layer}")).unwrap()
     };
-    // More than there is room for, from the first on.
+    // The residents are more than there is room for, even before the first step.
     let residents: Vec<Resident> = (0..LAYERS).map(resident).collect();
     for number in 0..5 {
         reset(&engine);
@@ -358,7 +360,7 @@ fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
             let bytes = engine.lend(&residents[layer as usize], None).unwrap();
             {
                 let bytes = bytes.lock();
-                // SAFETY: nobody else has them.
+                // SAFETY: the resident is lent to this test alone.
                 let bytes = unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), bytes.bytes()) };
                 assert!(bytes.iter().all(|byte| u64::from(*byte) == layer + number), "{number}: {layer}");
                 bytes.iter_mut().for_each(|byte| *byte += 1);
@@ -370,12 +372,12 @@ fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
         let report = step.finish().unwrap();
         assert!(peak(&engine) <= budget, "step {number}: {} of {budget}", peak(&engine));
         assert_eq!((report.is_planned, report.unplanned), (number > 0, 0), "{number}: {report:?}");
-        // From the third on, what stays stays.
+        // From the third step on, residents that the plan keeps stay in memory.
         assert!(number < 2 || (1..LAYERS * BYTES).contains(&report.spilled_bytes), "{report:?}");
     }
     let bytes = engine.look_at(&residents[3], None).unwrap();
     let bytes = bytes.lock();
-    // SAFETY: nobody writes to it.
+    // SAFETY: the storage is not written to.
     assert_eq!(unsafe { bytes.as_slice() }[0], 8);
 }
 
@@ -411,7 +413,7 @@ fn a_budget_that_is_too_small_is_refused_by_what_would_do() {
     step(&engine, Pass::Budgeted, LAYERS).unwrap();
     let error = engine.check().unwrap_err();
     let OffloadError::Profile(ProfileError::TooSmall { least_bytes, .. }) = error else { panic!("{error}") };
-    // With a little for other threads.
+    // 1 MiB is for other threads.
     assert_eq!(least_bytes, 3 * BYTES + MIB);
 }
 
@@ -419,7 +421,7 @@ fn a_budget_that_is_too_small_is_refused_by_what_would_do() {
 fn a_disk_that_is_too_small_is_an_error_before_a_step_that_would_keep_to_the_budget() {
     let _one = ONE.lock();
     let engine = engine(6 * BYTES, 5 * BYTES);
-    // What finds no room stays, in a step that is measured.
+    // In a measured step, tensors that find no room on the disk stay in memory.
     let report = step(&engine, Pass::Budgeted, LAYERS).unwrap();
     assert_eq!(report.spilled_bytes, 5 * BYTES);
     assert!(report.peak_bytes.unwrap() > 6 * BYTES, "{report:?}");
@@ -428,7 +430,7 @@ fn a_disk_that_is_too_small_is_an_error_before_a_step_that_would_keep_to_the_bud
     assert_eq!((budget_bytes, saved_bytes), (6 * BYTES, LAYERS * BYTES));
     assert_eq!(*rooms, format!("disk in {} takes {}", std::env::temp_dir().display(), 5 * BYTES));
     assert!(when.contains("layer "), "{error}");
-    // What stays, and what is computed, has room in more.
+    // A larger budget has room for the tensors that stay and for what is computed.
     engine.set_budget(11 * BYTES);
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
 }
@@ -462,24 +464,26 @@ fn a_record_says_what_became_of_what_was_saved_and_where_it_was() {
     let [first, last] = [record.moments.first().unwrap(), record.moments.last().unwrap()];
     assert_eq!(last.disk_read - first.disk_read, report.fetched_bytes);
     assert!(record.moments.is_sorted_by_key(|moment| (moment.at_us, moment.disk_write)));
-    // Nobody records any more.
+    // There is no record any more.
     step(&engine, Pass::Budgeted, LAYERS).unwrap();
 }
 
-/// Half of its elements are 0, the others of a narrow range, as what a ReLU makes.
+/// Returns an element of a layer's output, like that of a ReLU: half of the elements are 0, and the others lie in a
+/// narrow range.
 fn element(layer: u64, number: usize) -> f32 {
     let mixed = (number as u32 ^ (layer as u32) << 24).wrapping_mul(0x9e37_79b9) >> 8;
     if number.is_multiple_of(2) { 0.0 } else { 1.0 + mixed as f32 / (1 << 24) as f32 }
 }
 
-/// A forward and a backward pass over layers of such elements. What comes back is told element by element.
+/// Runs a forward and a backward pass over layers of such elements. Passes each fetched element to `check`, with the
+/// saved one.
 fn sparse_step(engine: &Engine, pass: Pass, check: impl Fn(f32, f32)) -> StepReport {
     let step = engine.begin(SPARSE, pass).unwrap();
     let elements = BYTES as usize / 4;
     let save = |layer| {
         let out = storage(BYTES).unwrap();
         let bytes: Vec<u8> = (0..elements).flat_map(|number| element(layer, number).to_le_bytes()).collect();
-        // SAFETY: a test that has it alone.
+        // SAFETY: the test is the only user of the storage.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.lock().as_ptr(), bytes.len()) };
         engine.save(&out, 0, DType::F32, None, None, || format!("layer {layer}")).unwrap().unwrap()
     };
@@ -487,7 +491,7 @@ fn sparse_step(engine: &Engine, pass: Pass, check: impl Fn(f32, f32)) -> StepRep
     for (layer, token) in saved.into_iter().enumerate().rev() {
         let out = engine.need(&token, None).unwrap();
         let out = out.lock();
-        // SAFETY: nobody writes to it any more.
+        // SAFETY: the storage is not written to any more.
         for (number, bytes) in unsafe { out.as_slice() }.chunks_exact(4).enumerate() {
             check(f32::from_le_bytes(bytes.try_into().unwrap()), element(layer as u64, number));
         }
@@ -516,7 +520,7 @@ fn what_goes_to_disk_gets_smaller_and_is_the_same_unless_something_lossy_was_ask
         for number in 0..2 {
             let report = sparse_step(&engine, Pass::Budgeted, |found, stored| match choice.is_lossy() {
                 false => assert_eq!(found.to_bits(), stored.to_bits(), "{name}"),
-                // Of f16 there are 1024 from 1 to 2.
+                // f16 has 1024 numbers from 1 to 2.
                 true => assert!((found - stored).abs() <= 1.0 / 2048.0, "{name}"),
             });
             assert_eq!((report.codec, report.is_planned), (choice, number > 0));
@@ -525,7 +529,7 @@ fn what_goes_to_disk_gets_smaller_and_is_the_same_unless_something_lossy_was_ask
         let disk = engine.mover().disk().unwrap().statistics();
         let ratio = disk.raw_bytes as f64 / disk.written_bytes as f64;
         let expected = match choice {
-            // As far as it is worth the time here.
+            // The codec depends on how much time compression is worth here.
             Choice::Auto => 1.0..2.0,
             Choice::Codec(Codec::Zeros) => 1.8..2.0,
             Choice::Codec(Codec::Planes) => 1.05..1.6,

@@ -1,4 +1,4 @@
-//! Profiles of steps are planned within their budgets.
+//! Plans of profiled steps keep within the steps' budgets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::cell::Cell;
@@ -27,7 +27,7 @@ fn machine(budget_bytes: u64) -> Machine {
     Machine { budget_bytes, slack_bytes: 0, bandwidth: 1 << 40, launch_ns: 0, links: vec![host] }
 }
 
-/// So many layers, each of which saves two tensors, the second of which is computed again from the first for little.
+/// Returns the profile of `layers` layers. Each saves two tensors, and the second is cheap to recompute from the first.
 fn layers(layers: usize) -> Profile {
     let mut profile = Profile::new();
     for layer in 0..layers {
@@ -59,7 +59,8 @@ fn plan_by(planner: &dyn Planner, problem: &Problem) -> Plan {
     planner.plan(problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan
 }
 
-/// The most bytes of what is saved that are in memory at once if the schedule is followed and nothing takes time.
+/// Returns the most bytes of saved tensors that are in memory at once, if the schedule is followed and moves take no
+/// time.
 fn most_bytes(profile: &Profile, schedule: &Schedule) -> u64 {
     let mut here = vec![false; profile.saved().len()];
     let mut most = 0;
@@ -152,12 +153,12 @@ fn a_step_of_ten_thousand_operations_is_planned_as_some_hundreds() {
     let planned = Condensed::new(&planner).plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     assert!(planner.0.get() <= 1000, "{} kernels", planner.0.get());
     assert!(planned.evaluations <= 500, "{} plans", planned.evaluations);
-    // With all the kernels and 600 plans it took 1.026.
+    // With all the kernels and 600 plans, the ratio was 1.026.
     let outcome = simulate(&problem, &planned.plan).unwrap();
     assert!(outcome.makespan_ns < 1.03 * problem.kernels_ns() as f64, "{}", outcome.makespan_ns);
 }
 
-/// Steps that save and need anything in any order, as long as it was saved before.
+/// Generates steps that save and need tensors in any order, each saved before it is needed.
 fn steps() -> impl Strategy<Value = Profile> {
     let saves = prop::collection::vec((1..64 * MIB, 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 1..20);
     (saves, prop::collection::vec((any::<prop::sample::Index>(), 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 0..40))
@@ -196,7 +197,7 @@ proptest! {
         let plan = plan_by(&planner, &problem);
         simulate(&problem, &plan).unwrap();
         let schedule = Schedule::of(&profile, &plan);
-        // What is needed comes back, or is there, or is computed again.
+        // A needed tensor has been fetched, is still there, or is recomputed.
         for (number, saved) in profile.saved().iter().enumerate() {
             let mut is_out = false;
             for point in saved.at()..profile.intervals() {

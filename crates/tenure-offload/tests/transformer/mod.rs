@@ -1,22 +1,22 @@
-//! A made-up training step of a transformer, as a device's profile has it: thousands of operations, some hundreds of which save
-//! something large.
+//! A made-up training step of a transformer, as it is profiled on a device: thousands of operations, some hundreds of
+//! which save a large tensor.
 
 use tenure_offload::{Link, Machine, Profile, Recipe, SavedIndex};
 
 const MIB: u64 = 1 << 20;
 
-/// How large a step is.
+/// The size of a step.
 #[derive(Clone, Copy)]
 pub(crate) struct Size {
     pub(crate) layers: usize,
-    /// Operations of a layer's forward pass; backward has twice as many.
+    /// The number of operations of a layer's forward pass. Backward has twice as many.
     pub(crate) operations: usize,
-    /// How many of them save something.
+    /// The number of them that save a tensor.
     pub(crate) saves: usize,
     pub(crate) seed: u64,
 }
 
-/// Numbers that look random (Knuth's linear congruential generator).
+/// Pseudorandom numbers (Knuth's linear congruential generator).
 struct Numbers(u64);
 
 impl Numbers {
@@ -26,7 +26,7 @@ impl Numbers {
     }
 }
 
-/// One step. Of four saved tensors three are computed again, each from the one before.
+/// Returns the profile of one step. Three of four saved tensors can be recomputed, each from the one before.
 pub(crate) fn step(size: Size) -> Profile {
     let Size { layers, operations, saves, seed } = size;
     let mut numbers = Numbers(seed);
@@ -49,7 +49,7 @@ pub(crate) fn step(size: Size) -> Profile {
                 profile.saved_mut(saved).recipe =
                     Some(Recipe { inputs: vec![SavedIndex(saved.0 - 1)], operations: 1, time_ns });
             }
-            // The next operation, and perhaps others after it, have it too.
+            // The next operation holds the tensor, too, and so may one or two after it.
             for _ in 0..=numbers.below(3) {
                 profile.hold(saved);
                 operation(&mut profile, &mut times_ns, &mut numbers);
@@ -69,7 +69,8 @@ pub(crate) fn step(size: Size) -> Profile {
     profile
 }
 
-/// A device with so much of a step's peak, links of 20 GB/s to pinned memory, and of 3 GB/s to a disk.
+/// Returns a device whose budget has room for `percent` of the saved bytes, with links of 20 GB/s to pinned memory and
+/// 3 GB/s to a disk.
 pub(crate) fn machine(profile: &Profile, percent: u64) -> Machine {
     let link = |name: &str, capacity, bandwidth| Link {
         name: name.into(),
@@ -81,6 +82,6 @@ pub(crate) fn machine(profile: &Profile, percent: u64) -> Machine {
     let links = vec![link("host", Some(8 << 30), 20_000_000_000), link("disk", Some(64 << 30), 3_000_000_000)];
     let roomy = Machine { budget_bytes: 1 << 50, slack_bytes: 0, bandwidth: 1 << 40, launch_ns: 0, links };
     let saved: u64 = profile.saved().iter().map(|saved| saved.bytes).sum();
-    // What is always there is no part of what can be planned.
+    // Memory that is always taken cannot be planned.
     Machine { budget_bytes: 4096 * MIB + 200 * MIB + saved * percent / 100, ..roomy }
 }
