@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Units of a size, in bytes. A number alone is bytes.
+/// The units of a size, in bytes. A number without a unit is in bytes.
 const UNITS: [(&str, u64); 9] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -27,13 +27,13 @@ const UNITS: [(&str, u64); 9] = [
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// A share of a whole, in percent.
     Percent(f64),
 }
 
-/// Why a text is no amount of memory.
+/// The error for a text that is no amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AmountError {
@@ -51,7 +51,7 @@ pub enum AmountError {
 /// Reads a size in bytes: a whole number, alone or with a unit such as MiB or GB.
 ///
 /// # Errors
-/// [`AmountError`]: the text is no size, or one beyond 2^64 bytes.
+/// [`AmountError`] if the text is no size, or a size beyond 2^64 bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, AmountError> {
     let with_unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?.trim_end(), *factor)));
     let (number, factor) = with_unit.unwrap_or((text, 1));
@@ -60,7 +60,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, AmountError> {
 }
 
 impl Amount {
-    /// In bytes, of a whole of `whole_bytes`.
+    /// Returns the amount in bytes, where a percentage is of `whole_bytes`.
     pub fn of(self, whole_bytes: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -85,7 +85,7 @@ impl FromStr for Amount {
 }
 
 impl fmt::Display for Amount {
-    /// As it is read again.
+    /// Writes the amount so that it can be read again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(bytes) => write!(f, "{bytes}"),

@@ -1,4 +1,4 @@
-//! Files that are there whole, or as they were before.
+//! Atomic writes of files: after a crash, a file is either the new one or as it was before.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -10,45 +10,48 @@ use tempfile::NamedTempFile;
 
 /// The temporary files that are being written.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-/// What the system's mask leaves of this, a new file has.
+/// The permissions of a new file, before the system's mask is applied.
 const NEW_FILE_MODE: u32 = 0o666;
 
-/// Lets `write` fill a temporary file beside `path`, brings it to the disk, and gives it the name. Whenever the program
-/// or the system stops, `path` is the old file or the new one; a program that is killed leaves the temporary file
-/// behind, one that calls [`abandon_writes`] does not. A file that is replaced keeps its permissions, which the temporary
-/// file has before anything is in it. Of a symbolic link, what it points at is replaced.
+/// Writes a file atomically: `write` fills a temporary file beside `path`, which is synced to the disk and then renamed
+/// to `path`. Whenever the program or the system stops, `path` is the old file or the new one. A program that is killed
+/// leaves the temporary file there; one that calls [`abandon_writes`] does not. A replaced file keeps its permissions,
+/// which the temporary file has before anything is written to it. If `path` is a symbolic link, the file that it points
+/// to is replaced.
 ///
 /// # Errors
-/// Those of `write`, and of the system; `path` is no file, but a device for instance. It is then as it was.
+/// The errors of `write` and of the system; `path` is not a file, but a device for instance. The file is then as it
+/// was, unless only the last sync, that of the folder, failed.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let target = target(path)?;
     let mut file = begin(&target)?;
     let written = fill(file.as_file_mut(), write);
     end(file, |file| written.and_then(|()| file.persist(&target).map(drop).map_err(|error| error.error)))?;
-    // The name too is on the disk when its folder is.
+    // The new name is on the disk only once the folder is synced.
     File::open(folder(&target))?.sync_all()
 }
 
-/// Whether [`write_atomically`] could begin to write `path`: for a program that has something to write only after hours.
+/// Checks whether [`write_atomically`] could begin to write `path`, for programs that have something to write only
+/// after hours.
 ///
 /// # Errors
-/// Why it could not. The file is as it was in any case.
+/// The reason why it could not. The file is as it was in any case.
 pub fn check_writable(path: &Path) -> io::Result<()> {
     end(begin(&target(path)?)?, NamedTempFile::close)
 }
 
-/// For a program that ends at once: removes the temporary files of all writes that are going on. A thread that finishes a
-/// write or begins one afterwards waits for that end.
+/// Removes the temporary files of all writes that are under way, for a program that ends at once. A thread that
+/// finishes or begins a write afterwards waits until the program ends.
 pub fn abandon_writes() {
     let mut unfinished = UNFINISHED.lock();
     for path in unfinished.drain(..) {
-        // Nobody is left to tell of a failure here.
+        // The program ends, so a failure cannot be reported any more.
         let _ = fs::remove_file(path);
     }
     MutexGuard::leak(unfinished);
 }
 
-/// What is replaced when `path` is written.
+/// Returns the path of the file that is replaced when `path` is written.
 fn target(path: &Path) -> io::Result<PathBuf> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file that can be replaced"));
@@ -67,11 +70,12 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A temporary file beside `target`, with its permissions.
+/// Creates a temporary file beside `target`, with its permissions.
 fn begin(target: &Path) -> io::Result<NamedTempFile> {
     let replaced = fs::metadata(target).ok().map(|replaced| replaced.permissions());
     let mode = replaced.as_ref().map_or(NEW_FILE_MODE, |replaced| replaced.mode() & 0o777);
-    // Made by ourselves, not only for the owner's eyes, and with errors that do not name a file that nobody knows.
+    // A function of our own makes the file: then others than the owner can read it, and errors do not name a file that
+    // the caller does not know.
     let make = |path: &Path| File::options().write(true).create_new(true).mode(mode).open(path);
     let mut unfinished = UNFINISHED.lock();
     let file = tempfile::Builder::new().prefix(".tenure-").make_in(folder(target), make)?;
@@ -91,7 +95,8 @@ fn fill(file: &mut File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
     file.sync_all()
 }
 
-/// Ends what [`begin`] began, by giving the file its name or removing it: [`abandon_writes`] comes before or after both.
+/// Ends a write that [`begin`] began, by renaming the file or removing it. The lock makes [`abandon_writes`] come
+/// before or after all of this.
 fn end(file: NamedTempFile, end: impl FnOnce(NamedTempFile) -> io::Result<()>) -> io::Result<()> {
     let mut unfinished = UNFINISHED.lock();
     unfinished.retain(|path| path != file.path());

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-/// The clock that time limits are measured by: the system's, or one that a test sets.
+/// The clock by which time limits are measured: the system's, or one that a test sets.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Source);
 
@@ -12,24 +12,24 @@ pub struct Clock(Source);
 enum Source {
     #[default]
     System,
-    /// In ns.
+    /// The time in ns.
     Manual(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// A clock that stands still until it is told to [advance](Self::advance). Its clones advance with it.
+    /// Returns a clock that stands still until it is [advanced](Self::advance). Its clones advance with it.
     pub fn manual() -> Self {
         Self(Source::Manual(Arc::default()))
     }
 
-    /// Moves a [manual](Self::manual) clock on. The system's clock is left alone.
+    /// Advances a [manual](Self::manual) clock. Has no effect on the system's clock.
     pub fn advance(&self, by: Duration) {
         if let Source::Manual(now_ns) = &self.0 {
             now_ns.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
         }
     }
 
-    /// The time since a moment that is the same for all calls.
+    /// Returns the time since a moment that is the same for all calls.
     pub fn now(&self) -> Duration {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         match &self.0 {
@@ -39,7 +39,7 @@ impl Clock {
     }
 }
 
-/// Two are equal if they are the same clock.
+/// Two clocks are equal if they are the same clock.
 impl PartialEq for Clock {
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {

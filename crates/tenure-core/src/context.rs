@@ -1,3 +1,5 @@
+//! The context of a thread's allocations, which other threads can enter.
+
 use std::sync::Arc;
 
 use crate::allocator::Chosen;
@@ -5,8 +7,8 @@ use crate::purpose::Said;
 use crate::site::{Here, SiteGuard};
 use crate::{AllocatorScope, Purpose};
 
-/// What a thread's allocations are made under: its [`Purpose`], its [`Site`](crate::Site), and its
-/// [allocators](AllocatorScope). Threads that work for another enter the other's.
+/// The context in which a thread allocates: its [`Purpose`], its [`Site`](crate::Site), and its
+/// [allocators](AllocatorScope). Threads that work for another thread enter that thread's context.
 ///
 /// ```
 /// use tenure_core::{Context, KeyId, Purpose, Tag};
@@ -26,29 +28,29 @@ pub struct Context {
     allocators: Option<Arc<Chosen>>,
 }
 
-/// Keeps a thread in another's context; it is back in its own when this is dropped.
+/// A guard that keeps a thread in another context. When it is dropped, the thread is back in its own.
 #[must_use = "it holds for as long as it lives"]
 pub struct ContextGuard {
     _purpose: Purpose,
     _site: SiteGuard,
-    /// None where neither context has an allocator.
+    /// None if neither context has an allocator.
     _allocator: Option<AllocatorScope>,
 }
 
 impl Context {
-    /// The calling thread's.
+    /// Returns the calling thread's context.
     pub fn capture() -> Self {
         Self { purpose: Purpose::said(), here: Here::current(), allocators: AllocatorScope::chosen() }
     }
 
-    /// The same, for threads that one operation is divided among. They run in any order, so all that is allocated in it
-    /// without a key of its own has one key: that of a part.
+    /// Returns the context for threads among which one operation is divided. They run in any order, so all their
+    /// allocations without a key of their own share one key: that of a part.
     #[must_use]
     pub fn divided(self) -> Self {
         Self { here: self.here.part(), ..self }
     }
 
-    /// The calling thread is in this context from now on.
+    /// Puts the calling thread in this context, until the guard is dropped.
     pub fn enter(&self) -> ContextGuard {
         let is_same = self.allocators.is_none() && AllocatorScope::chosen().is_none();
         ContextGuard {

@@ -1,3 +1,4 @@
+//! A pointer that owns the memory that it points to, and frees it.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 use std::ffi::c_void;
@@ -5,16 +6,17 @@ use std::{fmt, ptr};
 
 use crate::Device;
 
-/// Frees what a context stands for. Called once, with the context it came with, from any thread.
+/// A function that frees the memory of a context. It is called once, with the context that it came with, from any
+/// thread.
 pub type Deleter = unsafe fn(context: *mut c_void);
 
-/// The one owner of some memory: a pointer to its bytes, the device they are on, and what frees them.
+/// The only owner of some memory: a pointer to its bytes, their device, and the function that frees them.
 ///
-/// The bytes are freed by the *deleter*, which is given the *context*: often the pointer itself, but it may be
-/// anything, such as the foreign object that the bytes are part of. A null pointer still has a device, so that empty
-/// tensors are ordinary ones. A `DataPtr` does not know how many bytes there are; [`Storage`](crate::Storage) does.
+/// The *deleter* frees the bytes, and is given the *context*: often the pointer itself, but it may be anything, such as
+/// the foreign object that contains the bytes. A null pointer still has a device, so that empty tensors are ordinary
+/// ones. A `DataPtr` does not know how many bytes there are; [`Storage`](crate::Storage) does.
 ///
-/// c10's `DataPtr` and `UniqueVoidPtr`.
+/// The counterpart of c10's `DataPtr` and `UniqueVoidPtr`.
 ///
 /// ```
 /// use tenure_core::{DataPtr, Device};
@@ -33,19 +35,20 @@ pub struct DataPtr {
     device: Device,
 }
 
-// SAFETY: the pointers are only carried; what is behind them is used by the deleter alone, which `new` demands to be
-// callable from any thread.
+// SAFETY: the pointers are only carried. Only the deleter uses their targets, and `new` demands that it can be called
+// from any thread.
 unsafe impl Send for DataPtr {}
 // SAFETY: a shared reference gives copies of the fields and nothing else.
 unsafe impl Sync for DataPtr {}
 
 impl DataPtr {
-    /// No bytes, on `device`.
+    /// Returns a pointer to no bytes, on `device`.
     pub const fn null(device: Device) -> Self {
         Self { data: ptr::null_mut(), context: ptr::null_mut(), deleter: None, device }
     }
 
-    /// The bytes at `data`, freed by calling `deleter` with `context` unless `context` is null.
+    /// Returns the owner of the bytes at `data`, which calls `deleter` with `context` to free them, unless `context` is
+    /// null.
     ///
     /// # Safety
     /// Until it is replaced by [`compare_exchange_deleter`](Self::compare_exchange_deleter) or the context is
@@ -54,8 +57,8 @@ impl DataPtr {
         Self { data, context, deleter: Some(deleter), device }
     }
 
-    /// The bytes at `data`, which belong to somebody else, freed by calling `release`: a closure that owns them, or
-    /// that tells their owner. c10's `InefficientStdFunctionContext`.
+    /// Returns a pointer to bytes at `data` that belong to another owner. It calls `release` to free them: a closure
+    /// that owns the bytes, or that notifies their owner. c10's `InefficientStdFunctionContext`.
     pub fn foreign<F: FnOnce() + Send + 'static>(data: *mut u8, device: Device, release: F) -> Self {
         /// # Safety
         /// `context` comes from `Box::<F>::into_raw` and is not used again.
@@ -65,40 +68,41 @@ impl DataPtr {
             release();
         }
         let context = Box::into_raw(Box::new(release)).cast();
-        // What `new` demands: `call::<F>` takes the box back, once, on any thread, as `F` is `Send`.
+        // This meets the contract of `new`: `call::<F>` takes the box back, once, on any thread, as `F` is `Send`.
         Self { data, context, deleter: Some(call::<F>), device }
     }
 
-    /// The first byte. Valid as long as this owner, or whoever took over its context, has not freed it.
+    /// Returns the address of the first byte. It is valid until this owner, or the one that took over its context,
+    /// frees the bytes.
     pub const fn as_ptr(&self) -> *mut u8 {
         self.data
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub const fn is_null(&self) -> bool {
         self.data.is_null()
     }
 
-    /// The device the bytes are on.
+    /// Returns the device that the bytes are on.
     pub const fn device(&self) -> Device {
         self.device
     }
 
-    /// What the deleter is called with; null if there is nothing to free.
+    /// Returns the argument of the deleter. It is null if there is nothing to free.
     pub const fn context(&self) -> *mut c_void {
         self.context
     }
 
-    /// What frees the bytes, if anything does.
+    /// Returns the function that frees the bytes, if there is one.
     pub const fn deleter(&self) -> Option<Deleter> {
         self.deleter
     }
 
-    /// Replaces the deleter if it is `expected`, and says whether it was.
+    /// Replaces the deleter if it is `expected`. Returns whether it was.
     ///
-    /// Deleters are compared by address. One function may have several, so `expected` should be a pointer that
-    /// [`deleter`](Self::deleter) or [`Allocator::raw_deleter`](crate::Allocator::raw_deleter) gave, not the function's
-    /// name.
+    /// Deleters are compared by address. One function may have several addresses, so `expected` should be a pointer
+    /// that [`deleter`](Self::deleter) or [`Allocator::raw_deleter`](crate::Allocator::raw_deleter) returned, not the
+    /// function's name.
     ///
     /// # Safety
     /// `new` may be called with this context under the terms of [`new`](Self::new).
@@ -110,7 +114,7 @@ impl DataPtr {
         matches
     }
 
-    /// Gives up the context, which the caller must now free. The pointer stays, and owns nothing.
+    /// Releases the context, which the caller must now free. The pointer stays, but owns nothing any more.
     #[must_use = "the memory leaks unless the context is freed"]
     pub fn release_context(&mut self) -> *mut c_void {
         std::mem::replace(&mut self.context, ptr::null_mut())

@@ -1,9 +1,11 @@
+//! Devices: kinds, indices, and their names.
+
 use std::fmt;
 use std::str::FromStr;
 
 use crate::DeviceError;
 
-/// A kind of device: what an allocator is registered for. c10's `DeviceType`.
+/// A kind of device, for which an allocator is registered. c10's `DeviceType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum DeviceKind {
@@ -17,7 +19,7 @@ impl DeviceKind {
     /// Every kind, in declaration order: `DeviceKind::ALL[kind as usize] == kind`.
     pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
 
-    /// The kind's name: `cpu` or `cuda`.
+    /// Returns the kind's name: `cpu` or `cuda`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -32,10 +34,10 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// One device: a kind and an index among the devices of that kind.
+/// A device: a kind, and an index among the devices of that kind.
 ///
-/// A device is always a certain one. c10's "current device" (index -1) belongs to a thread and is resolved before it
-/// gets here, so `cuda` is short for `cuda:0`.
+/// A device is always a specific one. c10's "current device" (index -1) belongs to a thread, and is resolved before a
+/// `Device` is made. So `cuda` is short for `cuda:0`.
 ///
 /// ```
 /// use tenure_core::{Device, DeviceKind};
@@ -57,22 +59,22 @@ impl Device {
     /// The host. There is one: all its processors reach all its memory.
     pub const CPU: Self = Self { kind: DeviceKind::Cpu, index: 0 };
 
-    /// The CUDA device of that index, present or not.
+    /// Returns the CUDA device with this index, whether or not the machine has it.
     pub const fn cuda(index: u8) -> Self {
         Self { kind: DeviceKind::Cuda, index }
     }
 
-    /// The device's kind.
+    /// Returns the device's kind.
     pub const fn kind(self) -> DeviceKind {
         self.kind
     }
 
-    /// The device's index among its kind; 0 for the CPU.
+    /// Returns the device's index among its kind, which is 0 for the CPU.
     pub const fn index(self) -> u8 {
         self.index
     }
 
-    /// Whether the host's processors can read the device's memory in place.
+    /// Returns whether the host's processors can read the device's memory in place.
     pub const fn is_cpu(self) -> bool {
         matches!(self.kind, DeviceKind::Cpu)
     }
@@ -109,7 +111,7 @@ impl FromStr for Device {
     }
 }
 
-/// An index as it is printed: no sign and no leading zeros, both of which `u8::from_str` would take.
+/// Parses an index as it is printed: without a sign and leading zeros, both of which `u8::from_str` would accept.
 fn parse_index(digits: &str) -> Option<u8> {
     let index: u8 = digits.parse().ok()?;
     (index.to_string() == digits).then_some(index)

@@ -1,3 +1,5 @@
+//! The types of tensor elements, and their promotion.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -42,7 +44,7 @@ impl DType {
     pub const ALL: [Self; 10] =
         [Self::Bool, Self::U8, Self::I8, Self::I16, Self::I32, Self::I64, Self::F16, Self::BF16, Self::F32, Self::F64];
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             Self::Bool | Self::U8 | Self::I8 => 1,
@@ -52,17 +54,17 @@ impl DType {
         }
     }
 
-    /// Bytes that an element's address is a multiple of.
+    /// Returns the alignment of an element's address in bytes.
     pub const fn alignment(self) -> usize {
         self.size()
     }
 
-    /// Whether the dtype is one of the four floating-point types.
+    /// Returns whether the dtype is one of the four floating-point types.
     pub const fn is_floating(self) -> bool {
         matches!(self, Self::F16 | Self::BF16 | Self::F32 | Self::F64)
     }
 
-    /// The name PyTorch and NumPy use, such as `float32`.
+    /// Returns the name that PyTorch and NumPy use, such as `float32`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "bool",
@@ -78,7 +80,7 @@ impl DType {
         }
     }
 
-    /// The name Rust uses, such as `f32`.
+    /// Returns the name that Rust uses, such as `f32`.
     pub const fn short_name(self) -> &'static str {
         match self {
             Self::Bool => "bool",
@@ -94,9 +96,10 @@ impl DType {
         }
     }
 
-    /// The smallest dtype that both promote to: PyTorch's `torch.promote_types`.
+    /// Returns the smallest dtype that both promote to: PyTorch's `torch.promote_types`.
     ///
-    /// It is the later of the two in promotion order, but for two pairs of which neither holds the other's values.
+    /// This is the later of the two in promotion order, except for two pairs of which neither dtype holds the other's
+    /// values.
     pub const fn promote(self, other: Self) -> Self {
         match (self, other) {
             (Self::U8, Self::I8) | (Self::I8, Self::U8) => Self::I16,
@@ -125,7 +128,7 @@ impl FromStr for DType {
     }
 }
 
-/// An operand, as far as [`result_type`] looks at it.
+/// An operand, as far as [`result_type`] needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// A tensor of at least one dimension.
@@ -137,10 +140,10 @@ pub enum Operand {
     Number(DType),
 }
 
-/// The dtype an operation computes in: PyTorch's `torch.result_type`, or `None` without operands.
+/// Returns the dtype that an operation computes in: PyTorch's `torch.result_type`. Returns `None` without operands.
 ///
-/// Tensors with dimensions decide, then zero-dimensional ones, then numbers: a lower category counts only if its kind
-/// (bool, integer, floating) is above all that the higher ones have. Source: `ATen/native/TypeProperties.cpp`.
+/// Tensors with dimensions decide, then zero-dimensional ones, then numbers. A lower category counts only if its kind
+/// (bool, integer, floating) is above all kinds of the higher categories. Source: `ATen/native/TypeProperties.cpp`.
 ///
 /// ```
 /// use tenure_core::{DType, Operand, result_type};
@@ -176,7 +179,7 @@ mod tests {
     use super::DType::*;
     use super::*;
 
-    /// `torch.promote_types` for every pair, from the table in PyTorch's `c10/core/ScalarType.cpp`.
+    /// The result of `torch.promote_types` for every pair, from the table in PyTorch's `c10/core/ScalarType.cpp`.
     #[rustfmt::skip]
     const PROMOTED: [(DType, [DType; 10]); 10] = [
         //        Bool  U8    I8    I16   I32   I64   F16   BF16  F32   F64

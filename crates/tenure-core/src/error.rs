@@ -1,21 +1,23 @@
+//! The errors of this crate, by subsystem.
+
 use crate::{DType, Device, DeviceKind, MemoryFormat};
 
-/// Any error of this crate: one variant a subsystem.
+/// An error of this crate, with one variant for each subsystem.
 ///
-/// Every subsystem's error converts into it with `?`; crates above wrap it in an enum of their own.
+/// Every subsystem's error converts into it with `?`. Crates above this one wrap it in an enum of their own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device was named that cannot be.
+    /// A text names no device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A dtype was named that cannot be.
+    /// A text names no dtype.
     #[error(transparent)]
     DType(#[from] DTypeError),
-    /// A layout does not exist, or does not fit.
+    /// A layout does not exist, or does not fit its storage.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Memory was refused.
+    /// An allocator refused memory.
     #[error(transparent)]
     Allocator(#[from] AllocatorError),
     /// A storage refused to change.
@@ -23,7 +25,7 @@ pub enum Error {
     Storage(#[from] StorageError),
 }
 
-/// Why a text names no device.
+/// The error for a text that names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -33,13 +35,13 @@ pub enum DeviceError {
         /// The whole text.
         text: String,
     },
-    /// What follows the colon is no index.
+    /// The text after the colon is no index.
     #[error("bad device index in {text:?}: expected a number from 0 to 255 without sign or leading zeros")]
     BadIndex {
         /// The whole text.
         text: String,
     },
-    /// An index that the CPU does not have.
+    /// The CPU does not have this index.
     #[error("no device {text:?}: there is one CPU device, \"cpu\"")]
     OneCpu {
         /// The whole text.
@@ -47,7 +49,7 @@ pub enum DeviceError {
     },
 }
 
-/// Why a text names no dtype.
+/// The error for a text that names no dtype.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DTypeError {
@@ -59,45 +61,45 @@ pub enum DTypeError {
     },
 }
 
-/// Why a layout, or a view of one, does not exist. Sizes, strides and offsets are in elements.
+/// The error for a layout, or a view of one, that does not exist. Sizes, strides and offsets are in elements.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
     /// A number of elements, an element's place, or a number of bytes is past `isize::MAX`.
     #[error("a layout of sizes {sizes:?} is larger than any memory: check how the shape was computed")]
     TooLarge {
-        /// The sizes asked for.
+        /// The sizes that were asked for.
         sizes: Vec<usize>,
     },
-    /// One number a dimension was needed.
+    /// The number of values differs from the number of dimensions.
     #[error("{what}: got {actual}, need {expected}, one for each dimension")]
     RankMismatch {
-        /// What there was the wrong number of.
+        /// The name of the values: `strides` or `indices`.
         what: &'static str,
-        /// How many there were.
+        /// The number of values.
         actual: usize,
-        /// How many dimensions there are.
+        /// The number of dimensions.
         expected: usize,
     },
-    /// A dimension the layout does not have.
+    /// The layout does not have this dimension.
     #[error("dimension {dim} is out of range for a layout of {rank} dimensions")]
     DimOutOfRange {
-        /// The dimension asked for.
+        /// The dimension that was asked for.
         dim: usize,
-        /// How many dimensions there are.
+        /// The number of dimensions.
         rank: usize,
     },
-    /// An index past the end of its dimension.
+    /// The index is past the end of its dimension.
     #[error("index {index} is out of range for dimension {dim} of size {size}")]
     IndexOutOfRange {
-        /// The index asked for.
+        /// The index that was asked for.
         index: usize,
         /// The dimension.
         dim: usize,
         /// The dimension's size.
         size: usize,
     },
-    /// A range that ends past the end of its dimension.
+    /// The range ends past the end of its dimension.
     #[error("start {start} and length {length} exceed dimension {dim} of size {size}")]
     RangeOutOfRange {
         /// The range's first index.
@@ -109,18 +111,18 @@ pub enum LayoutError {
         /// The dimension's size.
         size: usize,
     },
-    /// A slice that would never end.
+    /// A slice's step is 0, with which it would never end.
     #[error("a slice's step must be at least 1, got 0")]
     ZeroStep,
-    /// Not every dimension exactly once.
+    /// An order of dimensions does not have every dimension exactly once.
     #[error("{dims:?} is not a permutation of 0..{rank}")]
     NotAPermutation {
-        /// The order asked for.
+        /// The order that was asked for.
         dims: Vec<usize>,
-        /// How many dimensions there are.
+        /// The number of dimensions.
         rank: usize,
     },
-    /// Only dimensions of size 1 expand.
+    /// A dimension that is to expand has a size other than 1.
     #[error(
         "sizes {sizes:?} do not expand to {target:?}: aligned at the last dimension, each size must equal its target \
          or be 1"
@@ -128,7 +130,7 @@ pub enum LayoutError {
     NotExpandable {
         /// The layout's sizes.
         sizes: Vec<usize>,
-        /// The sizes asked for.
+        /// The sizes that were asked for.
         target: Vec<usize>,
     },
     /// The target holds another number of elements.
@@ -138,7 +140,7 @@ pub enum LayoutError {
         sizes: Vec<usize>,
         /// The layout's number of elements.
         numel: usize,
-        /// The sizes asked for.
+        /// The sizes that were asked for.
         target: Vec<usize>,
     },
     /// No strides give the target the same elements in the same order.
@@ -151,10 +153,10 @@ pub enum LayoutError {
         sizes: Vec<usize>,
         /// The layout's strides.
         strides: Vec<usize>,
-        /// The sizes asked for.
+        /// The sizes that were asked for.
         target: Vec<usize>,
     },
-    /// Elements past the end of the storage.
+    /// Elements are past the end of the storage.
     #[error(
         "sizes {sizes:?} with strides {strides:?} at offset {offset} need {required} bytes of {dtype}, and the storage \
          has {available}"
@@ -168,109 +170,109 @@ pub enum LayoutError {
         offset: usize,
         /// The type of the elements.
         dtype: DType,
-        /// Bytes up to the end of the last element.
+        /// The bytes up to the end of the last element.
         required: usize,
-        /// Bytes of the storage.
+        /// The bytes of the storage.
         available: usize,
     },
-    /// A memory format of another number of dimensions.
+    /// The memory format is for another number of dimensions.
     #[error("memory format {format} needs {expected} dimensions, got sizes {sizes:?}")]
     FormatRank {
-        /// The format asked for.
+        /// The format that was asked for.
         format: MemoryFormat,
-        /// How many dimensions it is for.
+        /// The number of dimensions that the format is for.
         expected: usize,
-        /// The sizes asked for.
+        /// The sizes that were asked for.
         sizes: Vec<usize>,
     },
 }
 
-/// Why memory was refused. A failed call changed nothing.
+/// The error for memory that was refused. The failed call changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocatorError {
-    /// Nobody registered an allocator.
+    /// No allocator was registered.
     #[error("no allocator is registered for {kind}: register one before allocating there")]
     NotRegistered {
         /// The kind of device.
         kind: DeviceKind,
     },
-    /// Not enough memory.
+    /// There is not enough memory.
     #[error(
         "out of memory on {device}: asked for {requested} bytes with {allocated} allocated; free tensors that are no \
          longer needed, or make the request smaller"
     )]
     OutOfMemory {
-        /// Where.
+        /// The device of the memory.
         device: Device,
-        /// Bytes asked for.
+        /// The bytes that were asked for.
         requested: usize,
-        /// Bytes the allocator's live allocations hold.
+        /// The bytes in the allocator's live allocations.
         allocated: usize,
     },
-    /// Not enough memory, on a device that knows who holds it.
+    /// There is not enough memory, on a device that knows which allocations hold it.
     #[error("{report}")]
     DeviceOutOfMemory {
-        /// Where.
+        /// The device of the memory.
         device: Device,
-        /// Bytes asked for.
+        /// The bytes that were asked for.
         requested: usize,
-        /// Who holds what, and what to try.
+        /// A text that lists the holders of memory, and remedies to try.
         report: String,
     },
     /// The request is larger than any address space.
     #[error("a request of {requested} bytes is larger than any memory: check the shape it was computed from")]
     TooLarge {
-        /// Bytes asked for.
+        /// The bytes that were asked for.
         requested: usize,
     },
-    /// The allocator's pointers do not stand for themselves.
+    /// The allocator's pointers are not their own contexts.
     #[error("raw allocation on {device} is not possible: the allocator's pointers need a context of their own")]
     NoRawAllocation {
-        /// Where.
+        /// The device of the memory.
         device: Device,
     },
     /// There is no such NUMA node.
     #[error("NUMA node {node} cannot take memory: {reason}; the nodes are listed in /sys/devices/system/node")]
     BadNumaNode {
-        /// The node asked for.
+        /// The node that was asked for.
         node: u32,
-        /// The system's words.
+        /// The system's message.
         reason: String,
     },
     /// The device failed.
     #[error("{call} on {device} failed: {reason}")]
     Failed {
-        /// Where.
+        /// The device that failed.
         device: Device,
         /// The call that failed.
         call: &'static str,
-        /// The device's words.
+        /// The device's message.
         reason: String,
     },
 }
 
-/// Why a storage refused to change. It is as it was.
+/// The error for a storage that refused to change. The storage is as it was.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StorageError {
-    /// Others rely on its place: a foreign owner, or an exported view.
+    /// Other code relies on the place of the bytes: a foreign owner, or an exported view.
     #[error("a storage of {bytes} bytes that is not resizable was asked for {requested}: copy to a new storage")]
     NotResizable {
-        /// Bytes of the storage.
+        /// The bytes of the storage.
         bytes: usize,
-        /// Bytes asked for.
+        /// The bytes that were asked for.
         requested: usize,
     },
-    /// Nothing to take new memory from.
+    /// The storage has no allocator to take new memory from.
     #[error("a storage without an allocator cannot be made resizable: give it one when it is made")]
     NoAllocator,
-    /// The bytes are not where the allocator could copy them from.
+    /// The bytes are not on the device from which the allocator could copy them.
     #[error("a storage whose data is on {data} cannot be resized by an allocator of {allocator}: move it first")]
     DeviceMismatch {
-        /// Where the bytes are.
+        /// The device of the bytes.
         data: Device,
-        /// Where the allocator's memory is.
+        /// The device of the allocator's memory.
         allocator: Device,
     },
     /// The allocator refused.

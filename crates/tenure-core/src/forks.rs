@@ -1,35 +1,37 @@
-//! What forks must not find half done.
+//! Locks and callbacks that make `fork` safe: a forked child never finds a lock that another thread held.
 //!
-//! A forked child has all locks as they were, and of all threads the one that forked: what another thread held stays held
-//! there for ever. So locks that children take, too, are held *unforked*: while anybody holds one, nobody forks.
+//! A forked child inherits the state of all locks, but only the thread that forked. A lock that another thread held
+//! stays locked there for ever. So a lock that children take, too, is an [`Unforked`]: while a thread holds one, no
+//! other thread can fork.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Held for reading by threads that no fork is to interrupt, and for writing by the one that forks. Of the standard
-/// library, whose locks are words of their own: others keep waiting threads in a table that has locks itself.
+/// The lock that threads hold for reading while no fork may interrupt them, and that the forking thread holds for
+/// writing. It is a lock of the standard library, which is a word of its own. Other libraries keep waiting threads in a
+/// table that has locks itself.
 static FORKS: RwLock<Vec<AtFork>> = RwLock::new(Vec::new());
 
 thread_local! {
-    /// Held while this thread forks.
+    /// The write lock, held while this thread forks.
     static FORKING: Cell<Option<RwLockWriteGuard<'static, Vec<AtFork>>>> = const { Cell::new(None) };
 }
 
-/// Functions that are called when the process forks, by the thread that does, while no [`Unforked`] is locked. They lock
-/// with [`Unforked::lock_forking`].
+/// Functions that the forking thread calls when the process forks, while no [`Unforked`] is locked. They lock with
+/// [`Unforked::lock_forking`].
 #[derive(Clone, Copy, Debug)]
 pub struct AtFork {
-    /// Before.
+    /// Called before the fork.
     pub before: fn(),
-    /// Afterwards, in the parent. Also if there is no child, as the system refused.
+    /// Called after the fork, in the parent, even if the system refused to make a child.
     pub in_parent: fn(),
-    /// Afterwards, in the child. Nothing but what may be called between fork and exec.
+    /// Called after the fork, in the child. It may do only what is allowed between fork and exec.
     pub in_child: fn(),
 }
 
 impl AtFork {
-    /// They are called from now on.
+    /// Has the functions called at every fork from now on.
     pub fn register(self) {
         listen();
         FORKS.write().unwrap_or_else(PoisonError::into_inner).push(self);
@@ -38,34 +40,34 @@ impl AtFork {
 
 /// A mutex that no other thread holds when this process forks, so that a child can lock it.
 ///
-/// It is the innermost: whoever holds one locks no other and does not fork.
+/// It must be the innermost lock: a thread that holds one takes no other lock and does not fork.
 #[derive(Debug, Default)]
 pub struct Unforked<T>(Mutex<T>);
 
-/// What is locked.
+/// A guard of a locked [`Unforked`].
 #[derive(Debug)]
 pub struct UnforkedGuard<'a, T> {
-    /// Released first.
+    /// Released first, as the first field.
     value: MutexGuard<'a, T>,
     _section: Section,
 }
 
-/// Keeps the process from forking while it lives.
+/// A guard that keeps the process from forking while it lives.
 pub(crate) type Section = RwLockReadGuard<'static, Vec<AtFork>>;
 
 impl<T> Unforked<T> {
-    /// One around `value`.
+    /// Creates an unlocked mutex around `value`.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
 
-    /// Waits until nobody else holds it. A panic of somebody who did is none of ours.
+    /// Waits until no other thread holds the mutex, and locks it. A panic of a thread that held it is ignored.
     pub fn lock(&self) -> UnforkedGuard<'_, T> {
         let section = section();
         UnforkedGuard { value: self.lock_forking(), _section: section }
     }
 
-    /// The same for functions of [`AtFork`], while they are called.
+    /// Locks the mutex in functions of [`AtFork`], while they are called.
     pub fn lock_forking(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -85,18 +87,20 @@ impl<T> DerefMut for UnforkedGuard<'_, T> {
     }
 }
 
-/// Until it is dropped, nobody forks. Whoever has one takes no other.
+/// Returns a guard that keeps other threads from forking until it is dropped. A thread that has one must not take
+/// another.
 pub(crate) fn section() -> Section {
     listen();
     FORKS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Listens to forks.
+/// Registers the handlers for forks, once.
 #[inline]
 fn listen() {
     static LISTENING: Once = Once::new();
     LISTENING.call_once(|| {
-        // SAFETY: functions of a library that stays loaded. Refused for want of memory, forks are not heard of.
+        // SAFETY: the handlers are functions of a library that stays loaded. If the system refuses them for want of
+        // memory, forks go unnoticed.
         #[cfg(target_os = "linux")]
         unsafe {
             libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child))
@@ -145,7 +149,7 @@ mod tests {
                 });
             }
             for _ in 0..50 {
-                // SAFETY: the child locks, and ends; one that waits for ever is ended.
+                // SAFETY: the child only locks and exits. The alarm ends a child that waits for ever.
                 let status = unsafe {
                     match libc::fork() {
                         0 => {

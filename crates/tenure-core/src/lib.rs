@@ -1,10 +1,11 @@
-//! The vocabulary every room of Tenure shares: where bytes are, what they are, and who owns them.
+//! The vocabulary that all crates of Tenure share: where bytes are, their type and their owner.
 //!
-//! - [`Device`] and [`DType`] say where and what; [`Layout`] says which bytes of a storage a tensor's elements are.
-//! - An [`Allocator`] gives a [`DataPtr`], which a [`Storage`] owns and views share.
-//! - [`StreamId`], [`Tag`] and [`Key`] say on which stream, for what, and which one; a thread's [`Context`] says it for
-//!   what it allocates.
-//! - Every subsystem has an error enum of its own; all convert into [`Error`].
+//! - [`Device`] is the place of bytes, [`DType`] the type of elements, and [`Layout`] the positions of a tensor's
+//!   elements in a storage.
+//! - An [`Allocator`] returns a [`DataPtr`], which a [`Storage`] owns and views share.
+//! - [`StreamId`] is the stream of an allocation, [`Tag`] its purpose, and [`Key`] its name. A thread's [`Context`]
+//!   holds the purpose and the name for the thread's allocations.
+//! - Every subsystem has an error enum of its own. All of them convert into [`Error`].
 //!
 //! The behaviour is that of PyTorch's `c10/core`, without its globals.
 //!

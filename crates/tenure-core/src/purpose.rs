@@ -1,3 +1,5 @@
+//! The purpose of a thread's allocations.
+
 use std::cell::Cell;
 use std::marker::PhantomData;
 
@@ -10,8 +12,8 @@ thread_local! {
     static CURRENT: Cell<Said> = const { Cell::new((Tag::Unknown, KeyId::NONE, Span::ENDLESS)) };
 }
 
-/// Says what the calling thread's storages are for: those allocated while it lives have this tag and key. It goes back
-/// to what was before when it is dropped, also by a panic.
+/// The purpose of the calling thread's allocations: storages that are allocated while it lives have this tag and key.
+/// When it is dropped, even by a panic, the previous purpose is back.
 ///
 /// ```
 /// use tenure_core::{KeyId, Purpose, Tag};
@@ -25,38 +27,39 @@ thread_local! {
 #[derive(Debug)]
 pub struct Purpose {
     previous: Said,
-    /// It belongs to the thread that entered it.
+    /// Makes the purpose belong to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
 
 impl Purpose {
-    /// Allocations of this thread are for `tag`, and are `key`, from now on.
+    /// Gives allocations of this thread the tag `tag` and the key `key`, from now on.
     pub fn enter(tag: Tag, key: KeyId) -> Self {
         Self { previous: Self::replace(tag, key, Span::ENDLESS), thread: PhantomData }
     }
 
-    /// The same until somebody says otherwise, or `span` ends: for callers whose scopes are not those of the language,
-    /// such as hooks around another program's calls. Returns what was before, to be set again.
+    /// Sets the purpose until it is replaced or `span` ends: for callers whose scopes are not those of the language,
+    /// such as hooks around another program's calls. Returns the previous purpose, to be set again.
     #[inline]
     pub fn replace(tag: Tag, key: KeyId, span: Span) -> (Tag, KeyId, Span) {
         CURRENT.replace((tag, key, span))
     }
 
-    /// What this thread allocates for now.
+    /// Returns the current tag and key of this thread's allocations.
     #[inline]
     pub fn current() -> (Tag, KeyId) {
         let (tag, key, span) = CURRENT.get();
         if span.is_over() { (Tag::Unknown, KeyId::NONE) } else { (tag, key) }
     }
 
-    /// What the allocation that is about to be made is for, and its key: the one that was said, or one that follows from
-    /// the thread's [`Site`], which counts it. So this is called once for each, by whoever needs keys of all.
+    /// Returns the tag and the key of the allocation that is about to be made. The key is the one that was set, or
+    /// follows from the thread's [`Site`], which counts the allocation. So an allocator that wants keys calls this
+    /// exactly once for each allocation.
     pub fn identify() -> (Tag, KeyId) {
         let (tag, key) = Self::current();
         if key == KeyId::NONE { (tag, Site::next_key()) } else { (tag, key) }
     }
 
-    /// What was said, to be [resumed](Self::resume) on another thread.
+    /// Returns the purpose that was set, to be [resumed](Self::resume) on another thread.
     pub(crate) fn said() -> Said {
         CURRENT.get()
     }

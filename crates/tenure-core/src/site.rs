@@ -1,3 +1,5 @@
+//! Sites: the module and operation that a thread is in, from which allocations get their keys.
+
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -6,16 +8,16 @@ use std::sync::LazyLock;
 
 use crate::{Key, KeyId, Unforked};
 
-/// Allocations of one operation of one module in one pass that get keys of their own. More are not told apart, and so
-/// have none: what counts for ever does not fill memory with keys.
+/// The most allocations of one operation of one module in one pass that get keys of their own. Further ones get none,
+/// so that an endless loop does not fill memory with keys.
 const MAX_OCCURRENCES: u32 = 1 << 16;
 
-/// A word that is kept as long as the process runs: the path of a module, the name of an operation.
+/// A word that is kept as long as the process runs, such as the path of a module or the name of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Name(&'static str);
 
 impl Name {
-    /// The word, kept once however often it is asked for.
+    /// Returns the name for a word, which is stored once however often it is asked for.
     pub fn new(word: &str) -> Self {
         static WORDS: LazyLock<Unforked<HashSet<&'static str>>> = LazyLock::new(Unforked::default);
         let mut words = WORDS.lock();
@@ -26,35 +28,36 @@ impl Name {
         }))
     }
 
-    /// The same of a word of the program's text.
+    /// Returns the name for a word that is part of the program's text.
     pub const fn of(word: &'static str) -> Self {
         Self(word)
     }
 
-    /// The word.
+    /// Returns the word.
     pub fn as_str(self) -> &'static str {
         self.0
     }
 }
 
-/// What an allocation is to the operation that makes it.
+/// The role of an allocation in the operation that makes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Role {
     /// A result.
     #[default]
     Out,
-    /// A gradient, or on the way to one.
+    /// A gradient, or an intermediate result on the way to one.
     Grad,
-    /// Room to compute in.
+    /// Scratch memory to compute in.
     Scratch,
-    /// Made by one of the threads that an operation is divided among: they come in any order, so that all have one key.
+    /// An allocation by one of the threads among which an operation is divided. They run in any order, so all have one
+    /// key.
     Part,
 }
 
-/// Where in a program a thread is: in which module, at which operation. The [`Key`] of an allocation for which nobody
-/// gave one follows from it, and from how many came before it at the same site in the same pass
-/// ([`Purpose::identify`](crate::Purpose::identify)). So it is the same in every pass and every process, and what is
-/// allocated elsewhere does not change it.
+/// The place of a thread in a program: its module and its operation. An allocation for which no [`Key`] was given gets
+/// one from the site and from the number of allocations before it at the same site in the same pass
+/// ([`Purpose::identify`](crate::Purpose::identify)). So the key is the same in every pass and every process, and
+/// allocations at other sites do not change it.
 ///
 /// ```
 /// use tenure_core::{Name, Purpose, Site};
@@ -68,50 +71,50 @@ enum Role {
 ///         assert_eq!((&*key(), &*key()), ("encoder.0/linear/out#0", "encoder.0/linear/out#1"));
 ///     }
 ///     let _op = Site::enter_operation(Name::of("relu"));
-///     assert_eq!(key(), "after encoder.0/relu/out#0"); // of a module around it, whose path nobody knows
+///     assert_eq!(key(), "after encoder.0/relu/out#0"); // the path of the module around it is unknown
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Site {
     module: Name,
-    /// The module was left, and no other has been entered.
+    /// Whether the module was left, and no other has been entered.
     is_after: bool,
     op: Name,
     role: Role,
 }
 
-/// A thread's site, and how many scopes it is in.
+/// The site of a thread, and the number of scopes that it is in.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Here {
     site: Site,
     depth: u32,
 }
 
-/// Keys given out at a site.
+/// The keys that were given out at a site.
 #[derive(Default)]
 struct Given {
-    /// When they were counted last.
+    /// The pass in which keys were counted last.
     pass: u64,
     count: u32,
-    /// Of each occurrence, also of those of earlier passes.
+    /// The key of each occurrence, also of those in earlier passes.
     keys: Vec<KeyId>,
 }
 
 thread_local! {
     static HERE: Cell<Here> = const { Cell::new(Here { site: Site::NOWHERE, depth: 0 }) };
-    /// Counting begins anew with each.
+    /// The number of the current pass. Counting begins anew with each pass.
     static PASS: Cell<u64> = const { Cell::new(1) };
     static GIVEN: RefCell<HashMap<Site, Given>> = RefCell::default();
 }
 
-/// Keeps a thread at a site; it is back where it was when this is dropped.
+/// A guard that keeps a thread at a site. When it is dropped, the thread is back where it was.
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
 pub struct SiteGuard {
     previous: Here,
-    /// The module that is left.
+    /// The module that is left when the guard is dropped, if no other module is around it.
     left: Option<Name>,
-    /// It belongs to the thread that entered it.
+    /// Makes the guard belong to the thread that entered the site.
     thread: PhantomData<*const ()>,
 }
 
@@ -125,38 +128,38 @@ impl fmt::Display for Site {
 impl Site {
     const NOWHERE: Self = Self { module: Name::of(""), is_after: false, op: Name::of(""), role: Role::Out };
 
-    /// The calling thread's.
+    /// Returns the calling thread's site.
     #[inline]
     pub fn current() -> Self {
         HERE.get().site
     }
 
-    /// The module's path; empty outside of all.
+    /// Returns the module's path, which is empty outside all modules.
     pub fn module(self) -> Name {
         self.module
     }
 
-    /// The operation; empty outside of all.
+    /// Returns the operation, which is empty outside all operations.
     pub fn operation(self) -> Name {
         self.op
     }
 
-    /// Begins a pass, such as the forward pass of a step: occurrences are counted from 0. Inside of another pass or a
-    /// module, it is part of that.
+    /// Begins a pass, such as the forward pass of a step: occurrences are counted from 0. Inside another pass or a
+    /// module, it is a part of that.
     pub fn begin_pass() -> SiteGuard {
         let here = HERE.get();
         let site = if here.depth == 0 { Self::NOWHERE } else { here.site };
         Here::enter(site, None)
     }
 
-    /// Enters the module of that path. Outside of any pass and module, it is a pass.
+    /// Enters the module with this path. Outside all passes and modules, this also begins a pass.
     pub fn enter_module(path: Name) -> SiteGuard {
         let is_inside = HERE.get().site.is_inside_module();
         let left = (!is_inside && !path.0.is_empty()).then_some(path);
         Here::enter(Self { module: path, ..Self::NOWHERE }, left)
     }
 
-    /// Enters an operation; the ones that it consists of are part of it.
+    /// Enters an operation. Operations that it consists of are part of it.
     #[inline]
     pub fn enter_operation(op: Name) -> SiteGuard {
         let previous = HERE.get();
@@ -166,7 +169,7 @@ impl Site {
         SiteGuard { previous, left: None, thread: PhantomData }
     }
 
-    /// Says that what is allocated is room to compute in.
+    /// Marks the thread's allocations as scratch memory to compute in.
     #[inline]
     pub fn enter_scratch() -> SiteGuard {
         let previous = HERE.get();
@@ -176,7 +179,7 @@ impl Site {
         SiteGuard { previous, left: None, thread: PhantomData }
     }
 
-    /// Enters the way back of the operation `op`, which was made at this site.
+    /// Enters the backward pass of the operation `op`, whose forward pass ran at this site.
     pub fn enter_backward(self, op: Name) -> SiteGuard {
         Here::enter(Self { op, role: Role::Grad, ..self }, None)
     }
@@ -185,13 +188,13 @@ impl Site {
         !self.module.0.is_empty() && !self.is_after
     }
 
-    /// The key of the next allocation here; none outside of all passes and modules.
+    /// Returns the key of the next allocation here, or [`KeyId::NONE`] outside all passes and modules.
     pub(crate) fn next_key() -> KeyId {
         let Here { site, depth } = HERE.get();
         if depth == 0 {
             return KeyId::NONE;
         }
-        // A thread that ends has none any more.
+        // A thread that is ending has no keys any more.
         GIVEN.try_with(|given| given.borrow_mut().entry(site).or_default().next(site)).unwrap_or(KeyId::NONE)
     }
 
@@ -233,12 +236,12 @@ impl Here {
         HERE.get()
     }
 
-    /// The same, on one of the threads that an operation is divided among.
+    /// Returns the site for one of the threads among which an operation is divided.
     pub(crate) fn part(self) -> Self {
         Self { site: Site { role: Role::Part, ..self.site }, ..self }
     }
 
-    /// Is there until the guard is dropped.
+    /// Puts the calling thread at this site until the guard is dropped.
     #[inline]
     pub(crate) fn resume(self) -> SiteGuard {
         SiteGuard { previous: HERE.replace(self), left: None, thread: PhantomData }
@@ -310,7 +313,7 @@ mod tests {
         let pass = Site::begin_pass();
         assert_eq!([call(), call()], ["shared/linear/out#0", "shared/linear/out#1"]);
         drop(pass);
-        // Outside of a pass each call is one.
+        // Outside a pass, each call is a pass of its own.
         assert_eq!([call(), call()], ["shared/linear/out#0", "shared/linear/out#0"]);
     }
 
@@ -324,7 +327,7 @@ mod tests {
             let _inner = Site::enter_module(Name::new("attention.out_proj"));
             assert_eq!(op("linear"), "attention.out_proj/linear/out#0");
         }
-        // The one around it goes on.
+        // The module around it continues.
         assert_eq!(key(), "attention/attention/out#1");
         let _scratch = Site::enter_scratch();
         assert_eq!(key(), "attention/attention/scratch#0");

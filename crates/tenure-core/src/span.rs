@@ -1,12 +1,14 @@
+//! Spans: stretches of a program's run that end for all threads at once.
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The spans that have begun and not ended: each in the slot that its number names.
+/// The spans that have begun and not ended. Each is in the slot that its number determines.
 static OPEN: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 static NEXT: AtomicU64 = AtomicU64::new(1);
 const SLOTS: usize = 256;
 
-/// A stretch of a program's run that ends for all threads at once. A [`Purpose`](crate::Purpose) said for a span ends with
-/// it, on whichever threads it was said: for those who cannot reach these threads when they know that it is over.
+/// A stretch of a program's run that ends for all threads at once. A [`Purpose`](crate::Purpose) that was set for a
+/// span ends with it on all threads. For callers that cannot reach these threads when they know that the span is over.
 ///
 /// ```
 /// use tenure_core::{KeyId, Purpose, Span, Tag};
@@ -23,7 +25,7 @@ impl Span {
     /// The span that never ends.
     pub const ENDLESS: Self = Self(0);
 
-    /// A span of its own, which must be ended. It is endless if 256 others are open.
+    /// Begins a span, which the caller must end. It is endless if 256 others are open.
     pub fn begin() -> Self {
         for (slot, open) in OPEN.iter().enumerate().filter(|(_, open)| open.load(Relaxed) == 0) {
             let number = NEXT.fetch_add(1, Relaxed) * SLOTS as u64 + slot as u64;
@@ -34,24 +36,25 @@ impl Span {
         Self::ENDLESS
     }
 
-    /// Ends it, once: afterwards, nothing happens. Threads know of it that know what this thread did before.
+    /// Ends the span. Ending it again has no effect. A thread that is synchronised with this one afterwards sees that
+    /// the span is over.
     pub fn end(self) {
-        // Its slot may be another's by now.
+        // Another span may have the slot by now.
         let _ = self.slot().compare_exchange(self.0, 0, Relaxed, Relaxed);
     }
 
-    /// Whether it has ended.
+    /// Returns whether the span has ended.
     #[inline]
     pub fn is_over(self) -> bool {
         self != Self::ENDLESS && self.slot().load(Relaxed) != self.0
     }
 
-    /// The number to say it by where there are no types; [`from_raw`](Self::from_raw) takes it.
+    /// Returns the span's number, for callers in other languages. [`from_raw`](Self::from_raw) takes it.
     pub fn to_raw(self) -> u64 {
         self.0
     }
 
-    /// The span of a number. One that no span has is over.
+    /// Returns the span with this number. A span that is not open is over.
     pub fn from_raw(number: u64) -> Self {
         Self(number)
     }

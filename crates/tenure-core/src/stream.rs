@@ -1,8 +1,11 @@
+//! The identity of a stream.
+
 use std::fmt;
 
-/// A stream of one device: work put on it runs in order, and memory freed on it is reusable on it at once.
+/// The identity of a device's stream. Work put on a stream runs in order, and memory freed on it is reusable on it at
+/// once.
 ///
-/// The number is the driver's own handle where there is one; zero is the null (default) stream.
+/// The number is the driver's own handle where there is one. Zero is the null (default) stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 

@@ -1,14 +1,16 @@
+//! Tags and keys: the purpose of an allocation, and its name.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock, RwLock};
 
 use crate::forks;
 
-/// What an allocation is for. Placement, offload and reports read it.
+/// The purpose of an allocation. Placement, offload and reports use it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Tag {
-    /// Nobody said.
+    /// The purpose was not given.
     #[default]
     Unknown,
     /// Parameters and buffers of a model.
@@ -37,7 +39,7 @@ impl Tag {
         Self::Workspace,
     ];
 
-    /// The tag's name in reports and files.
+    /// Returns the tag's name in reports and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -57,16 +59,16 @@ impl fmt::Display for Tag {
     }
 }
 
-/// Which allocation this is, in words that stay the same when another allocation is added: never a bare ordinal.
+/// The name of an allocation, in words that stay the same when another allocation is added: never a bare ordinal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// Path of the module, such as `encoder.layer.3.attention`.
+    /// The path of the module, such as `encoder.layer.3.attention`.
     pub module: String,
-    /// Operation that asked, such as `matmul`.
+    /// The operation that allocates, such as `matmul`.
     pub op: String,
-    /// Role among the operation's operands and results, such as `out` or `saved:1`.
+    /// The role among the operation's operands and results, such as `out` or `saved:1`.
     pub role: String,
-    /// How many allocations of the same module, operation and role came before in this step.
+    /// The number of allocations of the same module, operation and role that came before in this step.
     pub occurrence: u32,
 }
 
@@ -76,7 +78,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// An interned [`Key`]: one word to carry on an allocation's path.
+/// An interned [`Key`]: one word to carry along an allocation's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId(u32);
 
@@ -89,26 +91,26 @@ struct Interner {
 static INTERNER: LazyLock<RwLock<Interner>> = LazyLock::new(RwLock::default);
 
 impl KeyId {
-    /// No key was given.
+    /// The id for allocations without a key.
     pub const NONE: Self = Self(0);
 
-    /// The id as a number, for callers in other languages.
+    /// Returns the id as a number, for callers in other languages.
     pub fn to_raw(self) -> u32 {
         self.0
     }
 
-    /// The id that [`to_raw`](Self::to_raw) told. A number that no id has is an id without a key.
+    /// Returns the id for a number from [`to_raw`](Self::to_raw). A number that no id has gives an id without a key.
     pub fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
 
-    /// The id of `key`: the same id for an equal key, for the life of the process.
+    /// Returns the id of `key`. Equal keys have the same id as long as the process runs.
     ///
     /// # Panics
-    /// If more than `u32::MAX - 1` distinct keys are interned.
+    /// More than `u32::MAX - 1` distinct keys are interned.
     pub fn intern(key: Key) -> Self {
         let _section = forks::section();
-        // A poisoned lock is still a consistent table: nothing between the two pushes can panic but allocation.
+        // A poisoned lock still guards a consistent table: only an allocation can panic between the two insertions.
         if let Some(&id) = INTERNER.read().unwrap_or_else(|e| e.into_inner()).ids.get(&key) {
             return Self(id);
         }
@@ -123,7 +125,7 @@ impl KeyId {
         Self(id)
     }
 
-    /// The key behind the id, or `None` for [`KeyId::NONE`].
+    /// Returns the key of the id, or `None` for [`KeyId::NONE`] and for an id without a key.
     pub fn key(self) -> Option<Arc<Key>> {
         let index = self.0.checked_sub(1)?;
         let _section = forks::section();

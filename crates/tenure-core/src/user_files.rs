@@ -1,4 +1,4 @@
-//! Files as other programs leave them, whatever their format is.
+//! Files that other programs wrote: byte order marks, UTF-16, gzip, and pointers of git-lfs.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -8,7 +8,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// A gzip file's first bytes. RFC 1952.
+/// The first bytes of a gzip file. Source: RFC 1952.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
@@ -22,11 +22,11 @@ pub fn text_without_mark(text: &str) -> &str {
     text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
 }
 
-/// Refuses a file that begins with `bytes` if it is a pointer of git-lfs: a small text that stands for a large file until
-/// that is fetched.
+/// Returns an error if a file that begins with `bytes` is a pointer of git-lfs: a small text that stands for a large
+/// file until that is fetched.
 ///
 /// # Errors
-/// It is a pointer: [`io::ErrorKind::InvalidData`], with how to fetch the file. Source:
+/// [`io::ErrorKind::InvalidData`] if it is a pointer. The message says how to fetch the file. Source:
 /// <https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>
 pub fn expect_fetched(bytes: &[u8]) -> io::Result<()> {
     match bytes.starts_with(LFS_POINTER) {
@@ -39,10 +39,11 @@ pub fn expect_fetched(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Refuses a text that begins with `bytes` if it is UTF-16, as some editors and shells write it.
+/// Returns an error if a text that begins with `bytes` is UTF-16, as some editors and shells write it.
 ///
 /// # Errors
-/// It is UTF-16, with a byte order mark or without: [`io::ErrorKind::InvalidData`], with how to make it UTF-8.
+/// [`io::ErrorKind::InvalidData`] if it is UTF-16, with a byte order mark or without. The message says how to convert
+/// it to UTF-8.
 pub fn expect_no_utf_16(bytes: &[u8]) -> io::Result<()> {
     let is_utf_16 = match *bytes {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => true,
@@ -58,10 +59,11 @@ pub fn expect_no_utf_16(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Opens a file that is no pointer of git-lfs. One that gzip has packed is unpacked as it is read, whatever its name is.
+/// Opens a file, and returns an error if it is a pointer of git-lfs. A gzip file is decompressed as it is read,
+/// whatever its name is.
 ///
 /// # Errors
-/// It cannot be read, or is a pointer of git-lfs.
+/// The file cannot be read, or is a pointer of git-lfs.
 pub fn open_unpacked(path: &Path) -> io::Result<Box<dyn BufRead>> {
     let mut file = BufReader::new(File::open(path)?);
     let beginning = file.fill_buf()?;
@@ -70,15 +72,16 @@ pub fn open_unpacked(path: &Path) -> io::Result<Box<dyn BufRead>> {
     Ok(if is_packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) })
 }
 
-/// Refuses an open file that is a pointer of git-lfs, as [`expect_fetched`] does. The next read begins where it would have.
+/// Returns an error if an open file is a pointer of git-lfs, as [`expect_fetched`] does. The file's position stays the
+/// same.
 ///
 /// # Errors
-/// It is a pointer, or cannot be read.
+/// The file is a pointer, or cannot be read.
 pub fn expect_fetched_file(file: &File) -> io::Result<()> {
     let mut beginning = [0; LFS_POINTER.len()];
     match file.read_exact_at(&mut beginning, 0) {
         Ok(()) => expect_fetched(&beginning),
-        // Too short for a pointer.
+        // The file is too short for a pointer.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
         Err(error) => Err(error),
     }

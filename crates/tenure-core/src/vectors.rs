@@ -1,7 +1,7 @@
 //! Loops for the widest vectors that the processor has.
 
-/// Calls `body`, compiled for the widest vectors that the processor has, chosen when it runs. `body`, and what it calls in
-/// its loops, must be `#[inline(always)]`, or it is compiled for none.
+/// Calls `body`, compiled for the widest vectors that the processor has, which is found out at run time. `body`, and
+/// the functions that it calls in its loops, must be `#[inline(always)]`, or they are not compiled for these vectors.
 ///
 /// ```
 /// let mut squares = [1.0_f32, 2.0, 3.0];
@@ -29,14 +29,15 @@ pub fn vectorized<R>(mut body: impl FnMut() -> R) -> R {
     body()
 }
 
-/// Bodies are called by reference: the compiler inlines what it puts around one that is called by value as it likes.
+/// The versions of a body for each vector width. They take the body by reference: if it were taken by value, the
+/// compiler would inline the surrounding code as it likes.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::sync::LazyLock;
 
     #[derive(Clone, Copy)]
     pub(super) enum Vectors {
-        /// Not in debug builds: a third less is to be compiled without it.
+        /// Left out of debug builds, which have a third less to compile without it.
         #[cfg(not(debug_assertions))]
         Avx512,
         Avx2,

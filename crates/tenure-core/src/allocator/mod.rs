@@ -1,4 +1,4 @@
-//! Who gives memory, for which device.
+//! Allocators of memory, by device.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod cpu;
@@ -20,17 +20,19 @@ pub use self::scope::AllocatorScope;
 pub(crate) use self::scope::Chosen;
 use crate::{AllocatorError, DataPtr, Deleter, Device};
 
-/// Gives memory on one device. c10's `Allocator`.
+/// An allocator of memory on one device. c10's `Allocator`.
 ///
 /// # Safety
-/// - [`allocate`](Self::allocate) gives a pointer to as many bytes as were asked for, readable and writable from
-///   [`device`](Self::device), used by nobody else until the `DataPtr` is dropped; or, for 0 bytes, a null pointer.
-/// - If there is a [`raw_deleter`](Self::raw_deleter), it frees what `allocate` gave, when called with the pointer.
+/// - [`allocate`](Self::allocate) returns a pointer to `bytes` bytes that are readable and writable from
+///   [`device`](Self::device), and that nothing else uses until the `DataPtr` is dropped. For 0 bytes it returns a null
+///   pointer.
+/// - If there is a [`raw_deleter`](Self::raw_deleter), calling it with a pointer from `allocate` frees the memory.
 pub unsafe trait Allocator: Send + Sync {
-    /// The device that memory is given on.
+    /// Returns the device of the memory.
     fn device(&self) -> Device;
 
-    /// `bytes` bytes of memory, not initialised. For 0 bytes a null pointer, which has the device all the same.
+    /// Allocates `bytes` bytes of uninitialised memory. For 0 bytes it returns a null pointer, which has the device all
+    /// the same.
     ///
     /// # Errors
     /// [`AllocatorError::OutOfMemory`], [`AllocatorError::TooLarge`], and failures of the device.
@@ -42,19 +44,20 @@ pub unsafe trait Allocator: Send + Sync {
     /// Failures of the device.
     ///
     /// # Safety
-    /// Both are as many bytes on this allocator's device, and do not overlap; `source` is not written to and `target`
-    /// not used by anybody else meanwhile.
+    /// Both point to at least `bytes` bytes on this allocator's device, which do not overlap. Meanwhile nothing else
+    /// writes to `source` or uses `target`.
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError>;
 
-    /// The deleter of every `DataPtr` from here, if its context is always the pointer itself.
+    /// Returns the deleter of every `DataPtr` of this allocator, if its context is always the pointer itself.
     fn raw_deleter(&self) -> Option<Deleter> {
         None
     }
 
-    /// Memory as a bare pointer, to be given back by [`raw_deallocate`](Self::raw_deallocate); null for 0 bytes.
+    /// Allocates memory as a bare pointer, to be freed by [`raw_deallocate`](Self::raw_deallocate). It is null for 0
+    /// bytes.
     ///
     /// # Errors
-    /// [`AllocatorError::NoRawAllocation`] without a [`raw_deleter`](Self::raw_deleter), and those of
+    /// [`AllocatorError::NoRawAllocation`] without a [`raw_deleter`](Self::raw_deleter), and the errors of
     /// [`allocate`](Self::allocate).
     fn raw_allocate(&self, bytes: usize) -> Result<*mut u8, AllocatorError> {
         if self.raw_deleter().is_none() {
@@ -66,7 +69,7 @@ pub unsafe trait Allocator: Send + Sync {
         Ok(context.cast())
     }
 
-    /// Gives back memory of [`raw_allocate`](Self::raw_allocate). Null is ignored.
+    /// Frees memory of [`raw_allocate`](Self::raw_allocate). Null is ignored.
     ///
     /// # Safety
     /// `data` comes from `raw_allocate` of this allocator, and is not used again.
@@ -74,7 +77,7 @@ pub unsafe trait Allocator: Send + Sync {
         if let Some(deleter) = self.raw_deleter()
             && !data.is_null()
         {
-            // SAFETY: the pointer is its context, and the caller gives it up.
+            // SAFETY: the pointer is its own context, and the caller gives it up.
             unsafe { deleter(data.cast::<c_void>()) }
         }
     }

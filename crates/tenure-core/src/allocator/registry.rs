@@ -1,3 +1,5 @@
+//! The registry of allocators: one for each kind of device.
+
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::RwLock;
@@ -5,7 +7,7 @@ use parking_lot::RwLock;
 use super::{Allocator, CpuAllocator};
 use crate::{AllocatorError, DeviceKind};
 
-/// One allocator for each kind of device: c10's `SetAllocator` and `GetAllocator`.
+/// A registry with one allocator for each kind of device: c10's `SetAllocator` and `GetAllocator`.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -33,19 +35,19 @@ static GLOBAL: LazyLock<AllocatorRegistry> = LazyLock::new(|| {
 });
 
 impl AllocatorRegistry {
-    /// An empty registry.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The process's registry. It begins with a [`CpuAllocator`] of priority 0.
+    /// Returns the process's registry. It begins with a [`CpuAllocator`] of priority 0.
     pub fn global() -> &'static Self {
         &GLOBAL
     }
 
-    /// Makes `allocator` the one for `kind`, unless there is one of a higher priority, and says whether it did.
+    /// Registers `allocator` for `kind`, unless one of a higher priority is registered. Returns whether it did.
     ///
-    /// Memory that the one before has given stays valid: its deleters keep what they need.
+    /// Memory that the previous allocator returned stays valid: its deleters keep what they need.
     pub fn register(&self, kind: DeviceKind, allocator: Arc<dyn Allocator>, priority: u8) -> bool {
         let mut entries = self.entries.write();
         let entry = &mut entries[kind as usize];
@@ -58,10 +60,10 @@ impl AllocatorRegistry {
         true
     }
 
-    /// The allocator for `kind`.
+    /// Returns the allocator for `kind`.
     ///
     /// # Errors
-    /// [`AllocatorError::NotRegistered`].
+    /// [`AllocatorError::NotRegistered`] if there is none.
     pub fn allocator(&self, kind: DeviceKind) -> Result<Arc<dyn Allocator>, AllocatorError> {
         match &self.entries.read()[kind as usize] {
             Some(entry) => Ok(Arc::clone(&entry.allocator)),

@@ -1,40 +1,42 @@
+//! Reports of an allocator's allocations, frees and refused requests.
+
 use crate::Device;
 
-/// Told of every allocation and free of an allocator. c10's `MemoryReportingInfoBase`.
+/// A receiver of every allocation and free of an allocator. c10's `MemoryReportingInfoBase`.
 ///
-/// Called on the thread that allocates or frees, with no lock held. A reporter may allocate.
+/// The allocator calls it on the thread that allocates or frees, with no lock held. A reporter may allocate.
 pub trait MemoryReporter: Send + Sync {
-    /// Memory was given or taken back.
+    /// Reports that memory was allocated or freed.
     fn memory_use(&self, event: &MemoryUse);
 
-    /// A request was refused.
+    /// Reports that a request was refused.
     fn out_of_memory(&self, event: &OutOfMemory);
 }
 
 /// An allocation or a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Address of the first byte; only a name after a free.
+    /// The address of the first byte. After a free it only identifies the allocation.
     pub address: usize,
-    /// Bytes given, or taken back if negative.
+    /// The bytes that were allocated, or minus the bytes that were freed.
     pub bytes: isize,
-    /// Bytes in live allocations, this one counted.
+    /// Bytes in live allocations, including this one.
     pub total_allocated: usize,
-    /// Bytes the allocator holds from the system. For one that caches nothing, the same as `total_allocated`.
+    /// Bytes that the allocator holds from the system. For one that caches nothing, this equals `total_allocated`.
     pub total_reserved: usize,
-    /// Where.
+    /// The device of the memory.
     pub device: Device,
 }
 
 /// A refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// The bytes that were asked for.
     pub bytes: usize,
     /// Bytes in live allocations.
     pub total_allocated: usize,
-    /// Bytes the allocator holds from the system.
+    /// Bytes that the allocator holds from the system.
     pub total_reserved: usize,
-    /// Where.
+    /// The device of the memory.
     pub device: Device,
 }

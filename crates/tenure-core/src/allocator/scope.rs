@@ -1,3 +1,5 @@
+//! The allocators that a thread uses instead of the registered ones.
+
 use std::cell::RefCell;
 use std::iter;
 use std::marker::PhantomData;
@@ -10,14 +12,14 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Chosen>>> = const { RefCell::new(None) };
 }
 
-/// An allocator that a thread chose, and those that it had chosen before.
+/// An allocator that a thread chose, and those that it chose before.
 pub(crate) struct Chosen {
     allocator: Arc<dyn Allocator>,
     before: Option<Arc<Chosen>>,
 }
 
-/// Gives the calling thread's tensors on one device memory of another allocator than the registered one, while it lives.
-/// Those of other devices stay as they are.
+/// A scope in which the calling thread's tensors on one device get memory from another allocator than the registered
+/// one. Tensors on other devices are not affected.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -32,17 +34,17 @@ pub(crate) struct Chosen {
 #[must_use = "it holds for as long as it lives"]
 pub struct AllocatorScope {
     previous: Option<Arc<Chosen>>,
-    /// It belongs to the thread that entered it.
+    /// Makes the scope belong to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
 
 impl AllocatorScope {
-    /// Memory comes from `allocator`, on its device, from now on.
+    /// Enters a scope: memory on the allocator's device comes from `allocator` from now on.
     pub fn enter(allocator: Arc<dyn Allocator>) -> Self {
         Self::replace(Some(Arc::new(Chosen { allocator, before: Self::chosen() })))
     }
 
-    /// The calling thread's own allocator for a device, if it has one.
+    /// Returns the calling thread's own allocator for a device, if it has one.
     #[inline]
     pub fn current(device: Device) -> Option<Arc<dyn Allocator>> {
         let find = |current: &RefCell<Option<Arc<Chosen>>>| {
@@ -53,9 +55,9 @@ impl AllocatorScope {
         CURRENT.try_with(find).ok().flatten()
     }
 
-    /// All that it chose.
+    /// Returns all allocators that the calling thread chose.
     pub(crate) fn chosen() -> Option<Arc<Chosen>> {
-        // A thread that ends has none any more.
+        // A thread that is ending has none any more.
         CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 

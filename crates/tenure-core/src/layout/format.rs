@@ -1,3 +1,5 @@
+//! Memory formats: the order in which a layout's dimensions lie in memory.
+
 use std::fmt;
 
 use super::{Dims, Layout, product};
@@ -15,12 +17,13 @@ pub enum MemoryFormat {
     ChannelsLast3d,
 }
 
-/// Dimensions from the densest outwards.
+/// The dimensions from the densest outwards.
 const CHANNELS_LAST_2D: [usize; 4] = [1, 3, 2, 0];
 const CHANNELS_LAST_3D: [usize; 5] = [1, 4, 3, 2, 0];
 
 impl MemoryFormat {
-    /// Dimensions from the densest outwards, or `None` if any number of them lies with the last densest.
+    /// Returns the dimensions from the densest outwards. `None` stands for any number of dimensions with the last
+    /// densest.
     fn order(self) -> Option<&'static [usize]> {
         match self {
             Self::Contiguous => None,
@@ -41,7 +44,7 @@ impl fmt::Display for MemoryFormat {
 }
 
 impl Layout {
-    /// The layout of a fresh tensor in `format`, at offset 0.
+    /// Returns the layout of a fresh tensor in `format`, at offset 0.
     ///
     /// # Errors
     /// [`LayoutError::FormatRank`] if the format is for another number of dimensions; [`LayoutError::TooLarge`].
@@ -49,7 +52,7 @@ impl Layout {
         let strides = match format.order() {
             None => dense_strides(sizes, (0..sizes.len()).rev(), |size| size.max(1)),
             Some(order) if order.len() == sizes.len() => {
-                // An empty dimension is not counted as one, unlike in contiguous strides: so it is in PyTorch.
+                // An empty dimension does not count as one here, unlike in contiguous strides. PyTorch does the same.
                 dense_strides(sizes, order.iter().copied(), |size| size)
             }
             Some(order) => {
@@ -60,13 +63,14 @@ impl Layout {
         Self::checked(sizes.into(), strides, 0)
     }
 
-    /// Whether the elements lie as in a fresh tensor, wherever they begin. So it is with none.
+    /// Returns whether the elements lie as in a fresh tensor, wherever they begin. This is true if there are no
+    /// elements.
     pub fn is_contiguous(&self) -> bool {
         self.is_contiguous_in(MemoryFormat::Contiguous)
     }
 
-    /// Whether the elements lie as in a fresh tensor of `format`, wherever they begin; false if the format is for
-    /// another number of dimensions. Strides of dimensions of size 1 do not matter.
+    /// Returns whether the elements lie as in a fresh tensor of `format`, wherever they begin. Returns false if the
+    /// format is for another number of dimensions. Strides of dimensions of size 1 do not matter.
     pub fn is_contiguous_in(&self, format: MemoryFormat) -> bool {
         match format.order() {
             None => self.is_empty() || self.is_dense((0..self.rank()).rev()),
@@ -74,11 +78,11 @@ impl Layout {
         }
     }
 
-    /// The format that an operation on this layout answers in: PyTorch's `suggest_memory_format`.
+    /// Returns the format for the results of operations on this layout: PyTorch's `suggest_memory_format`.
     ///
     /// A view of a channels-last tensor is still channels last although it may not be contiguous. Here strides of
-    /// dimensions of size 1 do matter, being all that tells the formats of some layouts apart, and a layout that
-    /// could be either is contiguous. Source: `is_channels_last_strides_2d_s4` in `c10/core/MemoryFormat.h`.
+    /// dimensions of size 1 do matter, since only they tell the formats of some layouts apart. A layout that fits both
+    /// formats is contiguous. Source: `is_channels_last_strides_2d_s4` in `c10/core/MemoryFormat.h`.
     pub fn memory_format(&self) -> MemoryFormat {
         match self.rank() {
             4 if self.has_strides_like(&CHANNELS_LAST_2D) => MemoryFormat::ChannelsLast2d,
@@ -93,7 +97,7 @@ impl Layout {
             if self.strides[dim] != expected {
                 return false;
             }
-            // An empty layout's sizes may multiply past every number; then no stride is the expected one.
+            // The product of an empty layout's sizes may be past every number. Then no stride is the expected one.
             expected = self.sizes[dim].saturating_mul(expected);
         }
         true
@@ -107,7 +111,7 @@ impl Layout {
         let mut least = 0;
         for &dim in order {
             let stride = self.strides[dim];
-            // With every other dimension of size 1, a batch of single values fits both formats.
+            // If every other dimension has size 1, a batch of single values fits both formats.
             if stride < least || (dim == 0 && least == channel_stride) {
                 return false;
             }
@@ -117,7 +121,7 @@ impl Layout {
     }
 }
 
-/// Strides that lay the dimensions densely in `order`, each counted as `count` says.
+/// Returns strides that lay the dimensions densely in `order`, where a dimension of size `n` counts as `count(n)`.
 fn dense_strides(sizes: &[usize], order: impl Iterator<Item = usize>, count: impl Fn(usize) -> usize) -> Option<Dims> {
     let mut strides = Dims::from_elem(1, sizes.len());
     let mut stride = Some(1);

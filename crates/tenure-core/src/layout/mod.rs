@@ -1,4 +1,4 @@
-//! Which elements of a storage are a tensor's, and in what order.
+//! Layouts: the positions of a tensor's elements in its storage, and their order.
 
 mod format;
 mod overlap;
@@ -13,17 +13,18 @@ pub use self::overlap::Overlap;
 pub use self::view::Reshape;
 use crate::{DType, LayoutError};
 
-/// One number a dimension. Five are kept in place, as in c10's `SizesAndStrides`: images and sequences need no heap.
+/// One number for each dimension. Five are kept in place, as in c10's `SizesAndStrides`: images and sequences need no
+/// heap.
 pub(crate) type Dims = SmallVec<[usize; 5]>;
 
-/// Sizes, strides and offset of a tensor on its storage, all in elements.
+/// The sizes, strides and offset of a tensor on its storage, all in elements.
 ///
-/// Element `(i, j, k)` is element `offset + i * s0 + j * s1 + k * s2` of the storage. Strides are never negative, and
-/// that of a dimension of size 1 means nothing.
+/// Element `(i, j, k)` is element `offset + i * s0 + j * s1 + k * s2` of the storage. Strides are never negative. The
+/// stride of a dimension of size 1 has no meaning.
 ///
-/// Every layout can be computed with: its sizes, strides and offset, its number of elements and one past the place of
-/// its last element are at most `isize::MAX`. What would be larger is [`LayoutError::TooLarge`], so no arithmetic on a
-/// layout wraps. Whether a storage is large enough is asked separately, by [`check_bounds`](Self::check_bounds).
+/// Arithmetic on a layout never wraps: its sizes, strides and offset, its number of elements, and the place one past
+/// its last element are at most `isize::MAX`. A larger layout is refused with [`LayoutError::TooLarge`]. A layout does
+/// not know whether a storage is large enough; [`check_bounds`](Self::check_bounds) checks that.
 ///
 /// ```
 /// use tenure_core::Layout;
@@ -44,7 +45,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a fresh tensor: the last dimension is densest, and the first element is at offset 0.
+    /// Returns the layout of a fresh tensor: the last dimension is densest, and the first element is at offset 0.
     ///
     /// # Errors
     /// [`LayoutError::TooLarge`].
@@ -52,7 +53,7 @@ impl Layout {
         Self::with_format(sizes, MemoryFormat::Contiguous)
     }
 
-    /// A layout of any sizes, strides and offset, which may overlap itself.
+    /// Returns a layout of any sizes, strides and offset. Its elements may overlap.
     ///
     /// # Errors
     /// [`LayoutError::RankMismatch`] unless there are as many strides as sizes; [`LayoutError::TooLarge`].
@@ -63,10 +64,10 @@ impl Layout {
         Self::checked(sizes.into(), strides.into(), offset)
     }
 
-    /// The same as [`strided`](Self::strided), on a storage of `storage_bytes`: PyTorch's `as_strided`.
+    /// Returns the layout of [`strided`](Self::strided), on a storage of `storage_bytes`: PyTorch's `as_strided`.
     ///
     /// # Errors
-    /// Also [`LayoutError::OutOfBounds`] if an element is past the storage's end.
+    /// The errors of `strided`, and [`LayoutError::OutOfBounds`] if an element is past the storage's end.
     pub fn as_strided(
         sizes: &[usize],
         strides: &[usize],
@@ -79,7 +80,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The one door: every layout passes here, so every layout keeps the type's promise.
+    /// Creates a layout. Every layout is made here, so every layout keeps the limits of the type.
     fn checked(sizes: Dims, strides: Dims, offset: usize) -> Result<Self, LayoutError> {
         debug_assert_eq!(sizes.len(), strides.len());
         match measure(&sizes, &strides, offset) {
@@ -88,37 +89,37 @@ impl Layout {
         }
     }
 
-    /// Elements along each dimension.
+    /// Returns the number of elements along each dimension.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// Distance in the storage between neighbours along each dimension, in elements.
+    /// Returns the distance in the storage between neighbours along each dimension, in elements.
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
 
-    /// Place of the first element in the storage, in elements.
+    /// Returns the place of the first element in the storage, in elements.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.sizes.len()
     }
 
-    /// Number of elements: 1 without dimensions.
+    /// Returns the number of elements, which is 1 without dimensions.
     pub fn numel(&self) -> usize {
         self.numel
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.numel == 0
     }
 
-    /// Place in the storage of the element at `index`, in elements.
+    /// Returns the place in the storage of the element at `index`, in elements.
     ///
     /// # Errors
     /// [`LayoutError::RankMismatch`] unless there is an index for each dimension; [`LayoutError::IndexOutOfRange`].
@@ -136,7 +137,8 @@ impl Layout {
         Ok(place)
     }
 
-    /// The smallest range of the storage that has every element, in elements; empty if there is none.
+    /// Returns the smallest range of the storage that contains every element, in elements. It is empty if there is no
+    /// element.
     pub fn extent(&self) -> Range<usize> {
         if self.is_empty() {
             return self.offset..self.offset;
@@ -145,7 +147,8 @@ impl Layout {
         self.offset..self.offset + span + 1
     }
 
-    /// Bytes a storage needs to hold every element: up to the end of the last one, and 0 if there is none.
+    /// Returns the bytes that a storage needs to hold every element: up to the end of the last one, and 0 if there is
+    /// none.
     ///
     /// # Errors
     /// [`LayoutError::TooLarge`].
@@ -156,7 +159,7 @@ impl Layout {
         product(self.extent().end, dtype.size()).ok_or_else(|| LayoutError::TooLarge { sizes: self.sizes.to_vec() })
     }
 
-    /// Checks that a storage of `storage_bytes` has every element.
+    /// Checks that a storage of `storage_bytes` contains every element.
     ///
     /// # Errors
     /// [`LayoutError::OutOfBounds`], [`LayoutError::TooLarge`].
@@ -180,7 +183,7 @@ impl Layout {
     }
 }
 
-/// Number of elements, if the layout keeps the promise of [`Layout`].
+/// Returns the number of elements, if the layout is within the limits of [`Layout`].
 fn measure(sizes: &[usize], strides: &[usize], offset: usize) -> Option<usize> {
     for &number in sizes.iter().chain(strides) {
         within_limit(number)?;
@@ -195,12 +198,12 @@ fn measure(sizes: &[usize], strides: &[usize], offset: usize) -> Option<usize> {
     sizes.iter().try_fold(1, |numel, &size| product(numel, size))
 }
 
-/// `a * b`, if it is at most `isize::MAX`.
+/// Returns `a * b`, if it is at most `isize::MAX`.
 fn product(a: usize, b: usize) -> Option<usize> {
     a.checked_mul(b).and_then(within_limit)
 }
 
-/// `a + b`, if it is at most `isize::MAX`.
+/// Returns `a + b`, if it is at most `isize::MAX`.
 fn sum(a: usize, b: usize) -> Option<usize> {
     a.checked_add(b).and_then(within_limit)
 }

@@ -1,20 +1,22 @@
+//! Overlap: whether two elements of a layout share a place in memory.
+
 use smallvec::SmallVec;
 
 use super::Layout;
 
-/// Whether two elements of a layout are one place in memory. ATen's `MemOverlap`.
+/// The answer to whether two elements of a layout share a place in memory. ATen's `MemOverlap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overlap {
     /// Every element has a place of its own: the layout can be written to.
     No,
     /// Two elements share a place.
     Yes,
-    /// Telling takes more than a look at the strides; to be written to, the layout is taken at its owner's word.
+    /// The strides alone do not tell. A caller that writes to such a layout must know that it does not overlap.
     TooHard,
 }
 
 impl Layout {
-    /// Whether two elements are one place in memory.
+    /// Returns whether two elements share a place in memory.
     ///
     /// `No` and `Yes` are certain. PyTorch's `has_internal_overlap` answers `No` only for dense layouts; this also
     /// sees slices and other gaps. Deciding every case is NP-hard.
@@ -29,7 +31,8 @@ impl Layout {
         if repeats || dims.windows(2).any(|pair| pair[0].0 == pair[1].0) {
             return Overlap::Yes;
         }
-        // A step along a dimension that clears all that the denser ones reach can meet none of their elements.
+        // A step along a dimension that is longer than the reach of all denser dimensions never meets one of their
+        // elements.
         let mut reach = 0;
         for (stride, size) in dims {
             if stride <= reach {

@@ -1,18 +1,20 @@
+//! Views of a layout: other layouts on the same storage.
+
 use super::{Dims, Layout, product, sum};
 use crate::LayoutError;
 
-/// What a reshape takes.
+/// The result of a reshape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reshape {
-    /// Nothing: the result is this layout on the same storage.
+    /// A view: this layout on the same storage.
     View(Layout),
     /// A copy of the elements, in order, to a fresh storage with this contiguous layout.
     Copy(Layout),
 }
 
-/// Views: other layouts on the same storage. None needs a larger storage than the layout it comes from.
+/// Views: other layouts on the same storage. No view needs a larger storage than the layout that it comes from.
 impl Layout {
-    /// The elements whose index along `dim` is `index`, without that dimension.
+    /// Returns the elements whose index along `dim` is `index`, without that dimension.
     ///
     /// # Errors
     /// [`LayoutError::DimOutOfRange`], [`LayoutError::IndexOutOfRange`].
@@ -29,12 +31,12 @@ impl Layout {
         Self::checked(sizes, strides, offset)
     }
 
-    /// Every `step`-th element along `dim`, from `start` on and before `end`, both cut to the dimension's size: as in
-    /// Python, a slice past the end is shorter or empty.
+    /// Returns every `step`-th element along `dim`, from `start` on and before `end`. Both are cut to the dimension's
+    /// size: as in Python, a slice past the end is shorter or empty.
     ///
     /// # Errors
-    /// [`LayoutError::DimOutOfRange`], [`LayoutError::ZeroStep`], [`LayoutError::TooLarge`] for a step of which the
-    /// stride is too large.
+    /// [`LayoutError::DimOutOfRange`], [`LayoutError::ZeroStep`], [`LayoutError::TooLarge`] if the step makes the
+    /// stride too large.
     pub fn slice(&self, dim: usize, start: usize, end: usize, step: usize) -> Result<Self, LayoutError> {
         self.check_dim(dim)?;
         if step == 0 {
@@ -49,7 +51,7 @@ impl Layout {
         Self::checked(sizes, strides, offset)
     }
 
-    /// The `length` elements along `dim` from `start` on.
+    /// Returns the `length` elements along `dim` from `start` on.
     ///
     /// # Errors
     /// [`LayoutError::DimOutOfRange`], [`LayoutError::RangeOutOfRange`].
@@ -62,7 +64,7 @@ impl Layout {
         }
     }
 
-    /// The same elements with two dimensions swapped.
+    /// Returns the same elements with two dimensions swapped.
     ///
     /// # Errors
     /// [`LayoutError::DimOutOfRange`].
@@ -75,7 +77,7 @@ impl Layout {
         Ok(view)
     }
 
-    /// The same elements with dimension `dims[i]` as dimension `i`.
+    /// Returns the same elements with dimension `dims[i]` as dimension `i`.
     ///
     /// # Errors
     /// [`LayoutError::NotAPermutation`].
@@ -88,11 +90,11 @@ impl Layout {
         Ok(self.with_dims(dims.iter().copied()))
     }
 
-    /// Dimensions of size 1 repeated to `target`, and new dimensions before the first, all without a copy: repeated
-    /// elements are one place. Source: `inferExpandGeometry` in `ATen/ExpandUtils.cpp`.
+    /// Repeats dimensions of size 1 to the sizes of `target`, and adds new dimensions before the first. Nothing is
+    /// copied: repeated elements share one place. Source: `inferExpandGeometry` in `ATen/ExpandUtils.cpp`.
     ///
     /// # Errors
-    /// [`LayoutError::NotExpandable`] if there are fewer target dimensions, or one differs from a size that is not 1;
+    /// [`LayoutError::NotExpandable`] if the target has fewer dimensions, or differs from a size that is not 1;
     /// [`LayoutError::TooLarge`].
     pub fn expand(&self, target: &[usize]) -> Result<Self, LayoutError> {
         let refuse = || LayoutError::NotExpandable { sizes: self.sizes.to_vec(), target: target.to_vec() };
@@ -112,7 +114,7 @@ impl Layout {
         Self::checked(target.into(), strides, self.offset)
     }
 
-    /// The same elements without dimension `dim` if its size is 1, and unchanged otherwise.
+    /// Returns the same elements without dimension `dim` if its size is 1, and the layout unchanged otherwise.
     ///
     /// # Errors
     /// [`LayoutError::DimOutOfRange`].
@@ -121,12 +123,13 @@ impl Layout {
         if self.sizes[dim] == 1 { self.select(dim, 0) } else { Ok(self.clone()) }
     }
 
-    /// The same elements without any dimension of size 1.
+    /// Returns the same elements without any dimension of size 1.
     pub fn squeeze_all(&self) -> Self {
         self.with_dims((0..self.rank()).filter(|&dim| self.sizes[dim] != 1))
     }
 
-    /// The same elements with a dimension of size 1 before dimension `dim`, or after the last if `dim` is the rank.
+    /// Returns the same elements with a dimension of size 1 before dimension `dim`, or after the last if `dim` is the
+    /// rank.
     ///
     /// # Errors
     /// [`LayoutError::DimOutOfRange`], [`LayoutError::TooLarge`].
@@ -141,10 +144,11 @@ impl Layout {
         Self::checked(sizes, strides, self.offset)
     }
 
-    /// The same elements in the same order with other sizes, without a copy.
+    /// Returns the same elements in the same order with other sizes, without a copy.
     ///
     /// # Errors
-    /// [`LayoutError::NumelMismatch`]; [`LayoutError::NotViewable`] if no strides do it; [`LayoutError::TooLarge`].
+    /// [`LayoutError::NumelMismatch`]; [`LayoutError::NotViewable`] if no strides give such a view;
+    /// [`LayoutError::TooLarge`].
     pub fn view(&self, target: &[usize]) -> Result<Self, LayoutError> {
         match self.reshape(target)? {
             Reshape::View(view) => Ok(view),
@@ -156,7 +160,8 @@ impl Layout {
         }
     }
 
-    /// The same elements in the same order with other sizes: a view if strides can do it, and a copy if not.
+    /// Returns the same elements in the same order with other sizes: a view if there are strides for it, and a copy if
+    /// not.
     ///
     /// # Errors
     /// [`LayoutError::NumelMismatch`], [`LayoutError::TooLarge`].
@@ -175,14 +180,14 @@ impl Layout {
         }
     }
 
-    /// Strides that give `target` these elements in order, `target` having as many and the contiguous strides
-    /// `fresh`. Source: `computeStride` in `ATen/TensorUtils.cpp`.
+    /// Returns strides that give `target` these elements in order, if there are any. `target` has as many elements, and
+    /// the contiguous strides `fresh`. Source: `computeStride` in `ATen/TensorUtils.cpp`.
     ///
-    /// Dimensions fall into runs, each as if contiguous with itself at some stride. A view may split and merge within
-    /// a run, and never across two.
+    /// Dimensions fall into runs. The dimensions of a run are contiguous with each other, at some stride. A view may
+    /// split and merge dimensions within a run, but never across two runs.
     fn view_strides(&self, target: &[usize], fresh: &[usize]) -> Option<Dims> {
         if self.is_empty() {
-            // No element has a place, so any strides do; the same sizes keep theirs.
+            // No element has a place, so any strides work. If the sizes are the same, the strides stay, too.
             return Some(if target == self.sizes() { self.strides.clone() } else { fresh.into() });
         }
         let mut strides = Dims::from_elem(1, target.len());
@@ -201,8 +206,8 @@ impl Layout {
         (unset == 0).then_some(strides)
     }
 
-    /// Number of elements and innermost stride of each run, innermost first. Without dimensions there is one run, of
-    /// the one element.
+    /// Returns the number of elements and the innermost stride of each run, the innermost run first. A layout without
+    /// dimensions has one run, with its one element.
     fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
         let mut dims = self.sizes.iter().copied().zip(self.strides.iter().copied()).rev().peekable();
         let scalar = self.sizes.is_empty().then_some((1, 1));
@@ -218,14 +223,14 @@ impl Layout {
         scalar.into_iter().chain(runs)
     }
 
-    /// The dimensions `dims`, in that order. Those left out must be of size 1.
+    /// Returns the layout with the dimensions `dims`, in that order. The dimensions that are left out must have size 1.
     fn with_dims(&self, dims: impl Iterator<Item = usize>) -> Self {
         let (sizes, strides) = dims.map(|dim| (self.sizes[dim], self.strides[dim])).unzip();
         Self { sizes, strides, ..*self }
     }
 
-    /// Offset of the elements from `index` of `dim` on. For an index at the end there are none, and their place may be
-    /// past the largest.
+    /// Returns the offset of the elements from `index` of `dim` on. If the index is at the end, there are no elements,
+    /// and the offset may be past the largest one allowed.
     fn offset_from(&self, dim: usize, index: usize) -> Result<usize, LayoutError> {
         self.fit(product(index, self.strides[dim]).and_then(|distance| sum(self.offset, distance)))
     }
@@ -235,7 +240,8 @@ impl Layout {
     }
 }
 
-/// Stride of a new dimension of size 1 just outside the given ones: as if it were contiguous with the first of them.
+/// Returns the stride of a new dimension of size 1 just outside the given ones, as if it were contiguous with the first
+/// of them.
 fn next_stride(sizes: &[usize], strides: &[usize]) -> Option<usize> {
     match (sizes.first(), strides.first()) {
         (Some(&size), Some(&stride)) => product(size, stride),

@@ -1,4 +1,4 @@
-//! The CPU allocator, what it reports, and the registry.
+//! Tests of the CPU allocator, its reports, and the registry.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -10,7 +10,7 @@ use tenure_core::{
     MemoryReporter, MemoryUse, NumaMove, OutOfMemory, move_to_numa_node,
 };
 
-/// Keeps what it is told.
+/// A reporter that records every event.
 #[derive(Default)]
 struct Recorder {
     uses: Mutex<Vec<MemoryUse>>,
@@ -80,20 +80,20 @@ fn raw_memory_is_its_own_context() {
 
     let raw = allocator.raw_allocate(100).unwrap();
     assert_eq!(allocator.allocated_bytes(), 110);
-    // SAFETY: from `raw_allocate`, and not used again.
+    // SAFETY: the pointer comes from `raw_allocate`, and is not used again.
     unsafe { allocator.raw_deallocate(raw) };
     assert_eq!(allocator.allocated_bytes(), 10);
 
     let nothing = allocator.raw_allocate(0).unwrap();
     assert!(nothing.is_null());
-    // SAFETY: from `raw_allocate`.
+    // SAFETY: the pointer comes from `raw_allocate`.
     unsafe { allocator.raw_deallocate(nothing) };
 }
 
-/// Lends out bytes that a vector owns: the context is not the pointer.
+/// An allocator that lends out bytes of a vector: the context is not the pointer.
 struct Boxes;
 
-// SAFETY: a fresh vector's bytes, kept until the closure is called.
+// SAFETY: the bytes are those of a fresh vector, which is kept until the closure is called.
 unsafe impl Allocator for Boxes {
     fn device(&self) -> Device {
         Device::CPU
@@ -105,7 +105,7 @@ unsafe impl Allocator for Boxes {
     }
 
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
-        // SAFETY: by contract.
+        // SAFETY: by the function's contract.
         unsafe { source.copy_to_nonoverlapping(target, bytes) };
         Ok(())
     }
@@ -297,7 +297,7 @@ fn the_processs_registry_begins_with_the_cpu() {
     assert_eq!(allocator.device(), Device::CPU);
 }
 
-/// The allocator of a device that is full.
+/// The allocator of a full device.
 struct Full(Device);
 
 // SAFETY: there is no memory to misuse.

@@ -1,4 +1,4 @@
-//! A `DataPtr` frees what it owns, once.
+//! Tests that a `DataPtr` frees the memory that it owns, once.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenure_core::{DataPtr, Deleter, Device};
 
-/// A context that counts the calls of two deleters apart.
+/// A context that counts the calls of two deleters separately.
 #[derive(Default)]
 struct Calls {
     first: AtomicU32,
@@ -23,28 +23,28 @@ impl Calls {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// A `DataPtr` with this context and the first deleter, which must not outlive it.
+    /// Returns a `DataPtr` with this context and the first deleter. It must not outlive `self`.
     fn data(&self) -> DataPtr {
         // SAFETY: the deleter only counts, and every test keeps `self` longer.
         unsafe { DataPtr::new(ptr::dangling_mut(), self.context(), FIRST, Device::CPU) }
     }
 }
 
-/// One pointer each, as deleters are compared by address.
+/// There is one pointer for each deleter, as deleters are compared by address.
 static FIRST: Deleter = count_first;
 static SECOND: Deleter = count_second;
 
 /// # Safety
-/// `context` is a `Calls`.
+/// `context` points to a `Calls`.
 unsafe fn count_first(context: *mut c_void) {
-    // SAFETY: by contract.
+    // SAFETY: by the function's contract.
     unsafe { &*context.cast::<Calls>() }.first.fetch_add(1, Ordering::Relaxed);
 }
 
 /// # Safety
-/// `context` is a `Calls`.
+/// `context` points to a `Calls`.
 unsafe fn count_second(context: *mut c_void) {
-    // SAFETY: by contract.
+    // SAFETY: by the function's contract.
     unsafe { &*context.cast::<Calls>() }.second.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -91,7 +91,7 @@ fn an_unexpected_deleter_stays() {
     let calls = Calls::default();
     let mut data = calls.data();
     let mut null = DataPtr::null(Device::CPU);
-    // SAFETY: both deleters take a `Calls`; a null pointer calls none.
+    // SAFETY: both deleters take a `Calls`. A null pointer calls none.
     unsafe {
         assert!(!data.compare_exchange_deleter(SECOND, SECOND));
         assert!(!null.compare_exchange_deleter(FIRST, SECOND));

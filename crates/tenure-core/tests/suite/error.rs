@@ -1,8 +1,8 @@
-//! Every subsystem's error converts into the crate's one, and says the same.
+//! Every subsystem's error converts into the crate's error, and keeps its message.
 
 use tenure_core::{AllocatorError, DTypeError, DeviceError, DeviceKind, Error, LayoutError, StorageError};
 
-/// `error` as a caller of several subsystems sees it.
+/// Returns the messages of `error` itself and of the public error that it converts into.
 fn converted<E>(error: E) -> (String, String)
 where
     E: Into<Error> + Clone + std::error::Error + Send + Sync + 'static,

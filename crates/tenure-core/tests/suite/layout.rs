@@ -1,4 +1,4 @@
-//! Layouts as PyTorch has them, and what is said of those that cannot be.
+//! Layouts as PyTorch has them, and the errors for those that cannot exist.
 #![allow(clippy::unwrap_used)]
 
 use tenure_core::{DType, Layout, LayoutError, MemoryFormat, Overlap, Reshape};
@@ -58,12 +58,12 @@ fn channels_last_puts_channels_densest() {
 fn strides_of_dimensions_of_size_one_do_not_make_a_layout_discontiguous() {
     assert!(strided(&[2, 1, 3], &[3, 99, 1]).is_contiguous());
     assert!(!strided(&[2, 1, 3], &[4, 3, 1]).is_contiguous());
-    // One channel: both formats at once.
+    // An image with one channel has both formats at once.
     let grey = contiguous(&[8, 1, 5, 7]);
     assert!(grey.is_contiguous() && grey.is_contiguous_in(MemoryFormat::ChannelsLast2d));
 }
 
-/// The cases that `c10/core/MemoryFormat.h` discusses.
+/// Checks the cases that `c10/core/MemoryFormat.h` discusses.
 #[test]
 fn the_memory_format_of_an_ambiguous_layout_is_pytorchs() {
     use MemoryFormat::{ChannelsLast2d, ChannelsLast3d, Contiguous};
@@ -71,13 +71,13 @@ fn the_memory_format_of_an_ambiguous_layout_is_pytorchs() {
     let cases: [(&[usize], &[usize], MemoryFormat); 9] = [
         (&[n, c, h, w], &[h * w * c, 1, w * c, c], ChannelsLast2d),
         (&[n, c, h, w], &[h * w * c, h * w, w, 1], Contiguous),
-        // N111 fits both, whichever it came from.
+        // N111 fits both formats, from whichever it came.
         (&[n, 1, 1, 1], &[1, 1, 1, 1], Contiguous),
         (&[n, 1, 1, 1], &[w, w, w, w], Contiguous),
-        // N1H1: only the strides of its dimensions of size 1 tell.
+        // N1H1: only the strides of dimensions of size 1 tell the format.
         (&[n, 1, h, 1], &[h, 1, 1, 1], ChannelsLast2d),
         (&[n, 1, h, 1], &[h, h, 1, 1], Contiguous),
-        // A transposed 1C1W.
+        // A 1C1W tensor, transposed.
         (&[1, h, 1, c], &[h * c, 1, h, h], Contiguous),
         // Expanded channels.
         (&[n, c, h, w], &[h * w, 0, w, 1], Contiguous),
@@ -97,7 +97,7 @@ fn a_slice_of_channels_last_is_still_channels_last() {
     assert!(!crop.is_contiguous_in(MemoryFormat::ChannelsLast2d));
 }
 
-/// Strides as `torch.Tensor.view` gives them, those of dimensions of size 1 included.
+/// Checks strides against those of `torch.Tensor.view`, including the strides of dimensions of size 1.
 #[test]
 fn views_have_pytorchs_strides() {
     let cases: [(Layout, &[usize], &[usize]); 7] = [
@@ -129,7 +129,7 @@ fn expanded_dimensions_have_stride_zero_and_overlap() {
     assert_eq!(row.overlap(), Overlap::Yes);
     // A new dimension of size 1 repeats nothing.
     assert_eq!(contiguous(&[3]).expand(&[1, 3]).unwrap().strides(), [3, 1]);
-    // Nothing is repeated where there is nothing.
+    // An empty layout repeats no element.
     assert_eq!(contiguous(&[1, 3]).expand(&[0, 3]).unwrap().overlap(), Overlap::No);
 }
 
@@ -157,7 +157,7 @@ fn as_strided_may_reach_the_last_byte_and_no_further() {
         message(Layout::as_strided(&[3, 2], &[1, 1], 2, DType::F32, 20)),
         "sizes [3, 2] with strides [1, 1] at offset 2 need 24 bytes of float32, and the storage has 20"
     );
-    // Nothing is past the end of nothing.
+    // An empty layout has no element past the storage's end.
     assert!(Layout::as_strided(&[3, 0], &[1, 1], 1000, DType::F32, 0).is_ok());
 }
 

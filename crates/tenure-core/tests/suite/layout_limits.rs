@@ -1,4 +1,4 @@
-//! No arithmetic on a layout wraps, whatever the numbers.
+//! Tests that no arithmetic on a layout wraps, whatever the numbers are.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -27,7 +27,8 @@ fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
     (0..6_usize).prop_flat_map(|rank| (prop::collection::vec(numbers(), rank), prop::collection::vec(numbers(), rank)))
 }
 
-/// What [`Layout`] promises of itself, in arithmetic that is wide enough. Saturates, which is also past the limit.
+/// Returns whether the promise of [`Layout`] holds, in arithmetic that is wide enough. It saturates, but only past the
+/// limit.
 fn is_within_limits(sizes: &[usize], strides: &[usize], offset: usize) -> bool {
     let empty = sizes.contains(&0);
     let numel = sizes.iter().fold(1_u128, |product, &size| product.saturating_mul(size as u128));
@@ -44,7 +45,7 @@ fn assert_keeps_promise(layout: &Layout) {
     assert_eq!(layout.numel() as u128, numel.min(if layout.is_empty() { 0 } else { LIMIT }), "{layout:?}");
 }
 
-/// Asks everything that can be asked of a layout; a wrap panics here.
+/// Calls every method of a layout that computes a property. Arithmetic that wraps panics here.
 fn ask_all(layout: &Layout) {
     assert_keeps_promise(layout);
     layout.overlap();

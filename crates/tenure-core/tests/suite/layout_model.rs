@@ -1,10 +1,10 @@
-//! Every operation on layouts against a model that lists where each element is.
+//! Tests of every operation on layouts against a model that lists the place of each element.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use tenure_core::{DType, Layout, LayoutError, MemoryFormat, Overlap, Reshape};
 
-/// A tensor's elements, each named by its place in the storage, in row-major order.
+/// The elements of a tensor in row-major order, each named by its place in the storage.
 #[derive(Clone, Debug, PartialEq)]
 struct Model {
     sizes: Vec<usize>,
@@ -27,7 +27,8 @@ impl Model {
         self.places[index.iter().zip(&self.sizes).fold(0, |row_major, (i, size)| row_major * size + i)]
     }
 
-    /// Whether some strides list these places under `target`; each can only be the distance of its first two elements.
+    /// Returns whether some strides list these places under `target`. Each stride can only be the distance of its first
+    /// two elements.
     fn has_strides_for(&self, target: &[usize]) -> bool {
         let Some(&first) = self.places.first() else { return true };
         let mut row_major = 1;
@@ -45,7 +46,7 @@ impl Model {
     }
 }
 
-/// Every index of a tensor of `sizes`, in row-major order.
+/// Returns every index of a tensor of `sizes`, in row-major order.
 fn indices(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![vec![]], |prefixes, &size| {
         prefixes.iter().flat_map(|prefix| (0..size).map(|i| [&prefix[..], &[i]].concat())).collect()
@@ -64,7 +65,8 @@ fn sizes(rank: impl Into<proptest::collection::SizeRange>) -> impl Strategy<Valu
     prop::collection::vec(prop_oneof![1 => Just(0_usize), 3 => Just(1), 12 => 2..5_usize], rank)
 }
 
-/// Any strides at all, or those of a permuted dense tensor: most that arise in practice, and most that do not.
+/// Generates layouts with any strides, or with those of a permuted dense tensor: most layouts that arise in practice,
+/// and most that do not.
 fn layouts_of(sizes: Vec<usize>) -> impl Strategy<Value = Layout> {
     let rank = sizes.len();
     let any_strides = (Just(sizes.clone()), prop::collection::vec(0..20_usize, rank), 0..50_usize)
@@ -82,12 +84,13 @@ fn layouts() -> impl Strategy<Value = Layout> {
     sizes(0..5).prop_flat_map(layouts_of)
 }
 
-/// A layout of at least one dimension, and one of its dimensions.
+/// Generates a layout of at least one dimension, and one of its dimensions.
 fn layouts_and_dim() -> impl Strategy<Value = (Layout, usize)> {
     sizes(1..5).prop_flat_map(layouts_of).prop_flat_map(|layout| (Just(layout.clone()), 0..layout.rank()))
 }
 
-/// A layout, and sizes of as many elements: its own sizes split into prime factors, regrouped, with ones put between.
+/// Generates a layout, and other sizes with as many elements: its own sizes are split into prime factors and regrouped,
+/// with ones put between them.
 fn layouts_and_target() -> impl Strategy<Value = (Layout, Vec<usize>)> {
     (layouts(), prop::collection::vec(0..4_u8, 12)).prop_map(|(layout, choices)| {
         let factors = layout.sizes().iter().flat_map(|&size| if size == 4 { vec![2, 2] } else { vec![size] });

@@ -1,4 +1,4 @@
-//! Tests of what the crate offers.
+//! Tests of the crate's public interface.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod allocator;

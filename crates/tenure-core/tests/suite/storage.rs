@@ -1,4 +1,4 @@
-//! A storage: shared bytes that can move, and a generation that tells when they did.
+//! Tests of storages: shared bytes that can move, and a generation that changes when they do.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -16,7 +16,8 @@ fn cpu() -> Arc<CpuAllocator> {
 fn write(storage: &Storage, bytes: &[u8]) {
     let guard = storage.lock();
     assert_eq!(bytes.len(), guard.bytes());
-    // SAFETY: as many bytes of host memory, filled with junk when allocated; a test has its storage to itself.
+    // SAFETY: the guard has as many bytes of host memory, filled with junk when they were allocated. A test has its
+    // storage to itself.
     unsafe { guard.as_mut_slice() }.copy_from_slice(bytes);
 }
 
@@ -26,7 +27,7 @@ fn read(storage: &Storage) -> Vec<u8> {
     unsafe { guard.as_slice() }.to_vec()
 }
 
-/// Bytes of a vector, and how often they have been freed.
+/// Returns the bytes of a vector, and the number of times that they have been freed.
 fn foreign(bytes: usize) -> (DataPtr, Arc<AtomicU32>) {
     let frees = Arc::new(AtomicU32::new(0));
     let mut owner = vec![0_u8; bytes];
@@ -78,7 +79,7 @@ fn a_weak_handle_keeps_no_bytes_but_can_become_one_that_does() {
     let storage = Storage::new(16, allocator.clone()).unwrap();
     assert!(storage.is_unique());
     let weak = storage.downgrade();
-    assert!(!storage.is_unique(), "somebody may become another reader");
+    assert!(!storage.is_unique(), "the weak handle may become another reader");
     assert!(weak.upgrade().unwrap().is_alias_of(&storage));
     drop(storage);
     assert!(weak.upgrade().is_none());
@@ -204,7 +205,7 @@ fn bytes_on_another_device_are_not_copied_by_this_allocator() {
     let storage = Storage::new(4, cpu()).unwrap();
     let mut bytes = [0_u8; 4];
     let elsewhere = DataPtr::foreign(bytes.as_mut_ptr(), Device::cuda(0), || ());
-    // SAFETY: never read, as the test checks.
+    // SAFETY: the bytes are never read, as the test checks.
     drop(unsafe { storage.set_data_ptr(elsewhere, 4) });
     assert_eq!(
         storage.resize(8).unwrap_err().to_string(),
@@ -222,7 +223,7 @@ fn device_bytes_are_no_slice() {
     unsafe { storage.lock().as_slice() };
 }
 
-/// The CPU allocator, which refuses or fails to copy when told to.
+/// An allocator of CPU memory that refuses to allocate, or fails to copy, when a test wants it to.
 #[derive(Default)]
 struct Faulty {
     inner: CpuAllocator,
@@ -230,7 +231,7 @@ struct Faulty {
     fail_copy: AtomicBool,
 }
 
-// SAFETY: the CPU allocator's memory.
+// SAFETY: the memory is that of the CPU allocator.
 unsafe impl Allocator for Faulty {
     fn device(&self) -> Device {
         Device::CPU
@@ -247,7 +248,7 @@ unsafe impl Allocator for Faulty {
         if self.fail_copy.load(Ordering::Relaxed) {
             return Err(AllocatorError::Failed { device: Device::CPU, call: "copy", reason: "on purpose".into() });
         }
-        // SAFETY: by contract.
+        // SAFETY: by the function's contract.
         unsafe { self.inner.copy(source, target, bytes) }
     }
 }
@@ -306,7 +307,7 @@ fn a_guard_keeps_the_bytes_in_place_while_others_resize() {
         while !resizer.is_finished() {
             let guard = storage.lock();
             let (address, bytes, generation) = (guard.as_ptr(), guard.bytes(), guard.generation());
-            // SAFETY: the junk fill or `write` wrote every byte, and nobody writes now.
+            // SAFETY: the junk fill or `write` wrote every byte, and nothing writes now.
             let prefix = unsafe { &guard.as_slice()[..64] };
             assert!(prefix.iter().all(|&byte| byte == 1));
             assert_eq!((guard.as_ptr(), storage.bytes(), storage.generation()), (address, bytes, generation));
@@ -320,7 +321,7 @@ fn bytes_that_are_on_their_way_are_waited_for_by_who_uses_them_alone() {
     struct Coming(Mutex<mpsc::Receiver<()>>, Arc<AtomicU32>);
     impl Arrival for Coming {
         fn wait(&self) {
-            // The second time the sender is gone.
+            // The second time, the sender is gone.
             let _ = self.0.lock().unwrap().recv();
             self.1.fetch_add(1, Ordering::Relaxed);
         }
@@ -328,7 +329,7 @@ fn bytes_that_are_on_their_way_are_waited_for_by_who_uses_them_alone() {
     let (arrived, arrival) = mpsc::channel();
     let (mut bytes, waits) = (vec![7_u8; 4], Arc::new(AtomicU32::new(0)));
     let data = DataPtr::foreign(bytes.as_mut_ptr(), Device::CPU, || ());
-    // SAFETY: the vector is there for longer, and nobody else uses it.
+    // SAFETY: the vector lives longer, and nothing else uses it.
     let storage = unsafe { Storage::arriving(data, 4, Coming(Mutex::new(arrival), Arc::clone(&waits))) };
     assert_eq!((storage.bytes(), storage.device(), storage.is_resizable()), (4, Device::CPU, false));
     assert_eq!(storage.generation(), storage.clone().generation());

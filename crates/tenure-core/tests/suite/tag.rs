@@ -1,4 +1,4 @@
-//! Tags and keys: what an allocation is, and which one.
+//! Tags and keys: the purpose of an allocation, and its name.
 #![allow(clippy::unwrap_used)]
 
 use std::thread;

@@ -1,3 +1,5 @@
+//! Files that other programs wrote: byte order marks, UTF-16, and pointers of git-lfs.
+
 use tenure_core::user_files::{expect_fetched, expect_no_utf_16, without_mark};
 
 #[test]
