@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The lock that threads hold for reading while no fork may interrupt them, and that the forking thread holds for
-/// writing. It is a lock of the standard library, which is a word of its own. Other libraries keep waiting threads in a
+/// writing. It is a lock of the standard library, whose state is one word. Other libraries keep waiting threads in a
 /// table that has locks itself.
 static FORKS: RwLock<Vec<AtFork>> = RwLock::new(Vec::new());
 

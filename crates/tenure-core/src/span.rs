@@ -8,7 +8,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 const SLOTS: usize = 256;
 
 /// A stretch of a program's run that ends for all threads at once. A [`Purpose`](crate::Purpose) that was set for a
-/// span ends with it on all threads. For callers that cannot reach these threads when they know that the span is over.
+/// span ends with it on all threads. It serves callers that cannot reach these threads when they know that it is over.
 ///
 /// ```
 /// use tenure_core::{KeyId, Purpose, Span, Tag};

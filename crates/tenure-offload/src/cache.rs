@@ -16,8 +16,7 @@ const MOST_EVENTS: usize = 1 << 20;
 /// The most signatures that are remembered because no estimate works for them.
 const MOST_UNLIKE: usize = 1 << 16;
 
-/// Remembers the profiles and plans of the most recent steps. A program whose every step has another size fills no
-/// memory.
+/// A cache of the profiles and plans of the most recent steps. It stays bounded even if every step has another size.
 #[derive(Default)]
 pub(crate) struct StepCache {
     steps: HashMap<StepKey, CachedStep>,

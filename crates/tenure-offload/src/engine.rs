@@ -79,13 +79,13 @@ impl Engine {
         self.inner.ledger.lock().set_budget(bytes);
     }
 
-    /// Reserves `bytes` of the budget for memory that this allocator does not manage, from the next step on: on the
-    /// host, the buffers through which bytes pass on their way to a disk, and the rest of the process.
+    /// Reserves `bytes` of the budget for memory that the engine's allocator does not manage, from the next step on:
+    /// on the host, the buffers through which bytes pass on their way to a disk, and the rest of the process.
     pub fn set_aside(&self, bytes: u64) {
         self.inner.ledger.lock().set_aside(bytes);
     }
 
-    /// Returns the bytes of the budget that are reserved for memory which this allocator does not manage.
+    /// Returns the bytes of the budget that are reserved for memory which the engine's allocator does not manage.
     pub fn aside_bytes(&self) -> u64 {
         self.inner.ledger.lock().aside_bytes
     }
@@ -160,8 +160,8 @@ impl Engine {
         self.problem().map(drop)
     }
 
-    /// Returns the error for a budget that is too small, where one of `least_bytes` works. The error splits these bytes
-    /// as the step that was measured last does.
+    /// Returns the error for a budget that is too small, where one of `least_bytes` works. It lists the needs of the
+    /// step that was measured last, and counts the rest of `least_bytes` as set aside.
     pub fn refusal(&self, budget_bytes: u64, least_bytes: u64) -> OffloadError {
         let ledger = self.inner.ledger.lock();
         let profiled = ledger.profiled();

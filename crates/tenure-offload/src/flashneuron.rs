@@ -77,7 +77,7 @@ impl FnMemory {
         Self { device: Pool::new("device", device), p2p: Pool::new("p2p", p2p) }
     }
 
-    /// Returns the address of `bytes` at the low end. Zero bytes are at 0.
+    /// Allocates `bytes` at the low end, and returns their address. Zero bytes get address 0.
     ///
     /// # Errors
     /// [`FnMemoryError::Full`].
@@ -85,7 +85,7 @@ impl FnMemory {
         self.device.malloc("device_malloc", bytes, Arena::allocate_low)
     }
 
-    /// Returns the address of `bytes` at the high end. Zero bytes are at 0.
+    /// Allocates `bytes` at the high end, and returns their address. Zero bytes get address 0.
     ///
     /// # Errors
     /// [`FnMemoryError::Full`].
@@ -111,12 +111,12 @@ impl FnMemory {
         self.device.arena.lock().free_bytes()
     }
 
-    /// Returns the part that would be free with `bytes` more handed out. It is negative if there are not as many.
+    /// Returns the part that would be free with `bytes` more handed out. It is negative if fewer are free.
     pub fn device_occupancy_future(&self, bytes: u64) -> f64 {
         self.device.arena.lock().free_fraction_after(bytes)
     }
 
-    /// Returns the address of `bytes` in the staging pool. Zero bytes are at 0.
+    /// Allocates `bytes` in the staging pool, and returns their address. Zero bytes get address 0.
     ///
     /// # Errors
     /// [`FnMemoryError::Full`].

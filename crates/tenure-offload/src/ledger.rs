@@ -69,7 +69,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Sets the budget, and forgets plans and experience from another budget.
+    /// Sets the budget, and forgets plans and spare bytes from another budget.
     pub(crate) fn set_budget(&mut self, bytes: u64) {
         (self.budget_bytes, self.spare_bytes) = (Some(bytes), 0);
         self.steps.clear_plans();

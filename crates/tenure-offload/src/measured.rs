@@ -139,7 +139,8 @@ impl Measured {
     }
 
     /// Returns the profile of the step. Its operations only serve to time how saved tensors are made: a plan knows only
-    /// the intervals between saves, needs and uses of residents, so that planned steps need not report operations.
+    /// the intervals between saves, needs and uses of residents, so that planned steps need no event for each
+    /// operation.
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
         let Self { mut profile, clock, events, residents, codecs, held_bytes, .. } = self;

@@ -124,8 +124,8 @@ impl Memory {
     }
 
     /// Returns the host's time for each recomputed operation, in nanoseconds: the host notes the operation where the
-    /// front end asks for it first, and asks for it again later. 0 for the host's memory, where this is part of the
-    /// operation's own time.
+    /// front end asks for it first, and asks for it again later. It is 0 for the host's memory, where this is part
+    /// of the operation's own time, and for a simulated device.
     pub(crate) fn launch_ns(&self) -> u64 {
         if self.device().is_none() || self.is_simulated() { 0 } else { LAUNCH_NS }
     }

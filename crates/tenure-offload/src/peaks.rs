@@ -15,7 +15,7 @@ const MOST_KINDS: usize = 256;
 
 /// Predicts the peak of a step from the peaks of steps of its kind that have other sizes.
 ///
-/// A program whose every step is of another kind fills no memory: at `MOST_KINDS` kinds, all are forgotten.
+/// It stays bounded even if every step is of another kind: a new kind beyond `MOST_KINDS` makes it forget all others.
 #[derive(Debug, Default)]
 pub(crate) struct Peaks {
     kinds: HashMap<u64, PeaksOfKind>,

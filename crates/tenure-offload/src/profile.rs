@@ -413,7 +413,8 @@ impl Saved {
         self.needs.iter().find(|need| **need >= point).map_or(usize::MAX, |need| need - point)
     }
 
-    /// The intervals in which the bytes must be there: the one that makes them, and those in which they are needed or held.
+    /// Returns the intervals in which the bytes must be in memory: the one that makes them, and those in which they are
+    /// needed or held.
     fn used_in(&self) -> impl Iterator<Item = usize> {
         let needed = self.needs.iter().map(|point| point + 1).filter(|needed| self.held.binary_search(needed).is_err());
         std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())

@@ -1,4 +1,4 @@
-//! Reclaiming: makes room where an allocation finds none.
+//! Reclaiming of memory for allocations that find no room.
 
 use std::sync::Arc;
 
@@ -135,8 +135,8 @@ fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     }
     let waited = wait_for(inner, id, &stored);
     if waited.is_err() || inner.memory.device().is_none() {
-        // The spill is done, or it failed, and one call is to return its error. On a device, a finished spill stays
-        // listed, since another thread may be about to release it.
+        // The spill is done, or it failed, in which case only one call returns its error. On a device, a finished spill
+        // stays listed, since another thread may be about to release it.
         inner.ledger.lock().leaving.retain(|(other, _)| *other != id);
     }
     waited

@@ -8,9 +8,9 @@ use tenure_tier::codec::Choice;
 /// The report of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// The most bytes that were allocated at once, in a step that was measured or None.
+    /// The most bytes that were allocated at once. None unless the step was measured.
     pub peak_bytes: Option<u64>,
-    /// The most bytes that were allocated or cached for later allocations at once, in a step that was measured or None.
+    /// The most bytes at once that were allocated or cached for later allocations. None unless the step was measured.
     pub reserved_bytes: Option<u64>,
     /// The bytes that were spilled.
     pub spilled_bytes: u64,

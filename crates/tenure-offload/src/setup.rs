@@ -18,7 +18,7 @@ use crate::memory::Memory;
 const STAGING_BYTES: usize = 4 << 20;
 /// The most bytes of disks that are taken by default.
 const MOST_SPILLED: u64 = 64 << 30;
-/// The least bytes of disks that are tried by default. If there is no room for as many, opening the disk fails.
+/// The capacity in bytes at or below which no smaller one is tried by default: opening the disk then fails.
 const LEAST_SPILLED: u64 = 64 << 20;
 /// The time limit of a planner.
 const PLANNING: Duration = Duration::from_secs(10);

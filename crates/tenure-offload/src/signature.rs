@@ -5,7 +5,7 @@
 pub enum Pass {
     /// The pass measures how much memory and time the step takes when nothing is moved.
     Plain,
-    /// The pass keeps to the budget. A step like which none is known is measured, and moves tensors when an allocation
+    /// The pass keeps to the budget. If no step like it is known, it is measured, and tensors leave when an allocation
     /// finds no room.
     Budgeted,
 }

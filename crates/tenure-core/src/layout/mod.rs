@@ -53,7 +53,7 @@ impl Layout {
         Self::with_format(sizes, MemoryFormat::Contiguous)
     }
 
-    /// Returns a layout of any sizes, strides and offset. Its elements may overlap.
+    /// Returns a layout of any sizes, strides and offset. Its elements may share places.
     ///
     /// # Errors
     /// [`LayoutError::RankMismatch`] unless there are as many strides as sizes; [`LayoutError::TooLarge`].
