@@ -1,4 +1,4 @@
-//! Who reads and writes files.
+//! Engines: the threads or the kernel queue that read and write files.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -10,22 +10,22 @@ use parking_lot::Mutex;
 use super::file::ExtentFile;
 use super::staging::Chunk;
 
-/// Which way bytes go.
+/// The direction of a transfer: into memory or out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     In,
     Out,
 }
 
-/// A part of a file, to be read into a chunk or written from it.
+/// A part of a file to read into a chunk or to write from it.
 pub(super) struct Request {
     pub(super) direction: Direction,
     pub(super) file: Arc<ExtentFile>,
     pub(super) offset: u64,
-    /// In whole blocks.
+    /// Whole blocks.
     pub(super) bytes: usize,
     pub(super) chunk: Chunk,
-    /// Is called once, by a thread of the engine, which it does not keep for long.
+    /// Called once, on a thread of the engine, which it must not block for long.
     pub(super) done: Done,
 }
 
@@ -35,21 +35,22 @@ impl Request {
     }
 }
 
-/// The chunk comes back, unless the kernel may still have it.
+/// Called at the end of a request. The chunk comes back, unless the kernel may still use it.
 pub(super) type Done = Box<dyn FnOnce(Option<Chunk>, io::Result<()>) + Send>;
 
-/// Carries out requests, several at once, in any order. Dropped, it has finished all of them.
+/// Carries out requests, several at once, in any order. Dropping it finishes all of them.
 pub(super) trait Engine: Send + Sync {
+    /// Begins to carry out a request.
     ///
     /// # Errors
-    /// The request, if it carries out none any more.
+    /// Returns the request if the engine has stopped.
     fn begin(&self, request: Request) -> Result<(), Box<Request>>;
 
-    /// What it is, for reports.
+    /// Returns the engine's name for reports.
     fn name(&self) -> &'static str;
 }
 
-/// Threads that each carry out one request after the other, where the system has nothing better.
+/// Threads that each carry out one request after the other, for systems without `io_uring`.
 pub(super) struct Threads {
     requests: Option<mpsc::Sender<Request>>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -99,7 +100,7 @@ impl Drop for Threads {
     }
 }
 
-/// To the threads, which wait for as long as there is a sender.
+/// Sends a request to the threads, which wait for requests as long as there is a sender.
 pub(super) fn send(requests: &Option<mpsc::Sender<Request>>, request: Request) -> Result<(), Box<Request>> {
     match requests {
         Some(requests) => requests.send(request).map_err(|refused| Box::new(refused.0)),
@@ -107,10 +108,10 @@ pub(super) fn send(requests: &Option<mpsc::Sender<Request>>, request: Request) -
     }
 }
 
-/// Waits for a thread that ends, unless it is the one that waits: that of the last request may drop the engine.
+/// Waits until a thread has ended, unless it is the current one: the last request's thread may drop the engine.
 pub(crate) fn end(thread: thread::JoinHandle<()>) {
     if thread.thread().id() != thread::current().id() {
-        // One that panicked has said so.
+        // A panic has already been printed.
         let _ = thread.join();
     }
 }

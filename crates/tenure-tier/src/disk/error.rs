@@ -1,47 +1,49 @@
+//! The error of a disk tier.
+
 use std::io;
 use std::path::PathBuf;
 
-/// Why bytes did not get to a disk, or back. Always one line, which names the tensor.
+/// The reason why bytes did not get to a disk or back. Its message is one line, which names the tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// There is no room.
+    /// The files have no room.
     #[error("{name}: {bytes} bytes do not fit on disk in {folders}: {free} of {capacity} are free; give the tier more")]
     Full {
         /// The tensor.
         name: String,
-        /// Where the files are.
+        /// The folders of the files.
         folders: String,
         /// Its bytes, in whole blocks.
         bytes: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// Bytes in all.
+        /// The capacity in bytes.
         capacity: u64,
     },
-    /// As much was written in a day as is allowed.
+    /// The write would exceed the daily limit.
     #[error("{name}: {limit} bytes may be written in a day, and this would be more: allow more, or wait")]
     Worn {
         /// The tensor.
         name: String,
-        /// Bytes a day.
+        /// The limit in bytes per day.
         limit: u64,
     },
-    /// The disk refused.
+    /// The disk returned an error.
     #[error("{name}: {call} in {} failed at byte {offset}: {source}", folder.display())]
     Io {
         /// The tensor.
         name: String,
-        /// What was tried.
+        /// The operation: reading or writing.
         call: &'static str,
-        /// Where the file is.
+        /// The folder of the file.
         folder: PathBuf,
-        /// The byte of the file.
+        /// The offset in the file, in bytes.
         offset: u64,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// What came back is not what went out.
+    /// The bytes read differ from the bytes written.
     #[error(
         "{name}: bytes came back changed from {}, at byte {offset}: the disk or its memory fails; spill elsewhere",
         folder.display()
@@ -49,18 +51,18 @@ pub enum DiskError {
     Changed {
         /// The tensor.
         name: String,
-        /// Where the file is.
+        /// The folder of the file.
         folder: PathBuf,
-        /// The byte of the file.
+        /// The offset in the file, in bytes.
         offset: u64,
     },
-    /// The threads that would do it are the parent's.
+    /// The process was forked, and the disk's threads run in its parent.
     #[error("{name}: a forked process has no disks of its parent's: open them in it, or start it otherwise")]
     Forked {
         /// The tensor.
         name: String,
     },
-    /// A buffer of another size.
+    /// The buffer has another size.
     #[error("{name}: it has {bytes} bytes, and is read into {given}")]
     Size {
         /// The tensor.

@@ -1,4 +1,4 @@
-//! A file for bytes that nobody needs afterwards.
+//! Temporary files for spilled bytes.
 
 use std::fs::File;
 use std::io;
@@ -12,16 +12,16 @@ use rustix::io::Errno;
 use super::staging::{BLOCK, Chunk};
 use crate::TierError;
 
-/// A file without a name, all of it set aside at once: it is gone with the process, however that ends.
+/// A file without a name, allocated in full when it is created. It is gone when the process ends, however it ends.
 pub(super) struct ExtentFile {
     pub(super) file: File,
     pub(super) folder: PathBuf,
-    /// Whether bytes go past the system's cache.
+    /// Whether transfers bypass the system's page cache.
     pub(super) is_direct: bool,
 }
 
 impl ExtentFile {
-    /// A file of `bytes` bytes in a folder.
+    /// Creates a file of `bytes` bytes in a folder.
     pub(super) fn create(folder: &Path, bytes: u64, chunk: &Chunk) -> Result<Self, TierError> {
         let failed = |call, source| TierError::System { what: folder.display().to_string(), call, source };
         let file = tempfile::tempfile_in(folder).map_err(|error| failed("making a file", error))?;
@@ -30,9 +30,9 @@ impl ExtentFile {
         if bytes > available {
             return Err(no_room(available));
         }
-        // So that the file system cannot be full later.
+        // Allocates all of it, so that a write cannot find the file system full later.
         match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-            // Somebody else took it meanwhile.
+            // Another process took the room meanwhile.
             Err(Errno::NOSPC) => return Err(no_room(free_bytes(folder)?)),
             allocated => allocated.map_err(|error| failed("fallocate", error.into()))?,
         }
@@ -45,7 +45,8 @@ impl ExtentFile {
     }
 }
 
-/// Has bytes go past the system's cache, if the file system can do that: it is tried.
+/// Makes transfers bypass the page cache, if a test write shows that the file system can do that. Returns whether it
+/// can.
 fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
     let flags = fcntl_getfl(file)?;
     if fcntl_setfl(file, flags | OFlags::DIRECT).is_ok() && file.write_all_at(&chunk.bytes()[..BLOCK], 0).is_ok() {
@@ -55,8 +56,7 @@ fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Bytes that are free where a folder is.
-/// The number of a folder's file system.
+/// Returns the device number of a folder's file system.
 pub(super) fn system_of(folder: &Path) -> Result<u64, TierError> {
     let failed =
         |error: Errno| TierError::System { what: folder.display().to_string(), call: "stat", source: error.into() };

@@ -1,27 +1,27 @@
-//! Whether a GPU could reach disks itself.
+//! Detection of GPUDirect Storage, by which a GPU can access disks directly.
 
 use std::path::Path;
 use std::{fmt, fs};
 
-/// What the kernel's module for it tells of itself.
+/// The file in which the kernel module reports its version.
 const MODULE: &str = "/proc/driver/nvidia-fs/version";
 
-/// NVIDIA's GPUDirect Storage. Without its kernel module the library copies through the host's memory too, so nothing is won
-/// by calling it; with it, it is told and not used: what lies on a disk has a checksum and may be encoded, which is made in
-/// that memory.
+/// The state of NVIDIA's GPUDirect Storage on this machine, which is reported and not used. Without its kernel module
+/// the library copies through host memory too, so calling it gains nothing. With the module it would not help either:
+/// bytes on a disk have a checksum and may be encoded, and both are computed in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuDirect {
-    /// There is no such module.
+    /// The kernel module is not loaded.
     Absent,
-    /// There is one.
+    /// The kernel module is loaded.
     Active {
-        /// What it says of itself.
+        /// The version that it reports.
         version: String,
     },
 }
 
 impl GpuDirect {
-    /// Looks at this machine.
+    /// Probes this machine.
     pub fn probe() -> Self {
         Self::at(Path::new(MODULE))
     }

@@ -1,4 +1,4 @@
-//! Disks as a tier: bytes go out to files in folders and come back, several at once, and are checked.
+//! Disks as a tier: bytes are written to files in folders and read back, several transfers at once, and are verified.
 
 mod engine;
 mod error;
@@ -33,34 +33,34 @@ use ring::Ring;
 pub(crate) use staging::{BLOCK, CHUNK, Chunk, Memory};
 use transfer::{State, Transfer};
 
-/// A day of [`DiskOptions::daily_bytes`].
+/// The length of a day for [`DiskOptions::daily_bytes`].
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Threads that copy between tensors and chunks, and compute checksums.
+/// The number of threads that copy between tensors and chunks and compute checksums.
 const COPIERS: usize = 2;
 
-/// How disks are used.
+/// Settings of a [`Disk`].
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Bytes of the files together, set aside at once.
+    /// The total size of the files in bytes, allocated when the disk is opened.
     pub capacity: u64,
-    /// Memory that bytes pass through: what waits for it takes none.
+    /// Staging memory in bytes. Transfers that wait for it use no memory of their own.
     pub staging_bytes: usize,
-    /// How many bytes may be written in 24 hours, if not any number: disks wear out. Counted here alone, as many as they are
-    /// before they are encoded.
+    /// The most bytes that may be written in 24 hours, or `None` for no limit: disks wear out. Only writes of this tier
+    /// count, with their size before encoding.
     pub daily_bytes: Option<u64>,
 }
 
 impl DiskOptions {
-    /// Files of so many bytes together, 64 MiB of memory, and no limit a day.
+    /// Settings for files of `capacity` bytes in total, 64 MiB of staging memory, and no daily limit.
     pub fn new(capacity: u64) -> Self {
         Self { capacity, staging_bytes: 64 << 20, daily_bytes: None }
     }
 }
 
-/// Bytes on disks, in one file a folder, each without a name and gone with the process. What is written is divided into
-/// pieces that go to the folders in turn.
+/// A tier of files on disks, one file per folder. The files have no names and are gone when the process ends. Written
+/// bytes are divided into pieces that go to the folders in turn.
 ///
-/// A handle: clones are one tier. When the last is dropped, what was begun is finished first.
+/// This is a handle: clones share one tier. Dropping the last one finishes the transfers under way first.
 ///
 /// ```
 /// use tenure_tier::{Disk, DiskOptions};
@@ -77,11 +77,11 @@ pub struct Disk {
     running: Arc<Running>,
 }
 
-/// What the last handle ends.
+/// The state that ends with the last handle: its threads and the transfers under way.
 struct Running {
     shared: Arc<Shared>,
     copiers: Vec<thread::JoinHandle<()>>,
-    /// In a forked child nobody runs.
+    /// The process that opened the tier. The threads do not run in a forked child.
     process: u32,
 }
 
@@ -89,35 +89,35 @@ struct Shared {
     files: Vec<Arc<ExtentFile>>,
     engine: Box<dyn Engine>,
     options: DiskOptions,
-    /// Children that were forked lock it too, when they drop what they have.
+    /// Forked children lock this too, when they drop what they hold.
     extents: Unforked<Extents>,
     state: Mutex<State>,
     speeds: Speeds,
-    /// There is something to copy, or nothing will be any more.
+    /// Signals that there is something to copy, or that no more will come.
     work: Condvar,
 }
 
-/// Which parts of the files are in use.
+/// The parts of the files that are in use.
 struct Extents {
-    /// Of each file.
+    /// The free parts of each file.
     free: Vec<Arena>,
-    /// The file that the next piece goes to, if there is room.
+    /// The file that the next piece goes to if it has room.
     turn: usize,
-    /// When this day began, and the bytes that were written in it.
+    /// The start of the current day, and the bytes written in it.
     day: (Instant, u64),
 }
 
-/// A piece of what was written.
+/// A piece of some written bytes.
 struct Piece {
     file: usize,
     offset: u64,
-    /// As they were.
+    /// The number of bytes before encoding.
     bytes: usize,
-    /// As it lies there, once that is known.
+    /// The piece as it is in the file, set once it has been encoded.
     written: OnceLock<Written>,
 }
 
-/// What became of a piece in a file.
+/// A piece's encoding in its file.
 struct Written {
     codec: Codec,
     bytes: usize,
@@ -126,13 +126,13 @@ struct Written {
 }
 
 impl Piece {
-    /// As it lies in its file: what is encoded is shorter than the room that it has.
+    /// Returns the bytes in the file, in whole blocks. An encoded piece is shorter than the room set aside for it.
     fn whole_blocks(&self) -> usize {
         self.written.get().map_or(self.bytes, |written| written.bytes).next_multiple_of(BLOCK)
     }
 }
 
-/// Something on disk, under the name that errors tell. Clones are one; the last that is dropped makes room.
+/// Bytes on disk, under the name that errors use. Clones share them; dropping the last clone frees their room.
 #[derive(Clone)]
 pub struct Spilled {
     stored: Arc<Stored>,
@@ -153,17 +153,17 @@ impl Drop for Stored {
 }
 
 impl Spilled {
-    /// What it was called.
+    /// Returns the name that the bytes were written under.
     pub fn name(&self) -> &str {
         &self.stored.name
     }
 
-    /// How many bytes it has.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.stored.bytes
     }
 
-    /// What became of them: the codec is that of most.
+    /// Returns how the bytes were encoded. The codec is the one used for most of them.
     pub fn encoded(&self) -> Encoded {
         Encoded::of_all(self.stored.pieces.iter().filter_map(|piece| {
             let Written { codec, bytes, .. } = *piece.written.get()?;
@@ -178,21 +178,21 @@ impl fmt::Debug for Spilled {
     }
 }
 
-/// Room for what is going to be written.
+/// Reserved room for bytes that will be written.
 pub(crate) struct Room {
     stored: Stored,
 }
 
 impl Room {
-    /// What it is for.
+    /// Returns the name of the bytes that the room is for.
     pub(crate) fn name(&self) -> &str {
         &self.stored.name
     }
 
-    /// Begins to write as many bytes, which are kept until they are on disk. It does not wait.
+    /// Begins to write bytes that fill the room exactly. They are kept until they are on disk. Does not wait.
     ///
     /// # Errors
-    /// [`DiskError::Worn`].
+    /// [`DiskError::Worn`] if the daily limit would be exceeded.
     pub(crate) fn write(self, source: impl AsRef<[u8]> + Send + 'static) -> Result<Ticket<Spilled>, DiskError> {
         let (stored, source) = (Arc::new(self.stored), Box::new(source));
         let shared = Arc::clone(&stored.shared);
@@ -204,34 +204,35 @@ impl Room {
     }
 }
 
-/// What disks did so far.
+/// Statistics of a [`Disk`] since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskStatistics {
-    /// Bytes that are free, in whole blocks.
+    /// Free bytes, in whole blocks.
     pub free_bytes: u64,
     /// Bytes written, in whole blocks.
     pub written_bytes: u64,
-    /// As many as those were before they were encoded.
+    /// The bytes that were written, in whole blocks, before encoding.
     pub raw_bytes: u64,
     /// Bytes read, in whole blocks.
     pub read_bytes: u64,
-    /// Time in which anything was being written.
+    /// Time in which any write was under way.
     pub writing: Duration,
-    /// Time in which anything was being read.
+    /// Time in which any read was under way.
     pub reading: Duration,
-    /// Bytes that went either way while something went both ways.
+    /// Bytes moved in either direction while both a read and a write were under way.
     pub together_bytes: u64,
-    /// How long it did.
+    /// Time in which both a read and a write were under way.
     pub together: Duration,
-    /// Bytes given out to be written in the last day that began, of those allowed.
+    /// Bytes written in the current day, of [`DiskOptions::daily_bytes`].
     pub today_bytes: u64,
 }
 
 impl Disk {
-    /// Bytes that files in folders, all of one size, find room for together: those on one file system share it.
+    /// Returns the number of bytes that equally large files in all these folders have room for. Folders on one file
+    /// system share its room.
     ///
     /// # Errors
-    /// There is no such folder.
+    /// [`TierError`] if a folder does not exist.
     pub fn free_bytes_in(folders: &[PathBuf]) -> Result<u64, TierError> {
         let systems = folders.iter().map(|folder| file::system_of(folder)).collect::<Result<Vec<_>, _>>()?;
         let share = |folder: &PathBuf, system| {
@@ -243,19 +244,19 @@ impl Disk {
         Ok(least * folders.len() as u64)
     }
 
-    /// Whether a folder is in memory itself, so that nothing is spared by what is in it.
+    /// Returns whether a folder is on a file system in memory, so that spilling to it saves no memory.
     pub fn is_in_memory(folder: &Path) -> bool {
         system::file_system(folder).is_ok_and(|kind| kind == system::TMPFS)
     }
 
-    /// Files in `folders` with as much room together as is said, equally in each.
+    /// Opens a tier with one file in each of `folders`. Each file has an equal share of the capacity.
     ///
     /// # Errors
-    /// [`TierError`]: no folder, a folder that is not there or is full, a capacity of less than a block for each.
+    /// [`TierError`]: no folder is given, one does not exist or is full, or the capacity is less than a block for each.
     pub fn open(folders: &[PathBuf], options: DiskOptions) -> Result<Self, TierError> {
         Self::with_engine(folders, options, |memory, chunks| match Ring::start(memory) {
             Ok(ring) => Ok(Box::new(ring)),
-            // Containers often forbid it.
+            // Containers often forbid `io_uring`.
             Err(_) => Ok(Box::new(Threads::start(chunks.min(16))?)),
         })
     }
@@ -297,10 +298,10 @@ impl Disk {
         Ok(Self { running: Arc::new(running) })
     }
 
-    /// Begins to write bytes, which are kept until they are on disk. It does not wait.
+    /// Begins to write bytes. They are kept until they are on disk. Does not wait.
     ///
     /// # Errors
-    /// [`DiskError::Full`], [`DiskError::Worn`] and [`DiskError::Forked`]; the ticket has those of the disk.
+    /// [`DiskError::Full`], [`DiskError::Worn`] and [`DiskError::Forked`]. The ticket returns errors of the disk.
     pub fn write(
         &self,
         name: impl Into<String>,
@@ -309,10 +310,11 @@ impl Disk {
         self.write_encoded(name, source, Coding::NONE)
     }
 
-    /// The same, by a codec: each piece of a megabyte alone, in the memory that it passes through anyway.
+    /// Writes bytes as [`write`](Self::write) does, encoded. Each piece of 1 MiB is encoded on its own, in its staging
+    /// chunk.
     ///
     /// # Errors
-    /// As of [`write`](Self::write): what it takes is set aside as if nothing got smaller.
+    /// The errors of [`write`](Self::write). Room is reserved as if encoding saved nothing.
     pub fn write_encoded(
         &self,
         name: impl Into<String>,
@@ -323,7 +325,7 @@ impl Disk {
         self.reserve(name, bytes, coding)?.write(source)
     }
 
-    /// Room for what is going to be written, which is free again when it is dropped instead.
+    /// Reserves room for bytes that will be written. Dropping it instead frees the room.
     ///
     /// # Errors
     /// [`DiskError::Full`] and [`DiskError::Forked`].
@@ -334,14 +336,14 @@ impl Disk {
         Ok(Room { stored: Stored { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })
     }
 
-    /// Begins to read what was written into a buffer of as many bytes, which the ticket has. It does not wait, and goes
-    /// before what is to be written.
+    /// Begins to read spilled bytes into a buffer of the same size, which the ticket returns. Does not wait. Reads go
+    /// before waiting writes.
     ///
     /// # Errors
-    /// [`DiskError::Size`] and [`DiskError::Forked`]; the ticket has those of the disk.
+    /// [`DiskError::Size`] and [`DiskError::Forked`]. The ticket returns errors of the disk.
     pub fn read<B: AsMut<[u8]> + Send + 'static>(&self, spilled: &Spilled, into: B) -> Result<Ticket<B>, DiskError> {
         self.expect_threads(spilled.name())?;
-        // It stays where it is until it is read.
+        // The buffer must not move until it has been read into.
         let buffer = Arc::new(Mutex::new(Some(into)));
         let (start, given) = match buffer.lock().as_mut().map(B::as_mut) {
             Some(bytes) => (bytes.as_mut_ptr(), bytes.len() as u64),
@@ -355,7 +357,8 @@ impl Disk {
         Ok(Ticket::new(transfer, buffer))
     }
 
-    /// By what such bytes would be encoded as things are, and what would become of each of them: by a small sample.
+    /// Returns the codec that these bytes would be encoded by at the current speeds, and the encoded bytes per byte,
+    /// estimated from a small sample.
     pub fn sample(&self, raw: &[u8], coding: Coding) -> (Codec, f64) {
         let Shared { state, speeds, .. } = &*self.running.shared;
         let bandwidth = state.lock().bandwidth();
@@ -363,14 +366,14 @@ impl Disk {
         (codec, coding.sampled_ratio(codec, raw))
     }
 
-    /// Has codecs that lose nothing encode something and decode it, so that their speeds are known.
+    /// Encodes and decodes test data with each lossless codec, so that their speeds are known.
     ///
     /// # Errors
-    /// As of what it does.
+    /// The errors of [`write`](Self::write), [`read`](Self::read) and their tickets.
     pub(crate) fn probe_codecs(&self, name: &str) -> Result<(), DiskError> {
         let sparse = |number: u32| {
             let mixed = number.wrapping_mul(0x9e37_79b9);
-            // As many are 0 as are from 1 to 2.
+            // Half of the values are 0, the others between 1 and 2.
             if mixed >> 31 == 0 { 0.0_f32 } else { 1.0 + (mixed & 0xff_ffff) as f32 / (1 << 24) as f32 }
         };
         let raw: Arc<[u8]> = (0..2 * CHUNK as u32 / 4).flat_map(|number| sparse(number).to_le_bytes()).collect();
@@ -386,12 +389,12 @@ impl Disk {
         if self.running.process == process::id() { Ok(()) } else { Err(DiskError::Forked { name: name.into() }) }
     }
 
-    /// Where its files are, in words.
+    /// Returns the folders of the files, separated by commas.
     pub fn folders(&self) -> String {
         self.running.shared.folders()
     }
 
-    /// What it is, in words: its folders, how they are reached, and whether a GPU could do that itself.
+    /// Describes the tier: its folders, how they are accessed, and the state of GPUDirect Storage.
     pub fn nature(&self) -> String {
         let Shared { files, engine, .. } = &*self.running.shared;
         let direct =
@@ -401,12 +404,12 @@ impl Disk {
         format!("files in {}{in_memory}, {direct}, by {}, {}", self.folders(), engine.name(), GpuDirect::probe())
     }
 
-    /// Bytes that it can hold.
+    /// Returns the capacity in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.running.shared.extents.lock().free.iter().map(Arena::bytes).sum()
     }
 
-    /// What it did so far.
+    /// Returns statistics since the tier was opened.
     pub fn statistics(&self) -> DiskStatistics {
         let Shared { extents, state, .. } = &*self.running.shared;
         let (free_bytes, today_bytes) = {
@@ -449,12 +452,12 @@ impl Drop for Running {
 }
 
 impl Shared {
-    /// Where the files are.
+    /// Returns the folders of the files, separated by commas.
     fn folders(&self) -> String {
         self.files.iter().map(|file| file.folder.display().to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Room for so many bytes, in pieces, in the folders in turn.
+    /// Takes room for `bytes` bytes, in pieces, from the files in turn.
     fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<Piece>, DiskError> {
         let mut extents = self.extents.lock();
         let mut pieces = Vec::with_capacity(bytes.div_ceil(CHUNK));
@@ -479,7 +482,7 @@ impl Shared {
         Ok(pieces)
     }
 
-    /// Counts what is about to be written, if so much may be today.
+    /// Adds a write to the bytes of the day, or returns an error if it would exceed the limit.
     fn wear(&self, stored: &Stored) -> Result<(), DiskError> {
         let whole = stored.bytes.next_multiple_of(BLOCK as u64);
         let mut extents = self.extents.lock();
@@ -495,7 +498,7 @@ impl Shared {
 }
 
 impl Extents {
-    /// A file and an offset for a piece.
+    /// Takes room for a piece and returns its file and offset.
     fn take(&mut self, bytes: usize) -> Option<(usize, u64)> {
         let files = self.free.len();
         let found = (0..files)
@@ -507,7 +510,7 @@ impl Extents {
 
     fn give_back(&mut self, pieces: &[Piece]) {
         for piece in pieces {
-            // It is in use, and given back once, by its owner.
+            // This cannot fail: each piece is in use and is given back once, by its owner.
             let _ = self.free[piece.file].free(piece.offset);
         }
     }

@@ -1,4 +1,4 @@
-//! `io_uring`: one thread hands requests to the kernel, many at once, and takes what is done.
+//! An engine on `io_uring`: one thread hands many requests to the kernel at once and collects their results.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,16 +12,17 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::engine::{self, Direction, Engine, Request};
 use super::staging::{BLOCK, Memory};
 
-/// Requests in the kernel at once, and the one that wakes the thread.
+/// The capacity of the submission queue: requests in the kernel at once, including the read that wakes the thread.
 const DEPTH: u32 = 256;
-/// Of the request that wakes the thread; others have numbers from 0 on.
+/// The number of the read that wakes the thread. Requests are numbered from 0.
 const WAKE: u64 = u64::MAX;
 
+/// An engine whose thread hands requests to `io_uring`.
 pub(super) struct Ring {
     requests: Option<mpsc::Sender<Request>>,
     wake: Arc<OwnedFd>,
     thread: Option<thread::JoinHandle<()>>,
-    /// The kernel has it for as long as there is a ring.
+    /// The kernel uses this memory as long as the ring exists.
     _memory: Arc<Memory>,
 }
 
@@ -32,23 +33,23 @@ struct Begun {
     moved: usize,
 }
 
-/// What the thread has.
+/// The state of the engine's thread.
 struct Driver {
     ring: IoUring,
     requests: mpsc::Receiver<Request>,
     wake: Arc<OwnedFd>,
-    /// What the kernel writes the number of wakings into.
+    /// The target of the kernel's reads from `wake`.
     woken: Box<u64>,
-    /// Whether it has a request to.
+    /// Whether the kernel has a read from `wake`.
     is_waiting: bool,
     begun: HashMap<u64, Begun>,
     next: u64,
-    /// Whether chunks are known to the kernel beforehand.
+    /// Whether the chunks' memory is registered with the kernel.
     is_registered: bool,
 }
 
 impl Ring {
-    /// A ring for chunks of that memory.
+    /// Starts a ring for chunks of `memory`.
     ///
     /// # Errors
     /// The system has no `io_uring`, or does not let this process use it.
@@ -83,7 +84,7 @@ impl Ring {
     }
 
     fn wake(&self) {
-        // That it is full of wakings wakes the thread as well.
+        // If the write fails because the counter is full, the thread wakes all the same.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -115,7 +116,7 @@ impl Driver {
             if is_open && !self.is_waiting {
                 self.wait_for_wake();
             }
-            // Whoever closes the queue wakes this thread after it: the kernel has nothing of this thread's then.
+            // The sender is dropped before the last wake, so by now the kernel has no request of this thread.
             if !is_open && self.begun.is_empty() && !self.is_waiting {
                 return;
             }
@@ -128,7 +129,7 @@ impl Driver {
         }
     }
 
-    /// Begins what has come. Whether more may come.
+    /// Begins the requests that have come. Returns whether more may come.
     fn take(&mut self) -> bool {
         while self.begun.len() < DEPTH as usize / 2 {
             match self.requests.try_recv() {
@@ -144,7 +145,7 @@ impl Driver {
         let Begun { request: Request { direction, file, offset, bytes, chunk, .. }, moved } = &begun;
         let (file, offset) = (types::Fd(file.descriptor()), offset + *moved as u64);
         let start = chunk.as_ptr().wrapping_add(*moved);
-        // Chunks are no larger.
+        // A chunk's length fits in 32 bits.
         let length = (bytes - moved) as u32;
         let entry = match (direction, self.is_registered) {
             (Direction::In, true) => opcode::ReadFixed::new(file, start, length, 0).offset(offset).build(),
@@ -165,13 +166,13 @@ impl Driver {
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
-        // SAFETY: file, chunk and the number of wakings are kept until the kernel is done with them.
+        // SAFETY: the file, the chunk and the target of the wake-up read are kept until the kernel is done with them.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // Half as many are begun as there is room for.
+        // At most half as many requests are begun as the queue has room for.
         debug_assert!(pushed.is_ok());
     }
 
-    /// Takes what is done.
+    /// Handles completed requests.
     fn finish(&mut self) {
         let done: Vec<(u64, i32)> = self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
         for (number, result) in done {
@@ -191,7 +192,7 @@ impl Driver {
         if begun.moved + moved >= begun.request.bytes {
             return begun.request.end(Ok(()));
         }
-        // Direct access goes on at a whole block.
+        // Direct access continues at a whole block.
         let moved = moved / BLOCK * BLOCK;
         if moved == 0 {
             let is_read = begun.request.direction == Direction::In;
@@ -202,7 +203,7 @@ impl Driver {
         self.begin(begun);
     }
 
-    /// The ring itself fails: nobody knows what the kernel still does.
+    /// Ends all requests with an error because the ring itself failed. The kernel may still use their chunks.
     fn give_up(self, error: &io::Error) {
         let Self { woken, begun, requests, .. } = self;
         Box::leak(woken);
@@ -218,7 +219,7 @@ impl Driver {
     }
 }
 
-/// Whether the same may go well at the next try.
+/// Returns whether the same call may succeed on the next try.
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, ResourceBusy, WouldBlock};
     matches!(error.kind(), Interrupted | ResourceBusy | WouldBlock)

@@ -1,4 +1,4 @@
-//! Disks that work, and disks that fail.
+//! Tests of disk tiers, with engines that work, fail, or hold requests back.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::engine::Request;
 use super::*;
 
-/// An engine that fails every so many requests of one direction, and then goes on or ends.
+/// An engine that fails one request of one direction, and then goes on or stops.
 struct Faulty {
     engine: Threads,
     direction: Direction,
@@ -38,25 +38,25 @@ impl Engine for Faulty {
     }
 }
 
-/// An engine that carries out nothing one way while it is closed that way.
+/// An engine that holds back requests of a direction while its gate is closed.
 struct Gated {
     engine: Threads,
     gate: Arc<Gate>,
 }
 
-/// Requests of each direction that wait, where it is closed: first in, then out.
+/// The requests of each direction held back by a closed gate: reads first, then writes.
 #[derive(Default)]
 pub(crate) struct Gate {
     closed: Mutex<[Option<Vec<Request>>; 2]>,
 }
 
 impl Gate {
-    /// Requests of that direction wait from now on.
+    /// Holds back requests of that direction from now on.
     pub(crate) fn close(&self, direction: Direction) {
         self.closed.lock()[direction as usize].get_or_insert_default();
     }
 
-    /// Carries out what waits, and all that comes later.
+    /// Carries out the requests held back, and lets later ones pass.
     pub(crate) fn open(&self, direction: Direction) {
         let waiting = self.closed.lock()[direction as usize].take();
         waiting.into_iter().flatten().for_each(engine::carry_out);
@@ -77,7 +77,7 @@ impl Engine for Gated {
     }
 }
 
-/// One that can be closed.
+/// A disk with a gate that can be closed.
 pub(crate) fn gated(paths: &[PathBuf], capacity: u64) -> (Disk, Arc<Gate>) {
     let gate = Arc::<Gate>::default();
     let engine = |_: &_, _| {
@@ -101,7 +101,7 @@ fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
     Disk::with_engine(paths, options(capacity), |_, _| Ok(Box::new(Threads::start(3)?))).unwrap()
 }
 
-/// One that fails the request of that number.
+/// A disk that fails the request with that number, counted from 0.
 pub(crate) fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
     let engine = |_: &_, _| {
         let (engine, left) = (Threads::start(2)?, AtomicUsize::new(number));
@@ -182,7 +182,7 @@ fn tickets_and_tensors_may_be_dropped_at_any_time() {
     drop(disk.write("a", some_bytes(1, 2 * CHUNK)).unwrap());
     let spilled = write(&disk, "b", &some_bytes(2, 2 * CHUNK)).unwrap();
     let reading = disk.read(&spilled, vec![0; 2 * CHUNK]).unwrap();
-    // Its room is not given to anybody else while it is read.
+    // The room is not reused while it is read.
     drop((spilled, disk));
     assert!(reading.wait().unwrap() == some_bytes(2, 2 * CHUNK));
 }
@@ -269,7 +269,7 @@ fn a_disk_that_fails_once_is_an_error_of_what_it_failed_for() {
 }
 
 #[test]
-fn whoever_asks_to_be_told_is_told_how_it_ended_once() {
+fn a_ticket_calls_its_function_once_with_the_result() {
     let (_folders, paths) = folders(1);
     for fails in [false, true] {
         let disk = faulty(&paths, Direction::Out, if fails { 1 } else { 100 }, false);
@@ -287,7 +287,7 @@ fn whoever_asks_to_be_told_is_told_how_it_ended_once() {
 }
 
 #[test]
-fn nobody_waits_for_an_engine_that_has_ended() {
+fn no_transfer_waits_for_an_engine_that_has_ended() {
     let (_folders, paths) = folders(1);
     for direction in [Direction::Out, Direction::In] {
         let disk = faulty(&paths, direction, 2, true);
@@ -345,7 +345,8 @@ fn a_buffer_of_another_size_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever is written, read and dropped in any order, everything comes back as it went out and all room with it.
+    /// Whatever is written, read and dropped in any order, everything comes back unchanged and all room becomes free
+    /// again.
     #[test]
     fn everything_comes_back(
         steps in prop::collection::vec((0_u8..4, 0_usize..5 * CHUNK / 2, any::<u64>()), 1..40), count in 1_usize..4,
@@ -376,7 +377,7 @@ proptest! {
 fn folders_on_one_file_system_share_what_is_free() {
     let (_folders, paths) = folders(3);
     let (one, all) = (Disk::free_bytes_in(&paths[..1]).unwrap(), Disk::free_bytes_in(&paths).unwrap());
-    // Others write meanwhile.
+    // Other processes write meanwhile.
     assert!(all > 0 && all < one + one / 2, "{all} in three, {one} in one");
     assert!(Disk::free_bytes_in(&["/does/not/exist".into()]).is_err());
 }
@@ -390,7 +391,7 @@ fn a_folder_in_memory_is_told_from_one_on_a_disk() {
     }
 }
 
-/// A process that measures what it takes beside tensors must not depend on how many chunks a disk has used by then.
+/// A process that measures its memory besides tensors must not see how many chunks a disk has used.
 #[test]
 fn staging_memory_is_resident_from_the_start() {
     const COUNT: usize = 32;

@@ -1,4 +1,4 @@
-//! What is on its way between memory and disks.
+//! Transfers between memory and disks, and the queues that they wait in.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use super::staging::{BLOCK, CHUNK, Chunk};
 use super::{DiskError, Piece, Shared, Stored, Written};
 use crate::codec::{self, Codec, Speeds, Writer, sequential};
 
-/// All of something, on its way.
+/// A transfer of all bytes of one [`Stored`].
 pub(super) struct Transfer {
     name: String,
     direction: Direction,
-    /// Its bytes in memory.
+    /// The start of the bytes in memory.
     start: *mut u8,
-    /// Pieces that are not done.
+    /// The number of pieces that are not done.
     left: AtomicUsize,
     end: Mutex<End>,
     ended: Condvar,
 }
 
-/// How it ends.
+/// The end of a transfer: its result, and the function to call then.
 struct End {
     is_over: bool,
-    /// What went wrong first.
+    /// The first error.
     error: Option<DiskError>,
-    /// What keeps its bytes in memory.
+    /// The owner that keeps the bytes in memory.
     owner: Option<Box<dyn Send>>,
-    /// Whom to tell.
+    /// The function to call at the end.
     then: Option<Box<dyn FnOnce(Option<DiskError>) + Send>>,
 }
 
-// SAFETY: the bytes at `start` are there until it is over, and each piece of them is touched by one thread at a time.
+// SAFETY: the bytes at `start` are kept until the transfer is over, and one thread at a time touches each piece.
 unsafe impl Send for Transfer {}
 // SAFETY: as above.
 unsafe impl Sync for Transfer {}
@@ -49,7 +49,7 @@ impl Transfer {
     }
 }
 
-/// Something that is under way. If this is dropped, it goes on, and nobody is told how it ended.
+/// A transfer that is under way. If this is dropped, the transfer goes on, but its result is lost.
 #[must_use = "waiting for it tells what the disk said"]
 pub struct Ticket<T> {
     transfer: Arc<Transfer>,
@@ -57,28 +57,28 @@ pub struct Ticket<T> {
 }
 
 impl<T> Ticket<T> {
-    /// `result` has what comes of it.
+    /// Returns a ticket for `transfer`. It yields the value in `result` if there was no error.
     pub(super) fn new(transfer: Arc<Transfer>, result: Arc<Mutex<Option<T>>>) -> Self {
         Self { transfer, result }
     }
 
-    /// Whether it is over, well or not.
+    /// Returns whether the transfer is over, successful or not.
     pub fn is_over(&self) -> bool {
         self.transfer.end.lock().is_over
     }
 
-    /// Waits until it is over.
+    /// Waits until the transfer is over and returns its result.
     ///
     /// # Errors
-    /// What went wrong first: [`DiskError::Io`] or [`DiskError::Changed`].
+    /// The first error: [`DiskError::Io`] or [`DiskError::Changed`].
     pub fn wait(self) -> Result<T, DiskError> {
         let mut end = self.transfer.end.lock();
         self.transfer.ended.wait_while(&mut end, |end| !end.is_over);
         result(end.error.take(), &self.result)
     }
 
-    /// Has a function called with how it ended: by the thread that ends it, which must not be kept for long, or now if
-    /// it is over.
+    /// Calls a function with the result. The thread that ends the transfer calls it, and it must not block that thread
+    /// for long. If the transfer is already over, it is called now.
     pub(crate) fn then(self, function: impl FnOnce(Result<T, DiskError>) + Send + 'static)
     where
         T: Send + 'static,
@@ -94,7 +94,7 @@ impl<T> Ticket<T> {
     }
 }
 
-/// How something that is over ended.
+/// Returns the result of a transfer that is over.
 fn result<T>(error: Option<DiskError>, slot: &Mutex<Option<T>>) -> Result<T, DiskError> {
     match (error, slot.lock().take()) {
         (None, Some(result)) => Ok(result),
@@ -109,11 +109,11 @@ impl<T> fmt::Debug for Ticket<T> {
     }
 }
 
-/// A piece of something.
+/// A piece of a transfer.
 #[derive(Clone)]
 struct Part {
     transfer: Arc<Transfer>,
-    /// Its room is nobody else's before it is done.
+    /// Keeps the piece's room on disk until the transfer of the piece is done.
     stored: Arc<Stored>,
     number: usize,
 }
@@ -123,16 +123,17 @@ impl Part {
         &self.stored.pieces[self.number]
     }
 
-    /// Its bytes in memory.
+    /// Returns the address of the piece in memory.
     fn memory(&self) -> *mut u8 {
-        // SAFETY: all pieces but the last are as long as a chunk, and all of them are as long as what is at `start`.
+        // SAFETY: all pieces but the last are as long as a chunk, and together they are as long as the bytes at
+        // `start`.
         unsafe { self.transfer.start.add(self.number * CHUNK) }
     }
 
-    /// Out of memory into a chunk, encoded if that makes it smaller, with a checksum.
+    /// Copies the piece from memory into a chunk, encoded if that makes it smaller, and computes its checksum.
     fn fill(&self, chunk: &mut Chunk, speeds: &Speeds, link_bytes_per_second: f64) {
         let piece = self.piece();
-        // SAFETY: the owner keeps them, and nobody changes them.
+        // SAFETY: the owner keeps the bytes, and nothing changes them.
         let raw = unsafe { slice::from_raw_parts(self.memory(), piece.bytes) };
         let coding = &self.stored.coding;
         let codec = match coding.codec(raw, speeds, link_bytes_per_second) {
@@ -154,7 +155,7 @@ impl Part {
         let _ = piece.written.set(Written { codec, bytes, checksum });
     }
 
-    /// Out of a chunk into memory, if it is what was written.
+    /// Copies the piece from a chunk into memory. Returns whether the chunk has the bytes that were written.
     fn empty(&self, chunk: &Chunk, speeds: &Speeds) -> bool {
         let piece = self.piece();
         let Some(written) = piece.written.get() else { unreachable!("what is read was written") };
@@ -162,7 +163,7 @@ impl Part {
         if crc32fast::hash(bytes) != written.checksum {
             return false;
         }
-        // SAFETY: the owner keeps them, and nobody else touches this piece of them.
+        // SAFETY: the owner keeps the bytes, and nothing else touches this piece of them.
         let raw = unsafe { slice::from_raw_parts_mut(self.memory(), piece.bytes) };
         match written.codec {
             Codec::None => raw.copy_from_slice(bytes),
@@ -177,7 +178,7 @@ impl Part {
 
     fn end(self, error: Option<DiskError>) {
         let Self { transfer, stored, .. } = self;
-        // Whoever waits and then drops it finds room at once.
+        // A thread that waits for this and then drops its handle finds the room free at once.
         drop(stored);
         let mut end = transfer.end.lock();
         end.error = end.error.take().or(error);
@@ -194,34 +195,34 @@ impl Part {
     }
 }
 
-/// What waits, and for what.
+/// The queues of a tier, and its statistics.
 pub(super) struct State {
-    /// Those that nobody has.
+    /// The free chunks.
     chunks: Vec<Chunk>,
-    /// For a chunk: those to be read first.
+    /// The parts that wait for a chunk: first those to be read, then those to be written.
     waiting: [VecDeque<Part>; 2],
-    /// For a thread that copies.
+    /// The parts that wait for a thread that copies.
     tasks: VecDeque<(Part, Chunk)>,
-    /// Parts that are done, and how: whoever waits is told when nothing is locked.
+    /// The parts that are done, and their errors. They are reported when nothing is locked.
     done: Vec<(Part, Option<DiskError>)>,
-    /// Parts that are not done.
+    /// The number of parts that are not done.
     unfinished: usize,
-    /// The engine carries out nothing any more.
+    /// Whether the engine has stopped.
     is_broken: bool,
     flows: [Flow; 2],
-    /// Either way while both are under way.
+    /// Traffic in both directions while both were under way.
     together: Flow,
-    /// Bytes that were not written since what was to be written got smaller.
+    /// Bytes saved by encoding, in whole blocks.
     pub(super) saved_bytes: u64,
-    /// Nothing is added any more.
+    /// Whether no more requests will come.
     pub(super) is_closed: bool,
 }
 
-/// What went one way.
+/// The traffic in one direction.
 #[derive(Clone, Copy, Default)]
 struct Flow {
     bytes: u64,
-    /// Requests under way.
+    /// The number of requests under way.
     begun: usize,
     since: Option<Instant>,
     busy: Duration,
@@ -279,24 +280,24 @@ impl State {
         }
     }
 
-    /// Bytes that were read and written, and the time that it took.
+    /// Returns the bytes read and the bytes written, each with the time that it took.
     pub(super) fn moved(&self) -> [(u64, Duration); 2] {
         self.flows.each_ref().map(Flow::moved)
     }
 
-    /// Those that went either way while both were under way.
+    /// Returns the bytes moved in either direction while both were under way, and that time.
     pub(super) fn moved_together(&self) -> (u64, Duration) {
         self.together.moved()
     }
 
-    /// Bytes a second on the slower way; a gigabyte if nobody knows.
+    /// Returns the bandwidth of the slower direction in bytes per second, or 1e9 if none is known.
     pub(super) fn bandwidth(&self) -> f64 {
         let known = self.moved().into_iter().filter(|(bytes, busy)| *bytes > 0 && !busy.is_zero());
         known.map(|(bytes, busy)| bytes as f64 / busy.as_secs_f64()).min_by(f64::total_cmp).unwrap_or(1e9)
     }
 }
 
-/// Tells whoever waits for what is done.
+/// Unlocks the state, then reports the parts that are done.
 fn unlock(mut state: MutexGuard<'_, State>) {
     let done = mem::take(&mut state.done);
     drop(state);
@@ -317,7 +318,7 @@ impl Shared {
         unlock(state);
     }
 
-    /// Gives chunks to what waits for them.
+    /// Gives free chunks to the parts that wait for them.
     fn pump(self: &Arc<Self>, state: &mut State) {
         if state.is_broken {
             let parts: Vec<Part> = state.waiting.iter_mut().flat_map(|parts| parts.drain(..)).collect();
@@ -340,7 +341,7 @@ impl Shared {
         }
     }
 
-    /// Has the engine read or write a part.
+    /// Passes a part to the engine to read or write.
     fn request(self: &Arc<Self>, state: &mut State, part: Part, chunk: Chunk) {
         let direction = part.transfer.direction;
         state.begin_request(direction);
@@ -355,7 +356,7 @@ impl Shared {
         }
     }
 
-    /// The engine is done with a part.
+    /// Handles the engine's result for a part.
     fn requested(self: &Arc<Self>, part: Part, chunk: Option<Chunk>, result: io::Result<()>) {
         let direction = part.transfer.direction;
         let mut state = self.state.lock();
@@ -388,7 +389,7 @@ impl Shared {
         }
     }
 
-    /// A thread that copies, until nothing is left and nothing will come.
+    /// Runs a copying thread until the tier is closed and no part is left.
     pub(super) fn copy(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {

@@ -1,4 +1,4 @@
-//! What is fetched: from memory at once, from disk as soon as there is memory for it to pass through.
+//! Fetches: bytes in memory are copied at once, bytes on disk as soon as there is staging memory for them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,55 +14,57 @@ use super::stored::{Held, Progress};
 use super::{MoverError, Shared, Urgency};
 use crate::Spilled;
 
-/// Bytes that are on their way back. If this is dropped, they arrive, and nobody is told.
+/// Bytes that are on their way back. If this is dropped, they still arrive, but no thread can wait for them.
 ///
-/// What is fetched into is kept until the arrival leads to the stream that it is of, or was waited for. Then it may be
-/// freed in that stream's order, whatever else is on the mover's: what is fetched ahead holds back nothing.
+/// The target is kept until [`lead_to`](Self::lead_to) is called with its own stream, or until [`wait`](Self::wait)
+/// returns. From then on it may be freed in the order of that stream, whatever else the mover's stream still has to do:
+/// a fetch ahead holds back no memory.
 #[must_use = "bytes may be used only behind their arrival"]
 pub struct Arrival {
     pub(super) coming: Arc<Coming>,
 }
 
-/// What is coming, for as long as somebody waits for it or pieces of it are to be read.
+/// The state of a fetch. It lives as long as its [`Arrival`] or any piece that is still to be read.
 pub(super) struct Coming {
     pub(super) shared: Arc<Shared>,
     pub(super) name: String,
     pub(super) urgency: Urgency,
-    /// On a device: from when on the bytes may be written to.
+    /// On a device: the event after which the target may be written.
     pub(super) ready: Option<Event>,
-    /// What is written to, until its stream or the host comes behind that.
+    /// The target, until its stream or the host has waited for the copies.
     pub(super) target: Mutex<Option<Arc<Bytes>>>,
     pub(super) progress: Arc<Progress>,
 }
 
 impl Coming {
-    /// What is written to is behind that for whoever frees it.
+    /// Lets the target go if `is_behind` says that its owner may now free it: its frees come after the copies.
     fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
         let target = self.target.lock().take_if(|target| is_behind(target));
-        // It may be freed here, when nothing is locked.
+        // The drop may free it, so it happens when nothing is locked.
         drop(target);
     }
 }
 
 impl Drop for Coming {
-    /// All copies are on the stream, and nobody came behind them.
+    /// Keeps the target until the copies on the mover's stream are done, if neither a stream nor the host has waited
+    /// for them.
     fn drop(&mut self) {
         let (Some(target), Some(side)) = (self.target.get_mut().take(), &self.shared.side) else { return };
         let Some(event) = self.progress.event() else { return };
         let stream = side.inward[self.urgency as usize].stream.id();
         if !matches!(side.memory.record_use(target.address(), stream), Ok(true)) {
-            // Somebody else frees it, who does not know of the stream.
+            // Another allocator frees it, which does not know of the stream.
             side.arrivals.when_passed(event, move |_| drop(target));
         }
     }
 }
 
 impl Arrival {
-    /// Makes later work of a stream wait, on the device, until the bytes are there. The host waits only for bytes from a
-    /// disk whose copy to the device could not be asked for yet: they then go before those that nobody waits for.
+    /// Makes later work of a stream wait, on the device, until the bytes are there. The host waits only for bytes from
+    /// a disk whose copy to the device is not queued yet. These bytes then go before those that no thread waits for.
     ///
     /// # Errors
-    /// What went wrong on the way, each time; the bytes are then anything.
+    /// The first error on the way, each time it is called. The contents of the target are then unspecified.
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
         if let Some(event) = self.behind()? {
             event.wait(stream).map_err(MoverError::driver(&self.coming.name))?;
@@ -74,7 +76,7 @@ impl Arrival {
     /// Waits, on the host, until the bytes are there.
     ///
     /// # Errors
-    /// As of [`lead_to`](Self::lead_to).
+    /// The errors of [`lead_to`](Self::lead_to).
     pub fn wait(&self) -> Result<(), MoverError> {
         if let Some(event) = self.behind()? {
             let stalls = &self.coming.shared.stalls.host_to_device;
@@ -84,7 +86,7 @@ impl Arrival {
         Ok(())
     }
 
-    /// The event behind which they are there, if that is on a device.
+    /// Returns the event after which the bytes are there, if they are on a device. Waits until all copies are queued.
     fn behind(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let Coming { shared, progress, .. } = &*self.coming;
         if progress.is_over() {
@@ -102,7 +104,7 @@ impl fmt::Debug for Arrival {
     }
 }
 
-/// Room for a piece that is read: pinned memory for a device, nothing where it is read in place.
+/// The staging buffer for a piece that is read: pinned memory for a device, `None` where the piece is read in place.
 pub(super) type Lane = Option<PinnedBuffer>;
 
 /// A piece to be read from disk.
@@ -112,12 +114,12 @@ pub(super) struct Read {
     pub(super) coming: Arc<Coming>,
 }
 
-/// Pieces that wait for lanes.
+/// The pieces that wait for lanes.
 pub(super) struct Reads {
     pub(super) lanes: Vec<Lane>,
-    /// By urgency.
+    /// The queue of each urgency.
     pub(super) waiting: [VecDeque<Read>; 2],
-    /// Somebody is about to give lanes to what waits.
+    /// Whether a thread is already giving lanes to waiting reads.
     is_pumped: bool,
 }
 
@@ -140,7 +142,7 @@ impl Reads {
 }
 
 impl Shared {
-    /// Pieces that are in memory. On a device they are there behind the event.
+    /// Copies the pieces that are in memory. On a device they are there after the returned event.
     pub(super) fn fetch_held(
         &self,
         name: &str,
@@ -158,13 +160,13 @@ impl Shared {
                     }
                     copies.push(Copy { host: from.raw().start, device: to.address(), bytes: to.count });
                 }
-                // SAFETY: as many bytes of each, which are apart and kept.
+                // SAFETY: both ends have the same length, do not overlap, and are kept.
                 Held::Host(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
             }
         }
         let Some(side) = self.side.as_ref().filter(|_| !copies.is_empty()) else { return Ok(None) };
         let inward = &side.inward[urgency as usize];
-        // SAFETY: the buffers are said to be used, and what is written to is kept until somebody comes behind that.
+        // SAFETY: the buffers record this use, and the target is kept until its owner has waited for the event.
         let event = unsafe { inward.copy(&after, &copies) }.map_err(MoverError::driver(name))?;
         for (from, _) in held {
             if let Held::Pinned(pinned) = &**from {
@@ -174,7 +176,7 @@ impl Shared {
         Ok(Some(event))
     }
 
-    /// Pieces that are on disk, as soon as there are lanes.
+    /// Queues pieces that are on disk. Each is read as soon as there is a lane.
     pub(super) fn read(self: &Arc<Self>, reads: impl Iterator<Item = Read>) {
         let mut waiting = self.reads.lock();
         reads.for_each(|read| waiting.waiting[read.coming.urgency as usize].push_back(read));
@@ -182,7 +184,7 @@ impl Shared {
         self.pump();
     }
 
-    /// Somebody waits: what is to be read for it goes before what nobody waits for.
+    /// Moves the waiting reads of a fetch before those that no thread waits for.
     fn hurry(&self, coming: &Arc<Coming>) {
         let reads = &mut *self.reads.lock();
         let [now, ahead] = &mut reads.waiting;
@@ -191,7 +193,7 @@ impl Shared {
         now.extend::<VecDeque<_>>(hurried);
     }
 
-    /// Gives lanes to what waits for them. One thread does at a time, since a read may be over at once.
+    /// Gives lanes to the waiting reads. Only one thread does so at a time, since a read may be over at once.
     pub(super) fn pump(self: &Arc<Self>) {
         let mut reads = self.reads.lock();
         if reads.is_pumped {
@@ -222,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// A piece came from disk, or did not.
+    /// Copies a piece that was read from disk to the device, or records why it was not read.
     fn arrived(self: &Arc<Self>, mut lane: Lane, read: Read, result: Result<(), MoverError>) {
         let Read { to, coming, spilled } = read;
         drop(spilled);
@@ -234,8 +236,8 @@ impl Shared {
         let copy = Copy { host: buffer.as_mut_ptr(), device: to.address(), bytes: to.count };
         let after: Vec<&Event> = coming.ready.iter().collect();
         let event = coming.progress.step(|| {
-            // SAFETY: the lane is nobody else's until the event is passed, and what is written to is kept until somebody
-            // comes behind that.
+            // SAFETY: the lane is used by nothing else until the event has passed, and the target is kept until its
+            // owner has waited for it.
             let event = unsafe { side.inward[coming.urgency as usize].copy(&after, &[copy]) };
             drop(to);
             event.map(Some).map_err(MoverError::driver(&coming.name))

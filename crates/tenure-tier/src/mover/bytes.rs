@@ -1,49 +1,50 @@
-//! Bytes that are somebody else's, while the mover has to do with them.
+//! Bytes of a caller that the mover reads or writes.
 
 use std::sync::Arc;
 
 use tenure_core::{Device, Storage};
 use tenure_device::Stream;
 
-/// Bytes on a device or on the host, with what keeps them there.
+/// Bytes on a device or on the host, with the owner that keeps them alive.
 pub struct Bytes {
     start: *mut u8,
     count: usize,
-    /// Of a device: what was put on it so far comes before the bytes are moved.
+    /// The stream of bytes on a device: they are moved after the work queued on it so far.
     stream: Option<Stream>,
     _owner: Box<dyn Send>,
 }
 
-// SAFETY: an address and what keeps it; who touches the bytes when is promised where they are named.
+// SAFETY: this is an address and its owner; the safety contract of `new` says who may touch the bytes when.
 unsafe impl Send for Bytes {}
 // SAFETY: as above; the owner is only dropped.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {
-    /// `count` bytes from `start` on: on the device of a stream, in whose order they are used, or else on the host.
+    /// Returns `count` bytes from `start` on. With a stream they are on its device and used in its order, otherwise on
+    /// the host.
     ///
     /// # Safety
-    /// They are there until `owner` is dropped. What is stored nobody writes to any more, but behind
-    /// [`Stored::lead_to`](super::Stored::lead_to) or [`wait`](super::Stored::wait). What is fetched into nobody else
-    /// touches before it has arrived, but for what was put on `stream` before.
+    /// The bytes stay valid until `owner` is dropped. Bytes to be stored may be written again only after
+    /// [`Stored::lead_to`](super::Stored::lead_to) or [`wait`](super::Stored::wait). Only work queued on `stream`
+    /// before the fetch may touch its target until the bytes have arrived.
     pub unsafe fn new(start: *mut u8, count: usize, stream: Option<&Stream>, owner: impl Send + 'static) -> Self {
         Self { start, count, stream: stream.cloned(), _owner: Box::new(owner) }
     }
 
-    /// All bytes of a storage.
+    /// Returns all bytes of a storage.
     ///
     /// # Safety
-    /// As of [`new`](Self::new); and the storage is not resized meanwhile.
+    /// As for [`new`](Self::new). The storage must not be resized meanwhile.
     pub unsafe fn of(storage: &Storage, stream: Option<&Stream>) -> Self {
         let (start, count) = {
             let guard = storage.lock();
             (guard.as_ptr(), guard.bytes())
         };
-        // SAFETY: a storage keeps its bytes; the rest is promised.
+        // SAFETY: a storage keeps its bytes; the caller promises the rest.
         unsafe { Self::new(start, count, stream, storage.clone()) }
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     pub fn count(&self) -> u64 {
         self.count as u64
     }
@@ -60,7 +61,7 @@ impl Bytes {
         self.start.addr() as u64
     }
 
-    /// In pieces of at most `piece` bytes. They share the owner.
+    /// Divides the bytes into pieces of at most `piece` bytes, which share the owner.
     pub(super) fn pieces(self: Arc<Self>, piece: usize) -> impl ExactSizeIterator<Item = Part> {
         let (count, whole) = (self.count, self);
         (0..count.div_ceil(piece)).map(move |number| {
@@ -70,7 +71,7 @@ impl Bytes {
     }
 }
 
-/// A part of bytes. The last that is dropped lets them go.
+/// A part of some [`Bytes`]. The owner is dropped with the last part.
 #[derive(Clone)]
 pub(super) struct Part {
     whole: Arc<Bytes>,
@@ -92,13 +93,13 @@ impl Part {
     }
 }
 
-/// Bytes for a disk to read or write, which whoever waits for it keeps.
+/// Bytes for a disk to read or write. The code that waits for the disk keeps them alive.
 pub(super) struct Raw {
     pub(super) start: *mut u8,
     pub(super) count: usize,
 }
 
-// SAFETY: the bytes are kept, and nobody else touches them so that it would matter, until the disk is done with them.
+// SAFETY: the bytes are kept, and nothing else touches them in conflict, until the disk is done with them.
 unsafe impl Send for Raw {}
 
 impl AsRef<[u8]> for Raw {
@@ -110,7 +111,7 @@ impl AsRef<[u8]> for Raw {
 
 impl AsMut<[u8]> for Raw {
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and they are this one's alone.
+        // SAFETY: as above, and nothing else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.count) }
     }
 }

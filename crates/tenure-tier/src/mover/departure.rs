@@ -1,4 +1,4 @@
-//! What is stored: copied out to pinned memory, and from there or from the host's memory written to disk.
+//! Stores: bytes are copied out to pinned memory, or written to disk from there or from host memory.
 
 use std::sync::{Arc, Weak};
 
@@ -13,15 +13,15 @@ use crate::codec::Coding;
 use crate::disk::Room;
 use crate::{Disk, DiskError};
 
-/// What is on its way to disk.
+/// The bytes on their way to disk, and the last error.
 #[derive(Default)]
 pub(super) struct Departures {
     bytes: u64,
-    /// The last that failed.
+    /// The last write that failed.
     failed: Option<Arc<DiskError>>,
 }
 
-/// Bytes on their way to disk, as long as this lives.
+/// Counts bytes as on their way to disk, as long as it lives.
 struct Departure {
     shared: Arc<Shared>,
     bytes: u64,
@@ -41,7 +41,7 @@ impl Drop for Departure {
     }
 }
 
-/// What becomes of something stored.
+/// The parts of a [`Stored`](super::Stored) whose store has begun.
 pub(super) struct Departing {
     pub(super) pieces: Vec<Arc<Piece>>,
     pub(super) progress: Arc<Progress>,
@@ -49,7 +49,7 @@ pub(super) struct Departing {
 }
 
 impl Shared {
-    /// From a device to memory where it stays.
+    /// Copies bytes from a device to the pinned memory that they stay in.
     pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Departing, MoverError> {
         let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
         let room = |bytes: usize| match side.pool.allocate(bytes) {
@@ -60,7 +60,7 @@ impl Shared {
         let mut parts =
             Arc::clone(&source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
-        // SAFETY: the buffers are nobody else's, and both ends are kept until the stream has passed.
+        // SAFETY: nothing else uses the buffers, and both ends are kept until the stream has passed.
         let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
         let stream = side.outward.stream.id();
         let pieces = parts
@@ -71,7 +71,7 @@ impl Shared {
         Ok(Departing { pieces, progress: Progress::new(0, Some(event)), source })
     }
 
-    /// The pieces of what goes to a disk, each with room there: for all of them, or none.
+    /// Divides the source into pieces and reserves disk room for each. Reserves all of it or nothing.
     fn with_room(
         &self,
         disk: &Disk,
@@ -83,7 +83,7 @@ impl Shared {
         source.pieces(self.piece_bytes).map(with_room).collect::<Result<_, _>>().map_err(MoverError::disk)
     }
 
-    /// From a device through memory to a disk, piece by piece.
+    /// Copies bytes from a device through pinned memory to a disk, piece by piece.
     pub(super) fn store_through(
         self: &Arc<Self>,
         side: &DeviceSide,
@@ -98,7 +98,7 @@ impl Shared {
         let mut pass = |(part, room): (Part, Room)| {
             let mut buffer = self.passage(side, name, part.count)?;
             let copies = [copy(&mut buffer, &part)];
-            // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
+            // SAFETY: nothing else uses the buffer, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
             progress.mark(&event);
             let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
@@ -109,12 +109,12 @@ impl Shared {
             Ok(())
         };
         let passed = parts.into_iter().try_for_each(&mut pass);
-        // Also if not all of them pass.
+        // Copies may be under way even if a later piece failed.
         let source = progress.event().map(|event| side.keep(source, &event)).unwrap_or_default();
         passed.map(|()| Departing { pieces, progress, source })
     }
 
-    /// From the host's memory to a disk.
+    /// Writes bytes from host memory to a disk.
     pub(super) fn store_host(
         self: &Arc<Self>,
         disk: &Disk,
@@ -139,7 +139,7 @@ impl Shared {
         Ok(Departing { pieces, progress, source: Arc::default() })
     }
 
-    /// Pinned memory for a piece to pass through: waits as long as what is on its way to disk makes room.
+    /// Allocates staging memory for a piece. Waits as long as bytes on their way to disk are about to free room.
     fn passage(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
         let (mut leaving, mut is_settled) = (self.leaving.lock(), false);
         loop {
@@ -151,7 +151,7 @@ impl Shared {
                 Err(PinnedError::LimitReached { .. }) if leaving.bytes > 0 => {
                     self.stalls.disk_write.wait(|| self.left.wait(&mut leaving));
                 }
-                // Buffers that were freed wait for their copies.
+                // Freed buffers wait for their copies.
                 Err(PinnedError::LimitReached { .. }) if !is_settled => {
                     side.settle().map_err(MoverError::driver(name))?;
                     is_settled = true;
@@ -169,27 +169,28 @@ impl Shared {
 }
 
 impl DeviceSide {
-    /// What comes before the bytes may leave.
+    /// Records the event after which the source may be copied out.
     fn leave(&self, name: &str, source: &Bytes) -> Result<Event, MoverError> {
         let Some(stream) = source.stream() else { unreachable!("bytes on a device have a stream") };
         self.mark(name, stream)
     }
 
-    /// Keeps what leaves until it is [released](Stored::lead_to); or, where who stored it drops it, until an event has passed.
+    /// Keeps the source until it is [released](super::Stored::lead_to), or, if the `Stored` is dropped before, until `event`
+    /// has passed.
     fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Arc<Source> {
         Arc::new(Source::new(source, Arc::clone(event), Arc::downgrade(&self.departures)))
     }
 }
 
 impl DeviceSide {
-    /// Waits until all copies that were asked for are done.
+    /// Waits until all queued copies are done.
     fn settle(&self) -> Result<(), DriverError> {
         std::iter::once(&self.outward).chain(&self.inward).try_for_each(|copies| copies.stream.synchronize())
     }
 }
 
 impl Departure {
-    /// The device has copied a piece out. It is written, unless nobody wants it any more.
+    /// Writes a piece that the device has copied out, unless it has been dropped meanwhile.
     fn copied(self, passed: Result<(), DriverError>, piece: &Weak<Piece>, progress: Arc<Progress>, room: Room) {
         match (piece.upgrade(), passed) {
             (Some(piece), Ok(())) => self.write(piece, progress, room),
@@ -202,7 +203,7 @@ impl Departure {
         }
     }
 
-    /// Begins to write a piece, which stays in memory if that fails.
+    /// Begins to write a piece. It stays in memory if that fails.
     fn write(self, piece: Arc<Piece>, progress: Arc<Progress>, room: Room) {
         let Some(held) = piece.held() else { unreachable!("only what is in memory goes to a disk") };
         self.shared.stalls.disk_write.add_transfer();
@@ -218,7 +219,7 @@ impl Departure {
                     Err(MoverError::Disk(error))
                 }
             };
-            // Whoever waits finds its room.
+            // A thread that waits for this finds the room free.
             drop((piece, self));
             progress.step(|| result);
         };
@@ -232,7 +233,7 @@ impl Departure {
     }
 }
 
-/// The copy of a part out to a buffer.
+/// Returns the copy of a part out to a buffer.
 fn copy(buffer: &mut PinnedBuffer, part: &Part) -> Copy {
     Copy { host: buffer.as_mut_ptr(), device: part.address(), bytes: part.count }
 }

@@ -1,3 +1,5 @@
+//! The error of a mover.
+
 use std::io;
 use std::sync::Arc;
 
@@ -8,11 +10,11 @@ use tenure_device::pinned::PinnedError;
 
 use crate::DiskError;
 
-/// Why bytes were not moved. Always one line, which names the tensor.
+/// The reason why bytes were not moved. Its message is one line, which names the tensor.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoverError {
-    /// The mover's memory is full of what stays there.
+    /// The mover's memory is full of bytes that stay there.
     #[error(
         "{name}: {bytes} bytes find no room in the mover's {limit} bytes of pinned memory: leave it where it is, store \
          it on disk, or give the mover more{}", said(.failed)
@@ -24,10 +26,10 @@ pub enum MoverError {
         bytes: u64,
         /// Bytes that may be pinned.
         limit: u64,
-        /// The last write that failed: what was to be written stays in memory.
+        /// The last write to disk that failed: its bytes stay in memory and take room.
         failed: Option<Arc<DiskError>>,
     },
-    /// Less memory than can be worked with.
+    /// The options give less memory than a mover needs.
     #[error("the mover has {given} bytes of memory to move bytes through: give it at least {least}")]
     TooLittle {
         /// Bytes given.
@@ -35,38 +37,38 @@ pub enum MoverError {
         /// Bytes needed.
         least: usize,
     },
-    /// A place that there is not.
+    /// The mover was opened without the place that the bytes are to go to.
     #[error("{name}: the mover has no {place}, which it was opened without")]
     NoPlace {
         /// The tensor.
         name: String,
-        /// What there is not.
+        /// The missing place.
         place: &'static str,
     },
-    /// Bytes that are elsewhere.
+    /// The bytes are not on the mover's device.
     #[error("{name}: its bytes are on {given}, and the mover moves those on {device}")]
     OtherDevice {
         /// The tensor.
         name: String,
-        /// Where they are.
+        /// The device that they are on.
         given: Device,
         /// The mover's device.
         device: Device,
     },
-    /// A stream whose work is put together to be launched later.
+    /// The stream is being captured into a graph, to be launched later.
     #[error("{name}: it cannot be moved in a stream capture: store and fetch outside")]
     Captured {
         /// The tensor.
         name: String,
     },
-    /// Room of another size.
+    /// The target has another size.
     #[error("{name}: it has {bytes} bytes, and is fetched into {given}")]
     Size {
         /// The tensor.
         name: String,
         /// Its bytes.
         bytes: u64,
-        /// Bytes of what it is fetched into.
+        /// Bytes of the target.
         given: u64,
     },
     /// The disk refused.
@@ -77,7 +79,7 @@ pub enum MoverError {
     Driver {
         /// The tensor.
         name: String,
-        /// Its words.
+        /// The driver's error.
         source: DriverError,
     },
     /// The device's memory refused.
@@ -85,7 +87,7 @@ pub enum MoverError {
     Memory {
         /// The tensor.
         name: String,
-        /// Its words.
+        /// The error of the device's memory.
         source: Box<MemoryError>,
     },
     /// No memory could be pinned.
@@ -93,10 +95,10 @@ pub enum MoverError {
     Pinned {
         /// The tensor.
         name: String,
-        /// Why.
+        /// The reason.
         source: PinnedError,
     },
-    /// The system gave no thread.
+    /// The system could not start a thread.
     #[error("the mover's threads could not be started: {0}")]
     Threads(Arc<io::Error>),
 }
@@ -106,7 +108,7 @@ fn said(failed: &Option<Arc<DiskError>>) -> String {
 }
 
 impl MoverError {
-    /// Whether there is no room where it was to go, in memory or on the disk: it can stay where it is.
+    /// Returns whether the destination, memory or disk, has no room. The bytes can stay where they are.
     pub fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,

@@ -1,4 +1,4 @@
-//! Links between tiers, and what went over them.
+//! Links between tiers, and their statistics.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tenure_device::{DriverError, Event, EventKind, Stream};
 
-/// Copies whose time is not known yet, from which on it is asked for.
+/// The number of untimed copies from which on their times are collected.
 const TIMED: usize = 16;
 
-/// What went over a link so far.
+/// Statistics of a link since the mover was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkStatistics {
-    /// Bytes; of a disk in whole blocks.
+    /// Bytes moved; for a disk, in whole blocks.
     pub bytes: u64,
-    /// In how many transfers.
+    /// The number of transfers.
     pub transfers: u64,
-    /// Time in which anything was under way; of copies, the time of each, added up.
+    /// Time in which any transfer was under way. For copies, the sum of their times.
     pub busy: Duration,
-    /// Time in which threads of the host waited for it.
+    /// Time in which host threads waited for the link.
     pub stalled: Duration,
 }
 
 impl LinkStatistics {
-    /// Bytes a second while it was busy, if that is known yet.
+    /// Returns the bandwidth while busy in bytes per second, if it is known yet.
     pub fn bandwidth(&self) -> Option<f64> {
         (!self.busy.is_zero() && self.bytes > 0).then(|| self.bytes as f64 / self.busy.as_secs_f64())
     }
@@ -47,15 +47,16 @@ pub struct Links {
     pub device_to_host: LinkStatistics,
     /// From pinned memory to the device.
     pub host_to_device: LinkStatistics,
-    /// To the disk, which others may use too.
+    /// To the disk. Other movers that share the disk count too.
     pub disk_write: LinkStatistics,
-    /// From the disk, which others may use too.
+    /// From the disk. Other movers that share the disk count too.
     pub disk_read: LinkStatistics,
-    /// Of both, what went either way while something went both ways: a disk may be no faster then than one way.
+    /// Bytes read and written while transfers in both directions were under way. A disk may be no faster then than in
+    /// one direction.
     pub disk_together: LinkStatistics,
 }
 
-/// How long threads waited, and for how many transfers, where nobody else counts them.
+/// Counts transfers and the time that threads waited, for links without counters of their own.
 #[derive(Default)]
 pub(super) struct Tally {
     stalled_ns: AtomicU64,
@@ -69,7 +70,7 @@ impl Tally {
         self.transfers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Does something that waits.
+    /// Calls a function that waits, and adds the time that it took.
     pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         #[cfg(test)]
@@ -81,7 +82,7 @@ impl Tally {
         waited
     }
 
-    /// Whether a thread waits now.
+    /// Returns whether a thread waits now.
     #[cfg(test)]
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
@@ -93,7 +94,7 @@ impl Tally {
     }
 }
 
-/// Which way copies go.
+/// The direction of copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Out,
@@ -107,7 +108,7 @@ pub(super) struct Copy {
     pub(super) bytes: usize,
 }
 
-/// A stream for copies one way.
+/// A stream for copies in one direction.
 pub(super) struct CopyStream {
     pub(super) stream: Stream,
     way: Way,
@@ -118,12 +119,12 @@ pub(super) struct CopyStream {
 struct Flow {
     bytes: u64,
     transfers: u64,
-    /// Of as many bytes.
+    /// The time in µs that `timed_bytes` took.
     busy_us: f64,
     timed_bytes: u64,
-    /// Begin, end and bytes of what is under way, or was not looked at yet.
+    /// The begin event, the end event and the bytes of each batch that is under way or not yet timed.
     under_way: VecDeque<(Event, Arc<Event>, u64)>,
-    /// Events to be used again.
+    /// Events to be reused.
     spare: Vec<Event>,
 }
 
@@ -132,10 +133,11 @@ impl CopyStream {
         Self { stream, way, flow: Mutex::default() }
     }
 
-    /// Puts copies on the stream, behind events, and an event behind them. If that fails, none of them is under way.
+    /// Queues copies on the stream after the given events, and records an event after them. If that fails, none of them
+    /// is under way.
     ///
     /// # Safety
-    /// As of [`Driver`](tenure_device::Driver)'s copies, until the event is passed.
+    /// As for the copies of [`Driver`](tenure_device::Driver), until the returned event has passed.
     pub(super) unsafe fn copy(&self, after: &[&Event], copies: &[Copy]) -> Result<Arc<Event>, DriverError> {
         let mut flow = self.flow.lock();
         for event in after {
@@ -153,7 +155,7 @@ impl CopyStream {
         };
         let done = copies.iter().try_for_each(put).map_err(DriverError::from).and_then(|()| end.record(&self.stream));
         if let Err(error) = done {
-            // Were this to fail too, the context would be lost, and its work with it.
+            // If this failed too, the context and its work would be lost.
             let _ = self.stream.synchronize();
             return Err(error);
         }
@@ -170,7 +172,7 @@ impl CopyStream {
     pub(super) fn statistics(&self) -> LinkStatistics {
         let mut flow = self.flow.lock();
         flow.settle();
-        // What is under way is supposed to take as long.
+        // Assumes that untimed copies take as long per byte.
         let share = if flow.timed_bytes == 0 { 0.0 } else { flow.bytes as f64 / flow.timed_bytes as f64 };
         let busy = Duration::from_secs_f64(flow.busy_us * share / 1e6);
         LinkStatistics { bytes: flow.bytes, transfers: flow.transfers, busy, stalled: Duration::ZERO }
@@ -178,7 +180,7 @@ impl CopyStream {
 }
 
 impl Flow {
-    /// Adds up the time of what was passed.
+    /// Adds up the time of batches that are done.
     fn settle(&mut self) {
         while let Some((start, end, bytes)) = self.under_way.front() {
             match end.query() {
@@ -189,7 +191,7 @@ impl Flow {
                         self.timed_bytes += bytes;
                     }
                 }
-                // Transfers fail where they are asked for.
+                // A failed transfer is reported by its own call, not here.
                 Err(_) => {}
             }
             let Some((start, end, _)) = self.under_way.pop_front() else { return };

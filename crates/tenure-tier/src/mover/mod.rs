@@ -1,4 +1,4 @@
-//! One mover: what goes from a device or from the host's memory to another tier, or comes back, goes through it.
+//! The mover: copies bytes from a device or from host memory to another tier, and back.
 
 mod arrival;
 mod bytes;
@@ -34,58 +34,61 @@ use link::{CopyStream, Tally, Way};
 use stored::{Inner, Place, Progress};
 use watcher::Watcher;
 
-/// As many bytes go to disk or come back by themselves at most: a copy of that many is nearly as fast as a link allows.
+/// The largest piece in bytes that goes to disk or comes back on its own. A copy of this size is nearly as fast as a
+/// link allows.
 const MAX_PIECE: usize = 4 << 20;
-/// Pieces that are read from disk at a time.
+/// The number of pieces read from disk at a time.
 const LANES: usize = 8;
-/// Pieces that are on their way to disk at a time.
+/// The number of pieces on their way to disk at a time.
 const PASSAGE: usize = 4;
-/// Pieces of the memory at least: three quarters of it are for what passes through.
+/// The least number of pieces that the memory holds: three quarters of them serve as staging on the way to and from
+/// disk.
 const PIECES: usize = 2 * LANES;
-/// The least memory of a mover.
+/// The least memory of a mover in bytes.
 const LEAST_MEMORY: usize = 8 << 20;
 
-/// What a mover works with.
+/// Settings of a [`Mover`].
 #[derive(Clone, Debug)]
 pub struct MoverOptions {
-    /// Host memory, pinned for a device: what stays there takes it, and what passes through. Without a device, as many
-    /// bytes may be on their way to disk at a time.
+    /// Host memory in bytes, pinned if there is a device. It holds the bytes stored in it and stages the bytes that go
+    /// to disk or come back. Without a device, this is the most that may be on its way to disk at a time.
     pub memory_bytes: usize,
-    /// The host's memory node to pin memory of, if it has any: the one next to the device.
+    /// The NUMA node to pin memory of, if the host has any: the one next to the device.
     pub numa_node: Option<u32>,
-    /// Where bytes go that do not stay in memory.
+    /// The disk for bytes that do not stay in memory.
     pub disk: Option<Disk>,
 }
 
 impl MoverOptions {
-    /// So much memory of any node, and no disk.
+    /// Settings for `memory_bytes` of memory on any node, without a disk.
     pub fn new(memory_bytes: usize) -> Self {
         Self { memory_bytes, numa_node: None, disk: None }
     }
 }
 
-/// Where bytes are to go.
+/// The tier that bytes are stored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Pinned memory of the host, for those of a device.
+    /// Pinned host memory, for bytes of a device.
     Host,
     /// A disk.
     Disk,
 }
 
-/// How soon fetched bytes are needed. What somebody waits for is needed now, whatever was said.
+/// How soon fetched bytes are needed. A fetch that a thread waits for becomes [`Now`](Self::Now), whatever it was
+/// given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// Now: they go before those that are fetched ahead.
+    /// Now: these bytes go before those that are fetched ahead.
     Now,
     /// Later.
     Ahead,
 }
 
-/// Moves bytes between one device, or the host's memory, and what is below it. No call waits for the bytes but
-/// those that say so.
+/// Moves bytes between one device, or host memory, and the tiers below it. No call waits for the bytes unless its
+/// documentation says so.
 ///
-/// A handle: clones are one mover. When the last is dropped, what was begun goes on.
+/// This is a handle: clones share one mover. After the last is dropped, transfers under way still finish.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -100,13 +103,13 @@ pub enum Urgency {
 /// let compute = memory.streams().null();
 ///
 /// let storage = Storage::new(1 << 20, Arc::new(memory))?;
-/// // SAFETY: nobody writes to it any more.
+/// // SAFETY: nothing writes to it any more.
 /// let source = unsafe { Bytes::of(&storage, Some(&compute)) };
 /// let stored = mover.store("encoder.0/linear/out#0", source, Destination::Host)?;
 /// drop(storage); // its memory is used again as soon as the device has copied it
 ///
 /// let storage = Storage::new(1 << 20, Arc::new(memory))?;
-/// // SAFETY: it is used behind its arrival only.
+/// // SAFETY: it is used only after its arrival.
 /// let target = unsafe { Bytes::of(&storage, Some(&compute)) };
 /// mover.fetch(&stored, target, Urgency::Ahead)?.lead_to(&compute)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -122,23 +125,24 @@ struct Shared {
     piece_bytes: usize,
     memory_bytes: usize,
     leaving: Mutex<Departures>,
-    /// Less is on its way to disk.
+    /// Signals that fewer bytes are on their way to disk.
     left: Condvar,
     reads: Mutex<Reads>,
     stalls: Stalls,
 }
 
-/// What there is for a device. Watchers first: they end before the streams.
+/// The parts of a mover that serve its device. Watchers come first: they end before the streams.
 struct DeviceSide {
     departures: Arc<Watcher>,
     arrivals: Watcher,
     memory: &'static DeviceMemory,
-    /// For what stays.
+    /// The memory for bytes that stay.
     pool: PinnedPool,
-    /// For what passes through, to disk or from there, in pieces of one size: each that is freed is room for any.
+    /// The staging memory for bytes on their way to disk or back. All its pieces have one size, so that each freed
+    /// piece has room for any other.
     passage: PinnedPool,
     outward: CopyStream,
-    /// By urgency: copies of one stream wait for each other.
+    /// The streams to the device, one per urgency, since copies of one stream wait for each other.
     inward: [CopyStream; 2],
 }
 
@@ -150,16 +154,17 @@ struct Stalls {
 }
 
 impl Mover {
-    /// A mover for a device's memory, or for that of the host.
+    /// Creates a mover for a device's memory, or for host memory.
     ///
     /// # Errors
-    /// [`MoverError::TooLittle`]: less than 8 MiB of memory; failures of the driver and of the system.
+    /// [`MoverError::TooLittle`] if `options` gives less than 8 MiB of memory; failures of the driver and of the
+    /// system.
     pub fn new(memory: Option<&'static DeviceMemory>, options: MoverOptions) -> Result<Self, MoverError> {
         let MoverOptions { memory_bytes, numa_node, disk } = options;
         if memory_bytes < LEAST_MEMORY {
             return Err(MoverError::TooLittle { given: memory_bytes, least: LEAST_MEMORY });
         }
-        // A power of two, of which a whole number fits in whatever memory is pinned at once.
+        // A power of two: whatever amount of memory is pinned at once holds a whole number of pieces.
         let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / PIECES).ilog2();
         let passage_bytes = if disk.is_some() { (LANES + PASSAGE) * piece_bytes } else { 0 };
         let side = |memory| DeviceSide::new(memory, [memory_bytes - passage_bytes, passage_bytes], numa_node);
@@ -175,15 +180,15 @@ impl Mover {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Begins to store bytes: as they are when what was put on their stream so far is done. They are kept until they are
-    /// out, and can be fetched at any time from now on.
+    /// Begins to store bytes, as they are when the work queued on their stream so far is done. The mover keeps the
+    /// source until its bytes are out. They can be fetched at any time from now on.
     ///
-    /// It waits only for room that bytes on their way to disk are about to make.
+    /// Waits only for room that bytes on their way to disk are about to free.
     ///
     /// # Errors
-    /// That there is [no room](MoverError::is_no_room) and nothing is about to make some, [`MoverError::NoPlace`],
-    /// [`MoverError::OtherDevice`]; failures of the driver. Nothing is stored then. What the disk refuses otherwise,
-    /// [`Stored::wait`] tells.
+    /// There is [no room](MoverError::is_no_room) and none is about to be freed; [`MoverError::NoPlace`];
+    /// [`MoverError::OtherDevice`]; failures of the driver. Nothing is stored then. [`Stored::wait`] returns other
+    /// errors of the disk.
     pub fn store(
         &self,
         name: impl Into<String>,
@@ -193,11 +198,11 @@ impl Mover {
         self.store_encoded(name, source, destination, Coding::NONE)
     }
 
-    /// The same; what goes to a disk is encoded on its way there, by who copies it, in memory that it passes through
-    /// anyway.
+    /// Stores bytes as [`store`](Self::store) does, encoded if they go to a disk. The thread that copies them into the
+    /// disk's staging memory encodes them there.
     ///
     /// # Errors
-    /// As of [`store`](Self::store).
+    /// The errors of [`store`](Self::store).
     pub fn store_encoded(
         &self,
         name: impl Into<String>,
@@ -221,12 +226,12 @@ impl Mover {
         Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress, source }) })
     }
 
-    /// Begins to fetch what was stored, any number of times, into as many bytes: those on a device are written to behind
-    /// what was put on their stream so far.
+    /// Begins to fetch stored bytes into a target of the same size. They can be fetched any number of times. A target
+    /// on a device is written after the work queued on its stream so far.
     ///
     /// # Errors
-    /// [`MoverError::Size`], [`MoverError::OtherDevice`]; failures of the driver, and that of the store if the bytes
-    /// were lost. Nothing is fetched then. What the disk says, the arrival tells.
+    /// [`MoverError::Size`], [`MoverError::OtherDevice`]; failures of the driver, and the store's error if the bytes
+    /// were lost. Nothing is fetched then. The arrival returns errors of the disk.
     pub fn fetch(&self, stored: &Stored, into: Bytes, urgency: Urgency) -> Result<Arrival, MoverError> {
         let (shared, name) = (&self.shared, stored.name());
         shared.expect_device(name, &into)?;
@@ -259,27 +264,28 @@ impl Mover {
         Ok(Arrival { coming })
     }
 
-    /// Moves some bytes out and back, so that [`links`](Self::links) has bandwidths before there is anything to move:
-    /// through the disk, if there is one, and then its codecs are tried too.
+    /// Moves some bytes out and back, so that [`links`](Self::links) knows bandwidths before the first real transfer.
+    /// If there is a disk, the bytes go through it, and its codecs are tried too.
     ///
     /// # Errors
-    /// As of what it does.
+    /// The errors of [`store`](Self::store) and [`fetch`](Self::fetch), of allocating scratch memory, and of the disk.
     pub fn probe(&self) -> Result<(), MoverError> {
         let name = "a probe of the mover";
         let destination = if self.shared.disk.is_some() { Destination::Disk } else { Destination::Host };
         let stored = self.store(name, self.scratch(name)?, destination)?;
         stored.wait()?;
         self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
-        // Both ways at once.
+        // Both directions at once.
         let leaving = self.store(name, self.scratch(name)?, destination)?;
         self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
         leaving.wait()?;
-        // They take room.
+        // Both take room that the codecs' test needs.
         drop((stored, leaving));
         self.shared.disk.as_ref().map_or(Ok(()), |disk| disk.probe_codecs(name)).map_err(MoverError::disk)
     }
 
-    /// Bytes that nobody needs: twice as many find room on the disk.
+    /// Returns scratch bytes for [`probe`](Self::probe), at most a quarter of the disk, so that two such stores fit on
+    /// it.
     fn scratch(&self, name: &str) -> Result<Bytes, MoverError> {
         let Shared { side, piece_bytes, disk, .. } = &*self.shared;
         let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 4);
@@ -292,21 +298,21 @@ impl Mover {
         let stream = memory.streams().null();
         let block = memory.allocate(Request::new(count as u64, stream.id())).map_err(memory_error(name))?;
         let scratch = Scratch { memory, address: block.address };
-        // SAFETY: the block is freed with its owner, and nobody else has it.
+        // SAFETY: the block is freed with its owner, and nothing else uses it.
         Ok(unsafe { Bytes::new(ptr::without_provenance_mut(block.address as usize), count, Some(&stream), scratch) })
     }
 
-    /// The device whose memory it moves, or the host.
+    /// Returns the device whose memory this mover moves, or [`Device::CPU`].
     pub fn device(&self) -> Device {
         self.shared.device()
     }
 
-    /// Its disk, if it has one.
+    /// Returns the mover's disk, if it has one.
     pub fn disk(&self) -> Option<&Disk> {
         self.shared.disk.as_ref()
     }
 
-    /// What went over each link.
+    /// Returns the statistics of each link.
     pub fn links(&self) -> Links {
         let Shared { side, disk, stalls, .. } = &*self.shared;
         let disk = disk.as_ref().map(Disk::statistics).unwrap_or_default();
@@ -330,7 +336,7 @@ impl Mover {
         }
     }
 
-    /// Its pinned memory where bytes stay, for a device.
+    /// Returns the statistics of the pinned memory that stored bytes stay in, if the mover has a device.
     pub fn pinned(&self) -> Option<PinnedStatistics> {
         self.shared.side.as_ref().map(|side| side.pool.statistics())
     }
@@ -366,7 +372,7 @@ impl DeviceSide {
         })
     }
 
-    /// What is on a stream now.
+    /// Records an event after all work that is on a stream now.
     fn mark(&self, name: &str, stream: &Stream) -> Result<Event, MoverError> {
         let driver = self.memory.driver();
         if driver.is_capturing(stream.id()).map_err(DriverError::from).map_err(MoverError::driver(name))? {
@@ -389,7 +395,7 @@ impl Shared {
     }
 }
 
-/// A block of a device for a while.
+/// A device block that is freed on drop.
 struct Scratch {
     memory: &'static DeviceMemory,
     address: u64,
@@ -397,7 +403,7 @@ struct Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A driver that fails has said so where that matters.
+        // The driver reports its failure where it matters.
         let _ = self.memory.free(self.address);
     }
 }

@@ -1,4 +1,4 @@
-//! What was stored, and where it is.
+//! Stored bytes, and the tier that each piece is in.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ use super::watcher::Watcher;
 use crate::Spilled;
 use crate::codec::Encoded;
 
-/// Bytes that the mover has, under the name that errors tell. Clones are one; the last that is dropped makes room.
+/// Bytes that the mover stores, under the name that errors use. Clones share them; dropping the last clone frees their
+/// room.
 #[derive(Clone)]
 pub struct Stored {
     pub(super) inner: Arc<Inner>,
@@ -25,23 +26,24 @@ pub(super) struct Inner {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) pieces: Vec<Arc<Piece>>,
-    /// Of those that go to disk.
+    /// The progress of the pieces that go to disk.
     pub(super) progress: Arc<Progress>,
     pub(super) source: Arc<Source>,
 }
 
 impl Stored {
-    /// What it was called.
+    /// Returns the name that the bytes were stored under.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// How many bytes it has.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.inner.bytes
     }
 
-    /// How many of them are in memory of the host: to stay there, to be written, or since that failed.
+    /// Returns the number of bytes that are in host memory: those that stay there, wait to be written, or could not be
+    /// written.
     pub fn host_bytes(&self) -> u64 {
         let of = |piece: &Arc<Piece>| match &*piece.place.lock() {
             Place::Memory(held) => held.count() as u64,
@@ -50,7 +52,7 @@ impl Stored {
         self.inner.pieces.iter().map(of).sum()
     }
 
-    /// What became of those that are on a disk.
+    /// Returns how the pieces on a disk were encoded.
     pub fn encoded(&self) -> Encoded {
         Encoded::of_all(self.inner.pieces.iter().filter_map(|piece| match &*piece.place.lock() {
             Place::Disk(spilled) => Some(spilled.encoded()),
@@ -58,8 +60,9 @@ impl Stored {
         }))
     }
 
-    /// Makes later work of a stream wait, on the device, until the bytes have been read: it may write to what they were
-    /// stored from. If it is their own stream, what they were stored from is let go of at once, and freed in its order.
+    /// Makes later work of a stream wait, on the device, until the source has been read. That work may write to the
+    /// source. If it is the source's own stream, the mover lets the source go at once, to be freed in the order of that
+    /// stream.
     ///
     /// # Errors
     /// Failures of the driver.
@@ -70,8 +73,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Whether it keeps what it was stored from: on a device until somebody is [behind](Self::lead_to) that, or
-    /// [waited](Self::wait); on the host until its bytes are out.
+    /// Returns whether the mover still keeps the source. On a device it does until [`lead_to`](Self::lead_to) is called
+    /// with the source's stream or [`wait`](Self::wait) returns; on the host, until the bytes are out.
     pub fn keeps_source(&self) -> bool {
         let is_host = |piece: &Arc<Piece>| matches!(piece.held().as_deref(), Some(Held::Host(_)));
         let Inner { source, pieces, progress, .. } = &*self.inner;
@@ -79,16 +82,16 @@ impl Stored {
             || progress.event().is_none() && (!progress.is_over() || pieces.iter().any(is_host))
     }
 
-    /// Whether it is where it was to go, and nothing went wrong on the way.
+    /// Returns whether all bytes are at their destination and there was no error on the way.
     pub fn is_settled(&self) -> bool {
         self.inner.progress.is_settled()
     }
 
-    /// Waits until it is where it was to go. It can be fetched before.
+    /// Waits until all bytes are at their destination. They can be fetched before.
     ///
     /// # Errors
-    /// What went wrong on the way, each time. After an error of the disk it stays in memory, and can be fetched; after
-    /// one of the device it is lost.
+    /// The first error on the way, each time it is called. After an error of the disk the bytes stay in memory and can
+    /// be fetched. After an error of the device they are lost.
     pub fn wait(&self) -> Result<(), MoverError> {
         let event = self.inner.progress.wait()?;
         event.map_or(Ok(()), |event| event.synchronize()).map_err(MoverError::driver(self.name()))?;
@@ -97,14 +100,14 @@ impl Stored {
     }
 }
 
-/// Bytes on a device, until somebody comes behind that they are out: a program, so that what it does next finds the same
-/// memory free in each of its steps, however long the copies take.
+/// Source bytes on a device, kept until the program has waited for their copy, on its stream or on the host. Since the
+/// program's own calls free them, and not the end of the copies, each of its steps finds the same memory free.
 #[derive(Default)]
 pub(super) struct Source {
     bytes: Mutex<Option<Arc<Bytes>>>,
-    /// Until they have been freed, if nobody else has them.
+    /// Whether the bytes are kept; set to `false` once they have been freed, if this was the last owner.
     is_kept: AtomicBool,
-    /// The event behind which they are out, and the thread that waits for it where they are dropped before.
+    /// The event after which the bytes are out, and the thread that waits for it if this is dropped before.
     out: Option<(Arc<Event>, Weak<Watcher>)>,
 }
 
@@ -113,10 +116,10 @@ impl Source {
         Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), out: Some((event, watcher)) }
     }
 
-    /// They are behind that for whoever frees them.
+    /// Lets the bytes go if `is_behind` says that their owner may now free them: its frees come after the copies.
     pub(super) fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
         let Some(bytes) = self.bytes.lock().take_if(|bytes| is_behind(bytes)) else { return };
-        // When nothing is locked.
+        // This may free them, so it happens when nothing is locked.
         drop(bytes);
         self.is_kept.store(false, Ordering::Release);
     }
@@ -130,7 +133,7 @@ impl Drop for Source {
         }
         match watcher.upgrade() {
             Some(watcher) => watcher.when_passed(event, move |_| drop(bytes)),
-            // The mover is gone. An event that fails never passes.
+            // The mover is gone. If waiting fails, the event never passes.
             None => drop(event.synchronize()),
         }
     }
@@ -142,7 +145,7 @@ impl fmt::Debug for Stored {
     }
 }
 
-/// A part of what was stored, which goes to disk and comes back by itself.
+/// A piece of a [`Stored`], which goes to disk and comes back on its own.
 pub(super) struct Piece {
     pub(super) place: Mutex<Place>,
 }
@@ -150,7 +153,7 @@ pub(super) struct Piece {
 pub(super) enum Place {
     Memory(Arc<Held>),
     Disk(Spilled),
-    /// The device failed before its bytes were out.
+    /// The device failed before the bytes were out.
     Lost(MoverError),
 }
 
@@ -167,15 +170,15 @@ impl Piece {
     }
 
     pub(super) fn set(&self, place: Place) {
-        // What was held is let go when nothing is locked.
+        // The old place is dropped when nothing is locked.
         let held = std::mem::replace(&mut *self.place.lock(), place);
         drop(held);
     }
 }
 
-/// Bytes in memory of the host.
+/// Bytes in host memory.
 pub(super) enum Held {
-    /// They never left it.
+    /// A source in host memory, which is not copied.
     Host(Part),
     Pinned(Pinned),
 }
@@ -188,7 +191,7 @@ impl Held {
         }
     }
 
-    /// To be read only.
+    /// Returns the bytes, which may only be read.
     pub(super) fn raw(&self) -> Raw {
         match self {
             Self::Host(part) => part.raw(),
@@ -197,22 +200,22 @@ impl Held {
     }
 }
 
-/// Pinned memory that a device copies from and to.
+/// Pinned memory that a device copies to and from.
 pub(super) struct Pinned {
     pub(super) buffer: PinnedBuffer,
-    /// When the bytes are there.
+    /// The event after which the bytes are there.
     pub(super) copied: Arc<Event>,
     /// The last use on each stream.
     uses: Mutex<Vec<(Arc<Event>, StreamId)>>,
 }
 
 impl Pinned {
-    /// Memory that a stream copies to until an event.
+    /// Wraps memory that `stream` copies to until `copied` has passed.
     pub(super) fn new(buffer: PinnedBuffer, copied: Arc<Event>, stream: StreamId) -> Self {
         Self { buffer, uses: Mutex::new(vec![(Arc::clone(&copied), stream)]), copied }
     }
 
-    /// Says that a stream copies from it until an event.
+    /// Records that a stream copies from it until `event` has passed.
     pub(super) fn used(&self, event: &Arc<Event>, stream: StreamId) {
         let mut uses = self.uses.lock();
         uses.retain(|(_, other)| *other != stream);
@@ -221,29 +224,30 @@ impl Pinned {
 }
 
 impl Drop for Pinned {
-    /// What was passed is not recorded: the memory would wait for all that the stream has to do by now.
+    /// Records the uses that have not passed. If it recorded those that have, the memory would wait for all later work
+    /// of their streams.
     fn drop(&mut self) {
         for (event, stream) in self.uses.get_mut() {
             if !matches!(event.query(), Ok(true)) {
-                // A stream of the pool's device is never refused.
+                // This cannot fail: the stream belongs to the pool's device.
                 let _ = self.buffer.record_stream(*stream);
             }
         }
     }
 }
 
-/// How far something came that the host has to do with.
+/// The part of a store or fetch that the host has to carry out.
 pub(super) struct Progress {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
-    /// Pieces that are not there, or whose copy is not on its stream.
+    /// The pieces that are not done: still on disk, or their copy is not yet queued.
     left: usize,
-    /// What went wrong first.
+    /// The first error.
     error: Option<MoverError>,
-    /// Behind all copies, which are on one stream.
+    /// The event after all copies so far, which are on one stream.
     event: Option<Arc<Event>>,
 }
 
@@ -252,13 +256,13 @@ impl Progress {
         Arc::new(Self { state: Mutex::new(State { left, error: None, event }), changed: Condvar::new() })
     }
 
-    /// One copy more is on the stream, and the host has to do with its piece yet.
+    /// Records that one more copy is on the stream. The host still has to finish its piece.
     pub(super) fn mark(&self, event: &Arc<Event>) {
         self.state.lock().event = Some(Arc::clone(event));
     }
 
-    /// One piece more is done with, by a function that may put a copy on the stream: one at a time, so that the last
-    /// event is behind all of them.
+    /// Finishes one more piece by calling `step`, which may queue a copy. Calls come one at a time, so that the last
+    /// event comes after all copies.
     pub(super) fn step(&self, step: impl FnOnce() -> Result<Option<Arc<Event>>, MoverError>) -> Option<Arc<Event>> {
         let mut state = self.state.lock();
         let stepped = step();
@@ -288,12 +292,12 @@ impl Progress {
         state.left == 0 && state.error.is_none() && is_passed()
     }
 
-    /// Behind all copies that were put on the stream, if there is any, whatever else went wrong.
+    /// Returns the event after all queued copies, if there are any. Errors do not change it.
     pub(super) fn event(&self) -> Option<Arc<Event>> {
         self.state.lock().event.clone()
     }
 
-    /// Waits until nothing is left for the host to do. The event is behind all that the device has to.
+    /// Waits until the host has nothing left to do. The returned event comes after all the device's work.
     pub(super) fn wait(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |state| state.left > 0);

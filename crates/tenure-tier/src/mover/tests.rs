@@ -1,5 +1,5 @@
-//! Movers on simulated devices with several seeds, on the first NVIDIA device with `TENURE_TEST_DRIVER=cuda`, and without
-//! a device.
+//! Tests of movers on simulated devices with several seeds, on the first NVIDIA device with `TENURE_TEST_DRIVER=cuda`,
+//! and without a device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ use crate::disk::tests::{faulty, folders, gated, some_bytes};
 type Memory = &'static DeviceMemory;
 
 const MIB: usize = 1 << 20;
-/// Pieces of 256 KiB.
+/// The memory of a mover whose pieces have 256 KiB.
 const SMALL: usize = 8 * MIB;
 
 fn simulated(seed: u64) -> (Arc<SimDriver>, Memory) {
@@ -48,14 +48,14 @@ fn mover(memory: Option<Memory>, disk: Option<&Disk>) -> Mover {
     Mover::new(memory, MoverOptions { disk: disk.cloned(), ..MoverOptions::new(SMALL) }).unwrap()
 }
 
-/// A storage on the current stream, with what [`fill`] puts there.
+/// Returns a storage on the current stream, filled by [`fill`].
 fn filled(memory: Memory, bytes: usize, seed: u8) -> Storage {
     let storage = Storage::new(bytes, Arc::new(memory)).unwrap();
     fill(memory, &storage, seed);
     storage
 }
 
-/// Puts bytes that depend on the seed and the place there, by the current stream, without a wait.
+/// Fills a storage with bytes that depend on the seed and the position, on the current stream and without waiting.
 fn fill(memory: Memory, storage: &Storage, seed: u8) {
     let (start, bytes) = (storage.lock().as_ptr().addr() as u64, storage.bytes());
     for (value, begin) in values(bytes, seed) {
@@ -76,7 +76,7 @@ fn expected(bytes: usize, seed: u8) -> Vec<u8> {
     values(bytes, seed).flat_map(|(value, _)| iter::repeat_n(value, step(bytes))).take(bytes).collect()
 }
 
-/// What the current stream sees.
+/// Returns a storage's bytes as the current stream sees them.
 fn read(memory: Memory, storage: &Storage) -> Vec<u8> {
     let mut bytes = vec![0; storage.bytes()];
     let start = storage.lock().as_ptr().addr() as u64;
@@ -85,7 +85,7 @@ fn read(memory: Memory, storage: &Storage) -> Vec<u8> {
 }
 
 fn on_device(memory: Memory, storage: &Storage) -> Bytes {
-    // SAFETY: tests write what is stored, and touch what is fetched, in the order of the stream only.
+    // SAFETY: tests write stored bytes and touch fetched ones only in the order of the stream.
     unsafe { Bytes::of(storage, Some(&memory.streams().current())) }
 }
 
@@ -93,29 +93,29 @@ fn store(mover: &Mover, memory: Memory, bytes: usize, seed: u8, to: Destination)
     mover.store(format!("layer.{seed}/out#0"), on_device(memory, &filled(memory, bytes, seed)), to)
 }
 
-/// What comes back, with a wait on the device.
+/// Fetches stored bytes and reads them on the current stream.
 fn fetch(mover: &Mover, memory: Memory, stored: &Stored, urgency: Urgency) -> Result<Vec<u8>, MoverError> {
     let target = filled(memory, stored.bytes() as usize, 0x55);
     mover.fetch(stored, on_device(memory, &target), urgency)?.lead_to(&memory.streams().current())?;
     Ok(read(memory, &target))
 }
 
-/// Bytes of the host.
+/// Returns bytes in host memory.
 fn vector(mut bytes: Vec<u8>) -> Bytes {
-    // SAFETY: the vector is nobody else's.
+    // SAFETY: nothing else uses the vector.
     unsafe { Bytes::new(bytes.as_mut_ptr(), bytes.len(), None, bytes) }
 }
 
 fn fetch_host(mover: &Mover, stored: &Stored, urgency: Urgency) -> Result<Vec<u8>, MoverError> {
     let target = Arc::new(Mutex::new(vec![0; stored.bytes() as usize]));
     let start = target.lock().as_mut_ptr();
-    // SAFETY: it is looked at when the bytes are there.
+    // SAFETY: the target is read only after the bytes have arrived.
     let bytes = unsafe { Bytes::new(start, stored.bytes() as usize, None, Arc::clone(&target)) };
     mover.fetch(stored, bytes, urgency)?.wait()?;
     Ok(std::mem::take(&mut *target.lock()))
 }
 
-/// Waits for a condition that other threads bring about. The limit only keeps a test that fails from hanging.
+/// Waits until a condition holds that other threads bring about. The limit only keeps a failing test from hanging.
 fn eventually(is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -124,11 +124,11 @@ fn eventually(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Nothing raced, and everything was given back but what movers keep.
+/// Checks that nothing raced and that all memory was given back except what movers keep.
 fn expect_peace(memory: Memory) {
     memory.driver().synchronize().unwrap();
     if let Executor::Sim(sim) = memory.driver().executor() {
-        // What nobody waited for arrives.
+        // Fetches that no thread waited for still arrive.
         eventually(|| memory.allocator().statistics().all.allocated_bytes.current == 0);
         assert_eq!(sim.fault(), None);
     }
@@ -143,7 +143,7 @@ fn what_goes_out_is_freed_in_the_order_of_its_stream_by_who_comes_behind_it() {
         let before = allocated();
         let stored = store(&mover, memory, MIB + 3, 7, Destination::Host).unwrap();
         stored.lead_to(&stream).unwrap();
-        // The host has waited for nothing, and there is room.
+        // The host has waited for nothing, and the room is free.
         assert!(!stored.keeps_source() && allocated() == before);
         let other = filled(memory, MIB + 3, 99);
         assert!(fetch(&mover, memory, &stored, Urgency::Now).unwrap() == expected(MIB + 3, 7));
@@ -162,7 +162,8 @@ fn what_is_out_is_freed_by_a_program_alone_and_not_by_how_long_it_took() {
         let stored = store(&mover, memory, MIB, 7, Destination::Host).unwrap();
         let (sender, receiver) = mpsc::channel();
         let event = stored.inner.progress.event().unwrap();
-        // The thread that would free it takes one after the other: it is past it when it comes to this.
+        // The watcher handles one event after the other. When it gets here, it has passed the one that could free the
+        // source.
         let departures = &mover.shared.side.as_ref().unwrap().departures;
         departures.when_passed(event, move |passed| sender.send(passed).unwrap());
         receiver.recv().unwrap().unwrap();
@@ -183,7 +184,7 @@ fn what_goes_out_comes_back_though_its_memory_is_used_again() {
         {
             for length in [0, 1, MIB / 4 - 1, MIB / 4, MIB / 4 + 1, MIB + 77] {
                 let stored = store(&mover, memory, length, 7, to).unwrap();
-                // On the same stream, at the same address.
+                // This uses the same stream and the same address.
                 stored.lead_to(&memory.streams().current()).unwrap();
                 drop(filled(memory, length, 99));
                 assert_eq!((stored.name(), stored.bytes()), ("layer.7/out#0", length as u64));
@@ -205,7 +206,7 @@ fn what_goes_out_comes_back_though_its_memory_is_used_again() {
     }
 }
 
-/// Nobody waits but at the end; what comes is used and freed on the stream at once.
+/// Only the end waits. Fetched bytes are used and freed on the stream at once.
 #[test]
 fn a_pass_forward_and_back_is_ordered_by_the_device_alone() {
     for memory in memories() {
@@ -253,7 +254,7 @@ fn a_source_is_written_to_behind_its_store_and_a_target_that_nobody_waits_for_is
                 let target = filled(memory, MIB / 2 + 1, 3);
                 drop(mover.fetch(&stored, on_device(memory, &target), Urgency::Ahead).unwrap());
                 drop(target);
-                // At the same address, unless it is still to be written to.
+                // This has the same address, unless the target is still to be written to.
                 let next = filled(memory, MIB / 2 + 1, 4);
                 assert!(fetch(&mover, memory, &stored, Urgency::Now).unwrap() == expected(MIB / 2 + 1, 1));
                 assert!(read(memory, &next) == expected(MIB / 2 + 1, 4));
@@ -276,7 +277,7 @@ fn what_is_fetched_ahead_holds_back_no_memory() {
     arrivals[0].lead_to(&memory.streams().current()).unwrap();
     let (address, waits) = (first.lock().as_ptr(), driver.calls(Some(Call::WaitEvent)));
     drop(first);
-    // Its own stream has it back at once, though what was fetched behind it is still on the way.
+    // Its own stream gets it back at once, though the fetch after it is still on the way.
     let again = target();
     fill(memory, &again, 3);
     assert_eq!((again.lock().as_ptr(), driver.calls(Some(Call::WaitEvent))), (address, waits));
@@ -284,7 +285,7 @@ fn what_is_fetched_ahead_holds_back_no_memory() {
     expect_peace(memory);
 }
 
-/// As of another allocator: it is kept until the device has passed.
+/// Memory of another allocator is kept until the device has passed.
 #[test]
 fn memory_that_others_free_is_kept_until_it_is_not_used() {
     static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -295,7 +296,7 @@ fn memory_that_others_free_is_kept_until_it_is_not_used() {
     impl Drop for Foreign {
         fn drop(&mut self) {
             let driver = self.memory.driver();
-            // Anybody's from now on, without a wait.
+            // From now on any code may use it, without waiting.
             driver.memset(self.address, 0xEE, MIB as u64, StreamId::NULL).unwrap();
             LIVE.fetch_sub(1, Ordering::Release);
         }
@@ -307,7 +308,7 @@ fn memory_that_others_free_is_kept_until_it_is_not_used() {
         let bytes = |address: u64| {
             LIVE.fetch_add(1, Ordering::Relaxed);
             let (start, null) = (ptr::without_provenance_mut(address as usize), memory.streams().null());
-            // SAFETY: what follows is in the order of the null stream.
+            // SAFETY: all later work is in the order of the null stream.
             unsafe { Bytes::new(start, MIB, Some(&null), Foreign { memory, address }) }
         };
         let read = |address| {
@@ -344,13 +345,13 @@ fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
         assert!((1..=4).contains(&kept.len()), "{}", kept.len());
         let said = stay(9).unwrap_err().to_string();
         assert!(said.starts_with("layer.9/out#0: ") && said.contains("find no room in the mover's 8388608"), "{said}");
-        // What stays is fetched all the same, and there is always room to read.
+        // Bytes that stay can still be fetched, and there is always room to read.
         for (seed, stored) in kept.iter().enumerate() {
             assert!(fetch(&mover, memory, stored, Urgency::Ahead).unwrap() == expected(MIB / 2, seed as u8));
         }
         drop(kept);
         memory.driver().synchronize().unwrap();
-        // More than there is memory for at once, several times. The disk writes nothing until a store waits.
+        // This is more than the memory holds at once, several times. The disk writes nothing until a store waits.
         let stalls = &mover.shared.stalls;
         gate.close(Direction::Out);
         let through: Vec<_> = thread::scope(|scope| {
@@ -360,7 +361,7 @@ fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
             });
             (0..3).map(|seed| store(&mover, memory, 5 * MIB + 1, seed, Destination::Disk).unwrap()).collect()
         });
-        // It reads nothing until a fetch waits.
+        // The disk reads nothing until a fetch waits.
         through[0].wait().unwrap();
         gate.close(Direction::In);
         thread::scope(|scope| {
@@ -389,7 +390,7 @@ fn links_say_what_went_over_them() {
         mover.probe().unwrap();
         let Links { device_to_host, host_to_device, disk_write, disk_read, .. } = mover.links();
         for link in [device_to_host, host_to_device] {
-            // One way after the other, and both at once.
+            // One direction after the other, and both at once.
             assert_eq!((link.bytes, link.transfers), (8 << 20, 16));
         }
         // The disk's codecs were tried too, on two pieces of a megabyte each.
@@ -431,7 +432,7 @@ fn a_capture_is_refused_and_goes_on() {
     let storage = filled(memory, 100, 1);
     let stream = memory.streams().pooled(Priority::Default).unwrap();
     driver.begin_capture(stream.id()).unwrap();
-    // SAFETY: it is refused.
+    // SAFETY: the store is refused.
     let bytes = unsafe { Bytes::of(&storage, Some(&stream)) };
     assert!(matches!(mover.store("a", bytes, Destination::Host), Err(MoverError::Captured { .. })));
     driver.destroy_graph(driver.end_capture(stream.id()).unwrap()).unwrap();
@@ -450,10 +451,10 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
     }
     let bytes = some_bytes(1, 17 * MIB + 5);
     let mut owner = Owner(bytes.clone(), Arc::clone(&freed));
-    // SAFETY: nobody writes to it.
+    // SAFETY: nothing writes to the vector.
     let source = unsafe { Bytes::new(owner.0.as_mut_ptr(), bytes.len(), None, owner) };
     let stored = mover.store("a", source, Destination::Disk).unwrap();
-    // At least half of it had to be out.
+    // At least half of the bytes had to be on disk.
     assert!(stored.host_bytes() <= SMALL as u64);
     assert!(fetch_host(&mover, &stored, Urgency::Now).unwrap() == bytes, "while it is written");
     stored.wait().unwrap();
@@ -467,7 +468,7 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
 }
 
 #[test]
-fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
+fn what_a_thread_waits_for_is_read_before_what_is_fetched_ahead() {
     let (_folders, disk) = disk();
     let mover = mover(None, Some(&disk));
     let put = |name| mover.store(name, vector(vec![1; MIB]), Destination::Disk).unwrap();
@@ -477,7 +478,7 @@ fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
         let reads = mover.shared.reads.lock();
         reads.waiting.iter().flatten().map(|read| read.coming.name.clone()).collect::<String>()
     };
-    // Nothing is read as long as there are no lanes.
+    // Nothing is read while there are no lanes.
     let lanes = std::mem::take(&mut mover.shared.reads.lock().lanes);
     let fetch = |stored, urgency| mover.fetch(stored, vector(vec![0; MIB]), urgency).unwrap();
     let arrivals = [fetch(&a, Urgency::Ahead), fetch(&b, Urgency::Ahead), fetch(&c, Urgency::Now)];
@@ -520,7 +521,7 @@ fn what_cannot_be_written_stays_in_memory_and_what_cannot_be_read_is_an_error() 
             let back = mover(memory, Some(&faulty(&paths, Direction::In, 2, ends)));
             let stored = put(&back);
             stored.wait().unwrap();
-            // What did arrive must not come over what has the memory now, which is freed with the error.
+            // Pieces that did arrive must not overwrite the next user of the memory, which is freed with the error.
             let said = get(&back, &stored).unwrap_err().to_string();
             assert!(said.starts_with("layer.1/out#0: ") && said.contains(paths[0].to_str().unwrap()), "{said}");
             memory.into_iter().for_each(|memory| drop(filled(memory, 2 * MIB, 9)));
@@ -540,7 +541,7 @@ fn a_full_disk_says_so_and_takes_more_later() {
     let (_, memory) = simulated(1);
     let mover = mover(Some(memory), Some(&disk));
     let first = store(&mover, memory, MIB, 1, Destination::Disk).unwrap();
-    // It may still be on its way: there is room for a half, which is nobody's then.
+    // The first may still be on its way. Half of the second would fit; that half must be given back.
     let error = store(&mover, memory, 2 * MIB, 2, Destination::Disk).unwrap_err();
     let said = error.to_string();
     assert!(error.is_no_room() && said.starts_with("layer.2/out#0: ") && said.contains("do not fit on disk"), "{said}");
@@ -568,7 +569,7 @@ fn what_may_not_be_written_stays_in_memory() {
     let said = second.wait().unwrap_err().to_string();
     assert!(said.starts_with("layer.2/out#0: ") && said.contains("may be written in a day"), "{said}");
     assert!(fetch(&mover, memory, &second, Urgency::Now).unwrap() == expected(MIB, 2));
-    // The memory is full of what could not be written, and the error says why.
+    // The memory is full of bytes that could not be written, and the error says why.
     let more: Vec<_> = (0..2).map(|seed| store(&mover, memory, MIB, seed, Destination::Disk)).collect();
     let error = more.into_iter().find_map(Result::err).unwrap();
     let said = error.to_string();
@@ -577,10 +578,10 @@ fn what_may_not_be_written_stays_in_memory() {
     expect_peace(memory);
 }
 
-/// Whichever call of the driver fails, no byte is wrong, and everything works afterwards.
+/// Whichever driver call fails, no byte is wrong, and everything works afterwards.
 #[test]
 fn no_failing_call_loses_bytes_or_memory() {
-    /// Two pieces.
+    /// The length of two pieces.
     const LENGTH: usize = MIB / 4 + 777;
     for to in [Destination::Host, Destination::Disk] {
         let (_folders, disk) = disk();
@@ -631,7 +632,7 @@ fn no_failing_call_loses_bytes_or_memory() {
 fn many_threads(memory: Option<Memory>, steps: &[(u8, usize, u8)], disk: &Disk) {
     let mover = mover(memory, Some(disk));
     let work = |number: usize| {
-        // A stream of its own, as threads of a program have.
+        // Each thread has a stream of its own, as a program's threads have.
         let stream = memory.map(|memory| memory.streams().pooled(Priority::Default).unwrap());
         let _guard = stream.as_ref().map(tenure_device::StreamGuard::new);
         let mut kept: Vec<(Stored, u8)> = Vec::new();
@@ -661,7 +662,7 @@ fn many_threads(memory: Option<Memory>, steps: &[(u8, usize, u8)], disk: &Disk) 
                     assert!(back.unwrap() == expected(stored.bytes() as usize, *its));
                 }
                 4 => {
-                    // Nobody waits for it.
+                    // No thread waits for it.
                     let (stored, _) = &kept[usize::from(seed) % kept.len()];
                     if let Some(memory) = memory {
                         let target = filled(memory, stored.bytes() as usize, 0);
@@ -688,7 +689,7 @@ fn many_threads(memory: Option<Memory>, steps: &[(u8, usize, u8)], disk: &Disk) 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever several threads store, fetch and drop, in any order: exactly its bytes come back.
+    /// Whatever several threads store, fetch and drop, in any order, exactly the stored bytes come back.
     #[test]
     fn everything_comes_back(
         steps in prop::collection::vec((0_u8..6, 0_usize..3 * MIB / 2, any::<u8>()), 1..24), seed: u64, has_device: bool,
@@ -697,7 +698,7 @@ proptest! {
         let is_real = env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda");
         let memory = || if is_real { memories()[0] } else { simulated(seed).1 };
         many_threads(has_device.then(memory), &steps, &disk);
-        // What nobody wanted any more is written, and then makes room.
+        // Bytes that were dropped on their way out are still written, and then free their room.
         eventually(|| disk.statistics().free_bytes == disk.capacity_bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! Threads that wait for a device.
+//! Threads that wait for events of a device.
 
 use std::sync::{Arc, mpsc};
 use std::{io, thread};
@@ -9,7 +9,8 @@ use crate::disk::end;
 
 type Then = Box<dyn FnOnce(Result<(), DriverError>) + Send>;
 
-/// A thread that waits for events, one after the other, and then does what is to be done. Dropped, it has done all.
+/// A thread that waits for events one after the other, and calls a function after each. Dropping it waits until all are
+/// done.
 pub(super) struct Watcher {
     events: Option<mpsc::Sender<(Arc<Event>, Then)>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -27,12 +28,12 @@ impl Watcher {
         Ok(Self { events: Some(events), thread: Some(thread) })
     }
 
-    /// Calls a function when the device has passed an event of the same stream as the others, or with the reason why it
-    /// never will.
+    /// Calls `then` when the device has passed `event`, or with the reason why it never will. All events of a watcher
+    /// must be on one stream.
     pub(super) fn when_passed(&self, event: Arc<Event>, then: impl FnOnce(Result<(), DriverError>) + Send + 'static) {
         let Some(events) = &self.events else { return };
         if let Err(refused) = events.send((event, Box::new(then))) {
-            // The thread is gone: something that was to be done panicked.
+            // The thread is gone, because an earlier function panicked.
             let (event, then) = refused.0;
             then(event.synchronize());
         }
