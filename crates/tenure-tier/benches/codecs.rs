@@ -1,4 +1,4 @@
-//! Speeds of the codecs' kernels on a GPU, beside a copy on the device, for a reader. Prints why, where there is no GPU.
+//! A benchmark of the codecs' CUDA kernels, next to a copy on the device. Without a GPU it prints why it was skipped.
 #![allow(clippy::unwrap_used, reason = "a benchmark ends where a call fails")]
 
 use tenure_core::{DType, StreamId};
@@ -9,7 +9,7 @@ use tenure_tier::codec::{Codec, max_bytes};
 
 const BYTES: usize = 256 << 20;
 
-/// 10⁹ bytes of the tensor a second, the mean of ten times.
+/// Returns the mean speed over ten runs in 10⁹ bytes of the tensor per second.
 fn rate(driver: &dyn Driver, stream: StreamId, mut body: impl FnMut()) -> f64 {
     const TIMES: u32 = 10;
     let [start, end] = [(); 2].map(|()| driver.create_event(EventKind::Timing).unwrap());
@@ -23,7 +23,7 @@ fn rate(driver: &dyn Driver, stream: StreamId, mut body: impl FnMut()) -> f64 {
     BYTES as f64 / us / 1e3
 }
 
-/// A tensor of random numbers around 0, or of those above 0 with zeros between them.
+/// Returns random numbers around 0 or, with `has_zeros`, those above 0 and zeros in place of the others.
 fn tensor(dtype: DType, has_zeros: bool) -> Vec<u8> {
     let mut state = 1_u64;
     let mut uniform = move || {
@@ -57,7 +57,7 @@ fn main() {
         let [raw, to, status] = [BYTES, stream_bytes, STATUS_BYTES].map(|bytes| driver.malloc(bytes as u64).unwrap());
         driver.copy_to_device(raw, &tensor(dtype, has_zeros), stream).unwrap();
         let place = Place { codec, dtype, raw, raw_bytes: BYTES, stream: to, stream_bytes, status };
-        // SAFETY: the memory is this function's, until the end.
+        // SAFETY: this function owns the memory until the end.
         let encoding = rate(&*driver, stream, || unsafe { encode(&*driver, stream, &place).unwrap() });
         let mut told = [0; STATUS_BYTES];
         driver.copy_from_device(&mut told, status, stream).unwrap();

@@ -1,5 +1,5 @@
-//! What the codecs do to tensors of some kinds, and how fast one core does it, beside a copy of as many bytes:
-//! `cargo run --release -p tenure-tier --example codecs`.
+//! Ratio and speed of the codecs on several kinds of tensors, on one core, next to a copy of as many bytes: `cargo run
+//! --release -p tenure-tier --example codecs`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -46,7 +46,7 @@ fn main() -> Result<(), CodecError> {
     Ok(())
 }
 
-/// Numbers that are nearly normally distributed, and what `of` makes of them.
+/// Returns numbers that are nearly normally distributed, transformed by `of`.
 fn tensor(dtype: DType, of: fn(f32) -> f32) -> Vec<u8> {
     let mut state = 1_u64;
     let mut normal = || {
@@ -65,7 +65,7 @@ fn tensor(dtype: DType, of: fn(f32) -> f32) -> Vec<u8> {
     bytes.repeat(BYTES / bytes.len())
 }
 
-/// 10⁹ bytes of the tensor a second, the best of a few times.
+/// Returns the best speed of five runs in 10⁹ bytes of the tensor per second.
 fn best(mut body: impl FnMut()) -> f64 {
     let seconds = (0..5).map(|_| {
         let start = Instant::now();

@@ -1,5 +1,6 @@
-//! How fast a disk writes and reads at once, as tensors are spilled and come back; the last line is JSON, for `bench/disk`:
-//! `cargo run --release -p tenure-tier --example disk -- [--seconds S] [--depth REQUESTS] FOLDER...`.
+//! The read and write speeds of a disk when both happen at once, as tensors are spilled and come back. The last line is
+//! JSON, for `bench/disk`: `cargo run --release -p tenure-tier --example disk -- [--seconds S] [--depth REQUESTS]
+//! FOLDER...`.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -10,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use tenure_tier::{Disk, DiskError, DiskOptions, Spilled};
 
-/// Of a tensor. It goes in requests of a mebibyte.
+/// The bytes of a tensor, which is moved in requests of 1 MiB.
 const BYTES: usize = 4 << 20;
-/// Bytes that are read, and as many that are written.
+/// The total bytes of the tensors that are read, and as many for those that are written.
 const SIDE: usize = 512 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,11 +27,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             folder => folders.push(PathBuf::from(folder)),
         }
     }
-    // Requests of both sides, and as many pieces that are being copied.
+    // Staging memory for the requests of both directions, and as many pieces that are being copied.
     let staging_bytes = (4 * depth) << 20;
     let disk = Disk::open(&folders, DiskOptions { staging_bytes, ..DiskOptions::new(2 * SIDE as u64) })?;
     println!("{}", disk.nature());
-    // Whatever is written first, a file system has to note: tensors are spilled again and again.
+    // A file system does extra work for the first write to each block, so all blocks are written once before measuring.
     let bytes: Arc<[u8]> = noise();
     let spill = || disk.write("a tensor", Arc::clone(&bytes));
     let written: Vec<_> = (0..2 * SIDE / BYTES).map(|_| spill()).collect::<Result<_, _>>()?;
@@ -72,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Bytes that nothing on the way to a disk makes smaller.
+/// Returns bytes that no layer on the way to a disk can compress.
 fn noise() -> Arc<[u8]> {
     let mut state = 1_u64;
     let mut next = || {

@@ -1,19 +1,19 @@
-//! What the system says of a DAX device.
+//! DAX devices as the system describes them.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes of a device, and of the pages that it is mapped in.
+/// The size in bytes of a DAX device, and of the pages that it is mapped in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DaxDevice {
     pub(crate) bytes: u64,
     pub(crate) alignment: u64,
 }
 
-/// The folder where the system describes character devices.
+/// The folder in which the system describes character devices.
 pub(crate) const CHARACTER_DEVICES: &str = "/sys/dev/char";
 
-/// The DAX device of these numbers, described below `root`; none if that is another kind of device.
+/// Finds the DAX device with these numbers, described below `root`. Returns `None` if it is another kind of device.
 pub(crate) fn find(root: &Path, major: u32, minor: u32) -> Option<DaxDevice> {
     let folder = root.join(format!("{major}:{minor}"));
     let subsystem = fs::read_link(folder.join("subsystem")).ok()?;
@@ -21,7 +21,8 @@ pub(crate) fn find(root: &Path, major: u32, minor: u32) -> Option<DaxDevice> {
         return None;
     }
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
-    // Kernels before 5.11 do not say the alignment, which is that of huge pages unless the device was made otherwise.
+    // Kernels before 5.11 do not report the alignment. It is that of huge pages unless the device was created
+    // otherwise.
     let alignment = number("align").filter(|bytes| bytes.is_power_of_two()).unwrap_or(2 << 20);
     Some(DaxDevice { bytes: number("size")?, alignment })
 }

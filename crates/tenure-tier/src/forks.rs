@@ -1,8 +1,10 @@
-//! Mapped files and devices are shared with forked children, unlike all other memory of a process: each would see what the
-//! other writes. So a child has ordinary memory in their place, with what was in the blocks in use when it was forked.
+//! Copies of shared tiers for forked children. Mapped files and devices are shared with forked children, unlike all
+//! other memory of a process: parent and child would see each other's writes. So a child gets ordinary memory in their
+//! place, with the contents that the blocks in use had when it was forked.
 //!
-//! The copy is made by the parent, before it forks: only then nobody has written to it since. It costs as much memory, and
-//! the time to copy it, for each child. Where memory is short there is none, and a child that touches a block ends.
+//! The parent makes the copy before it forks, since only then nothing has been written after the fork. Each child costs
+//! as much memory, and the time to copy it. If memory is short there is no copy, and a child that touches a block is
+//! ended by the system.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed};
@@ -13,40 +15,40 @@ use tenure_core::{AtFork, Unforked};
 use crate::system;
 use crate::tier::Blocks;
 
-/// Tiers that are shared with children.
+/// The tiers that are shared with children.
 static SHARED: Unforked<Vec<Arc<Shared>>> = Unforked::new(Vec::new());
 
 struct Shared {
     start: *mut u8,
     bytes: usize,
     blocks: Arc<Unforked<Blocks>>,
-    /// While the process forks: as many bytes, with the content of the blocks. None if memory was short.
+    /// The copy while the process forks: as many bytes, with the contents of the blocks. Null if memory was short.
     copy: AtomicPtr<u8>,
     memory: AtomicU8,
 }
 
-// SAFETY: the addresses of a mapping, which is nobody's in particular.
+// SAFETY: these are the addresses of a mapping, which no thread owns.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// What a process has of a tier.
+/// The memory that a process has in a tier's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Memory {
-    /// The tier.
+    /// The tier itself.
     Own,
-    /// In a child: a copy of the blocks, in ordinary memory.
+    /// In a child: a copy of the blocks in ordinary memory.
     Copied,
-    /// In a child: nothing, as memory was too short for a copy.
+    /// In a child: nothing, since memory was too short for a copy.
     Absent,
 }
 
-/// Sees to a tier's being copied for forked children, as long as it lives.
+/// Registers a tier to be copied for forked children. Dropping it ends that.
 pub(crate) struct Copied(Arc<Shared>);
 
 impl Copied {
-    /// For blocks that live in the mapping of so many bytes there.
+    /// Registers `blocks`, which are in the mapping of `bytes` bytes at `start`.
     pub(crate) fn new(start: *mut u8, bytes: usize, blocks: Arc<Unforked<Blocks>>) -> Self {
         static FORKS: Once = Once::new();
         FORKS.call_once(|| AtFork { before, in_parent, in_child }.register());
@@ -56,7 +58,7 @@ impl Copied {
         Self(shared)
     }
 
-    /// What this process has.
+    /// Returns the memory that this process has.
     pub(crate) fn memory(&self) -> Memory {
         match self.0.memory.load(Relaxed) {
             own if own == Memory::Own as u8 => Memory::Own,
@@ -75,13 +77,13 @@ impl Drop for Copied {
 fn before() {
     let all = SHARED.lock_forking();
     let needed = |shared: &Arc<Shared>| shared.blocks.lock_forking().held_bytes();
-    // What a child writes for itself needs memory, too.
+    // A child's own writes need memory too.
     if all.iter().map(needed).sum::<u64>() > system::available_bytes() / 2 {
         return;
     }
     for shared in all.iter() {
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: at an address that the system chooses.
+        // SAFETY: the system chooses the address.
         let copy = unsafe { libc::mmap(ptr::null_mut(), shared.bytes, access, flags | libc::MAP_NORESERVE, -1, 0) };
         if copy == libc::MAP_FAILED {
             continue;
@@ -89,8 +91,8 @@ fn before() {
         let copy = copy.cast::<u8>();
         for range in shared.blocks.lock_forking().held() {
             let (offset, bytes) = (range.start as usize - shared.start.addr(), (range.end - range.start) as usize);
-            // SAFETY: in both mappings, which are as long as each other. Somebody may write to a block meanwhile, as to
-            // any memory while it is forked: such bytes are copied from before or after.
+            // SAFETY: both ranges are within mappings of the same length. Another thread may write to a block
+            // meanwhile, as to any memory during a fork: such bytes are copied from before or after the write.
             unsafe { ptr::copy_nonoverlapping(shared.start.add(offset), copy.add(offset), bytes) };
         }
         shared.copy.store(copy, Relaxed);
@@ -101,7 +103,7 @@ fn in_parent() {
     for shared in SHARED.lock_forking().iter() {
         let copy = shared.copy.swap(ptr::null_mut(), Relaxed);
         if !copy.is_null() {
-            // SAFETY: mapped by `before`, and nobody else knows it.
+            // SAFETY: `before` mapped it, and nothing else uses it.
             unsafe { libc::munmap(copy.cast(), shared.bytes) };
         }
     }
@@ -114,20 +116,20 @@ fn in_child() {
         let copy = shared.copy.load(Relaxed);
         let (mapped, memory) = if copy.is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-            // SAFETY: in the place of the tier's mapping, as long as that. A call of the system alone.
+            // SAFETY: replaces the tier's mapping by one of the same length. This only makes a system call.
             (unsafe { libc::mmap(start, bytes, libc::PROT_NONE, flags, -1, 0) }, Memory::Absent)
         } else {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // SAFETY: as above; the same content is there again, and the only thread of the child is here.
+            // SAFETY: as above; the contents stay the same, and the child's only thread is here.
             (unsafe { libc::mremap(copy.cast(), bytes, bytes, flags, start) }, Memory::Copied)
         };
         if mapped == libc::MAP_FAILED {
-            // Rather end than write to what is the parent's.
+            // Ending is better than writing to the parent's memory.
             // SAFETY: ends the child.
             unsafe { libc::abort() }
         }
         shared.memory.store(memory as u8, Relaxed);
     }
-    // They are the child's own now, as all its memory, and are copied as that when it forks.
+    // The memory is the child's own now, so the system copies it when the child forks.
     all.clear();
 }

@@ -8,27 +8,27 @@ use tenure_plan::problem::Kernel;
 
 use crate::TierError;
 
-/// Times of the kernels of a recorded problem, as sums over steps. Its methods take no lock: names of keys, which have one, are
-/// looked up by [`EndedStep::kernels_ns`].
+/// The times of a recorded problem's kernels, summed over steps. Its methods take no lock. The names of keys have a
+/// lock of their own; [`EndedStep::kernels_ns`] looks them up.
 pub(crate) struct KernelTimes {
     clock: Clock,
     expected: Arc<Expected>,
-    /// The step that is measured now.
+    /// The step being measured.
     step: Option<Step>,
     sums_ns: Vec<u64>,
     steps: u64,
-    /// How the last step that did not count differed.
+    /// The first difference of the last step that did not count.
     difference: Option<String>,
 }
 
-/// The allocations and kernels of a step, as the problem says.
+/// The allocations and kernels that a step should have, from the problem.
 struct Expected {
-    /// Keys of the allocations with which kernels begin, in their order.
+    /// The keys of the allocations that begin kernels, in order.
     keys: Vec<String>,
     /// Whether the problem has a kernel before the first allocation.
     has_begin: bool,
-    /// If it has one after the last, the optimizer's: the share that the last allocation's kernel has of the time that both
-    /// take, by the bytes that they access.
+    /// Set if the problem has a kernel after the last allocation, the optimizer's: the last allocation's share of the
+    /// time that both kernels take, estimated by the bytes that they access.
     last_share: Option<f64>,
 }
 
@@ -37,7 +37,7 @@ struct Step {
     allocated: Vec<(u64, KeyId)>,
 }
 
-/// A step that was measured, and the problem's.
+/// A step that was measured, with the expected allocations.
 pub(crate) struct EndedStep {
     step: Step,
     ended_ns: u64,
@@ -45,7 +45,7 @@ pub(crate) struct EndedStep {
 }
 
 impl KernelTimes {
-    /// For a problem as recorders make it.
+    /// Creates the sums for a problem made by a recorder.
     pub(crate) fn new(problem: &Problem, clock: Clock) -> Self {
         let kernels = problem.kernels();
         let is_begin = |kernel: &Kernel| kernel.name == "begin" && kernel.writes.is_empty();
@@ -63,29 +63,29 @@ impl KernelTimes {
         Self { clock, expected, step: None, sums_ns: vec![0; kernels.len()], steps: 0, difference: None }
     }
 
-    /// Begins a step. Returns the one before, if it was measured.
+    /// Begins a step. Returns the step before, if it was measured.
     pub(crate) fn begin_step(&mut self) -> Option<EndedStep> {
         let ended = self.end_step();
         self.step = Some(Step { began_ns: self.now_ns(), allocated: Vec::new() });
         ended
     }
 
-    /// Ends the step that is measured, if there is one.
+    /// Ends the step being measured, if there is one.
     pub(crate) fn end_step(&mut self) -> Option<EndedStep> {
         let step = self.step.take()?;
         Some(EndedStep { step, ended_ns: self.now_ns(), expected: Arc::clone(&self.expected) })
     }
 
-    /// An allocation with a key.
+    /// Records an allocation with a key.
     pub(crate) fn note(&mut self, key: KeyId) {
         let at_ns = self.now_ns();
-        // One more than expected tells that a step differs; others need no room.
+        // One allocation more than expected shows that a step differs; more need not be stored.
         if let Some(step) = self.step.as_mut().filter(|step| step.allocated.len() <= self.expected.keys.len()) {
             step.allocated.push((at_ns, key));
         }
     }
 
-    /// Adds the times of a step, or how it differed. A step of a problem that was measured before does not count.
+    /// Adds the times of a step, or records how it differed. Ignores a step of a problem that was measured before.
     pub(crate) fn add(&mut self, ended: &EndedStep, kernels_ns: Result<Vec<u64>, String>) {
         if !Arc::ptr_eq(&ended.expected, &self.expected) {
             return;
@@ -99,10 +99,10 @@ impl KernelTimes {
         }
     }
 
-    /// Mean nanoseconds of each kernel.
+    /// Returns the mean time of each kernel in ns.
     ///
     /// # Errors
-    /// [`TierError::NotMeasured`] if no step allocated what the problem says.
+    /// [`TierError::NotMeasured`] if no step made the problem's allocations.
     pub(crate) fn mean_ns(&self) -> Result<Vec<u64>, TierError> {
         if self.steps == 0 {
             let reason = self.difference.clone().unwrap_or_else(|| "no step has begun".into());
@@ -117,7 +117,7 @@ impl KernelTimes {
 }
 
 impl EndedStep {
-    /// Nanoseconds of each of the problem's kernels, or how the step differs from the problem's.
+    /// Returns the time of each kernel of the problem in ns, or how the step differs from the problem.
     pub(crate) fn kernels_ns(&self) -> Result<Vec<u64>, String> {
         let Self { step: Step { began_ns, allocated }, ended_ns, expected } = self;
         expected.check(allocated)?;
@@ -134,7 +134,7 @@ impl EndedStep {
 }
 
 impl Expected {
-    /// Refuses a step that allocated something else, with the first difference.
+    /// Checks that the step made the expected allocations. The error is the first difference.
     fn check(&self, allocated: &[(u64, KeyId)]) -> Result<(), String> {
         let names = allocated.iter().map(|(_, key)| key.key().map(|key| key.to_string()).unwrap_or_default());
         let mut pairs = self.keys.iter().zip(names);

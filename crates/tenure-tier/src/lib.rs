@@ -1,12 +1,11 @@
 //! Tiers of a host's memory, and tensors placed in them.
 //!
-//! A [`Tier`] is memory of one kind: DRAM, a NUMA node, a DAX device, or a file that stands for persistent memory. A
+//! A [`Tier`] is memory of one kind: DRAM, a NUMA node, a DAX device, or a file that emulates persistent memory. A
 //! [`Placement`] sends each allocation of the threads that entered it to the tier that a
-//! [`Mapping`](tenure_plan::Mapping) has for its key, and says what is where, verified. A [`Recorder`] makes the problem
-//! that a mapping is planned of, from what a program allocates. A [`Disk`] is for what nobody computes with: its bytes go
-//! out to files, and come back. A [`Mover`] brings what a device or the host computes with there, or to pinned memory, and
-//! back before it is needed. A [`codec`] makes it fewer bytes. A
-//! [`Reader`] reads files of others, such as weights.
+//! [`Mapping`](tenure_plan::Mapping) has for its key, and reports where everything is, verified. A [`Recorder`] records
+//! a program's allocations and makes the problem from which a mapping is planned. A [`Disk`] writes bytes to files and
+//! reads them back. A [`Mover`] moves tensors of a device or of the host to a disk or to pinned memory, and back before
+//! they are needed. A [`codec`] makes them smaller on the way. A [`Reader`] reads existing files, such as weights.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod codec;

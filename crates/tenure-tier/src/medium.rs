@@ -1,4 +1,4 @@
-//! What tiers are made of.
+//! The media that tiers are made of.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::str::FromStr;
 
 use crate::TierError;
 
-/// What a tier is made of.
+/// The kind of memory that a tier is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Memory that the system takes from wherever it likes.
+    /// Memory that the system takes from any node.
     Dram,
-    /// Memory of one NUMA node, and no other.
+    /// Memory of one NUMA node only.
     Node(u32),
-    /// Persistent memory: a DAX device (`/dev/dax0.0`), or on any file system a folder, where a file is made that is gone
-    /// when the tier is, or the name of a file that is made and stays.
+    /// Persistent memory at a path: a DAX device (`/dev/dax0.0`); a folder on any file system, for a file that is gone
+    /// when the tier is; or a new file's name, for a file that stays.
     Path(PathBuf),
 }
 
@@ -29,8 +29,8 @@ impl fmt::Display for Medium {
 }
 
 impl Medium {
-    /// A medium and a number of bytes, if one is said: `dram`, `numa:1@8GiB`, `/mnt/pmem@64GiB`. Units are `KiB`, `MiB`,
-    /// `GiB` and `TiB`; without one they are bytes.
+    /// Parses a medium and, if given, a capacity in bytes: `dram`, `numa:1@8GiB`, `/mnt/pmem@64GiB`. Units are `KiB`,
+    /// `MiB`, `GiB` and `TiB`; a number without a unit is bytes.
     ///
     /// ```
     /// use tenure_tier::Medium;
@@ -42,7 +42,7 @@ impl Medium {
     /// ```
     ///
     /// # Errors
-    /// [`TierError::Medium`].
+    /// [`TierError::Medium`] if the text is neither.
     pub fn with_capacity(text: &str) -> Result<(Self, Option<u64>), TierError> {
         let error = || TierError::Medium { text: text.to_owned() };
         match text.rsplit_once('@') {
@@ -74,19 +74,19 @@ fn parse(bytes: &str) -> Option<u64> {
     number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// What a tier turned out to be. It is told with everything that is told of the tier.
+/// The nature of an opened tier. Every output about the tier shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nature {
-    /// Volatile memory.
+    /// Volatile memory of any node.
     Dram,
-    /// Volatile memory of a node.
+    /// Volatile memory of one NUMA node.
     Node(u32),
     /// A DAX device.
     Device,
-    /// A file of a file system that maps persistent memory itself.
+    /// A file on a file system that maps persistent memory directly.
     DaxFile,
-    /// A file of another: its pages are DRAM, which the system writes to a disk when it likes. It stands for persistent
-    /// memory, and has neither its speed nor its persistence.
+    /// A file on any other file system. Its pages are DRAM, which the system writes to a disk at some time. It emulates
+    /// persistent memory without its speed and persistence.
     Emulated {
         /// The kind of file system.
         file_system: String,
@@ -94,7 +94,7 @@ pub enum Nature {
 }
 
 impl Nature {
-    /// Whether it is no persistent memory, though it stands for it.
+    /// Returns whether the tier only emulates persistent memory.
     pub fn is_emulated(&self) -> bool {
         matches!(self, Self::Emulated { .. })
     }

@@ -1,4 +1,4 @@
-//! Placement: each allocation in the tier that a mapping has for its key.
+//! Placement of each allocation in the tier that a mapping has for its key.
 
 use std::ptr;
 use std::sync::Arc;
@@ -13,29 +13,30 @@ use crate::kernel_times::{EndedStep, KernelTimes};
 use crate::tier::Live;
 use crate::{Report, Tier, TierError};
 
-/// How strictly a mapping is followed.
+/// Settings of a [`Placement`]: how strictly the mapping is followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// An allocation whose key has no place is an error. Else it lives in the first tier, and is reported.
+    /// Whether an allocation whose key has no place is an error. If not, it goes to the first tier and is reported.
     pub is_strict: bool,
-    /// What happens where a tier is full.
+    /// The action if a tier is full.
     pub when_full: WhenFull,
 }
 
-/// What happens to an allocation whose tier is full.
+/// The action for an allocation whose tier is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It is an error, which names the tier: what is enforced is so, or the program stops.
+    /// Return an error that names the tier.
     #[default]
     Refuse,
-    /// It lives in the first other tier that has room, and is reported as missed.
+    /// Use the first other tier that has room, and report a miss.
     Miss,
 }
 
-/// Sends each allocation to the tier that a mapping has for its key. Opened once in a process, it does nothing until a
-/// thread [enters](Self::enter) it: the two calls of `hook_init` in jaewan/pytorch-1, for the process and for each thread.
+/// Sends each allocation to the tier that a mapping has for its key. It is opened once per process and does nothing
+/// until a thread [enters](Self::enter) it. This matches the two calls of `hook_init` in jaewan/pytorch-1, one for the
+/// process and one for each thread.
 ///
-/// A handle: clones are one placement.
+/// This is a handle: clones share one placement.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -70,37 +71,37 @@ struct Shared {
     mapping: Mapping,
     tiers: Vec<Tier>,
     options: Options,
-    /// Of each key that came: the number of its tier, if it has one.
+    /// The number of the tier of each key that came, if it has one.
     places: Unforked<FxHashMap<KeyId, Option<usize>>>,
-    /// Keys that live elsewhere since their tier was full, and bytes of all of their allocations.
+    /// The keys placed in another tier because theirs was full, and the bytes of these allocations.
     missed: Unforked<(FxHashSet<KeyId>, u64)>,
-    /// Times of kernels, once they are asked for.
+    /// Whether kernels are measured, and their times.
     is_measured: AtomicBool,
     times: Unforked<Option<KernelTimes>>,
 }
 
-/// Keeps a thread's allocations placed while it lives.
+/// Places a thread's allocations until it is dropped.
 #[must_use = "it holds for as long as it lives"]
 pub struct PlacementGuard {
     _scope: AllocatorScope,
 }
 
-/// Where a block ought to be, and whether it is.
+/// The result of checking whether a block is in the tier that the mapping says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Where the mapping says.
+    /// In the tier that the mapping says.
     Placed,
-    /// It has no place, and is in the first tier as what has none.
+    /// Without a place in the mapping, and therefore in the first tier.
     Unmapped,
     /// In another tier than the mapping says.
     Missed,
 }
 
 impl Placement {
-    /// A placement by `mapping` in `tiers`, which are found by their names.
+    /// Opens a placement by `mapping` in `tiers`, which are matched by name.
     ///
     /// # Errors
-    /// [`TierError::Tiers`] if the mapping's are not those.
+    /// [`TierError::Tiers`] if `tiers` are not exactly the mapping's.
     pub fn open(mapping: Mapping, tiers: Vec<Tier>, options: Options) -> Result<Self, TierError> {
         let opened = || tiers.iter().map(|tier| tier.name().to_owned()).collect::<Vec<_>>();
         let find = |name: &String| tiers.iter().find(|tier| tier.name() == name).cloned();
@@ -122,38 +123,38 @@ impl Placement {
         }
     }
 
-    /// Places what the calling thread allocates on the CPU, and what threads do that work for it.
+    /// Places CPU allocations of the calling thread, and of threads that work for it.
     pub fn enter(&self) -> PlacementGuard {
         PlacementGuard { _scope: AllocatorScope::enter(Arc::new(self.clone())) }
     }
 
-    /// Measures the kernels of `problem` from the next [`begin_iteration`](Self::begin_iteration) on, in place of what was
-    /// measured before. A [`Recorder`](crate::Recorder) made the problem of the same program: its kernels begin with
-    /// allocations. Each allocation with a key reads the clock once.
+    /// Measures the kernels of `problem` from the next [`begin_iteration`](Self::begin_iteration) on, and discards
+    /// earlier measurements. The problem must come from a [`Recorder`](crate::Recorder) of the same program, so that
+    /// its kernels begin with allocations. Each allocation with a key reads the clock once.
     pub fn measure(&self, problem: &Problem, clock: Clock) {
         *self.shared.times.lock() = Some(KernelTimes::new(problem, clock));
         self.shared.is_measured.store(true, Relaxed);
     }
 
-    /// From here on it is another step of the program, if kernels are measured. Steps that allocate something else than the
-    /// problem says do not count.
+    /// Begins another step of the program, if kernels are measured. Steps that do not make the problem's allocations
+    /// are not counted.
     pub fn begin_iteration(&self) {
         self.add_step(KernelTimes::begin_step);
     }
 
-    /// Ends the step. Returns nanoseconds of each of the problem's kernels, the mean over steps. Between the last allocation and
-    /// the end of a step with an optimizer, two kernels share the time by the bytes that they access.
+    /// Ends the step. Returns the time of each kernel of the problem in ns, averaged over steps. In a step with an
+    /// optimizer, two kernels follow the last allocation; they share the time by the bytes that they access.
     ///
     /// # Errors
-    /// [`TierError::NotMeasured`] if nothing is measured, or no step allocated what the problem says.
+    /// [`TierError::NotMeasured`] if nothing is measured, or no step made the problem's allocations.
     pub fn kernel_times_ns(&self) -> Result<Vec<u64>, TierError> {
         self.add_step(KernelTimes::end_step);
         let not_measured = || Err(TierError::NotMeasured { reason: "nothing is measured".into() });
         self.shared.times.lock().as_ref().map_or_else(not_measured, KernelTimes::mean_ns)
     }
 
-    /// Adds the times of the step that `end` ends. Names of keys have a lock of their own, so its allocations are compared while
-    /// this one is free, and other threads note theirs.
+    /// Adds the times of the step that `end` ends. Names of keys have a lock of their own, so its allocations are
+    /// compared without holding this lock, and other threads can record theirs.
     fn add_step(&self, end: fn(&mut KernelTimes) -> Option<EndedStep>) {
         let Some(ended) = self.shared.times.lock().as_mut().and_then(end) else { return };
         let kernels_ns = ended.kernels_ns();
@@ -162,38 +163,39 @@ impl Placement {
         }
     }
 
-    /// What is followed.
+    /// Returns the mapping that is followed.
     pub fn mapping(&self) -> &Mapping {
         &self.shared.mapping
     }
 
-    /// The tiers, in the mapping's order.
+    /// Returns the tiers, in the mapping's order.
     pub fn tiers(&self) -> &[Tier] {
         &self.shared.tiers
     }
 
-    /// Gives the pages of all that is free in the tiers back to the system ([`Tier::release_cached`]).
+    /// Gives the pages of all free memory in the tiers back to the system ([`Tier::release_cached`]).
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refused.
     pub fn release_cached(&self) -> Result<(), TierError> {
         self.tiers().iter().try_for_each(Tier::release_cached)
     }
 
-    /// What is where, at this moment, as it is verified now.
+    /// Reports what is where at this moment, verified now.
     pub fn report(&self) -> Report {
         self.report_beside(&[])
     }
 
-    /// The same of a program that has tensors on the CPU in no tier, of which Tenure does not know: so many bytes for tags.
+    /// Reports like [`report`](Self::report), for a program with CPU tensors outside of all tiers that Tenure does not
+    /// manage. `outside` has their bytes by tag.
     pub fn report_beside(&self, outside: &[(Tag, u64)]) -> Report {
         Report::new(self, outside)
     }
 
-    /// Whether every key of the mapping came: after an iteration, those that did not are none of this program.
+    /// Checks that every key of the mapping came. After an iteration, the other keys are not of this program.
     ///
     /// # Errors
-    /// [`TierError::NeverCame`].
+    /// [`TierError::NeverCame`] if one did not.
     pub fn check_all_came(&self) -> Result<(), TierError> {
         let never = self.never_came();
         match never.first() {
@@ -202,18 +204,18 @@ impl Placement {
         }
     }
 
-    /// Keys of the mapping that no allocation had.
+    /// Returns the keys of the mapping that no allocation had.
     pub(crate) fn never_came(&self) -> Vec<String> {
         let came: FxHashSet<String> = self.keys(|place| place.is_some()).into_iter().collect();
         self.mapping().places().filter(|(key, _)| !came.contains(*key)).map(|(key, _)| key.to_owned()).collect()
     }
 
-    /// Keys of allocations that the mapping has no place for.
+    /// Returns the keys of allocations that the mapping has no place for.
     pub(crate) fn unmapped(&self) -> Vec<String> {
         self.keys(|place| place.is_none())
     }
 
-    /// Keys that were in another tier than theirs at some time, and the bytes of these allocations.
+    /// Returns the keys that were ever placed in another tier than theirs, and the bytes of these allocations.
     pub(crate) fn missed(&self) -> (Vec<String>, u64) {
         let (keys, bytes) = self.shared.missed.lock().clone();
         (names(keys.into_iter()), bytes)
@@ -227,7 +229,7 @@ impl Placement {
         }
     }
 
-    /// Blocks in use of a tier.
+    /// Returns the blocks in use of a tier.
     pub(crate) fn live(&self, tier: usize) -> Vec<(Address, Live)> {
         self.shared.tiers[tier].live()
     }
@@ -245,7 +247,7 @@ fn names(keys: impl Iterator<Item = KeyId>) -> Vec<String> {
 }
 
 impl Shared {
-    /// The number of the tier of a key, if it has one.
+    /// Returns the number of a key's tier, if it has one.
     fn place(&self, key: KeyId) -> Option<usize> {
         if let Some(place) = self.places.lock().get(&key).copied() {
             return place;
@@ -287,7 +289,7 @@ impl Shared {
     }
 }
 
-// SAFETY: memory of the tiers, as they give it.
+// SAFETY: this hands out the tiers' memory as they give it.
 unsafe impl Allocator for Placement {
     fn device(&self) -> Device {
         Device::CPU

@@ -1,4 +1,5 @@
-//! Files that others wrote, such as a model's weights, read past the system's cache, several parts at once.
+//! A reader of existing files, such as a model's weights. It bypasses the system's page cache and reads several parts
+//! at once.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,10 +17,10 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use crate::TierError;
 use crate::disk::{BLOCK, CHUNK, Chunk, Memory, end};
 
-/// Requests at once: a disk is as fast as it gets with a few of a megabyte.
+/// The number of requests at once: a disk reaches full speed with a few of 1 MiB.
 const THREADS: usize = 8;
 
-/// A file to be read in parts.
+/// A file to read in parts.
 #[derive(Debug)]
 pub struct Source {
     file: File,
@@ -28,11 +29,11 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens a file, past the system's cache if its file system can do that: weights that are kept in memory need not be
-    /// there twice.
+    /// Opens a file, bypassing the system's page cache if its file system can do that: weights that are kept in memory
+    /// need not be there twice.
     ///
     /// # Errors
-    /// It cannot be opened, or is none.
+    /// The file cannot be opened, or `path` is not a file.
     pub fn open(path: &Path) -> Result<Self, TierError> {
         let failed = |call| move |source| TierError::System { what: path.display().to_string(), call, source };
         let file = File::open(path).map_err(failed("open"))?;
@@ -41,31 +42,31 @@ impl Source {
             return Err(failed("open")(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")));
         }
         let flags = fcntl_getfl(&file).map_err(|error| failed("fcntl")(error.into()))?;
-        // Where it is refused, now or at the first read, bytes go through the cache.
+        // If direct access is refused, now or at the first read, bytes go through the page cache.
         let _ = fcntl_setfl(&file, flags | OFlags::DIRECT);
         Ok(Self { file, path: path.into(), bytes: metadata.len() })
     }
 
-    /// How long it was when it was opened.
+    /// Returns the length in bytes that the file had when it was opened.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Its path, as it was given.
+    /// Returns the path as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads whole blocks from a block's begin, up to the file's end; so many bytes at least.
+    /// Reads whole blocks from the start of a block up to the file's end, at least `least` bytes.
     fn read_blocks(&self, offset: u64, chunk: &mut [u8], least: usize) -> io::Result<()> {
         let mut read = 0;
         while read < least {
-            // The file's end is no block's, so only the last read is short.
+            // Only the last read is short, since the file may end within a block.
             match self.file.read_at(&mut chunk[read..], offset + read as u64) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(bytes) => read += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Another block than ours, or a file system that finds out late.
+                // The disk's block size is not ours, or the file system refuses direct access only now.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput && self.is_direct()? => {
                     fcntl_setfl(&self.file, fcntl_getfl(&self.file)? - OFlags::DIRECT)?;
                 }
@@ -80,19 +81,19 @@ impl Source {
     }
 }
 
-/// A part of a file, and where in memory it goes.
+/// A part of a file, and the place in memory that it goes to.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The file.
     pub source: Arc<Source>,
-    /// Its first byte in the file.
+    /// The offset of the first byte in the file.
     pub offset: u64,
-    /// In bytes of the target.
+    /// The range of bytes in the target.
     pub to: Range<usize>,
 }
 
-/// Reads parts of files into memory, in the order in which they are asked for, on threads of its own. Dropped, it finishes
-/// what was asked for.
+/// Reads parts of files into memory, in the order of the requests, on threads of its own. Dropping it finishes all
+/// requests.
 pub struct Reader {
     shared: Arc<Shared>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -109,7 +110,7 @@ struct Queue {
     is_ending: bool,
 }
 
-/// What one thread reads at once.
+/// The bytes that one thread reads at once.
 struct Block {
     load: Arc<dyn Load>,
     source: Arc<Source>,
@@ -117,20 +118,20 @@ struct Block {
     to: Range<usize>,
 }
 
-/// Several parts that are there together.
+/// A request of several parts, which ends when all are read.
 trait Load: Send + Sync {
-    /// Takes bytes of a range that nobody else puts any into.
+    /// Stores bytes in a range that no other thread writes to.
     fn put(&self, at: usize, bytes: &[u8]);
     fn has_failed(&self) -> bool;
-    /// One block less is missing.
+    /// Records that one more block is done, and its result.
     fn end(&self, result: Result<(), TierError>);
 }
 
 struct Target<T, F> {
-    /// Of the target's bytes, which stay where they are.
+    /// The start of the target's bytes, which do not move.
     start: *mut u8,
     missing: AtomicUsize,
-    /// Until all of it is there.
+    /// The target and its callback, until all blocks are done.
     rest: Mutex<Rest<T, F>>,
 }
 
@@ -139,16 +140,16 @@ struct Rest<T, F> {
     error: Option<TierError>,
 }
 
-// SAFETY: the pointer is to bytes of a target that may be sent to other threads; blocks are apart, so that no two threads write
-// to the same; the last thread takes the target out when all others are done.
+// SAFETY: the pointer is to bytes of a target that may be sent to other threads. Blocks do not overlap, so no two
+// threads write to the same byte. The last thread takes the target out when all others are done.
 unsafe impl<T: Send, F: Send> Send for Target<T, F> {}
 // SAFETY: as above.
 unsafe impl<T: Send, F: Send> Sync for Target<T, F> {}
 
 impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> {
     fn put(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: `Reader::read` has checked that the range is within the target's bytes, and apart from all others; the
-        // target is there until the last block ends.
+        // SAFETY: `Reader::read` has checked that the range is within the target's bytes and overlaps no other. The
+        // target lives until the last block ends.
         unsafe { self.start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
@@ -160,7 +161,7 @@ impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> 
         if let Err(error) = result {
             self.rest.lock().error.get_or_insert(error);
         }
-        // All that others wrote is seen by who ends the last.
+        // The thread that ends the last block sees all bytes that others wrote.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut rest = self.rest.lock();
             let (ended, error) = (rest.target.take(), rest.error.take());
@@ -173,10 +174,10 @@ impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> 
 }
 
 impl Reader {
-    /// Starts its threads.
+    /// Starts a reader's threads.
     ///
     /// # Errors
-    /// No memory, or no threads.
+    /// There is no memory, or no thread can be started.
     pub fn start() -> Result<Self, TierError> {
         let failed = |call| move |source| TierError::System { what: "reading files".into(), call, source };
         let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new() });
@@ -190,11 +191,11 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads parts into a target and returns at once. `done` is given the target when all of it is there, or when nothing
-    /// more is written to it, and why; it is called by a thread of the reader, which it should not keep for long.
+    /// Reads parts into a target and returns at once. `done` gets the target when all parts are read, or the first
+    /// error when nothing more is written to it. A thread of the reader calls `done`, which must not block it for long.
     ///
     /// # Panics
-    /// Parts are not in the order of their places in the target, or not within it.
+    /// If the parts are not in the order of their places in the target, overlap, or are not within it.
     pub fn read<T: AsMut<[u8]> + Send + 'static>(
         &self,
         parts: &[Part],
@@ -230,7 +231,7 @@ impl Reader {
     }
 }
 
-/// A part in pieces that a chunk has room for, each with the whole blocks around it.
+/// Divides a part into pieces that fit in a chunk together with the rest of their first block.
 fn pieces(part: &Part) -> impl Iterator<Item = (Arc<Source>, u64, Range<usize>)> {
     let Part { source, offset, to } = part.clone();
     let mut at = to.start;
@@ -352,7 +353,7 @@ mod tests {
         File::options().write(true).open(&path).unwrap().set_len((2 << 20) + 5).unwrap();
         let cut = said(&[part(0, 3 << 20)], 3 << 20);
         assert!(cut.contains("model.safetensors") && cut.contains("2097157 bytes"), "{cut}");
-        // The next is none the worse.
+        // The next request is not affected.
         assert!(read(&reader, &[part(1, 1 << 20)], 1 << 20).1.is_ok());
         assert!(Source::open(path.parent().unwrap()).is_err() && Source::open(&path.join("no")).is_err());
     }

@@ -1,4 +1,4 @@
-//! What a program allocates, as the problem of where to put it.
+//! A recorder of a program's allocations, from which it makes the problem of where to place them.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -13,10 +13,11 @@ use tenure_device::host::HostMemory;
 use tenure_plan::Problem;
 use tenure_plan::problem::{Access, Kernel, Link, Parts, ProblemError, Tensor, Tier};
 
-/// Notes every allocation of the threads that [entered](Self::enter) it, and of those that work for them. Memory comes
-/// from where it always did.
+/// Records every allocation of the threads that [entered](Self::enter) it, and of those that work for them. The memory
+/// still comes from the same allocator as without it.
 ///
-/// It knows when bytes come and go, and what for; who reads them it supposes.
+/// It knows when bytes are allocated and freed, and for which tag and key. It does not see which kernels read them and
+/// makes an assumption ([`problem`](Self::problem)).
 #[derive(Clone)]
 pub struct Recorder {
     recording: Arc<Recording>,
@@ -34,43 +35,43 @@ impl Recording {
     }
 }
 
-/// Something that happened to memory.
+/// An event in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Bytes came.
+    /// Bytes were allocated.
     Allocated {
-        /// Nanoseconds since the recorder was made.
+        /// The time in nanoseconds since the recorder was created.
         at_ns: u64,
-        /// What for.
+        /// The tag.
         tag: Tag,
-        /// Which.
+        /// The key.
         key: KeyId,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// They went.
+    /// Bytes were freed.
     Freed {
-        /// The number of the event with which they came.
+        /// The number of the event that allocated them.
         allocation: usize,
     },
     /// An iteration began.
     Iteration {
-        /// Nanoseconds since the recorder was made.
+        /// The time in nanoseconds since the recorder was created.
         at_ns: u64,
     },
 }
 
-/// Keeps a thread recorded while it lives.
+/// Records a thread until it is dropped.
 #[must_use = "it holds for as long as it lives"]
 pub struct RecorderGuard {
     _scope: AllocatorScope,
 }
 
 impl Recorder {
-    /// A recorder of which no thread is part yet.
+    /// Creates a recorder that no thread has entered yet.
     ///
     /// # Errors
-    /// Nobody gives memory on the CPU.
+    /// There is no allocator for the CPU.
     pub fn new() -> Result<Self, AllocatorError> {
         HostMemory::install();
         let below = AllocatorRegistry::global().allocator(DeviceKind::Cpu)?;
@@ -82,28 +83,29 @@ impl Recorder {
         RecorderGuard { _scope: AllocatorScope::enter(Arc::new(Recorded(Arc::clone(&self.recording)))) }
     }
 
-    /// From here on it is another iteration of the program: problems are of the last one, and what is held now is there
-    /// from its beginning. Without any, all that happened is one.
+    /// Begins another iteration of the program. Problems describe the last iteration, and tensors held at its start
+    /// exist from its beginning. Without any iteration, the whole recording is one.
     pub fn begin_iteration(&self) {
         let mut events = self.recording.events.lock();
         events.push(Event::Iteration { at_ns: self.recording.now_ns() });
     }
 
-    /// What happened so far, in order.
+    /// Returns the events so far, in order.
     pub fn events(&self) -> Vec<Event> {
         self.recording.events.lock().clone()
     }
 
-    /// The problem of placing what has a key, in these tiers. All of one key is one tensor, as large as it was at most at
-    /// once. Each allocation is a kernel that writes it, and the last before a tensor goes reads it; the time of a kernel
-    /// is the time until the next. What came in earlier iterations alone is a tensor that no kernel touches.
+    /// Returns the problem of placing the tensors that have a key, in these tiers. All allocations with one key are one
+    /// tensor, with the largest size that it had at once. Each allocation is a kernel that writes it, and the last
+    /// kernel before a tensor is freed reads it. The time of a kernel is the time until the next. A tensor from earlier
+    /// iterations only is one that no kernel touches.
     ///
-    /// Who reads weights nobody tells an allocator. So a module that computes something reads its own, once until another
-    /// does; and where there are gradients, an iteration ends with an update, which reads them, and reads and writes weights
-    /// and the state of the optimizer.
+    /// An allocator does not see which kernels read weights. So each module that computes something is assumed to read
+    /// its own weights, once until another module computes. If there are gradients, the iteration ends with an update
+    /// that reads them, and reads and writes the weights and the optimizer's state.
     ///
     /// # Errors
-    /// Tiers or links that make no sense.
+    /// The tiers or links are invalid.
     pub fn problem(&self, name: &str, tiers: Vec<Tier>, links: Vec<Link>) -> Result<Problem, ProblemError> {
         let mut draft = Draft::default();
         for event in self.events() {
@@ -124,15 +126,15 @@ impl Recorder {
     }
 }
 
-/// A problem in the making.
+/// A problem under construction.
 #[derive(Default)]
 struct Draft {
     tensors: Vec<Tensor>,
     kernels: Vec<Kernel>,
     numbers: HashMap<KeyId, usize>,
-    /// Of each tensor: bytes that are there now.
+    /// The bytes of each tensor that are held now.
     held: Vec<u64>,
-    /// Of each module: its weights.
+    /// The weights of each module.
     weights: HashMap<String, Vec<usize>>,
     /// The module of the last kernel.
     module: String,
@@ -144,14 +146,14 @@ struct Draft {
 }
 
 impl Draft {
-    /// What is held now is there during the last kernel.
+    /// Adds all tensors held now to the last kernel, so that they live until its end.
     fn hold(&mut self) {
         let Some(kernel) = self.kernels.last_mut() else { return };
         let held = self.held.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
         kernel.reads.extend(held.map(|(tensor, _)| Access { tensor, bytes: 0 }));
     }
 
-    /// The optimizer's part, if it is training.
+    /// Adds the optimizer's kernel, if the program is training.
     fn update(&mut self) {
         let whole = |is_it: fn(Tag) -> bool| -> Vec<Access> {
             let held = self.tensors.iter().enumerate().filter(|(number, _)| self.held[*number] > 0);
@@ -165,7 +167,7 @@ impl Draft {
         }
     }
 
-    /// What a module's kernel reads of its weights.
+    /// Returns the accesses to a module's weights by its next kernel.
     fn weights_of(&mut self, module: &str) -> Vec<Access> {
         if self.module == module {
             return Vec::new();
@@ -228,10 +230,10 @@ impl Draft {
     }
 }
 
-/// The allocator of recorded threads.
+/// The allocator of recorded threads. It records and forwards.
 struct Recorded(Arc<Recording>);
 
-// SAFETY: the other allocator's memory, as it gives it.
+// SAFETY: this hands out the other allocator's memory as that gives it.
 unsafe impl Allocator for Recorded {
     fn device(&self) -> Device {
         Device::CPU
@@ -245,7 +247,7 @@ unsafe impl Allocator for Recorded {
         }
         let allocation = {
             let mut events = self.0.events.lock();
-            // Of one thread after the other, so that times do not go back.
+            // Reads the clock under the lock, so that times of events never go back.
             let at_ns = self.0.now_ns();
             events.push(Event::Allocated { at_ns, tag, key, bytes: bytes as u64 });
             events.len() - 1

@@ -1,4 +1,4 @@
-//! Memory that is mapped once, as large as a tier may become.
+//! Memory of a tier, mapped once in its full size.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,32 +15,32 @@ use crate::medium::{Medium, Nature};
 use crate::system::{self, Mapped};
 use crate::{TierError, dax};
 
-/// A range of addresses with memory under all of it, until it is dropped.
+/// A range of addresses that is mapped as a whole until it is dropped.
 pub(crate) struct Region {
     start: NonNull<u8>,
     bytes: u64,
     nature: Nature,
-    /// The file under it, if it has a name, by which others can cut it.
+    /// The file below it, if it has a name: other processes can cut such a file.
     named: Option<Named>,
-    /// As the system told it at first.
+    /// The mapping as the system reported it at first.
     mapped: Option<Mapped>,
 }
 
-/// A file, which its name alone may not tell: it can be another's by now. No descriptor is kept, whose number others may
-/// close and use.
+/// A file's identity. Its name alone is not enough, since another file may have it by now. No descriptor is kept: other
+/// code might close it and reuse its number.
 struct Named {
     path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-// SAFETY: it is a range of addresses, which its owner hands out; nothing here reads or writes what is there.
+// SAFETY: this is a range of addresses, which its owner hands out; nothing here reads or writes its contents.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Memory of a medium: as many bytes as are said, or as it has.
+    /// Maps memory of a medium: `capacity` bytes, or all that the medium has.
     pub(crate) fn open(medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
         match medium {
             Medium::Dram => Self::anonymous(medium, Nature::Dram, capacity.unwrap_or_else(system::memory_bytes)),
@@ -49,7 +49,7 @@ impl Region {
                     return Err(TierError::NoNode { node: *node, online: system::nodes() });
                 };
                 let region = Self::anonymous(medium, Nature::Node(*node), capacity.unwrap_or(all))?;
-                // Before the first page is touched.
+                // This must happen before the first page is touched.
                 system::bind(&region.addresses(), *node).map_err(|source| failed(medium, "mbind", source))?;
                 Ok(region)
             }
@@ -57,13 +57,13 @@ impl Region {
         }
     }
 
-    /// Where it is.
+    /// Returns its addresses.
     pub(crate) fn addresses(&self) -> Range<u64> {
         let start = self.start.as_ptr().addr() as u64;
         start..start + self.bytes
     }
 
-    /// A byte of it.
+    /// Returns a pointer to one of its addresses.
     pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
         self.start.as_ptr().with_addr(address as usize)
     }
@@ -72,8 +72,7 @@ impl Region {
         &self.nature
     }
 
-    /// Whether bytes of the region are where they are said to be: what was mapped is mapped still, its file is as long as
-    /// it was, and pages of a node are on that node.
+    /// Returns whether a range is within the region and, for memory of a node, all its pages are on that node.
     pub(crate) fn holds(&self, range: &Range<u64>) -> io::Result<bool> {
         let all = self.addresses();
         if range.start < all.start || range.end > all.end {
@@ -85,24 +84,25 @@ impl Region {
         }
     }
 
-    /// Whether forked children would have the same memory, and no copy of it.
+    /// Returns whether forked children would share this memory instead of getting a copy.
     pub(crate) fn is_shared(&self) -> bool {
         !matches!(self.nature, Nature::Dram | Nature::Node(_))
     }
 
-    /// Gives whole pages of a range that is in no use back. They come again when they are touched, cleared.
+    /// Gives the whole pages of an unused range back to the system. When they are touched again, they are zeroed.
     pub(crate) fn discard(&self, range: &Range<u64>) -> io::Result<()> {
         let page = system::page_bytes();
         let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
         if start >= end {
             return Ok(());
         }
-        // SAFETY: of memory that nobody uses, in the mapping.
+        // SAFETY: the range is within the mapping, and nothing uses it.
         unsafe { madvise(self.pointer(start).cast(), (end - start) as usize, Advice::LinuxDontNeed) }
             .map_err(io::Error::from)
     }
 
-    /// Why none of it can be relied on, if so.
+    /// Returns the reason why the region cannot be relied on, if there is one: something else is mapped in its place,
+    /// or its file was cut.
     pub(crate) fn trouble(&self) -> Option<String> {
         match system::mapped(&self.addresses()) {
             Ok(now) if now.is_some() && now == self.mapped => {}
@@ -116,20 +116,20 @@ impl Region {
             }
             Ok(now) if now.len() >= self.bytes => None,
             Ok(now) => Some(format!(
-                "its file was cut to {} bytes by somebody else: reading or writing what is behind them ends the program",
+                "its file was cut to {} bytes by another process: reading or writing beyond them ends the program",
                 now.len()
             )),
             Err(error) => Some(format!("its file cannot be looked at, and may have been cut: {error}")),
         }
     }
 
-    /// Removes the file, if it has a name and is still the one that was made.
+    /// Removes the file, if it has a name and is still the one that was created.
     pub(crate) fn remove_file(&self) {
         let is_same = |named: &&Named| {
             named.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == (named.device, named.inode))
         };
         if let Some(named) = self.named.as_ref().filter(is_same) {
-            // Whoever calls this has an error to tell already.
+            // The caller already returns an error.
             let _ = fs::remove_file(&named.path);
         }
     }
@@ -137,12 +137,12 @@ impl Region {
     fn anonymous(medium: &Medium, nature: Nature, capacity: u64) -> Result<Self, TierError> {
         let bytes = whole(medium, capacity, system::page_bytes())?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: at an address that the system chooses.
+        // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, access, flags) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
         let region = Self::over(mapped.cast(), bytes, nature);
-        // Fewer, larger pages are faulted in faster. A system without them does as well as it can.
-        // SAFETY: of the mapping that was just made.
+        // Fewer, larger pages are faulted in faster. A system may ignore this.
+        // SAFETY: this is the mapping that was just made.
         let _ = unsafe { madvise(mapped, bytes as usize, Advice::LinuxHugepage) };
         Ok(region)
     }
@@ -179,8 +179,8 @@ impl Region {
         Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Device)
     }
 
-    /// A file in `folder`, all of whose room is taken now, so that a full disk is an error here and no signal later. It
-    /// has no name, unless it is to stay: then it appears when its room is there.
+    /// Creates a file in `folder` and allocates all of it now, so that a full disk is an error here and not a signal
+    /// later. The file has no name unless it is to stay. Then its name appears once its room is allocated.
     fn file(medium: &Medium, folder: &Path, kept: Option<&Path>, capacity: u64) -> Result<Self, TierError> {
         let bytes = whole(medium, capacity, system::page_bytes())?;
         let made = |error: io::Error| failed(medium, "create", error);
@@ -193,13 +193,13 @@ impl Region {
             }
         };
         reserve(medium, folder, &file, bytes)?;
-        // A file system that maps its own memory says so by taking this flag, and every other by refusing it.
+        // Only a file system that maps its own memory accepts this flag.
         let synced = Self::map(medium, &file, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, Nature::DaxFile);
         let mut region = synced.or_else(|_| {
             let file_system = file_system(folder);
             Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Emulated { file_system })
         })?;
-        // The last that can fail: without its name, the file is gone.
+        // This is the last step that can fail. A file without a name is gone.
         if let Some((name, path)) = name {
             let made = file.metadata().map_err(|error| failed(medium, "stat", error))?;
             let absolute = std::path::absolute(path).map_err(|error| failed(medium, "getcwd", error))?;
@@ -214,14 +214,14 @@ impl Region {
 
     fn map(medium: &Medium, file: &File, bytes: u64, flags: MapFlags, nature: Nature) -> Result<Self, TierError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: at an address that the system chooses.
+        // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap(ptr::null_mut(), bytes as usize, access, flags, file, 0) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
         Ok(Self::over(mapped.cast(), bytes, nature))
     }
 
     fn over(start: *mut u8, bytes: u64, nature: Nature) -> Self {
-        // The system gives no mapping at address 0 unless it is told to.
+        // The system maps nothing at address 0 unless it is asked to.
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
         start.as_ptr().expose_provenance();
         let mut region = Self { start, bytes, nature, named: None, mapped: None };
@@ -232,12 +232,12 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: of the mapping that was made; no block lives in it, as each keeps the tier.
+        // SAFETY: this is the mapping that was made. No block is left in it, as each block keeps the tier.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes as usize) };
     }
 }
 
-/// As many whole units as there are in so many bytes.
+/// Returns the bytes of the whole units in `capacity`.
 fn whole(medium: &Medium, capacity: u64, alignment: u64) -> Result<u64, TierError> {
     let bytes = capacity / alignment * alignment;
     match usize::try_from(bytes) {
@@ -246,11 +246,11 @@ fn whole(medium: &Medium, capacity: u64, alignment: u64) -> Result<u64, TierErro
     }
 }
 
-/// Takes the room that a file will need.
+/// Allocates the room that a file needs.
 fn reserve(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Result<(), TierError> {
     let free = || fstatvfs(file).map_or(0, |system| system.f_bavail.saturating_mul(system.f_frsize));
     let no_room = || TierError::NoRoom { path: PathBuf::from(folder), capacity: bytes, available: free() };
-    // Not begun where it is known to end badly.
+    // Avoids filling a file system that has too little room.
     if free() < bytes {
         return Err(no_room());
     }
@@ -261,7 +261,7 @@ fn reserve(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Result<()
     }
 }
 
-/// What kind of file system a folder is on, in words.
+/// Returns the name of a folder's file system.
 fn file_system(folder: &Path) -> String {
     let kinds = [
         (system::TMPFS, "tmpfs"),

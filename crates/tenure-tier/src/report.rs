@@ -1,4 +1,4 @@
-//! What is where, verified.
+//! Reports of the tier in which each tensor is, verified.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,76 +11,76 @@ use tenure_device::host::HostMemory;
 use crate::placement::Verdict;
 use crate::{Placement, Tier};
 
-/// What is where at one moment. Bytes are those of live blocks, as asked for.
+/// The contents of all tiers at one moment. Bytes are the requested sizes of live blocks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Of the mapping.
+    /// The program that the mapping is for.
     pub program: String,
-    /// In the mapping's order.
+    /// The tiers, in the mapping's order.
     pub tiers: Vec<TierReport>,
-    /// Bytes, by tag, of tensors on the CPU that are in no tier: of threads that did not enter the placement, or from
-    /// before they did. Those without a tag are left out.
+    /// Bytes by tag of CPU tensors in no tier: allocated by threads that did not enter the placement, or before they
+    /// did. Tensors without a tag are left out.
     pub outside: BTreeMap<&'static str, u64>,
-    /// The share of bytes with a tag that are verified to be in the tier that the mapping says: 0 to 1; 1 if there are none.
-    /// Of those that have a place, and those outside of all tiers.
+    /// The share of tagged bytes that are verified to be in the tier that the mapping says, 0 to 1; 1 if there are
+    /// none. It is the share of the bytes that have a place and those outside of all tiers.
     pub verified_share: f64,
-    /// The share of all bytes with a tag, in tiers and outside, that have a place in the mapping, and so were told where to
-    /// be: 0 to 1; 1 if there are none.
+    /// The share of all tagged bytes, in tiers and outside, that have a place in the mapping, 0 to 1; 1 if there are
+    /// none.
     pub mapped_share: f64,
-    /// Bytes with a tag that have no place, and live in the first tier.
+    /// Tagged bytes that have no place in the mapping and are in the first tier.
     pub unmapped_bytes: u64,
-    /// Whether any tier only stands for persistent memory.
+    /// Whether any tier only emulates persistent memory.
     pub is_emulated: bool,
-    /// Keys since the placement was opened.
+    /// The keys since the placement was opened.
     pub keys: KeyReport,
 }
 
-/// What a tier holds.
+/// The contents of a tier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TierReport {
     /// Its name in the mapping.
     pub name: String,
     /// What it is, in words.
     pub nature: String,
-    /// Whether it only stands for persistent memory.
+    /// Whether the tier only emulates persistent memory.
     pub is_emulated: bool,
-    /// Bytes that it can hold.
+    /// The capacity in bytes.
     pub capacity: u64,
-    /// The most bytes in use at once, as set aside.
+    /// The most bytes that were allocated at once, with rounding.
     pub peak: u64,
-    /// Bytes of live blocks' pages that are in memory; none if the system does not say.
+    /// Bytes of live blocks that are resident in memory; `None` if the system does not report it.
     pub resident: Option<u64>,
-    /// Why nothing in it is verified, if so.
+    /// The reason why nothing in the tier can be verified, if there is one.
     pub trouble: Option<String>,
-    /// By tag, those that are there.
+    /// The bytes in the tier by tag.
     pub tags: BTreeMap<&'static str, TagReport>,
 }
 
-/// Bytes for a tag in a tier.
+/// The bytes with a tag in a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TagReport {
-    /// All.
+    /// All bytes.
     pub bytes: u64,
-    /// Of those, verified to be in this tier, where the mapping says that they ought to be.
+    /// The bytes that are verified to be in this tier, where the mapping places them.
     pub verified: u64,
-    /// Of all, those that the mapping has no place for. They are in this tier as it is the first.
+    /// The bytes that the mapping has no place for. They are here because this is the first tier.
     pub unmapped: u64,
-    /// Of all, those that ought to be in another tier, which was full.
+    /// The bytes that belong in another tier, which was full.
     pub missed: u64,
 }
 
-/// What a mapping and a program have in common.
+/// The keys of a mapping compared with those of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KeyReport {
-    /// Keys of the mapping that came.
+    /// The number of the mapping's keys that came.
     pub came: usize,
-    /// Keys of the mapping that no allocation had so far.
+    /// The mapping's keys that no allocation had so far.
     pub never_came: Vec<String>,
-    /// Keys of allocations that the mapping has no place for.
+    /// The keys of allocations that the mapping has no place for.
     pub unmapped: Vec<String>,
-    /// Keys that lived in another tier at some time, since theirs was full.
+    /// The keys that were ever placed in another tier because theirs was full.
     pub missed: Vec<String>,
-    /// Bytes of all allocations that were missed.
+    /// The bytes of all allocations that were missed.
     pub missed_bytes: u64,
 }
 
@@ -112,7 +112,7 @@ impl Report {
         }
     }
 
-    /// Bytes for a tag in the tier of that name.
+    /// Returns the bytes with a tag in the tier of that name.
     pub fn of(&self, tier: &str, tag: Tag) -> TagReport {
         let tier = self.tiers.iter().find(|report| report.name == tier);
         tier.and_then(|tier| tier.tags.get(tag.name())).copied().unwrap_or_default()
@@ -158,13 +158,14 @@ fn share(part: u64, all: u64) -> f64 {
     if all == 0 { 1.0 } else { part as f64 / all as f64 }
 }
 
-/// Bytes of a block that are in memory: pages at its ends may be other blocks' too, and count as far as they are its own.
+/// Returns the bytes of a block that are resident. Pages at its ends may be shared with other blocks; the result is at
+/// most the block's size.
 fn resident_bytes(range: &Range<u64>) -> Option<u64> {
     let resident = crate::system::resident_bytes(range).ok()?;
     Some(resident.min(range.end - range.start))
 }
 
-/// What the process's ordinary allocator holds for each tag, and others.
+/// Returns the bytes by tag outside of all tiers: in the process's ordinary allocator, and in `others`.
 fn outside(others: &[(Tag, u64)]) -> BTreeMap<&'static str, u64> {
     let own = HostMemory::installed().map(|memory| memory.statistics().tags).unwrap_or_default();
     let own = Tag::ALL.into_iter().map(|tag| (tag, own[tag as usize].requested_bytes.current));

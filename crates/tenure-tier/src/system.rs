@@ -1,54 +1,55 @@
-//! What the system is asked about pages and nodes.
+//! Queries of the system about memory, pages, nodes and mappings.
 
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::{fs, ptr};
 
-/// The smallest unit that the system maps.
+/// Returns the size in bytes of a page, the smallest unit that the system maps.
 pub(crate) fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// The kind of a file system that is in memory.
+/// The magic number of a file system in memory.
 pub(crate) const TMPFS: u64 = 0x0102_1994;
 
-/// What kind of file system a folder is on.
+/// Returns the magic number of a folder's file system.
 pub(crate) fn file_system(folder: &Path) -> io::Result<u64> {
     #[allow(clippy::unnecessary_cast, reason = "the kernel's type differs between architectures")]
     Ok(rustix::fs::statfs(folder)?.f_type as u64 & 0xffff_ffff)
 }
 
-/// Bytes of memory that this process may use: the machine's, or what its control group may use.
+/// Returns the bytes of memory that this process may use: the machine's, or the limit of its control groups.
 pub fn memory_bytes() -> u64 {
-    // SAFETY: asks for a number.
+    // SAFETY: this only asks for a number.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     let machine = u64::try_from(pages).unwrap_or(0) * page_bytes();
     control_groups().map(|group| group.limit).fold(machine, u64::min)
 }
 
-/// Bytes of memory that are free, or would be if something was written to a disk.
+/// Returns the bytes of memory that are free or could be freed by writing to a disk.
 pub fn available_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| number_after(&text, "MemAvailable:"));
     let machine = machine.map_or_else(memory_bytes, |kib| kib << 10);
     control_groups().map(|group| group.limit.saturating_sub(group.used)).fold(machine, u64::min)
 }
 
-/// What a control group may use, and what it does that cannot be written to a disk.
+/// The memory limit in bytes of a control group, and the bytes that it uses and that cannot be written to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ControlGroup {
     limit: u64,
     used: u64,
 }
 
-/// The process's control groups that limit memory, from the innermost: version 2, or version 1's for memory.
+/// Returns the process's control groups that limit memory, from the innermost: of version 2, or of version 1's memory
+/// controller.
 fn control_groups() -> impl Iterator<Item = ControlGroup> {
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let groups: Vec<_> = text.lines().flat_map(|line| control_groups_of(Path::new("/sys/fs/cgroup"), line)).collect();
     groups.into_iter()
 }
 
-/// The groups that a line of `/proc/self/cgroup` tells of, where they are mounted at `root`.
+/// Returns the groups that a line of `/proc/self/cgroup` names, mounted at `root`.
 fn control_groups_of(root: &Path, line: &str) -> Vec<ControlGroup> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
@@ -66,22 +67,22 @@ fn control_groups_of(root: &Path, line: &str) -> Vec<ControlGroup> {
         let used = used.iter().filter_map(|name| number_after(&statistics, name)).sum();
         Some(ControlGroup { limit, used })
     };
-    // A container may see its own group as the root, or one that is not there.
+    // A container may see its own group as the root, or the path of a group that it cannot see.
     Path::new(path.trim_start_matches('/')).ancestors().filter_map(group).collect()
 }
 
-/// The number after a name that begins a line.
+/// Returns the number after a name at the start of a line.
 fn number_after(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// The nodes that have memory, as the system writes them: `0-1`.
+/// Returns the online nodes as the system writes them: `0-1`.
 pub(crate) fn nodes() -> String {
     fs::read_to_string("/sys/devices/system/node/online").map_or_else(|_| "none".into(), |text| text.trim().into())
 }
 
-/// Bytes of memory of a node; none if there is no such node.
+/// Returns the bytes of memory of a node, or `None` if there is no such node.
 pub(crate) fn node_bytes(node: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/sys/devices/system/node/node{node}/meminfo")).ok()?;
     let line = text.lines().find(|line| line.contains("MemTotal:"))?;
@@ -93,8 +94,8 @@ pub(crate) fn bind(range: &Range<u64>, node: u32) -> io::Result<()> {
     const WORD_BITS: usize = libc::c_ulong::BITS as usize;
     let mut nodes = vec![0 as libc::c_ulong; node as usize / WORD_BITS + 1];
     nodes[node as usize / WORD_BITS] = 1 << (node as usize % WORD_BITS);
-    // SAFETY: changes which physical pages come under the range, and nothing that a program can see there. The mask is
-    // as long as is said (the kernel takes one off).
+    // SAFETY: this changes the physical pages below the range, which no program can observe. The mask is as long as
+    // given (the kernel subtracts one).
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -109,13 +110,13 @@ pub(crate) fn bind(range: &Range<u64>, node: u32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether no page of a range is on another node. Pages that are not there yet will come from the right one.
+/// Returns whether no page of a range is on another node. Pages that do not exist yet will come from the right one.
 pub(crate) fn is_on_node(range: &Range<u64>, node: u32) -> io::Result<bool> {
     const AT_ONCE: usize = 1 << 12;
     let pages: Vec<u64> = pages(range).collect();
     for pages in pages.chunks(AT_ONCE) {
         let mut found = [0 as libc::c_int; AT_ONCE];
-        // SAFETY: asks where pages are: `found` has room for an answer for each. Addresses are looked up, not read.
+        // SAFETY: this asks where pages are. `found` has room for each answer, and the addresses are not read.
         let result = unsafe {
             let nodes = ptr::null::<libc::c_int>();
             libc::syscall(libc::SYS_move_pages, 0, pages.len(), pages.as_ptr(), nodes, found.as_mut_ptr(), 0)
@@ -130,12 +131,12 @@ pub(crate) fn is_on_node(range: &Range<u64>, node: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Bytes of the pages of a range that are in memory.
+/// Returns the bytes of a range's pages that are resident.
 pub(crate) fn resident_bytes(range: &Range<u64>) -> io::Result<u64> {
     let page = page_bytes();
     let start = range.start / page * page;
     let mut found = vec![0_u8; pages(range).count()];
-    // SAFETY: asks which pages are in memory: `found` has room for an answer for each of them.
+    // SAFETY: this asks which pages are resident, and `found` has room for each answer.
     let result = unsafe {
         libc::mincore(ptr::without_provenance_mut(start as usize), (range.end - start) as usize, found.as_mut_ptr())
     };
@@ -150,19 +151,19 @@ fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> {
     (range.start / page..range.end.div_ceil(page)).map(move |number| number * page)
 }
 
-/// What the system says is mapped at one place of the address space: a device and an inode, or nothing that has a name.
+/// The mapping that the system reports at an address: a device and an inode, or `0` for anonymous memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapped {
     device: String,
     inode: String,
 }
 
-/// What is mapped in a range, if all of it is mapped and is one thing.
+/// Returns the mapping of a range, if all of it is mapped and belongs to one file or to anonymous memory.
 pub(crate) fn mapped(range: &Range<u64>) -> io::Result<Option<Mapped>> {
     Ok(mapped_in(&fs::read_to_string("/proc/self/maps")?, range))
 }
 
-/// The same of a list as the system writes it, in the order of addresses.
+/// Finds the mapping of a range in a list in the form of `/proc/self/maps`.
 fn mapped_in(list: &str, range: &Range<u64>) -> Option<Mapped> {
     let (mut until, mut found) = (range.start, None);
     for line in list.lines() {

@@ -11,16 +11,15 @@ use crate::forks::{Copied, Memory};
 use crate::region::Region;
 use crate::{Medium, Nature, TierError};
 
-/// Blocks are multiples of this, and begin at one: the granularity of PyTorch's blocks, and eight cache lines.
+/// The unit of blocks' addresses and sizes in bytes: the granularity of PyTorch's blocks, and eight cache lines.
 const BLOCK_BYTES: u64 = 512;
 
-/// Those of the process.
+/// All tiers of the process.
 static ALL: Unforked<Vec<Weak<Shared>>> = Unforked::new(Vec::new());
 
-/// Memory of one kind for tensors, with a name and a capacity. Freed blocks are used again, in one with what is free
-/// beside them.
+/// Memory of one kind for tensors, with a name and a capacity. Freed blocks are reused, merged with free neighbours.
 ///
-/// A handle: clones are one tier, which is there as long as one of them or of its blocks is.
+/// This is a handle: clones share one tier, which lives as long as a handle or one of its blocks.
 ///
 /// ```
 /// use tenure_core::Allocator;
@@ -39,7 +38,7 @@ pub struct Tier {
 
 struct Shared {
     name: String,
-    /// None if children have a copy as of all memory. Dropped before the region.
+    /// Set if the memory is shared with forked children and must be copied for them. Dropped before the region.
     copied: Option<Copied>,
     region: Region,
     blocks: Arc<Unforked<Blocks>>,
@@ -49,27 +48,27 @@ pub(crate) struct Blocks {
     arena: Arena,
     live: FxHashMap<Address, Live>,
     statistics: Statistics,
-    /// The most bytes in use at once, whoever resets the statistics.
+    /// The most bytes in use at once. Resetting the statistics does not change it.
     peak_bytes: u64,
 }
 
-/// A block that is in use.
+/// A block in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
-    /// As asked for.
+    /// The requested bytes.
     pub(crate) bytes: u64,
-    /// As set aside.
+    /// The allocated bytes, with rounding.
     held: u64,
     pub(crate) tag: Tag,
     pub(crate) key: KeyId,
 }
 
 impl Tier {
-    /// A tier of `capacity` bytes, in whole pages; of what the machine, the node or the device has, if none are said. Of a
-    /// file they must be.
+    /// Opens a tier of `capacity` bytes, in whole pages. Without a capacity it has all memory of the machine, the node
+    /// or the device; a file needs one.
     ///
     /// # Errors
-    /// [`TierError`]: no such node, no such device, a file that is there already, a file system without room.
+    /// [`TierError`]: no such node or device, a file that exists, a file system without room.
     pub fn open(name: impl Into<String>, medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
         let region = Region::open(medium, capacity)?;
         let addresses = region.addresses();
@@ -91,45 +90,45 @@ impl Tier {
         Ok(Self { shared })
     }
 
-    /// What it is called.
+    /// Returns the tier's name.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// What it turned out to be.
+    /// Returns the kind of memory that the tier has.
     pub fn nature(&self) -> &Nature {
         self.shared.region.nature()
     }
 
-    /// Where its blocks are.
+    /// Returns the addresses of its blocks.
     pub fn addresses(&self) -> Range<u64> {
         self.shared.region.addresses()
     }
 
-    /// Bytes that it can hold.
+    /// Returns the capacity in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.shared.blocks.lock().arena.bytes()
     }
 
-    /// The counters, by tag too.
+    /// Returns the counters, in total and by tag.
     pub fn statistics(&self) -> Statistics {
         self.shared.blocks.lock().statistics.clone()
     }
 
-    /// The most bytes in use at once, as set aside.
+    /// Returns the most bytes that were allocated at once, with rounding.
     pub fn peak_bytes(&self) -> u64 {
         self.shared.blocks.lock().peak_bytes
     }
 
-    /// The counters of all tiers of the process together. Peaks are added up, and so may be too high by as much as those of
-    /// several were at different times.
+    /// Returns the counters of all tiers of the process together. Peaks are added up, so the sum is too high if they
+    /// were at different times.
     pub fn all_statistics() -> Statistics {
         let mut sum = Statistics::default();
         Self::all().iter().for_each(|tier| sum.merge(&tier.statistics()));
         sum
     }
 
-    /// Sets every peak that the counters of all tiers tell to the current value.
+    /// Sets every peak in all tiers' statistics to its current value.
     pub fn reset_all_peak_statistics() {
         Self::all().iter().for_each(|tier| tier.shared.blocks.lock().statistics.reset_peak());
     }
@@ -138,10 +137,11 @@ impl Tier {
         ALL.lock().iter().filter_map(Weak::upgrade).map(|shared| Self { shared }).collect()
     }
 
-    /// A block for `tag`, with a key.
+    /// Allocates a block for `tag`, with a key.
     ///
     /// # Errors
-    /// [`AllocatorError::DeviceOutOfMemory`], which names the tier.
+    /// [`AllocatorError::DeviceOutOfMemory`], which names the tier; [`AllocatorError::Failed`] in a forked child
+    /// without a copy.
     pub fn allocate_for(&self, bytes: usize, tag: Tag, key: KeyId) -> Result<DataPtr, AllocatorError> {
         if bytes == 0 {
             return Ok(DataPtr::null(Device::CPU));
@@ -158,16 +158,16 @@ impl Tier {
         Ok(DataPtr::foreign(data, Device::CPU, move || shared.blocks.lock().free(address)))
     }
 
-    /// Gives the pages of all that is free back to the system, where it has to clear them before they come again. Those of
-    /// a file or a device stay: their room was taken for good, so that they never fail to come.
+    /// Gives the pages of all free memory back to the system, which zeroes them before they are used again. Pages of a
+    /// file or a device stay: their room was taken for good, so that using them never fails.
     ///
     /// # Errors
-    /// The system refuses. No block is touched.
+    /// The system refused. No block is touched.
     pub fn release_cached(&self) -> Result<(), TierError> {
         if self.region().is_shared() {
             return Ok(());
         }
-        // Nobody is given what is free meanwhile.
+        // The lock keeps free memory from being allocated meanwhile.
         let blocks = self.shared.blocks.lock();
         let mut held: Vec<_> = blocks.held().collect();
         held.sort_unstable_by_key(|range| range.start);
@@ -179,12 +179,12 @@ impl Tier {
             .map_err(|source| TierError::System { what: format!("tier {:?}", self.name()), call: "madvise", source })
     }
 
-    /// Gives the tier up before anything lives in it. A file of a name is removed; it stays otherwise.
+    /// Drops the tier before anything is placed in it, and removes its file if it has a name.
     pub fn discard(self) {
         self.region().remove_file();
     }
 
-    /// All blocks in use.
+    /// Returns all blocks in use.
     pub(crate) fn live(&self) -> Vec<(Address, Live)> {
         self.shared.blocks.lock().live.iter().map(|(address, live)| (*address, *live)).collect()
     }
@@ -193,7 +193,7 @@ impl Tier {
         &self.shared.region
     }
 
-    /// Why nothing in it can be relied on, if so.
+    /// Returns the reason why the tier cannot be relied on, if there is one.
     pub(crate) fn trouble(&self) -> Option<String> {
         match self.memory() {
             Memory::Own => self.shared.region.trouble(),
@@ -202,7 +202,7 @@ impl Tier {
         }
     }
 
-    /// What this process has of it.
+    /// Returns the memory that this process has in the tier's place.
     fn memory(&self) -> Memory {
         self.shared.copied.as_ref().map_or(Memory::Own, Copied::memory)
     }
@@ -224,12 +224,12 @@ impl Tier {
 }
 
 impl Blocks {
-    /// Bytes of all that are in use.
+    /// Returns the allocated bytes of all blocks in use.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.live.values().map(|live| live.held).sum()
     }
 
-    /// Where those are that are in use.
+    /// Returns the ranges of all blocks in use.
     pub(crate) fn held(&self) -> impl Iterator<Item = Range<Address>> {
         self.live.iter().map(|(start, live)| *start..start + live.held)
     }
@@ -246,7 +246,7 @@ impl Blocks {
     }
 
     fn free(&mut self, address: Address) {
-        // It is live, and freed once, by its owner: neither can fail.
+        // The block is live, and its owner frees it once, so neither step can fail.
         if let Some(Live { bytes, held, tag, .. }) = self.live.remove(&address)
             && self.arena.free(address).is_ok()
         {
@@ -256,7 +256,7 @@ impl Blocks {
     }
 }
 
-// SAFETY: blocks are apart until their owners are dropped, and each keeps the mapping that it lies in.
+// SAFETY: blocks do not overlap until their owners are dropped, and each keeps the mapping that it is in.
 unsafe impl Allocator for Tier {
     fn device(&self) -> Device {
         Device::CPU

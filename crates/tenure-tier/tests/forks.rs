@@ -1,4 +1,4 @@
-//! What forked children see of tiers.
+//! Tests of tiers in forked children.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -17,19 +17,19 @@ fn number(block: &DataPtr) -> *mut u64 {
     block.as_ptr().cast()
 }
 
-/// Runs `parent` in this process after it was forked, then `child` in the child, and says whether that found all well. A
-/// child that waits for ever is ended.
+/// Forks, runs `parent` in this process and then `child` in the child, and returns whether `child` returned true. A
+/// child that hangs is ended after 20 s.
 ///
 /// # Safety
-/// They touch nothing but memory of their own.
+/// Both functions may touch only memory of their own.
 unsafe fn forked(parent: impl FnOnce(), child: impl FnOnce() -> bool) -> bool {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: `ends` has room for two descriptors.
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
     let mut byte = 0_u8;
-    // SAFETY: the caller answers for what the child does.
+    // SAFETY: the caller guarantees that `child` may run in a forked process.
     match unsafe { libc::fork() } {
-        // SAFETY: reads a byte, does what the caller answers for, and ends.
+        // SAFETY: the child reads a byte, runs the caller's function, and ends.
         0 => unsafe {
             libc::alarm(20);
             let is_told = libc::read(ends[0], (&raw mut byte).cast(), 1) == 1;
@@ -38,7 +38,7 @@ unsafe fn forked(parent: impl FnOnce(), child: impl FnOnce() -> bool) -> bool {
         forked => {
             parent();
             let mut status = 1;
-            // SAFETY: a byte to write, a place for the status of a child of ours, and descriptors of ours.
+            // SAFETY: the byte, the status, the child and the descriptors are this function's own.
             unsafe {
                 libc::write(ends[1], (&raw const byte).cast(), 1);
                 libc::waitpid(forked, &mut status, 0);
@@ -53,22 +53,23 @@ unsafe fn forked(parent: impl FnOnce(), child: impl FnOnce() -> bool) -> bool {
 #[test]
 fn neither_sees_what_the_other_writes_and_a_child_has_what_was_there_when_it_was_forked() {
     let tiers = [in_a_file(), in_a_file(), Tier::open("fast", &Medium::Dram, Some(MIB)).unwrap()];
-    // All pages but the first are written to by nobody in the child, before it looks at them.
+    // In the child, nothing writes to these pages, except the first, before it reads them.
     let blocks = tiers.each_ref().map(|tier| [tier.allocate(300_000).unwrap(), tier.allocate(300_000).unwrap()]);
     let all = || blocks.iter().flatten().map(number);
-    // SAFETY: eight bytes of each, which nobody else has. Volatile, since other processes look at them.
+    // SAFETY: each block has eight bytes, which nothing else in this process uses. Volatile, since other processes read
+    // them.
     let write = |value: u64| all().for_each(|at| unsafe { at.write_volatile(value) });
-    // SAFETY: as above, and written to.
+    // SAFETY: as above, and the bytes have been written.
     let is = |value: u64| all().all(|at| unsafe { at.read_volatile() } == value);
     write(1);
-    // SAFETY: reads and writes of the blocks alone.
+    // SAFETY: the functions only read and write the blocks.
     let is_well = unsafe {
         forked(
             || write(2),
             || {
                 let before = is(1);
                 write(3);
-                // Its own children see that.
+                // A child of the child sees this write.
                 before && forked(|| write(4), || is(3)) && is(4)
             },
         )
@@ -80,11 +81,11 @@ fn neither_sees_what_the_other_writes_and_a_child_has_what_was_there_when_it_was
 fn a_child_allocates_and_frees_for_itself() {
     let tier = in_a_file();
     let mut block = Some(tier.allocate(500_000).unwrap());
-    // SAFETY: reads and writes of blocks that nobody else has.
+    // SAFETY: only this test reads and writes the blocks.
     unsafe { number(block.as_ref().unwrap()).write(1) };
     let is_well = {
         let (block, tier) = (block.take(), &tier);
-        // SAFETY: as above. The child is this thread alone.
+        // SAFETY: as above. The child has only this thread.
         unsafe {
             forked(
                 || (),
@@ -126,7 +127,7 @@ fn children_that_are_forked_while_other_threads_allocate_never_wait_for_them() {
                 }
             });
         }
-        // SAFETY: as above.
+        // SAFETY: the child only allocates.
         let is_well = (0..50).all(|_| unsafe { forked(|| (), || tier.allocate(1000).is_ok()) });
         is_over.store(true, Relaxed);
         assert!(is_well);
@@ -144,7 +145,7 @@ fn a_child_is_told_that_disks_are_its_parents() {
         drop((spilled.clone(), disk.clone()));
         refused
     };
-    // SAFETY: the child allocates, and writes into what it has.
+    // SAFETY: the child allocates, and writes to memory of its own.
     assert!(unsafe { forked(|| (), child) });
     assert_eq!(disk.read(&spilled, vec![0; 10]).unwrap().wait().unwrap(), [7; 10]);
 }

@@ -1,4 +1,4 @@
-//! Allocations by a mapping: what is where, what is refused, and what is reported.
+//! Tests of placements and recorders: where allocations go, which are refused, and what is reported.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -30,12 +30,12 @@ fn placement(places: &[(&str, usize)], options: Options) -> Placement {
     Placement::open(mapping(places), tiers(), options).unwrap()
 }
 
-/// What a tensor does.
+/// Allocates as a tensor does.
 fn allocate(bytes: usize) -> Result<DataPtr, AllocatorError> {
     AllocatorScope::current(Device::CPU).expect("the thread's").allocate(bytes)
 }
 
-/// The result of an operation of a module.
+/// Allocates the result of an operation of a module.
 fn result(module: &str, op: &'static str, bytes: usize) -> Result<DataPtr, AllocatorError> {
     let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
     let _module = Site::enter_module(Name::new(module));
@@ -43,7 +43,7 @@ fn result(module: &str, op: &'static str, bytes: usize) -> Result<DataPtr, Alloc
     allocate(bytes)
 }
 
-/// The gradient of a module's weight.
+/// Allocates the gradient of a module's weight.
 fn gradient() -> DataPtr {
     let key = tenure_core::Key { module: "a".into(), op: "backward".into(), role: "weight".into(), occurrence: 0 };
     let _purpose = Purpose::enter(Tag::Gradient, KeyId::intern(key));
@@ -66,7 +66,7 @@ fn every_key_lives_in_its_tier_and_what_has_no_place_in_the_first() {
     let report = placement.report();
     let all = |bytes, unmapped| TagReport { bytes, verified: bytes - unmapped, unmapped, missed: 0 };
     assert_eq!([report.of("fast", Tag::Activation), report.of("slow", Tag::Activation)], [all(250, 50), all(100, 0)]);
-    // What has no place is in none by mistake, and is no merit of the mapping.
+    // A tensor without a place is not misplaced, and does not count for the mapping either.
     assert_eq!((report.verified_share, report.mapped_share, report.unmapped_bytes), (1.0, 300.0 / 350.0, 50));
     assert!(report.to_string().contains("100.00 % of tagged bytes with a place"), "{report}");
     assert!(report.to_string().contains("85.71 % have a place, and 50 bytes have none"), "{report}");
@@ -140,7 +140,7 @@ fn a_strict_placement_refuses_a_key_without_a_place_and_keys_that_never_came() {
     assert!(error.starts_with("1 keys of the mapping never came, such as \"a/linear/out#0\""), "{error}");
     assert!(result("a", "linear", 8).is_ok());
     placement.check_all_came().unwrap();
-    // What has no key, such as a batch that is read, is no mistake.
+    // An allocation without a key, such as a batch that is read, is allowed.
     assert!(allocate(8).is_ok());
 }
 
@@ -155,7 +155,7 @@ fn tiers_and_mapping_go_together() {
 }
 
 #[test]
-fn a_file_that_somebody_cut_is_told_and_nothing_in_it_counts_as_verified() {
+fn a_file_that_was_cut_is_told_and_nothing_in_it_counts_as_verified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tier");
     let slow = Tier::open("slow", &Medium::Path(path.clone()), Some(MIB)).unwrap();
@@ -186,7 +186,7 @@ fn pages_of_a_node_are_looked_at() {
     let placement = Placement::open(mapping, vec![near], Options::default()).unwrap();
     let _entered = placement.enter();
     let block = result("a", "linear", 100_000).unwrap();
-    // SAFETY: as many bytes as were asked for.
+    // SAFETY: the block has as many bytes.
     unsafe { block.as_ptr().write_bytes(1, 100_000) };
     let report = placement.report();
     assert_eq!(report.of("near", Tag::Activation).verified, 100_000, "{report}");
@@ -213,7 +213,7 @@ fn a_problem_is_of_the_last_iteration_and_of_what_is_held_then() {
         .enumerate()
         .map(|(number, tensor)| (&*tensor.key, (tensor.bytes, problem.lifetime(number))))
         .collect();
-    // Kernels: the beginning, linear, mean, relu. Two means are there at once.
+    // The kernels are the beginning, linear, mean and relu. Two means exist at once.
     let expected = [
         ("a/linear/out#0", (400, Some(1..=2))),
         ("a/mean/out#0", (20, Some(0..=3))),
@@ -260,7 +260,7 @@ fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
     // The module computes twice in a row.
     let weight = problem.tensors().iter().position(|tensor| tensor.tag == Tag::Weight).unwrap();
     assert_eq!(problem.accessed_bytes(weight), 3 * 1000, "written, read by its module, and gone");
-    // The first activation went before the second came.
+    // The first activation was freed before the second was allocated.
     assert_eq!(problem.peak_bytes(), 1400);
     let plan = Rule::WeightsFirst.place(&problem, 1100).plan();
     let mapping = Mapping::of_plan(&problem, &plan).unwrap();

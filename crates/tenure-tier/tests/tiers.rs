@@ -1,4 +1,4 @@
-//! Tiers: what they are made of, what they refuse, and blocks in them.
+//! Tests of tiers: their media, what they refuse, and their blocks.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -29,7 +29,7 @@ fn a_file_in_a_folder_has_no_name_and_says_that_it_is_emulated() {
     let folder = tempfile::tempdir().unwrap();
     let tier = Tier::open("slow", &in_folder(folder.path()), Some(MIB)).unwrap();
     assert_eq!(files(folder.path()), 0);
-    // A file system of persistent memory is nothing that tests can count on.
+    // Tests may run on a file system of persistent memory.
     let is_dax = *tier.nature() == Nature::DaxFile;
     assert!(is_dax || tier.nature().is_emulated() && tier.nature().to_string().contains("EMULATED"));
 }
@@ -40,7 +40,7 @@ fn a_file_of_a_name_appears_whole_stays_and_is_never_overwritten() {
     let path = folder.path().join("tier");
     let tier = Tier::open("slow", &Medium::Path(path.clone()), Some(MIB)).unwrap();
     let block = tier.allocate(5).unwrap();
-    // SAFETY: five bytes that nobody else has.
+    // SAFETY: the block has five bytes, and nothing else uses it.
     unsafe { block.as_ptr().cast::<[u8; 5]>().write(*b"bytes") };
     drop((block, tier));
     let content = fs::read(&path).unwrap();
@@ -55,7 +55,7 @@ fn a_file_that_was_made_is_gone_when_its_tier_is_given_up() {
     let open = || Tier::open("slow", &Medium::Path(path.clone()), Some(MIB)).unwrap();
     open().discard();
     assert_eq!(files(folder.path()), 0);
-    // But not another that has its name by now.
+    // Another file that has the name by now is not removed.
     let tier = open();
     fs::remove_file(&path).unwrap();
     fs::write(&path, "another's").unwrap();
@@ -68,7 +68,7 @@ fn pages_of_what_is_free_are_given_back() {
     let tier = Tier::open("fast", &Medium::Dram, Some(4 * MIB)).unwrap();
     let blocks: Vec<DataPtr> = (0..3).map(|_| tier.allocate(MIB as usize).unwrap()).collect();
     for block in &blocks {
-        // SAFETY: as many bytes as were asked for.
+        // SAFETY: the block has as many bytes.
         unsafe { block.as_ptr().write_bytes(7, MIB as usize) };
     }
     let [_first, second, third] = <[DataPtr; 3]>::try_from(blocks).ok().unwrap();
@@ -76,11 +76,11 @@ fn pages_of_what_is_free_are_given_back() {
     drop(second);
     tier.release_cached().unwrap();
     let mut pages = vec![1_u8; 2 * (MIB as usize / 4096)];
-    // SAFETY: asks which pages of the second and third block are in memory: there is room for an answer for each.
+    // SAFETY: this asks which pages of the second and third block are resident, and `pages` has room for each answer.
     assert_eq!(unsafe { libc::mincore(start.cast(), 2 * MIB as usize, pages.as_mut_ptr()) }, 0);
     let (second, third) = pages.split_at(pages.len() / 2);
     assert!(second.iter().all(|page| page & 1 == 0) && third.iter().all(|page| page & 1 == 1));
-    // SAFETY: of the block that is in use.
+    // SAFETY: the block is in use.
     assert_eq!(unsafe { kept.read() }, 7);
 }
 
@@ -117,7 +117,7 @@ fn what_is_no_memory_is_refused() {
 fn memory_of_a_node_is_on_the_node() {
     match Tier::open("near", &Medium::Node(0), Some(MIB)) {
         Ok(tier) => assert_eq!(tier.nature(), &Nature::Node(0)),
-        // A container may have no nodes, or not be let place memory.
+        // A container may have no nodes, or may not allow binding memory.
         Err(error @ (TierError::NoNode { .. } | TierError::System { .. })) => eprintln!("skipped: {error}"),
         Err(error) => panic!("{error}"),
     }
@@ -141,7 +141,7 @@ fn a_block_keeps_its_tier() {
     let tier = Tier::open("gone", &Medium::Dram, Some(MIB)).unwrap();
     let block = tier.allocate(8).unwrap();
     drop(tier);
-    // SAFETY: eight bytes that nobody else has.
+    // SAFETY: the block has eight bytes, and nothing else uses it.
     unsafe { block.as_ptr().cast::<u64>().write(7) };
 }
 
@@ -165,7 +165,7 @@ proptest! {
         let tier = Tier::open("any", &Medium::Dram, Some(MIB)).unwrap();
         let mut live: Vec<(DataPtr, usize, u8)> = Vec::new();
         let is_as_written = |(block, bytes, written): &(DataPtr, usize, u8)| {
-            // SAFETY: as many bytes as were written.
+            // SAFETY: the block has as many bytes, and they were written.
             let content = unsafe { std::slice::from_raw_parts(block.as_ptr(), *bytes) };
             content.iter().all(|byte| byte == written)
         };
@@ -176,7 +176,7 @@ proptest! {
                 let start = block.as_ptr().addr() as u64;
                 prop_assert!(start.is_multiple_of(64) && tier.addresses().start <= start);
                 prop_assert!(start + bytes as u64 <= tier.addresses().end);
-                // SAFETY: as many bytes as were asked for.
+                // SAFETY: the block has as many bytes.
                 unsafe { block.as_ptr().write_bytes(number as u8, bytes) };
                 live.push((block, bytes, number as u8));
             }

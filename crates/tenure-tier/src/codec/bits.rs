@@ -1,14 +1,14 @@
-//! Bits of a block's elements, and the elements that have them.
+//! Bit planes, bitmaps and compaction of a block's elements.
 
 use super::BLOCK;
 use super::vectors::Vectors;
 
-/// Bytes of a bit of each element.
+/// The bytes of a plane: one bit of each element of a block.
 pub(super) const PLANE: usize = BLOCK / 8;
 
 const LOW: u64 = 0x0101_0101_0101_0101;
 
-/// Unsigned elements.
+/// Unsigned integers that hold an element's bits.
 pub(super) trait Word: Copy + Default + PartialEq + Vectors {
     const BYTES: usize;
 
@@ -38,7 +38,7 @@ macro_rules! words {
 }
 words!(u8 u16 u32 u64);
 
-/// The elements of a block.
+/// Loads the elements of a block.
 #[inline(always)]
 pub(super) fn load<T: Word>(block: &[u8]) -> [T; BLOCK] {
     let mut elements = [T::default(); BLOCK];
@@ -55,21 +55,21 @@ pub(super) fn store<T: Word>(elements: &[T], block: &mut [u8]) {
     }
 }
 
-/// How many elements are so.
+/// Counts the elements for which `is_so` holds.
 #[inline(always)]
 pub(super) fn count<T: Copy>(elements: &[T; BLOCK], is_so: impl Fn(T) -> bool) -> usize {
-    // In bytes: the widest vectors of them are added at once.
+    // Counts in bytes, so that the widest vectors add most elements at once.
     let some = |some: &[T]| some.iter().fold(0_u8, |count, element| count + u8::from(is_so(*element)));
     elements.chunks_exact(128).map(|chunk| usize::from(some(chunk))).sum()
 }
 
-/// The low bit of each of 8 bytes.
+/// Gathers the low bit of each of 8 bytes into a byte.
 #[inline(always)]
 fn gather(bytes: u64) -> u8 {
     ((bytes & LOW).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8
 }
 
-/// 8 bytes that are 0 or 1, of 8 bits.
+/// For each byte: its 8 bits as 8 bytes that are 0 or 1.
 const SPREAD: [u64; 256] = {
     let mut spread = [0; 256];
     let mut bits = 0;
@@ -84,7 +84,7 @@ const SPREAD: [u64; 256] = {
     spread
 };
 
-/// The bit of that number of each byte.
+/// Gathers bit number `bit` of each byte.
 #[inline(always)]
 pub(super) fn plane(bytes: &[u8; BLOCK], bit: usize, into: &mut [u8]) {
     for (eight, gathered) in bytes.chunks_exact(8).zip(into) {
@@ -92,7 +92,7 @@ pub(super) fn plane(bytes: &[u8; BLOCK], bit: usize, into: &mut [u8]) {
     }
 }
 
-/// Bytes of as many bits as there are planes.
+/// Puts bytes together from planes, of which there is one for each bit.
 #[inline(always)]
 pub(super) fn from_planes(planes: &[u8]) -> [u8; BLOCK] {
     let mut bytes = [0; BLOCK];
@@ -103,7 +103,7 @@ pub(super) fn from_planes(planes: &[u8]) -> [u8; BLOCK] {
     bytes
 }
 
-/// Which elements are so.
+/// Returns the bitmap of the elements for which `is_so` holds.
 #[inline(always)]
 pub(super) fn bitmap<T: Copy>(elements: &[T; BLOCK], is_so: impl Fn(T) -> bool) -> [u8; PLANE] {
     let mut flags = [0; BLOCK];
@@ -115,7 +115,7 @@ pub(super) fn bitmap<T: Copy>(elements: &[T; BLOCK], is_so: impl Fn(T) -> bool) 
     bitmap
 }
 
-/// How many bits are set.
+/// Counts the bits that are set.
 #[inline(always)]
 pub(super) fn ones(bitmap: &[u8]) -> usize {
     bitmap.chunks_exact(8).map(|word| u64::from_bytes(word).count_ones() as usize).sum()
@@ -133,7 +133,7 @@ pub(super) fn each_one(bitmap: &[u8], mut each: impl FnMut(usize)) {
     }
 }
 
-/// The elements whose bits are set, one after the other. `into` has room for them.
+/// Stores the elements whose bits are set, one after the other. `into` has room for them.
 #[inline(always)]
 pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8; PLANE], into: &mut [u8]) {
     let mut found = [T::default(); _];
@@ -154,7 +154,7 @@ fn compact_each<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut [u8]) 
     });
 }
 
-/// Elements where bits are set, and 0 elsewhere. `found` has as many as there are bits.
+/// Puts the elements of `found` where bits are set, and 0 elsewhere. `found` has as many elements as bits are set.
 #[inline(always)]
 pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8; PLANE]) -> [T; BLOCK] {
     let (mut elements, mut roomy) = ([T::default(); BLOCK], [T::default(); _]);

@@ -1,4 +1,4 @@
-//! By what bytes are encoded on their way to a disk.
+//! The choice of the codec for bytes on their way to a disk.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,17 +9,17 @@ use tenure_core::DType;
 
 use super::{Codec, Gain, UnknownCodec, choose};
 
-/// Who chooses a codec. The names are those of `--codec`.
+/// The way a codec is chosen. The names are those of `--codec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Choice {
-    /// Measurements do, of each piece, among those that lose nothing.
+    /// Chooses the lossless codec for each piece, from measured speeds and ratios.
     Auto,
-    /// Somebody did.
+    /// Always uses this codec.
     Codec(Codec),
 }
 
 impl Choice {
-    /// Whether what comes back may differ from what went out.
+    /// Returns whether decoded bytes may differ from the originals.
     pub const fn is_lossy(self) -> bool {
         matches!(self, Self::Codec(codec) if codec.is_lossy())
     }
@@ -48,25 +48,27 @@ impl FromStr for Choice {
     }
 }
 
-/// Those that make something smaller and lose nothing.
+/// The codecs that lose nothing and may save bytes.
 pub(crate) const LOSSLESS: [Codec; 2] = [Codec::Zeros, Codec::Planes];
 
 /// How bytes are encoded on their way to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coding {
-    /// By what.
+    /// The choice of the codec.
     pub choice: Choice,
-    /// Of the elements, which are one after the other.
+    /// The dtype of the elements, which are contiguous.
     pub dtype: DType,
-    /// Whether who encodes has nothing else to do: then it costs nothing where the disk takes longer.
+    /// Whether the encoding thread is otherwise idle. Then encoding overlaps with writing, and costs nothing where the
+    /// disk takes longer.
     pub is_beside: bool,
 }
 
 impl Coding {
-    /// As they are.
+    /// Leaves bytes as they are.
     pub const NONE: Self = Self { choice: Choice::Codec(Codec::None), dtype: DType::U8, is_beside: false };
 
-    /// What some bytes are to be encoded by: what was chosen, or what lets them pass such a link soonest.
+    /// Returns the codec for some bytes: the one chosen, or the one with which they pass a link of this bandwidth
+    /// soonest.
     pub(crate) fn codec(&self, raw: &[u8], speeds: &Speeds, link_bytes_per_second: f64) -> Codec {
         let gain = |codec| Gain { codec, ratio: self.sampled_ratio(codec, raw), bytes_per_second: speeds.of(codec) };
         match self.choice {
@@ -76,20 +78,20 @@ impl Coding {
     }
 
     pub(crate) fn sampled_ratio(&self, codec: Codec, raw: &[u8]) -> f64 {
-        /// Blocks that are looked at, a small part of a piece.
+        /// The number of blocks that are sampled, a small part of a piece.
         const SAMPLED: usize = 16;
         Gain::sampled_ratio(codec, self.dtype, raw, SAMPLED)
     }
 }
 
-/// How fast codecs are, as measured where they are used.
+/// The speeds of codecs, measured in use.
 #[derive(Default)]
 pub(crate) struct Speeds {
-    /// By codec: both ways.
+    /// Encoding and decoding of each codec.
     both: [[Tally; 2]; Codec::ALL.len()],
 }
 
-/// Bytes of tensors, and how long they took.
+/// Bytes of tensors, and the time that they took.
 #[derive(Default)]
 struct Tally {
     bytes: AtomicU64,
@@ -97,17 +99,18 @@ struct Tally {
 }
 
 impl Speeds {
-    /// Encodes so many bytes of a tensor.
+    /// Runs `encode` on `bytes` bytes of a tensor and measures it.
     pub(crate) fn encode<R>(&self, codec: Codec, bytes: usize, encode: impl FnOnce() -> R) -> R {
         self.both[codec as usize][0].time(bytes, encode)
     }
 
-    /// Decodes as many.
+    /// Runs `decode` on `bytes` bytes of a tensor and measures it.
     pub(crate) fn decode<R>(&self, codec: Codec, bytes: usize, decode: impl FnOnce() -> R) -> R {
         self.both[codec as usize][1].time(bytes, decode)
     }
 
-    /// Bytes a second, of both ways the slower: no end to them until something is known, so that each codec is tried.
+    /// Returns the slower of both speeds in bytes per second. It is infinite until enough is measured, so that each
+    /// codec gets tried.
     fn of(&self, codec: Codec) -> f64 {
         let [encode, decode] = &self.both[codec as usize];
         encode.speed().min(decode.speed())
@@ -115,7 +118,7 @@ impl Speeds {
 }
 
 impl Tally {
-    /// So many bytes are not chance.
+    /// The bytes after which a measurement counts.
     const TRIED: u64 = 2 << 20;
 
     fn time<R>(&self, bytes: usize, work: impl FnOnce() -> R) -> R {
@@ -166,13 +169,13 @@ mod tests {
         let (speeds, raw) = (Speeds::default(), half_zeros());
         assert_eq!(AUTO.codec(&raw, &speeds, 1e9), Codec::Zeros);
         assert_eq!(Coding { choice: Choice::Codec(Codec::Planes), ..AUTO }.codec(&raw, &speeds, 1e9), Codec::Planes);
-        // A second for each 4e9 bytes that are encoded, or read back.
+        // Encoding takes 1 s for 8 GiB, decoding 1 s for 4e9 bytes.
         speeds.both[Codec::Zeros as usize][0].add(8 << 30, Duration::from_secs(1));
         speeds.both[Codec::Zeros as usize][1].add(4_000_000_000, Duration::from_secs(1));
         speeds.both[Codec::Planes as usize][0].add(2 << 20, Duration::from_secs(1));
         for (link, apart, beside) in [
             (1e9, Codec::Zeros, Codec::Zeros),
-            // A half of the bytes is no longer worth the time, unless it is nobody else's.
+            // Halving the bytes is no longer worth the time, unless the encoding thread is idle.
             (3e9, Codec::None, Codec::Zeros),
             (5e9, Codec::None, Codec::None),
         ] {

@@ -1,7 +1,8 @@
-//! The same encodings by kernels, of tensors that are on a device.
+//! The same encodings by CUDA kernels, for tensors on a device.
 //!
-//! Three kernels encode: one measures each block, one makes ends of lengths and decides whether the tensor stays as it is, one
-//! writes. One decodes. What became of it is told in device memory, for whoever waits for the stream.
+//! Encoding takes three kernels. The first measures each block. The second turns lengths into ends and decides whether
+//! the tensor stays as it is. The third writes the stream. Decoding takes one kernel. The result is a status in device
+//! memory, to be read when the stream has passed.
 
 use std::ffi::c_void;
 
@@ -17,44 +18,44 @@ use super::{BLOCK, Codec, CodecError, Encoded, decode as decode_here, encode as 
 
 const SOURCE: &str = include_str!("source/codec.cu");
 
-/// Bytes of the memory in which a device says what became of a tensor.
+/// The bytes of a status.
 pub const STATUS_BYTES: usize = 16;
 
-/// A tensor on a device, and its stream there.
+/// The device addresses and sizes of a tensor and its encoded stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// How it is encoded.
+    /// The codec.
     pub codec: Codec,
-    /// Of its elements, which are one after the other.
+    /// The dtype of the elements, which are contiguous.
     pub dtype: DType,
-    /// Where it begins: a multiple of an element's bytes.
+    /// The address of the tensor, a multiple of an element's bytes.
     pub raw: Address,
-    /// Its bytes.
+    /// The bytes of the tensor.
     pub raw_bytes: usize,
-    /// Where the stream begins, a multiple of 16.
+    /// The address of the encoded stream, a multiple of 16.
     pub stream: Address,
-    /// Bytes that are there for the stream: [`max_bytes`](super::max_bytes) are always enough. To decode, at least as many as
-    /// it has.
+    /// The bytes of memory for the encoded stream: [`max_bytes`](super::max_bytes) are always enough. For decoding, at
+    /// least the stream's length.
     pub stream_bytes: usize,
-    /// [`STATUS_BYTES`] of memory, at a multiple of 8.
+    /// The address of [`STATUS_BYTES`] of memory, a multiple of 8.
     pub status: Address,
 }
 
-/// Why nothing was put on a stream.
+/// The reason why no kernel was launched.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// Something begins where no element can.
+    /// An address is not aligned.
     #[error("a kernel cannot reach {what} at {address:#x}: it must be a multiple of {alignment}")]
     Alignment {
-        /// The tensor, the stream or the status.
+        /// The misaligned item: the tensor, the stream or the status.
         what: &'static str,
-        /// Where it is.
+        /// The address.
         address: Address,
-        /// What the address is to be a multiple of.
+        /// The required alignment in bytes.
         alignment: usize,
     },
-    /// The table of blocks does not fit.
+    /// The table of blocks does not fit into the stream's memory.
     #[error("{given} bytes are too few for any stream of {raw_bytes}: `max_bytes` says how many are enough")]
     Room {
         /// Bytes of the tensor.
@@ -62,21 +63,21 @@ pub enum PlaceError {
         /// Bytes for the stream.
         given: usize,
     },
-    /// There are more blocks than a table has.
+    /// The tensor has more blocks than a table can have.
     #[error("a tensor of {raw_bytes} bytes is encoded in parts, of at most {} each", MOST_BYTES)]
     TooLarge {
-        /// Its bytes.
+        /// The bytes of the tensor.
         raw_bytes: usize,
     },
-    /// There is no kernel, or the driver refuses.
+    /// There is no kernel, or the driver returned an error.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
 
-/// What became of a tensor that was encoded, as the status says once the stream has passed.
+/// Returns how a tensor was encoded, from its status, read after the stream has passed.
 ///
 /// # Errors
-/// [`CodecError::Room`]: nothing of the stream is there.
+/// [`CodecError::Room`]: nothing of the stream was written.
 pub fn encoded(place: &Place, status: [u8; STATUS_BYTES]) -> Result<Encoded, CodecError> {
     let (bytes, state) = words(status);
     let codec = if state == RAW { Codec::None } else { place.kernels_codec() };
@@ -87,15 +88,15 @@ pub fn encoded(place: &Place, status: [u8; STATUS_BYTES]) -> Result<Encoded, Cod
     }
 }
 
-/// Whether a tensor was decoded, as the status says once the stream has passed.
+/// Checks that a tensor was decoded, from its status, read after the stream has passed.
 ///
 /// # Errors
-/// [`CodecError::Changed`]: what is in the tensor's place is anything.
+/// [`CodecError::Changed`]: the tensor's contents are unspecified.
 pub fn decoded(status: [u8; STATUS_BYTES]) -> Result<(), CodecError> {
     if words(status).1 == CHANGED { Err(CodecError::Changed) } else { Ok(()) }
 }
 
-/// The second word of a status: the source has the same.
+/// The second word of a status. The values are those of the kernels' source.
 const ENCODED: u64 = 0;
 const RAW: u64 = 1;
 const OVERFLOW: u64 = 2;
@@ -110,14 +111,15 @@ fn status(bytes: usize, state: u64) -> [u8; STATUS_BYTES] {
     (u128::from(state) << 64 | bytes as u128).to_le_bytes()
 }
 
-/// Puts the encoding of a tensor on a stream of the device. Nothing is waited for; then [`encoded`] reads the
-/// status.
+/// Launches the encoding of a tensor on a stream of the device, without waiting. After the stream has passed,
+/// [`encoded`] reads the status.
 ///
 /// # Errors
 /// [`PlaceError`].
 ///
 /// # Safety
-/// What is at the place's addresses stays there until the stream has passed it, and nothing else touches it unordered.
+/// The memory at the place's addresses must stay valid until the stream has passed, and nothing else may touch it out
+/// of order.
 pub unsafe fn encode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result<(), PlaceError> {
     place.check()?;
     match driver.executor() {
@@ -132,8 +134,8 @@ pub unsafe fn encode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result
     }
 }
 
-/// Puts the decoding of a tensor on a stream of the device. Nothing is waited for; then [`decoded`] reads the
-/// status. `codec` and `dtype` are those that it was encoded with.
+/// Launches the decoding of a tensor on a stream of the device, without waiting. After the stream has passed,
+/// [`decoded`] reads the status. `codec` and `dtype` must be those that the tensor was encoded with.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -150,7 +152,7 @@ pub unsafe fn decode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result
     }
 }
 
-/// A kernel of the source.
+/// A kernel of the source file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Measure,
@@ -170,9 +172,9 @@ impl Pass {
     }
 }
 
-/// Its name, and its source.
+/// Returns the name and the source of a kernel.
 fn kernel(pass: Pass, codec: Codec, width: usize) -> (KernelName, impl FnOnce() -> String) {
-    // One makes ends for all.
+    // One offsets kernel serves all codecs and widths.
     let (codec, width) = if pass == Pass::Offsets { (Codec::None, 1) } else { (codec, width) };
     let variant = (codec as u64) << 8 | width as u64;
     let source = move || {
@@ -199,7 +201,7 @@ impl Place {
         Ok(())
     }
 
-    /// What it is encoded with: a codec that is not for its elements leaves them as they are.
+    /// Returns the codec that the kernels use: [`Codec::None`] if it is not for the dtype.
     fn kernels_codec(&self) -> Codec {
         Functions::new(self.codec, self.dtype).map_or(Codec::None, |functions| functions.codec)
     }
@@ -214,7 +216,7 @@ impl Place {
         let (grid, threads) = match pass {
             Pass::Offsets => (1, 1024),
             _ if self.raw_bytes == 0 => return Ok(()),
-            // As many as there can be are no more than a grid has.
+            // The most blocks that there can be fit in a grid.
             _ => (self.blocks() as u32, 256),
         };
         let (codec, width) = (self.kernels_codec(), self.dtype.size());
@@ -226,7 +228,8 @@ impl Place {
         let mut words: [u64; 8] =
             [self.raw, raw_bytes, self.stream, stream_bytes, self.status, blocks, codec as u64, width as u64];
         let words: *mut c_void = words.as_mut_ptr().cast();
-        // SAFETY: the kernel's parameter is a struct of these words, and the caller answers for what they point to.
+        // SAFETY: the kernel's parameter is a struct of these words, and the caller guarantees the memory they point
+        // to.
         unsafe { driver.launch(function, config, on, &mut [words]) }.map_err(KernelError::Driver)?;
         Ok(())
     }
@@ -263,7 +266,7 @@ impl Place {
             let mut stream = vec![0; self.stream_bytes];
             memory.read(self.stream, &mut stream);
             let mut raw = vec![0; self.raw_bytes];
-            // There may be room after it.
+            // There may be room after the stream.
             let mut result = decode_here(&stream, &mut raw);
             if let Err(CodecError::Length { expected, .. }) = result
                 && let Some(whole) = stream.get(..expected)

@@ -1,40 +1,42 @@
-/// Why a stream was not decoded: it was cut, or changed. Always one line.
+//! Errors of the codecs.
+
+/// The reason why a stream was not encoded or decoded. Its message is one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CodecError {
-    /// It does not begin as one.
+    /// The header is not one of a stream.
     #[error("this is no encoded tensor: its header is of another format or changed")]
     Header,
-    /// It has too few bytes, or too many.
+    /// The stream has too few bytes, or too many.
     #[error("an encoded tensor has {expected} bytes, and {bytes} are there: it was cut or changed")]
     Length {
-        /// Bytes that are there, or can be there.
+        /// The bytes that there are, or that there is room for.
         bytes: usize,
-        /// Bytes that it says it has.
+        /// The bytes that its header and table require.
         expected: usize,
     },
-    /// What it says of a block cannot be.
+    /// The data of a block is invalid.
     #[error("block {block} of an encoded tensor was changed")]
     Block {
-        /// Which one.
+        /// The number of the block.
         block: usize,
     },
-    /// It does not fit.
+    /// The stream does not fit into the memory for it.
     #[error(
         "a tensor becomes {bytes} bytes, and there is room for {given}: `max_bytes` says how many are always enough"
     )]
     Room {
         /// Bytes of the stream.
         bytes: usize,
-        /// Bytes that were given.
+        /// The bytes of that memory.
         given: usize,
     },
-    /// A device could not decode it.
+    /// A device could not decode the stream.
     #[error(
         "an encoded tensor on a device was cut or changed, or is another one: its codec, dtype or size is not as said"
     )]
     Changed,
-    /// A buffer of another size.
+    /// The buffer has another size than the tensor.
     #[error("an encoded tensor of {raw_bytes} bytes is decoded into {given}")]
     Size {
         /// Bytes of the tensor.
@@ -44,7 +46,7 @@ pub enum CodecError {
     },
 }
 
-/// There is no codec of that name.
+/// No codec has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there is no codec {0:?}: none, zeros and planes lose nothing, nor does auto, which chooses among them; fp16 and \

@@ -1,34 +1,34 @@
-//! Whether encoding is worth it.
+//! Estimates of whether encoding is worth its time.
 
 use tenure_core::DType;
 
 use super::span::{Functions, UNIT};
 use super::{BLOCK, Codec};
 
-/// What a codec does for tensors of some kind, as it was measured.
+/// The measured effect of a codec on some kind of tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gain {
-    /// Which codec.
+    /// The codec.
     pub codec: Codec,
     /// Encoded bytes for each byte of the tensor.
     pub ratio: f64,
-    /// Bytes of the tensor encoded in a second; of both ways, if both count, the slower.
+    /// Speed in bytes of the tensor per second. If both encoding and decoding count, the slower one.
     pub bytes_per_second: f64,
 }
 
 impl Gain {
-    /// A tensor as it is, which costs nothing but the link.
+    /// No encoding, which costs only time on the link.
     pub const NONE: Self = Self { codec: Codec::None, ratio: 1.0, bytes_per_second: f64::INFINITY };
 
-    /// Seconds until a tensor of so many bytes has passed a link of so many bytes a second. `is_pipelined`: while some of it
-    /// is encoded, what was encoded before is under way.
+    /// Returns the seconds until a tensor of `bytes` bytes has passed a link. With `is_pipelined`, one part is encoded
+    /// while the part before it is on the link.
     pub fn seconds(&self, bytes: f64, link_bytes_per_second: f64, is_pipelined: bool) -> f64 {
         let (encoding, passing) = (bytes / self.bytes_per_second, self.ratio * bytes / link_bytes_per_second);
         if is_pipelined { encoding.max(passing) } else { encoding + passing }
     }
 
-    /// The ratio of a codec, of at most so many blocks of a tensor, as far apart as they can be. Of a codec that is not for
-    /// the dtype, and of no bytes, it is 1.
+    /// Estimates a codec's ratio from at most `blocks` blocks of a tensor, spread evenly. The ratio is 1 if the codec
+    /// is not for the dtype or there are no bytes.
     ///
     /// ```
     /// use tenure_core::DType;
@@ -46,16 +46,17 @@ impl Gain {
         for block in raw.chunks(functions.block_bytes()).step_by(all.div_ceil(blocks.max(1)).max(1)) {
             (functions.measure)(block, &mut units);
             before += block.len();
-            // With its place in the table.
+            // Each block also takes an entry in the table.
             after += UNIT * units[0] as usize + 4;
         }
         if before == 0 { 1.0 } else { (after as f64 / before as f64).min(1.0) }
     }
 }
 
-/// The codec of those with which tensors pass a link soonest; none of them if they do as they are. Of equals, the first.
+/// Returns the codec with which tensors pass a link soonest, or [`Codec::None`] if none is faster. Among equals, the
+/// first.
 ///
-/// Only what is given is chosen: lossy ones are for the caller to give or not.
+/// Only the given codecs are considered: the caller decides whether lossy ones are among them.
 ///
 /// ```
 /// use tenure_tier::codec::{Codec, Gain, choose};

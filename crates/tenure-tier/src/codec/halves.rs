@@ -1,5 +1,5 @@
-//! f32 rounded to f16: to the nearest, of two the even one. What is too large becomes infinite; a NaN stays one, quiet, with
-//! its sign and the highest bits of its payload.
+//! Rounding of f32 to f16: to the nearest, ties to even. Values that are too large become infinite. A NaN stays a quiet
+//! NaN, with its sign and the highest bits of its payload.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -8,10 +8,10 @@ use super::BLOCK;
 use super::bits::{PLANE, Word, bitmap, compact, count, expand, load, ones, store};
 use super::span::BlockCodec;
 
-/// All elements.
+/// The codec that rounds all elements.
 pub(super) struct Fp16;
 
-/// Which are not 0, and those.
+/// The codec of a bitmap of the elements that are not 0, and these elements rounded.
 pub(super) struct CsrFp16;
 
 #[inline(always)]

@@ -10,10 +10,10 @@
 //! | 16 | for each block, 32 bits: where it ends in the payload, in units of 16 bytes; zeros to the next unit |
 //! | then | the payload: the blocks, each with zeros to the next unit |
 //!
-//! A block is [`BLOCK`] elements; the last is filled up with zeros. One whose bits are all 0 takes nothing, and one that would
-//! be no smaller is as it was; which of these it is, its length says. A tensor that would be no smaller is, under
-//! [`Codec::None`], as it was right behind byte 16. So the size has a bound, [`max_bytes`], and blocks are encoded and decoded
-//! in any order by anyone: the kernels of [`cuda`] write and read the same bytes.
+//! A block is [`BLOCK`] elements. The last is padded with zeros. A block whose bits are all 0 takes no bytes, and a
+//! block that would get no smaller is stored as it is; its length tells which. A tensor that would get no smaller is
+//! stored under [`Codec::None`], unchanged, right after byte 16. So the size has a bound, [`max_bytes`]. Any thread can
+//! encode and decode blocks, in any order. The kernels of [`cuda`] write and read the same bytes.
 
 mod bits;
 mod coding;
@@ -38,24 +38,24 @@ pub use error::{CodecError, UnknownCodec};
 pub use gain::{Gain, choose};
 pub use stream::{Jobs, Reader, Writer, max_bytes, sequential};
 
-/// Elements of a block.
+/// The number of elements of a block.
 pub const BLOCK: usize = 1024;
 
 /// How a tensor is encoded. The names are those of `--codec`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Codec {
-    /// As it is.
+    /// Unchanged.
     #[default]
     None = 0,
-    /// A bit an element, and the elements that are not 0, for sparse tensors such as what a ReLU makes. Lossless, for all
-    /// dtypes: only an element whose bits are all 0 is 0.
+    /// A bitmap and the elements that are not 0, for sparse tensors such as outputs of ReLU. Lossless, for all dtypes:
+    /// only an element whose bits are all 0 counts as 0.
     Zeros = 1,
-    /// Exponents in as few bits as they need beside signs and mantissas. Lossless, for bf16 and f32.
+    /// Exponents in as few bits as they need, next to signs and mantissas. Lossless, for bf16 and f32.
     Planes = 2,
     /// f32 rounded to f16. Lossy.
     Fp16 = 3,
-    /// A bit an element, and the elements that are not 0 rounded to f16, for f32. Lossy: FlashNeuron's compression (FAST'21).
+    /// A bitmap and the elements that are not 0, rounded to f16, for f32. Lossy: FlashNeuron's compression (FAST'21).
     CsrFp16 = 4,
 }
 
@@ -63,12 +63,12 @@ impl Codec {
     /// Every codec: `Codec::ALL[codec as usize] == codec`.
     pub const ALL: [Self; 5] = [Self::None, Self::Zeros, Self::Planes, Self::Fp16, Self::CsrFp16];
 
-    /// Whether what comes back may differ from what went out.
+    /// Returns whether decoded bytes may differ from the originals.
     pub const fn is_lossy(self) -> bool {
         matches!(self, Self::Fp16 | Self::CsrFp16)
     }
 
-    /// Whether it encodes such elements. Others it leaves as they are.
+    /// Returns whether the codec encodes elements of this dtype. It leaves others unchanged.
     pub const fn is_for(self, dtype: DType) -> bool {
         match self {
             Self::None | Self::Zeros => true,
@@ -77,7 +77,7 @@ impl Codec {
         }
     }
 
-    /// Its name on a command line.
+    /// Returns the codec's name on a command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -104,19 +104,19 @@ impl FromStr for Codec {
     }
 }
 
-/// What became of a tensor.
+/// The result of encoding a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// How it is encoded: [`Codec::None`] if the codec that was asked for would not have made it smaller.
+    /// The codec that was used: [`Codec::None`] if the requested one would not have made it smaller.
     pub codec: Codec,
-    /// Bytes of the tensor.
+    /// The bytes of the tensor.
     pub raw_bytes: usize,
-    /// Bytes of the stream.
+    /// The bytes of the stream.
     pub bytes: usize,
 }
 
 impl Encoded {
-    /// Parts as one, whose codec is that of most bytes; of equals, the first.
+    /// Combines parts into one. Its codec is the one of most bytes; among equals, the first.
     pub(crate) fn of_all(parts: impl Iterator<Item = Self>) -> Self {
         let mut all = Self { codec: Codec::None, raw_bytes: 0, bytes: 0 };
         let mut by_codec = [0; Codec::ALL.len()];
@@ -130,7 +130,7 @@ impl Encoded {
     }
 }
 
-/// Appends a tensor, encoded by the calling thread alone. [`Writer`] takes more threads, and any memory.
+/// Encodes a tensor and appends it, on the calling thread. [`Writer`] uses more threads, and writes to any memory.
 ///
 /// ```
 /// use tenure_core::DType;
@@ -153,10 +153,10 @@ pub fn encode(codec: Codec, dtype: DType, raw: &[u8], into: &mut Vec<u8>) -> Enc
     writer.encoded()
 }
 
-/// Decodes a whole stream, by the calling thread alone. [`Reader`] takes more threads.
+/// Decodes a whole stream on the calling thread. [`Reader`] uses more threads.
 ///
 /// # Errors
-/// [`CodecError`]: it is no stream, or not a whole one, or of a tensor of another size. What is in `into` then is anything.
+/// [`CodecError`]: `stream` is not a stream, is not whole, or has a tensor of another size. `into` is then unspecified.
 pub fn decode(stream: &[u8], into: &mut [u8]) -> Result<Encoded, CodecError> {
     let reader = Reader::new(stream)?;
     reader.read(into, &sequential)?;

@@ -1,9 +1,14 @@
-//! Exponents in as few bits as they need.
+//! A codec that stores exponents in as few bits as they need.
 //!
-//! A block is the floor of its exponents, the bits of a code, and how many exceptions there are (a byte, a byte, two bytes);
-//! for each element, a byte of sign and highest mantissa bits; of f32, for each, two bytes of the mantissa's rest; then the
-//! codes, the lowest bits of all elements first; then the exceptions, a byte each. A code is how far the exponent is above the
-//! floor; 0 stands for an exception, whose exponent is at the floor or below.
+//! An encoded block consists of:
+//! - the floor of its exponents, the bits of a code, and the number of exceptions (one byte, one byte, two bytes);
+//! - for each element, a byte of its sign and its highest mantissa bits;
+//! - for f32, for each element, two bytes with the rest of the mantissa;
+//! - the codes as bit planes, the lowest bits of all elements first;
+//! - the exceptions, a byte each.
+//!
+//! A code is the exponent's distance above the floor. Code 0 stands for an exception, whose exponent is at the floor or
+//! below.
 
 use std::marker::PhantomData;
 
@@ -12,15 +17,15 @@ use super::bits::{PLANE, Word, bitmap, count, each_one, from_planes, load, ones,
 use super::span::BlockCodec;
 
 const HEAD: usize = 4;
-/// More bits of a code save nothing.
+/// The most bits of a code; more save nothing.
 const MOST_BITS: u8 = 7;
 
-/// Of elements whose highest 16 bits are a bf16.
+/// The codec for elements whose highest 16 bits are a bf16.
 pub(super) struct Planes<T>(PhantomData<T>);
 
-/// An element in parts.
+/// An element that can be split into two parts.
 pub(super) trait Float: Word {
-    /// The bf16, and what is below it.
+    /// Returns the bf16 and the bits below it.
     fn split(self) -> (u16, u16);
 
     fn join(high: u16, low: u16) -> Self;
@@ -50,20 +55,20 @@ impl Float for u32 {
     }
 }
 
-/// How a block's exponents are coded.
+/// The code for a block's exponents.
 struct Code {
     floor: u8,
     bits: u8,
     exceptions: usize,
 }
 
-/// The highest code of so many bits.
+/// Returns the highest code of `bits` bits.
 const fn highest(bits: u8) -> u8 {
     (1 << bits) - 1
 }
 
 impl Code {
-    /// The shortest; of several, that with the fewest bits.
+    /// Chooses the shortest code; among equals, the one with the fewest bits.
     #[inline(always)]
     fn choose(exponents: &[u8; BLOCK]) -> Self {
         let max = exponents.iter().fold(0, |max, exponent| max.max(*exponent));
@@ -107,7 +112,7 @@ fn exponents<T: Float>(elements: &[T; BLOCK]) -> [u8; BLOCK] {
     exponents
 }
 
-/// Bytes of an element's part that is no exponent, in a block.
+/// Returns the bytes in a block of everything but exponents.
 const fn rest_bytes<T: Float>() -> usize {
     BLOCK * (T::BYTES - 1)
 }
@@ -136,7 +141,7 @@ impl<T: Float> BlockCodec for Planes<T> {
         for (low, element) in low.chunks_exact_mut(2).zip(&elements) {
             element.split().1.put(low);
         }
-        // A block that somebody wrote to since it was measured is of no use to anybody, but must not end who encodes it.
+        // A block that another thread wrote to after it was measured gives useless output, but must not panic here.
         let Some((planes, found)) = into.split_at_mut_checked(PLANE * usize::from(code.bits)) else { return };
         let mut found = found.iter_mut();
         each_one(&bitmap(&codes, |exponent| exponent <= code.floor), |at| {
@@ -189,14 +194,14 @@ mod tests {
     use crate::codec::halves::{CsrFp16, Fp16};
     use crate::codec::zeros::Zeros;
 
-    /// Encodes a block into what another one needs.
+    /// Encodes a block into the bytes that another block needs.
     fn changed<C: BlockCodec>(block: &[u8], other: &[u8]) {
         let length = C::measure(other).min(other.len());
         C::encode(block, &mut vec![0; length]);
     }
 
     #[test]
-    fn a_block_that_changes_after_it_was_measured_ends_nobody() {
+    fn a_block_that_changes_after_it_was_measured_does_not_panic() {
         let noise: Vec<u8> = (0_u32..BLOCK as u32).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
         let one: Vec<u8> = (0..BLOCK).flat_map(|i| f32::from(i == 7).to_le_bytes()).collect();
         let ones = 1_f32.to_le_bytes().repeat(BLOCK);

@@ -1,4 +1,4 @@
-//! Several blocks, as one thread encodes and decodes them, compiled for the widest vectors that the processor has.
+//! Runs of blocks, encoded and decoded by one thread with the widest vectors that the processor has.
 
 use tenure_core::{DType, vectorized};
 
@@ -7,45 +7,46 @@ use super::planes::Planes;
 use super::zeros::Zeros;
 use super::{BLOCK, Codec};
 
-/// Lengths are multiples of this.
+/// The unit of block lengths, in bytes.
 pub(super) const UNIT: usize = 16;
 
-/// What a codec does with one whole block. What is called in it must be inlined, or it is compiled for no vectors.
+/// The operations of a codec on one whole block. All functions they call must be inlined, or they are compiled without
+/// vectors.
 pub(super) trait BlockCodec {
-    /// Bytes of an element.
+    /// The bytes of an element.
     const WIDTH: usize;
 
-    /// Bytes that it takes.
+    /// Returns the bytes that the encoded block takes.
     fn measure(block: &[u8]) -> usize;
 
-    /// Encodes it into at least as many bytes.
+    /// Encodes a block into at least as many bytes as `measure` returned.
     fn encode(block: &[u8], into: &mut [u8]);
 
-    /// Decodes it of at least the bytes that it took, and returns how many those are; `None` if it cannot be.
+    /// Decodes a block from at least its encoded bytes, and returns how many it took; `None` if they are invalid.
     fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize>;
 }
 
-/// Units of blocks.
+/// The lengths of blocks, in units.
 pub(super) type Units<'a> = dyn Iterator<Item = usize> + 'a;
 
-/// Decodes blocks of so many units, one after the other. An error is the number of the first that cannot be.
+/// Decodes blocks of the given units, one after the other. An error is the number of the first invalid one.
 pub(super) type Decode = fn(bytes: &[u8], units: &mut Units<'_>, raw: &mut [u8]) -> Result<(), usize>;
 
-/// A codec for elements of some width.
+/// The functions of a codec for elements of one width.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub(super) codec: Codec,
-    /// Bytes of an element.
+    /// The bytes of an element.
     pub(super) width: usize,
-    /// Units of each block.
+    /// Measures the units of each block.
     pub(super) measure: fn(raw: &[u8], units: &mut [u32]),
-    /// Encodes blocks of so many units, one after the other.
+    /// Encodes blocks into the given units, one after the other.
     pub(super) encode: fn(raw: &[u8], units: &mut Units<'_>, into: &mut [u8]),
     pub(super) decode: Decode,
 }
 
 impl Functions {
-    /// `None` for what stays as it is.
+    /// Returns the functions for a codec and a dtype; `None` if the tensor stays unchanged.
     pub(super) fn new(codec: Codec, dtype: DType) -> Option<Self> {
         codec.is_for(dtype).then(|| Self::of_width(codec, dtype.size())).flatten()
     }
@@ -69,16 +70,16 @@ impl Functions {
         Self { codec, width: C::WIDTH, measure, encode, decode }
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub(super) fn block_bytes(&self) -> usize {
         BLOCK * self.width
     }
 }
 
-/// Bytes of the widest block.
+/// The bytes of the widest block.
 const WIDEST: usize = 8 * BLOCK;
 
-/// Calls `body` with a whole block: the last one of a tensor is filled up with zeros.
+/// Calls `body` with a whole block. The last block of a tensor is padded with zeros.
 #[inline(always)]
 fn filled<R>(block: &[u8], bytes: usize, body: impl FnOnce(&[u8]) -> R) -> R {
     if block.len() == bytes {
@@ -94,13 +95,13 @@ fn is_zero(block: &[u8]) -> bool {
     block.chunks(64).all(|some| some.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// Asks for the block after one: what computes leaves the memory idle, and the processor guesses within a page only.
+/// Prefetches the next block: computing leaves the memory idle, and the processor prefetches only within a page.
 #[inline(always)]
 fn prefetch(block: &[u8]) {
     for line in (0..block.len()).step_by(64) {
         let next = block.as_ptr().wrapping_add(block.len() + line);
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint, which reads nothing; the address need not even exist.
+        // SAFETY: this is a hint, which reads nothing; the address need not even exist.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(next.cast());
@@ -146,7 +147,7 @@ fn encode<C: BlockCodec>(raw: &[u8], units: &mut Units<'_>, into: &mut [u8]) {
                         0 => {}
                         length if length == bytes => target.copy_from_slice(block),
                         length => {
-                            // What the block does not fill stays 0.
+                            // The part that the block does not fill stays 0.
                             target[length - UNIT..].fill(0);
                             C::encode(block, target);
                         }

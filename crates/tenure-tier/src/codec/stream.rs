@@ -1,4 +1,4 @@
-//! Whole tensors, by any number of threads.
+//! Readers and writers of whole tensors, on any number of threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,15 +8,16 @@ use tenure_core::DType;
 use super::span::{Functions, UNIT};
 use super::{BLOCK, Codec, CodecError, Encoded};
 
-/// Runs a job for each number below the first argument, once, in any order, on any threads, and returns when all are done.
+/// A function that runs a job once for each number below its first argument, in any order, on any threads, and returns
+/// when all are done.
 pub type Jobs<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
 
-/// [`Jobs`] of the calling thread alone.
+/// Runs [`Jobs`] on the calling thread.
 pub fn sequential(count: usize, job: &(dyn Fn(usize) + Sync)) {
     (0..count).for_each(job);
 }
 
-/// The most bytes of a stream of so many bytes of elements of a dtype, whatever they and the codec are.
+/// Returns the most bytes of a stream for `raw_bytes` bytes of `dtype`, for any contents and any codec.
 ///
 /// ```
 /// use tenure_core::DType;
@@ -25,22 +26,22 @@ pub fn sequential(count: usize, job: &(dyn Fn(usize) + Sync)) {
 /// ```
 pub const fn max_bytes(dtype: DType, raw_bytes: usize) -> usize {
     let table = table_bytes(raw_bytes.div_ceil(BLOCK * dtype.size()));
-    // The kernels have the table there even if the tensor then stays as it is.
+    // The kernels write the table even if the tensor then stays as it is.
     HEADER + if table > raw_bytes { table } else { raw_bytes }
 }
 
 pub(super) const MAGIC: [u8; 4] = *b"TNC1";
 pub(super) const HEADER: usize = 16;
-/// Blocks of a job: half a megabyte at most.
+/// The blocks of a job: at most half a megabyte.
 const SPAN: usize = 64;
-/// Larger tensors stay as they are: where their blocks end would not fit into 32 bits.
+/// The largest tensor that is encoded. In larger ones, the ends of blocks do not fit into 32 bits; they stay unchanged.
 pub(super) const MOST_BYTES: usize = UNIT * (u32::MAX as usize >> 1);
 
 pub(super) const fn table_bytes(blocks: usize) -> usize {
     (4 * blocks).next_multiple_of(UNIT)
 }
 
-/// A tensor about to be encoded: how long the stream becomes is known before a byte of it is written.
+/// A tensor about to be encoded. The length of its stream is known before a byte of it is written.
 ///
 /// ```
 /// use tenure_core::DType;
@@ -62,20 +63,20 @@ pub(super) const fn table_bytes(blocks: usize) -> usize {
 pub struct Writer<'a> {
     raw: &'a [u8],
     encoded: Encoded,
-    /// Of an element.
+    /// The bytes of an element.
     width: usize,
     blocks: Option<Blocks>,
 }
 
-/// Blocks of a stream, if it has any.
+/// The blocks of an encoded stream.
 struct Blocks {
     functions: Functions,
-    /// Where each ends in the payload, in units.
+    /// The end of each block in the payload, in units.
     ends: Vec<u32>,
 }
 
 impl<'a> Writer<'a> {
-    /// Measures what each block would take.
+    /// Measures the blocks of a tensor.
     pub fn new(codec: Codec, dtype: DType, raw: &'a [u8], jobs: &Jobs<'_>) -> Self {
         let functions = Functions::new(codec, dtype).filter(|_| raw.len() <= MOST_BYTES);
         let blocks = functions.map(|functions| Blocks::measure(functions, raw, jobs));
@@ -87,7 +88,7 @@ impl<'a> Writer<'a> {
         Self { raw, encoded: Encoded { codec, raw_bytes: raw.len(), bytes }, width: dtype.size(), blocks }
     }
 
-    /// What it becomes.
+    /// Returns the result that [`write`](Self::write) will have.
     pub fn encoded(&self) -> Encoded {
         self.encoded
     }
@@ -95,7 +96,7 @@ impl<'a> Writer<'a> {
     /// Writes the stream.
     ///
     /// # Panics
-    /// `into` has another number of bytes than [`encoded`](Self::encoded) says.
+    /// If `into` does not have as many bytes as [`encoded`](Self::encoded) says.
     pub fn write(&self, into: &mut [u8], jobs: &Jobs<'_>) {
         assert_eq!(into.len(), self.encoded.bytes, "a stream is written into as many bytes as it has");
         let (header, rest) = into.split_at_mut(HEADER);
@@ -123,7 +124,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// An encoded tensor, whose header and table are those of a whole stream.
+/// An encoded tensor whose header and table are valid for the whole stream.
 pub struct Reader<'a> {
     encoded: Encoded,
     blocks: Option<Blocks>,
@@ -131,17 +132,17 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Looks at the header and the table.
+    /// Checks the header and the table.
     ///
     /// # Errors
-    /// [`CodecError`]: it is no stream, or not a whole one.
+    /// [`CodecError`] if `stream` is not a stream or not a whole one.
     pub fn new(stream: &'a [u8]) -> Result<Self, CodecError> {
         let cut = |expected| CodecError::Length { bytes: stream.len(), expected };
         let (header, rest) = stream.split_at_checked(HEADER).ok_or(cut(HEADER))?;
         let &[m0, m1, m2, m3, codec, width, 0, 0, ref raw_bytes @ ..] = header else { return Err(CodecError::Header) };
         let codec = *Codec::ALL.get(usize::from(codec)).ok_or(CodecError::Header)?;
         let raw_bytes = raw_bytes.try_into().map_or(u64::MAX, u64::from_le_bytes);
-        // Twice as much would be an error below too, but must be a number.
+        // A larger number fails below too, but must not overflow.
         let raw_bytes = usize::try_from(raw_bytes).ok().filter(|bytes| *bytes <= usize::MAX >> 2);
         let (MAGIC, Some(raw_bytes)) = ([m0, m1, m2, m3], raw_bytes) else { return Err(CodecError::Header) };
         let encoded = Encoded { codec, raw_bytes, bytes: stream.len() };
@@ -164,15 +165,15 @@ impl<'a> Reader<'a> {
         Ok(Self { encoded, blocks: Some(blocks), payload })
     }
 
-    /// What it is.
+    /// Returns the tensor's codec and sizes.
     pub fn encoded(&self) -> Encoded {
         self.encoded
     }
 
-    /// Decodes it.
+    /// Decodes the tensor.
     ///
     /// # Errors
-    /// [`CodecError::Size`]; and [`CodecError::Block`], after which what is in `into` is anything.
+    /// [`CodecError::Size`], and [`CodecError::Block`], after which the contents of `into` are unspecified.
     pub fn read(&self, into: &mut [u8], jobs: &Jobs<'_>) -> Result<(), CodecError> {
         let raw_bytes = self.encoded.raw_bytes;
         if into.len() != raw_bytes {
@@ -198,7 +199,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A span's part of a tensor.
+/// Returns a span's part of a tensor.
 fn part(raw: &[u8], span: usize, functions: Functions) -> &[u8] {
     let bytes = SPAN * functions.block_bytes();
     &raw[span * bytes..raw.len().min((span + 1) * bytes)]
@@ -226,18 +227,18 @@ impl Blocks {
         self.ends.len().div_ceil(SPAN)
     }
 
-    /// Where a block begins, in units.
+    /// Returns the start of a block in the payload, in units.
     fn start(&self, block: usize) -> usize {
         block.checked_sub(1).map_or(0, |before| self.ends[before] as usize)
     }
 
-    /// A span's bytes of the payload.
+    /// Returns the range of a span's bytes in the payload.
     fn bytes_of(&self, span: usize) -> std::ops::Range<usize> {
         let last = self.ends.len().min((span + 1) * SPAN);
         UNIT * self.start(span * SPAN)..UNIT * self.start(last)
     }
 
-    /// The lengths of a span's blocks.
+    /// Returns the lengths of a span's blocks, in units.
     fn units_of(&self, span: usize) -> impl Iterator<Item = usize> {
         let blocks = span * SPAN..self.ends.len().min((span + 1) * SPAN);
         blocks.map(|block| self.ends[block] as usize - self.start(block))

@@ -1,21 +1,21 @@
-//! Elements moved together and apart by the instructions that AVX-512 has for it, several times as fast as one by one.
+//! Compaction and expansion of elements by AVX-512 instructions, several times as fast as one by one.
 
 use super::BLOCK;
 use super::bits::PLANE;
 
-/// Elements of the narrowest type in a vector.
+/// The number of elements of the narrowest type in a vector.
 const LANES: usize = 64;
 
-/// A block of elements, and as many more as are read and written with the last.
+/// A block of elements, with room for a vector that starts at the last one.
 pub(super) type Roomy<T> = [T; BLOCK + LANES];
 
-/// Types that a processor may have instructions for.
+/// Element types that the processor may have such instructions for.
 pub(super) trait Vectors: Sized {
-    /// Puts the elements whose bits are set one after the other; what comes behind them is anything. `false` if the
-    /// processor cannot, and nothing is done.
+    /// Stores the elements whose bits are set, one after the other. The elements of `found` after them are unspecified.
+    /// Returns `false` and does nothing if the processor lacks the instructions.
     fn compact(elements: &[Self; BLOCK], bitmap: &[u8; PLANE], found: &mut Roomy<Self>) -> bool;
 
-    /// Puts what was found where bits are set, and 0 elsewhere. `false` as above.
+    /// Puts the elements of `found` where bits are set, and 0 elsewhere. Returns `false` as above.
     fn expand(found: &Roomy<Self>, bitmap: &[u8; PLANE], elements: &mut [Self; BLOCK]) -> bool;
 }
 
@@ -26,7 +26,7 @@ macro_rules! vectors {
             fn compact(elements: &[Self; BLOCK], bitmap: &[u8; PLANE], found: &mut Roomy<Self>) -> bool {
                 #[cfg(target_arch = "x86_64")]
                 if is_supported() {
-                    // SAFETY: the processor has what it is compiled for.
+                    // SAFETY: the processor has the features it is compiled for.
                     unsafe { $type::compact(elements, bitmap, found) };
                     return true;
                 }
@@ -55,7 +55,7 @@ macro_rules! vectors {
 
             const LANES: usize = $mask::BITS as usize;
 
-            /// A vector's bits of a bitmap, for each.
+            /// Iterates over a bitmap's bits, one vector's at a time.
             #[inline(always)]
             fn masks(bitmap: &[u8; PLANE]) -> impl Iterator<Item = $mask> {
                 bitmap.as_chunks().0.iter().map(|bytes| $mask::from_le_bytes(*bytes))

@@ -1,11 +1,11 @@
-//! A bit an element, and the elements that are not 0.
+//! A codec of a bitmap and the elements that are not 0.
 
 use std::marker::PhantomData;
 
 use super::bits::{PLANE, Word, bitmap, compact, count, expand, load, ones, store};
 use super::span::BlockCodec;
 
-/// Of elements as wide as `T`: which are not 0, and those.
+/// The codec for elements as wide as `T`.
 pub(super) struct Zeros<T>(PhantomData<T>);
 
 impl<T: Word> BlockCodec for Zeros<T> {

@@ -345,7 +345,7 @@ fn a_buffer_of_another_size_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever is written, read and dropped in any order, everything comes back unchanged and all room becomes free
+    /// After any order of writes, reads and drops, everything comes back unchanged and all room becomes free again.
     /// again.
     #[test]
     fn everything_comes_back(

@@ -689,7 +689,7 @@ fn many_threads(memory: Option<Memory>, steps: &[(u8, usize, u8)], disk: &Disk) 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever several threads store, fetch and drop, in any order, exactly the stored bytes come back.
+    /// When several threads store, fetch and drop in any order, exactly the stored bytes come back.
     #[test]
     fn everything_comes_back(
         steps in prop::collection::vec((0_u8..6, 0_usize..3 * MIB / 2, any::<u8>()), 1..24), seed: u64, has_device: bool,

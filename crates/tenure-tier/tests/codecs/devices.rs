@@ -1,5 +1,6 @@
-//! On a device as here: simulated ones, and the first NVIDIA one if there is any. The environment variable
-//! `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; `cuda` insists that there is one.
+//! Tests that devices encode and decode as the host does: on simulated devices, and on the first NVIDIA device if there
+//! is one. The environment variable `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; `cuda` requires an
+//! NVIDIA device.
 
 use std::env;
 use std::fs::File;
@@ -36,7 +37,7 @@ fn of_width(bytes: usize) -> DType {
     [DType::U8, DType::BF16, DType::F32, DType::F64][bytes.trailing_zeros() as usize]
 }
 
-/// Devices to test on, and what is held while a real one is used, so that no other test has it.
+/// Returns the devices to test on, each with the lock that keeps other tests off a real one while it is held.
 pub(crate) fn drivers() -> Vec<(Arc<dyn Driver>, Option<File>)> {
     let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
     let seeds = if chosen == "cuda" { 0..0 } else { 0..2 };
@@ -50,7 +51,7 @@ pub(crate) fn drivers() -> Vec<(Arc<dyn Driver>, Option<File>)> {
     drivers
 }
 
-/// A tensor's place on a device.
+/// A tensor on a device.
 pub(crate) struct Placed<'a> {
     pub(crate) driver: &'a dyn Driver,
     pub(crate) stream: StreamId,
@@ -86,7 +87,7 @@ impl<'a> Placed<'a> {
     }
 
     pub(crate) fn encode(&self) -> Result<Encoded, CodecError> {
-        // SAFETY: the memory is the test's, until the end.
+        // SAFETY: the test owns the memory until the end.
         unsafe { encode(self.driver, self.stream, &self.place).unwrap() };
         encoded(&self.place, self.status())
     }
@@ -113,7 +114,7 @@ impl Drop for Placed<'_> {
     }
 }
 
-/// Encodes and decodes on a device, and compares with what is done here.
+/// Encodes and decodes on a device, and compares with the host.
 fn check(driver: &dyn Driver, codec: Codec, dtype: DType, raw: &[u8]) {
     let (mut here, mut back) = (Vec::new(), vec![0; raw.len()]);
     let expected = codec::encode(codec, dtype, raw, &mut here);
@@ -151,7 +152,7 @@ proptest! {
         let mut stream = Vec::new();
         codec::encode(codec, dtype, &raw, &mut stream);
         let places = [at % stream.len(), at % stream.len().min(40)];
-        // A table has room even where a tensor of fewer bytes stays as it is.
+        // The table needs room even where a shorter tensor stays as it is.
         let room = if raw.len() < 64 { codec::max_bytes(dtype, raw.len()) } else { stream.len() };
         for place in places {
             stream[place] ^= 1 << bit;
@@ -160,10 +161,10 @@ proptest! {
             for (driver, _alone) in drivers() {
                 let placed = Placed::new(&*driver, codec, dtype, &raw, room);
                 match (placed.decode(&stream), here) {
-                    // A stream of another codec is another kernel's.
+                    // A stream of another codec needs another kernel.
                     (Ok(there), Ok(_)) => prop_assert!(there == back),
                     (Err(error), _) => prop_assert_eq!(error, CodecError::Changed),
-                    // One that is longer than it says: the device knows only how much room there is.
+                    // The stream is longer than it says: the device only knows how much room there is.
                     (Ok(_), here) => prop_assert!(matches!(here, Err(CodecError::Length { .. })), "{:?}", here),
                 }
             }
@@ -188,7 +189,7 @@ fn tensors_of_many_blocks_are_the_same_on_a_device() {
             let dtype = of_width(width);
             check(&*driver, codec, dtype, &tensor(dtype, 5, 300_001, 7));
         }
-        // More than the kernel that makes ends looks at once; the simulated device has none.
+        // These are more blocks than the offsets kernel handles at once. The simulated device has no such kernel.
         if matches!(driver.executor(), Executor::Cuda(_)) {
             check(&*driver, Codec::Zeros, DType::U8, &tensor(DType::U8, 5, 17_000 * BLOCK + 5, 7));
         }
@@ -229,7 +230,7 @@ fn a_place_where_no_kernel_can_work_is_refused() {
         (Place { stream_bytes: 100, ..place }, "100 bytes are too few for any stream of 1048576"),
         (Place { raw_bytes: 1 << 40, ..place }, "a tensor of 1099511627776 bytes is encoded in parts"),
     ] {
-        // SAFETY: nothing is put on the stream.
+        // SAFETY: nothing is launched.
         let results = unsafe { [encode(&driver, StreamId::NULL, &wrong), decode(&driver, StreamId::NULL, &wrong)] };
         for result in results {
             let error = result.unwrap_err().to_string();
@@ -242,7 +243,7 @@ fn a_place_where_no_kernel_can_work_is_refused() {
 fn a_refused_launch_is_an_error() {
     let driver = SimDriver::new(SimConfig::default());
     let placed = Placed::new(&driver, Codec::Zeros, DType::F32, &[0; 64], 128);
-    // SAFETY: the memory is the test's.
+    // SAFETY: the test owns the memory.
     let error = unsafe { encode(&driver, StreamId(0xdead), &placed.place).unwrap_err() };
     let PlaceError::Kernel(KernelError::Driver(error)) = error else { panic!("{error}") };
     assert!(matches!(error.kind, ErrorKind::UnknownHandle { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Codecs on the way to disks and back: what passes there is as short as by themselves, and comes back as from them.
+//! Tests of codecs on the way to disks and back: encoded sizes and decoded bytes are those of the codecs alone.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ fn through(disk: &Disk, raw: &[u8], coding: Coding) -> (Vec<u8>, Encoded) {
     (disk.read(&spilled, vec![0x55; raw.len()]).unwrap().wait().unwrap(), spilled.encoded())
 }
 
-/// A tensor of several kinds, one behind the other.
+/// Returns a tensor with parts of several kinds, one after the other.
 fn mixed(dtype: DType, parts: &[(usize, usize)], seed: u64) -> Vec<u8> {
     parts.iter().flat_map(|(kind, count)| tensor(dtype, *kind, *count, seed)).collect()
 }
@@ -47,7 +47,7 @@ proptest! {
     ) {
         let (_folder, disk) = disk();
         let mut raw = mixed(dtype, &parts, seed);
-        // No whole number of elements, such as bytes of a storage that has other views.
+        // This leaves a partial element, as in the bytes of a storage with other views.
         raw.truncate(raw.len().saturating_sub(cut));
         let (back, encoded) = through(&disk, &raw, by(choice.parse().unwrap(), dtype));
         prop_assert!(back == raw);
@@ -82,7 +82,7 @@ fn by_itself(codec: Codec, dtype: DType, raw: &[u8]) -> Vec<u8> {
 fn fewer_bytes_pass_and_are_counted() {
     // Half of a normal distribution is below 0.
     let (normal, half) = (tensor(DType::BF16, 2, 4 * MIB, 1), tensor(DType::BF16, 3, 4 * MIB, 1));
-    // Where nothing is known of speeds yet, the first pieces are by what gets smallest.
+    // While no speeds are known, the codec with the smallest result encodes the first pieces.
     let first = half[..2 * MIB].to_vec();
     for (choice, raw, at_most) in
         [("none", &half, 1.0), ("zeros", &half, 0.58), ("planes", &normal, 0.8), ("auto", &first, 0.58)]
@@ -119,7 +119,7 @@ fn a_mover_encodes_what_goes_to_disk_of_a_device_and_of_the_host() {
                     let mut bytes = bytes.lock().unwrap();
                     (bytes.as_mut_ptr(), bytes.len())
                 };
-                // SAFETY: a test looks at them when they are there.
+                // SAFETY: the test reads the bytes only after they have arrived.
                 (unsafe { Bytes::new(start, count, None, Arc::clone(&bytes)) }, Ok(bytes))
             }
             Some(memory) => {

@@ -1,4 +1,4 @@
-//! What goes in comes out; what was changed does not.
+//! Tests of codecs on the host: tensors come back, and changed streams are errors.
 
 use std::thread;
 
@@ -9,7 +9,7 @@ use tenure_tier::codec::{Codec, CodecError, Encoded, Reader, Writer, decode, enc
 
 use crate::tensor;
 
-/// On some threads, each taking what it takes.
+/// Runs jobs on three threads, each of which takes every third job.
 fn threads(count: usize, job: &(dyn Fn(usize) + Sync)) {
     thread::scope(|scope| {
         for first in 0..3 {
@@ -18,12 +18,12 @@ fn threads(count: usize, job: &(dyn Fn(usize) + Sync)) {
     });
 }
 
-/// What a codec makes of it in the end.
+/// Returns the bytes that decoding gives.
 fn expected(codec: Codec, raw: &[u8]) -> Vec<u8> {
     if !codec.is_lossy() {
         return raw.to_vec();
     }
-    // A last part of an element stays, filled up with zeros, an element.
+    // A partial last element is padded with zeros.
     let cast = raw.chunks(4).flat_map(|bytes| {
         let mut whole = [0; 4];
         whole[..bytes.len()].copy_from_slice(bytes);
@@ -92,7 +92,7 @@ proptest! {
         let place = at % stream.len();
         stream[place] ^= 1 << bit;
         let _ = decode(&stream, &mut into);
-        // The header and the table of a small tensor, where most is said.
+        // Most information of a small tensor is in its header and table.
         let place = at % stream.len().min(32);
         stream[place] ^= 1 << bit;
         let _ = decode(&stream, &mut into);

@@ -1,4 +1,4 @@
-//! Codecs, here and on devices.
+//! Tests of codecs on the host, on devices and on the way to disks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod devices;
@@ -7,7 +7,8 @@ mod host;
 
 use tenure_core::DType;
 
-/// Elements of kinds that tensors are made of: anything, nothing, what a normal distribution makes, that above 0, few values.
+/// Returns elements of a kind that tensors have: arbitrary bits, zeros, normally distributed, their positive part,
+/// special values, or half zeros.
 pub(crate) fn tensor(dtype: DType, kind: usize, count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut random = || {
@@ -37,7 +38,7 @@ pub(crate) fn tensor(dtype: DType, kind: usize, count: usize, seed: u64) -> Vec<
         let value = u64::from(value.to_bits());
         bits.extend_from_slice(
             &match dtype.size() {
-                // The half of a bf16.
+                // The upper half of an f32, as in bf16.
                 1 | 2 => (value >> 16).to_le_bytes(),
                 4 => value.to_le_bytes(),
                 _ => (value << 32 | value).to_le_bytes(),

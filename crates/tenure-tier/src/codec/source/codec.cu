@@ -1,8 +1,8 @@
-// Encodes and decodes as the rest of this folder does, byte for byte. The host has defined `MEASURE`, `OFFSETS`, `WRITE` or
-// `READ`, the kernel; `CODEC`, the number of the codec; and `WIDTH`, the bytes of an element.
+// Encodes and decodes as the Rust code of this folder does, byte for byte. The host defines `MEASURE`, `OFFSETS`,
+// `WRITE` or `READ`, which selects the kernel; `CODEC`, the number of the codec; and `WIDTH`, the bytes of an element.
 //
-// A group of threads has a block of elements. A thread has every 256th, so that a warp has neighbours and its ballot is a word
-// of the block's bitmap.
+// A thread block has a block of elements. A thread has every 256th, so that a warp has neighbours and its ballot is a
+// word of the block's bitmap.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -23,7 +23,7 @@ typedef unsigned long long u64;
 #define MAGIC 0x31434e54u
 #define DEVICE static __device__ __forceinline__
 
-// What the host is told, in the second word.
+// The second word of the status that the host reads.
 #define ENCODED 0
 #define RAW 1
 #define OVERFLOW 2
@@ -32,7 +32,7 @@ typedef unsigned long long u64;
 struct Params {
     u64 raw, raw_bytes;
     u64 stream, stream_bytes;
-    // Two words: bytes of the stream, and what became of it.
+    // Two words: the bytes of the stream, and one of the results above.
     u64 status;
     u64 blocks;
     u64 codec, width;
@@ -43,10 +43,10 @@ DEVICE u64 table_bytes(u64 blocks) { return (4 * blocks + UNIT - 1) / UNIT * UNI
 
 #if OFFSETS
 #define THREADS 1024
-// Blocks of a thread at once.
+// The blocks that a thread handles at once.
 #define EACH 16
 
-// Lengths become ends, by one group of threads.
+// Turns lengths into ends, in one thread block.
 extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
     __shared__ u32 sums[WARP];
     u32* const table = (u32*)(p.stream + HEADER);
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 }
 #else
 #define THREADS 256
-// Elements of a thread.
+// The elements of a thread.
 #define EACH 4
 #define WORDS (BLOCK / WARP)
 #define PLANE (BLOCK / 8)
@@ -111,7 +111,7 @@ typedef u32 T;
 typedef u64 T;
 #endif
 
-// A bitmap, and how many bits are set before each of its words and in all.
+// A bitmap, and the number of bits set before each of its words and in all.
 __shared__ u32 words[WORDS];
 __shared__ u32 before[WORDS + 1];
 
@@ -119,7 +119,7 @@ DEVICE u32 lane() { return threadIdx.x % WARP; }
 DEVICE u32 element(int i) { return i * THREADS + threadIdx.x; }
 DEVICE u32 word(int i) { return element(i) / WARP; }
 
-// What a thread has of the block, of a tensor that begins at `from`. The last block is filled up with zeros.
+// Loads a thread's elements of the block, from a tensor that begins at `from`. The last block is padded with zeros.
 DEVICE void load(const Params& p, u64 from, T x[EACH]) {
     for (int i = 0; i < EACH; i++) {
         const u64 at = (u64)blockIdx.x * BLOCK_BYTES + element(i) * WIDTH;
@@ -145,7 +145,7 @@ DEVICE void store(const Params& p, u64 to, const T x[EACH]) {
     }
 }
 
-// Counts what is in `words`.
+// Counts the bits in `words`.
 DEVICE void count_words() {
     __syncthreads();
     if (threadIdx.x < WORDS) {
@@ -171,7 +171,7 @@ DEVICE void mark(const bool is_so[EACH]) {
 
 DEVICE bool is_marked(int i) { return words[word(i)] >> lane() & 1; }
 
-// How many elements before it are marked.
+// Returns how many marked elements come before it.
 DEVICE u32 rank(int i) { return before[word(i)] + __popc(words[word(i)] & ((1u << lane()) - 1)); }
 
 DEVICE bool any(const T x[EACH]) {
@@ -181,7 +181,7 @@ DEVICE bool any(const T x[EACH]) {
 }
 
 #if CODEC == FP16 || CODEC == CSR_FP16
-// In integers: the device's own conversion forgets what a NaN carries.
+// Rounds in integers, since the device's own conversion loses a NaN's payload.
 DEVICE u16 to_half(u32 x) {
     const u32 sign = x >> 16 & 0x8000, bits = x & 0x7fffffff;
     if (bits > 0x7f800000) return sign | 0x7e00 | (bits >> 13 & 0x3ff);
@@ -270,7 +270,7 @@ DEVICE u32 highest(u32 bits) { return (1u << bits) - 1; }
 DEVICE u32 floor_of(u32 max, u32 bits) { return max > highest(bits) ? max - highest(bits) : 0; }
 DEVICE u32 length(Code code) { return HEAD + REST + PLANE * code.bits + code.exceptions; }
 
-// The shortest; of several, that with the fewest bits.
+// Chooses the shortest code; among equals, the one with the fewest bits.
 DEVICE Code choose(const T x[EACH]) {
     __shared__ u32 most[THREADS / WARP], above[MOST_BITS + 1];
     u32 max = 0;
