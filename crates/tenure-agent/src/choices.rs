@@ -1,4 +1,5 @@
-//! What becomes of each tensor: kept, moved away between its uses, computed again, or left in the slow tier.
+//! The choice of a treatment for each tensor: keep it, move it away between its uses, recompute it, or leave it in the
+//! slow tier.
 
 use std::collections::HashMap;
 
@@ -12,20 +13,21 @@ use crate::marl::ROUNDS;
 use crate::play::Play;
 use crate::policy::Policy;
 
-/// How many numbers are seen of each tensor. Whoever changes what they are changes the version of policies.
+/// The number of features of each tensor. A change of their meaning needs a new version of policies.
 pub(crate) const TENSOR_FEATURES: usize = 25;
-/// A leaning to each treatment, and to an early turn.
+/// The number of leanings of a tensor: one to each treatment, and one to an early turn. The treatment with the highest
+/// leaning is taken.
 pub(crate) const LEANINGS: usize = Treatment::ALL.len() + 1;
-/// Bids are no further from 0.
+/// The largest absolute value of a bid.
 const MOST: f64 = 30.0;
 
-/// What can be decided in a problem. Tensors of one tag, made by kernels of one name, of about one size, are a *group*: an
-/// agent that leans to one treatment or another.
+/// The possible decisions for a problem. Tensors of one tag, made by kernels of one name, of about one size, are a
+/// *group*: an agent that leans to one treatment or another.
 pub(crate) struct Choices {
-    /// What tensors come in the order of, if nobody leans to anything.
+    /// The order of tensors if no group has a leaning: higher bids come first.
     bids: Vec<f64>,
     possible: Vec<[bool; Treatment::ALL.len()]>,
-    /// The group of each tensor, and how many tensors each group has.
+    /// The group of each tensor, and the number of tensors in each group.
     groups: Vec<usize>,
     members: Vec<usize>,
     /// [`TENSOR_FEATURES`] numbers of about -1 to 1 for each tensor, one tensor after the other.
@@ -33,11 +35,12 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
-    /// At the prices that a policy comes to.
+    /// Computes the choices at the prices that a policy reaches.
     pub(crate) fn new(problem: &Problem, decoder: &Decoder<'_>, policy: &Policy) -> tenure_tensor::Result<Self> {
         let capacity = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
         let slower_ns = (0..problem.tensors().len()).map(|tensor| match decoder.slower_ns(tensor) {
-            // Kernels reach nothing else: the more they access, the more there is to lose.
+            // Kernels cannot reach any other tier, so no time is known. The more bytes they access, the more there is
+            // to lose.
             ns if ns.is_infinite() => problem.accessed_bytes(tensor) as f64,
             ns => ns,
         });
@@ -59,18 +62,18 @@ impl Choices {
         Ok(Self { features: features.map(|value| value as f32).collect(), bids, possible, groups, members })
     }
 
-    /// How many groups there are.
+    /// Returns the number of groups.
     pub(crate) fn groups(&self) -> usize {
         self.members.len()
     }
 
-    /// The group of a tensor.
+    /// Returns the group of a tensor.
     pub(crate) fn group(&self, tensor: usize) -> usize {
         self.groups[tensor]
     }
 
-    /// What is done by [`LEANINGS`] of each tensor. Of treatments that it leans to equally, the first is taken: that it is
-    /// kept.
+    /// Returns the decisions that the leanings give, [`LEANINGS`] numbers for each tensor. Among treatments with equal
+    /// leanings it takes the first, which is to keep the tensor.
     pub(crate) fn decide(&self, leanings: &[f64]) -> Decisions {
         let lean = |tensor: usize, to: usize| leanings[tensor * LEANINGS + to];
         let turn = LEANINGS - 1;
@@ -84,14 +87,14 @@ impl Choices {
         Decisions { priorities, treatments: tensors.map(treatment).collect() }
     }
 
-    /// Leanings of tensors, each with the offsets of its group.
+    /// Adds to each tensor's leanings the offsets of its group.
     pub(crate) fn offset(&self, leanings: &[f32], offsets: &[f64]) -> Vec<f64> {
         let own = |group: &usize| &offsets[group * LEANINGS..(group + 1) * LEANINGS];
         let offsets = self.groups.iter().flat_map(own);
         leanings.iter().zip(offsets).map(|(leaning, offset)| f64::from(*leaning) + offset).collect()
     }
 
-    /// A direction of offsets as one of leanings: each member of a group goes its share of the way.
+    /// Converts a direction of offsets to one of leanings: each member of a group takes an equal share.
     pub(crate) fn shares(&self, direction: &[f64]) -> Vec<f32> {
         let share = |group: &usize| {
             let all = &direction[group * LEANINGS..(group + 1) * LEANINGS];
@@ -102,7 +105,7 @@ impl Choices {
     }
 }
 
-/// The group of each tensor, and how many each group has.
+/// Returns the group of each tensor, and the number of tensors in each group.
 fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
     let mut maker = vec![""; problem.tensors().len()];
     for kernel in problem.kernels().iter().rev() {
@@ -124,19 +127,20 @@ fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
     (groups, members)
 }
 
-/// What is known of a problem's tensors before anything is played.
+/// The features of a problem's tensors before any plan is tried.
 struct Seen<'a> {
     problem: &'a Problem,
     market: &'a Market<'a>,
     slower_ns: &'a [f64],
-    /// When kernels begin and the last ends.
+    /// The times in ns at which kernels begin and the last ends.
     begins: Vec<f64>,
-    /// Of each tensor the longest time between two uses: from a kernel to before another.
+    /// The longest gap in time between two uses of each tensor: from the kernel after one use to the kernel of the
+    /// next.
     gaps: Vec<(usize, usize)>,
     uses: Vec<usize>,
-    /// Of kernels up to each.
+    /// Running sums of the kernels' prices.
     price_sums: Vec<f64>,
-    /// What all tensors see alike.
+    /// The features that are the same for all tensors.
     all: Vec<f64>,
 }
 
@@ -163,7 +167,7 @@ impl<'a> Seen<'a> {
         seen
     }
 
-    /// How much there is to win, and at what cost.
+    /// Returns the features of the whole problem: possible gains and their costs.
     fn of_all(&self) -> Vec<f64> {
         let all_ns = self.begins[self.begins.len() - 1].max(1.0);
         let gone = (0..self.gaps.len()).filter(|tensor| self.gaps[*tensor].1 > 0);
@@ -220,7 +224,7 @@ impl<'a> Seen<'a> {
         self.price_sums[kernels.1] - self.price_sums[kernels.0]
     }
 
-    /// To go away and come back.
+    /// Returns the time in ns to move a tensor away and back.
     fn link_ns(&self, tensor: usize) -> f64 {
         let links = self.problem.links().iter().enumerate().filter(|(_, link)| link.from == 0 || link.to == 0).take(2);
         let ns = |(number, link): (usize, &Link)| {
@@ -230,7 +234,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Of up to 0, 1, 2, ... values.
+/// Returns the running sums of the first 0, 1, 2, ... values.
 fn sums(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut sums = vec![0.0];
     for value in values {
@@ -255,7 +259,7 @@ mod tests {
     #[test]
     fn what_is_seen_of_tensors_is_finite() {
         let mut parts = Family::Layered.contended(3).unwrap().told.into_parts();
-        // Nothing to move, and nothing to compute again.
+        // There is nothing to move and nothing to recompute.
         for tensor in parts.tensors.iter_mut().filter(|tensor| tensor.recompute.is_some()) {
             (tensor.bytes, tensor.recompute) = (0, Some(Recompute { time_ns: 0, inputs: vec![] }));
         }

@@ -1,31 +1,31 @@
-//! What sellers see.
+//! The features that sellers see.
 
 use crate::market::{Demand, Market};
 
-/// How many numbers each seller sees. Whoever changes what they are changes the version of policies.
+/// The number of features of each seller. A change of their meaning needs a new version of policies.
 pub(crate) const FEATURES: usize = 18;
 
-/// What has been in the rounds so far.
+/// The state of the market after the rounds so far.
 pub(crate) struct Scene<'a> {
     pub(crate) market: &'a Market<'a>,
     pub(crate) log_prices: &'a [f64],
     pub(crate) demand: &'a Demand,
-    /// What was taken in the round before.
+    /// The room taken in the round before.
     pub(crate) taken: &'a [f64],
-    /// How prices changed in the round before.
+    /// The changes of prices in the round before.
     pub(crate) changes: &'a [f64],
     pub(crate) round: usize,
 }
 
 impl Scene<'_> {
-    /// [`FEATURES`] numbers of about -1 to 1 for each kernel, one kernel after the other.
+    /// Returns [`FEATURES`] numbers of about -1 to 1 for each kernel, one kernel after the other.
     pub(crate) fn features(&self) -> Vec<f32> {
         let kernels = self.market.kernels();
         let Demand { wanted, wavering, tempted } = self.demand;
         let pressure = &self.market.pressure;
         let peak = pressure.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let excess: Vec<f64> = wanted.iter().map(|wanted| (wanted - 1.0).clamp(-1.0, 1.0)).collect();
-        // A kernel that could not be filled at any price is no seller's fault.
+        // A kernel whose tensors do not fill the tier at any price lacks no demand.
         let lack: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - wanted[at].min(1.0)).collect();
         let near = (kernels / 100).max(1);
         let [near_excess, far_excess] = [near, 8 * near].map(|width| smooth(&excess, width));
@@ -68,7 +68,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Of each place the mean of what is no further than `width` away.
+/// Returns for each place the mean of the values at most `width` away.
 fn smooth(values: &[f64], width: usize) -> Vec<f64> {
     let mut sums = vec![0.0];
     let mut sum = 0.0;

@@ -1,11 +1,12 @@
-//! Placement that was learned, and planners as a process: [`serve`].
+//! A learned planner, and planners as a process: [`serve`].
 //!
-//! A problem is a *market*. At each kernel a *seller* asks a price for the room in the fast tier, and each tensor, a *buyer*,
-//! wants room all its life if that is worth the sum of the prices. All sellers share the weights of one small network, which
-//! sees what is wanted of each and says how its price changes; a round of the market is one plan. Where tensors may move or
-//! be computed again, *groups* of tensors share another network, which sees what each costs at these prices and says what it
-//! leans to. A [`Policy`] is both. [`train`](train::train) teaches it on made-up problems, and the planner [`Marl`] uses what
-//! was learned on any other. A [`Learner`] corrects what a problem tells by times that its program reports.
+//! A problem is treated as a *market*. At each kernel a *seller* sets a price for room in the fast tier. Each tensor is
+//! a *buyer*, which wants room for its whole life if that is worth the sum of the prices. All sellers share the weights
+//! of one small network, which sees the demand at each kernel and returns the change of its price; a round of the
+//! market is one plan. Where tensors may move or be recomputed, *groups* of tensors share another network. It sees the
+//! costs of each tensor at these prices and returns a leaning to each treatment. A [`Policy`] is both networks.
+//! [`train`](train::train) trains it on made-up problems, and the planner [`Marl`] applies it to any other. A
+//! [`Learner`] corrects a problem's costs by times that its program reports.
 #![forbid(unsafe_code)]
 
 mod choices;

@@ -1,4 +1,4 @@
-//! Locks beside files: one agent for each, however it ends.
+//! Lock files, by which only one agent uses a file. A lock ends with its process, however that ends.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -7,13 +7,13 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Takes the lock `path.lock`, which is held until the returned file is dropped; none if another process has it. The lock's
-/// file stays: removing one races with taking it.
+/// Takes the lock `path.lock`, which is held until the returned file is dropped. Returns `None` if another process has
+/// it. The lock's file stays: removing it would race with another process that takes it.
 pub(crate) fn take_beside(path: &Path) -> io::Result<Option<File>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let mut options = File::options();
-    // Nobody's link, and no pipe to wait for.
+    // Does not follow a link, and does not wait for a pipe.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits() as i32);
     let file = options.open(&name)?;

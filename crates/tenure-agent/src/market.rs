@@ -1,46 +1,46 @@
-//! The market: prices of room, what tensors ask for at these prices, and what they get.
+//! The market: prices of room, the tensors' bids at these prices, and the room that they get.
 
 use tenure_plan::{Placement, Problem};
 
-/// A problem as sellers and buyers see it. Nothing here depends on units: neither bytes nor the number of kernels.
+/// A problem as sellers and buyers see it. It depends neither on the unit of bytes nor on the number of kernels.
 pub(crate) struct Market<'a> {
     problem: &'a Problem,
     capacity_bytes: u64,
-    /// Tensors for which something is won.
+    /// The tensors for which room is worth something.
     pub(crate) buyers: Vec<Buyer>,
-    /// Bytes of all tensors over the capacity, at each kernel.
+    /// The bytes of all live tensors divided by the capacity, at each kernel.
     pub(crate) pressure: Vec<f64>,
 }
 
 /// A tensor that may get room.
 pub(crate) struct Buyer {
     pub(crate) tensor: usize,
-    /// The kernels of its life: from the first to before the end.
+    /// The kernels of its life, from `begin` to before `end`.
     pub(crate) begin: usize,
     pub(crate) end: usize,
-    /// Bytes over the capacity.
+    /// Bytes divided by the capacity.
     pub(crate) size: f64,
-    /// What is won if it gets room, over the capacity.
+    /// The worth of room for it, divided by the capacity.
     pub(crate) worth: f64,
-    /// The logarithm of what is won for each byte.
+    /// The logarithm of the worth per byte.
     pub(crate) log_worth: f64,
 }
 
-/// What is asked of each seller at some prices, over the capacity.
+/// The demand at each kernel for some prices, divided by the capacity.
 pub(crate) struct Demand {
-    /// Bytes of all buyers to whom their room is worth its price.
+    /// The bytes of all buyers for which room is worth its price.
     pub(crate) wanted: Vec<f64>,
-    /// Of these, bytes that are worth less than [`NEAR`] times the price.
+    /// The part of `wanted` that is worth less than [`NEAR`] times the price.
     pub(crate) wavering: Vec<f64>,
-    /// Bytes that are not wanted, and would be if prices were lower by that factor.
+    /// The bytes that are not wanted, but would be if prices were lower by a factor of [`NEAR`].
     pub(crate) tempted: Vec<f64>,
 }
 
-/// What is close to a price.
+/// The factor within which a worth is close to a price.
 const NEAR: f64 = 1.3;
 
 impl<'a> Market<'a> {
-    /// `worth` is what is won if a tensor is in the fast tier, in any unit.
+    /// Creates the market of a problem. `worth` returns the gain if a tensor is in the fast tier, in any unit.
     pub(crate) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64) -> Self {
         let capacity = capacity_bytes.max(1) as f64;
         let buyer = |tensor: usize| {
@@ -64,8 +64,8 @@ impl<'a> Market<'a> {
         self.pressure.len()
     }
 
-    /// One price for all kernels, at which as much is wanted all in all as there is. With it, buyers come in the order of
-    /// the density rule.
+    /// Returns one price for all kernels, at which the total demand matches the supply. At this price, buyers come in
+    /// the order of the density rule.
     pub(crate) fn uniform_log_prices(&self) -> Vec<f64> {
         let supply: f64 = self.pressure.iter().map(|pressure| pressure.min(1.0)).sum();
         let mut bids: Vec<(f64, f64)> = (self.buyers.iter())
@@ -84,7 +84,8 @@ impl<'a> Market<'a> {
         vec![log_price; self.kernels()]
     }
 
-    /// The logarithm of what a byte of each buyer is worth over the sum of prices that it pays: above 0 if it wants room.
+    /// Returns each buyer's bid: the logarithm of its worth per byte over the sum of the prices it pays. A buyer wants
+    /// room if its bid is above 0.
     pub(crate) fn bids(&self, log_prices: &[f64]) -> Vec<f64> {
         let mut sums = Vec::with_capacity(log_prices.len() + 1);
         let mut sum = 0.0;
@@ -116,7 +117,8 @@ impl<'a> Market<'a> {
         Demand { wanted: sum(0.0, f64::INFINITY), wavering: sum(0.0, near), tempted: sum(-near, 0.0) }
     }
 
-    /// Room for the highest bids first, each if it fits, and what is left for what wins nothing.
+    /// Gives room to buyers in the order of their bids, each if it fits, and the rest to tensors that gain nothing from
+    /// it.
     pub(crate) fn place(&self, bids: &[f64]) -> Placement {
         let mut order: Vec<usize> = (0..bids.len()).collect();
         order.sort_by(|left, right| bids[*right].total_cmp(&bids[*left]));
@@ -125,19 +127,19 @@ impl<'a> Market<'a> {
         Placement::first_fit(self.problem, order.chain(others), self.capacity_bytes)
     }
 
-    /// Bytes that are taken at each kernel, over the capacity.
+    /// Returns the bytes taken at each kernel, divided by the capacity.
     pub(crate) fn taken(&self, placement: &Placement) -> Vec<f64> {
         let live = self.problem.live_bytes(|tensor| placement.is_fast(tensor));
         live.into_iter().map(|bytes| bytes as f64 / self.capacity()).collect()
     }
 
-    /// Bytes of the fast tier.
+    /// Returns the capacity of the fast tier in bytes.
     pub(crate) fn capacity(&self) -> f64 {
         self.capacity_bytes.max(1) as f64
     }
 
-    /// What no placement's score surpasses: at these prices, what buyers gain and sellers get at most (the Lagrangian
-    /// dual). It holds for any prices, and is the lower the closer they are to the best.
+    /// Returns an upper bound of every placement's score: the most that buyers gain and sellers get at these prices
+    /// (the Lagrangian dual). It holds for any prices, and gets lower the closer they are to the best.
     pub(crate) fn bound(&self, log_prices: &[f64]) -> f64 {
         let surplus = |(buyer, bid): (&Buyer, f64)| buyer.worth * (1.0 - (-bid).exp()).max(0.0);
         let surplus: f64 = self.buyers.iter().zip(self.bids(log_prices)).map(surplus).sum();

@@ -1,4 +1,4 @@
-//! The planner that has learned.
+//! The learned planner.
 
 use tenure_plan::planner::{Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
 use tenure_plan::{PlanError, Problem};
@@ -11,47 +11,47 @@ use crate::play::Play;
 use crate::policy::{Policy, PolicyError};
 use crate::random::{normal, uniform};
 
-/// Rounds of the market for which sellers are trained: after these, prices have settled.
+/// The number of rounds that sellers are trained for: after these, prices have settled.
 pub(crate) const ROUNDS: usize = 8;
-/// How unsure buyers are of what room is worth when prices have settled, in turn.
+/// The standard deviations of the noise added to bids after prices have settled, used in turn.
 const DOUBTS: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
-/// How many groups, or tensors, try something else at once, on average.
+/// The mean number of groups, or tensors, that try something else at once.
 const TRYING: f64 = 3.0;
-/// How far groups go, and how far tensors do.
+/// The standard deviations of the changes that groups and tensors try.
 const GROUP_SPREAD: f64 = 1.0;
 const TENSOR_SPREAD: f64 = 2.0;
-/// A score this close to its bound is at it.
+/// A score this close to its bound counts as reaching it.
 const ROUNDING: f64 = 1e-9;
-/// Evaluations, if nobody says how many.
+/// The default number of evaluations.
 const EVALUATIONS: u64 = 400;
 
-/// Plans by a [`Policy`], with no solver. Where tensors stay where they are, sellers and buyers find a placement between them,
-/// one in each round. Where they move, groups of tensors begin with what they have learned, and try what else is good here:
-/// of what was told, costs may be others in truth.
+/// A planner that applies a [`Policy`], without a solver. Where tensors stay where they are, sellers and buyers find a
+/// placement, one in each round. Where they move, groups of tensors begin with their learned leanings and try other
+/// treatments, since true costs may differ from the problem's.
 pub struct Marl {
     policy: Policy,
 }
 
 impl Marl {
-    /// By this policy.
+    /// Creates a planner with this policy.
     pub fn new(policy: Policy) -> Self {
         Self { policy }
     }
 
-    /// By the policy that comes with the crate.
+    /// Creates a planner with the policy that comes with the crate.
     ///
     /// # Errors
-    /// No memory.
+    /// There is not enough memory.
     pub fn trained() -> Result<Self, PolicyError> {
         Policy::trained().map(Self::new)
     }
 
-    /// Tries plans as long as `evaluator` allows. It may judge by another problem than the one that is told: by the truth,
-    /// where times are not known well. Returns what no plan in which tensors stay where they are can surpass, as
+    /// Tries plans as long as `evaluator` allows. It may judge by another problem than `told`: by true times, where
+    /// `told` only has estimates. Returns an upper bound of the score of plans in which tensors stay where they are, as
     /// [`Planned::bound`].
     ///
     /// # Errors
-    /// No memory; [`PlanError::NoTiers`].
+    /// There is not enough memory; [`PlanError::NoTiers`].
     pub fn search(
         &self,
         told: &Problem,
@@ -71,9 +71,9 @@ impl Marl {
         }
     }
 
-    /// One round of the market is one plan; when prices have settled, the order of the density rule is another. Sellers have
-    /// learned to come close in few rounds, and would stay that close: from then on prices follow the demand, and buyers are
-    /// unsure. Returns the lowest bound that prices gave.
+    /// Plays the market: each round gives one plan, and once prices have settled, the density rule gives another.
+    /// Sellers have learned to get close in few rounds, and would get no closer: from then on prices follow the demand,
+    /// and buyers' bids get noise. Returns the lowest bound that prices gave.
     fn place(
         &self,
         market: &Market<'_>,
@@ -82,7 +82,7 @@ impl Marl {
     ) -> tenure_tensor::Result<f64> {
         let mut play = Play::new(market);
         let (mut best, mut bound) = (0.0_f64, 1.0_f64);
-        // Prices go up and down around the best: their mean is closer.
+        // Prices go up and down around the best ones: their mean is closer.
         let mut sums = vec![0.0; market.kernels()];
         for round in 0_usize.. {
             let placement = match round.checked_sub(ROUNDS) {
@@ -107,8 +107,8 @@ impl Marl {
         Ok(bound)
     }
 
-    /// First the plan of what each tensor leans to; then a few try to lean to something else, and stay with it if the plan is
-    /// as good.
+    /// Evaluates the plan of the learned leanings. Then changes the leanings of a few groups or tensors at a time, and
+    /// keeps a change if its plan is no worse.
     fn schedule(
         &self,
         told: &Problem,
@@ -131,7 +131,7 @@ impl Marl {
     }
 }
 
-/// Other leanings of a few groups, each as one, or of a few tensors, each for itself.
+/// Returns changed leanings: of a few groups, each as a whole, or of a few single tensors.
 fn vary(choices: &Choices, leanings: &[f64], generator: &Generator) -> Vec<f64> {
     let few = |of: usize, spread: f64| -> Vec<Option<[f64; LEANINGS]>> {
         let share = TRYING / of.max(1) as f64;

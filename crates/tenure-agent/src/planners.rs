@@ -1,12 +1,12 @@
-//! The planners that there are.
+//! The list of planners.
 
 use tenure_plan::Rule;
 use tenure_plan::planner::{Evolutionary, FlashNeuron, Planner, Scheduled, milp};
 
 use crate::{Marl, Policy};
 
-/// All planners of this build, in the order of reports, each with a line about it: `milp` only with that feature. `policy` is
-/// that of [`Marl`].
+/// Returns all planners of this build in the order of reports, each with a line that describes it. `milp` is there only
+/// with that feature. [`Marl`] uses `policy`.
 pub fn planners(policy: Policy) -> Vec<(Box<dyn Planner + Send + Sync>, &'static str)> {
     let mut planners: Vec<(Box<dyn Planner + Send + Sync>, &str)> = vec![
         (Box::new(Rule::FirstTouch), "tensors in the order in which they come to be"),

@@ -1,4 +1,4 @@
-//! Networks that agents share, and their files.
+//! The networks that agents share, and their files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use tenure_tensor::{Tensor, autograd};
 use crate::choices::{LEANINGS, TENSOR_FEATURES};
 use crate::features::FEATURES;
 
-/// The form of policies: what they see and say. Written to files; another is refused.
+/// The format of policies: their inputs and outputs. It is written to files, and files of another format are refused.
 const FORMAT: &str = "tenure-policy 1: 18 numbers of a kernel, its price; 25 of a tensor, 5 leanings";
 const FORMAT_KEY: &str = "format";
 const HIDDEN: usize = 32;
 
-/// How sellers change their prices, and what tensors lean to: two small networks, which all sellers and all tensors share.
+/// Two small networks: one, shared by all sellers, changes prices; one, shared by all tensors, gives leanings.
 pub struct Policy {
     prices: Sequential,
     pub(crate) leanings: Sequential,
@@ -28,10 +28,10 @@ pub struct Policy {
 module!(Policy { prices, leanings });
 
 impl Policy {
-    /// One that has learned nothing.
+    /// Creates an untrained policy.
     ///
     /// # Errors
-    /// No memory.
+    /// There is not enough memory.
     pub fn new(seed: u64) -> tenure_nn::Result<Self> {
         let generator = Generator::new(seed);
         let scope = Scope::new(&generator);
@@ -41,30 +41,31 @@ impl Policy {
         })
     }
 
-    /// One that never changes a price, and leans to nothing: tensors get room in the order of the density rule.
+    /// Creates a policy that never changes a price and has no leanings: tensors get room in the order of the density
+    /// rule.
     ///
     /// # Errors
-    /// No memory.
+    /// There is not enough memory.
     pub fn density() -> tenure_nn::Result<Self> {
         let policy = Self::new(0)?;
         autograd::no_grad(|| policy.parameters().iter().try_for_each(|parameter| parameter.zero_()))?;
         Ok(policy)
     }
 
-    /// The change of each seller's price, in logarithms: a vector. `features` has a row for each.
+    /// Returns the change of the logarithm of each seller's price, as a vector. `features` has a row for each seller.
     ///
     /// # Errors
-    /// No memory.
+    /// There is not enough memory.
     pub(crate) fn changes(&self, features: Vec<f32>) -> tenure_tensor::Result<Tensor> {
         let rows = features.len() / FEATURES;
         let features = Tensor::from_vec(features, &[rows, FEATURES])?;
         self.prices.forward(&features)?.reshape(&[rows as isize])
     }
 
-    /// How each tensor leans, a row for each.
+    /// Returns each tensor's leanings, one row per tensor.
     ///
     /// # Errors
-    /// No memory.
+    /// There is not enough memory.
     pub(crate) fn leanings(&self, features: &[f32]) -> tenure_tensor::Result<Tensor> {
         let rows = features.len() / TENSOR_FEATURES;
         self.leanings.forward(&Tensor::from_slice(features, &[rows, TENSOR_FEATURES])?)
@@ -80,7 +81,7 @@ fn network(scope: &Scope, inputs: usize, outputs: usize) -> tenure_tensor::Resul
         .then(scope, |at| Linear::new(at, HIDDEN, outputs))
 }
 
-/// Why there is no policy. Always one line.
+/// The reason why a policy cannot be read or written. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -89,39 +90,39 @@ pub enum PolicyError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The bytes are no safetensors.
+    /// The bytes are not in the safetensors format.
     #[error("no policy: {0}")]
     Safetensors(#[from] SafeTensorError),
-    /// A policy that sees or says something else.
+    /// The policy has other inputs or outputs.
     #[error("a policy of the form {found:?}, and this program has {FORMAT:?}: train it anew")]
     Format {
-        /// The file's.
+        /// The format of the file.
         found: String,
     },
-    /// A number is none, or without end.
+    /// A value is NaN or infinite.
     #[error("no policy: {name} has what is no finite number: train it anew")]
     NotFinite {
         /// The tensor.
         name: String,
     },
-    /// Other tensors than the network's, or no memory for it.
+    /// The tensors are not those of the networks, or there is not enough memory for them.
     #[error("no policy: {0}")]
     Network(#[from] tenure_nn::Error),
 }
 
 impl Policy {
-    /// The one that comes with the crate: what [`train`](crate::train::train) makes by default.
+    /// Returns the policy that comes with the crate, which [`train`](crate::train::train) makes with default options.
     ///
     /// # Errors
-    /// No memory.
+    /// There is not enough memory.
     pub fn trained() -> Result<Self, PolicyError> {
         Self::from_bytes(include_bytes!("policy.safetensors"))
     }
 
-    /// Reads what [`write`](Self::write) wrote.
+    /// Reads a file that [`write`](Self::write) wrote.
     ///
     /// # Errors
     /// [`PolicyError`].
@@ -135,7 +136,7 @@ impl Policy {
         Self::from_bytes(&bytes)
     }
 
-    /// The policy that a file's bytes are.
+    /// Reads a policy from a file's bytes.
     ///
     /// # Errors
     /// [`PolicyError`].
@@ -160,7 +161,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Writes it as safetensors. The file appears whole or not at all.
+    /// Writes the policy as safetensors. The file is written atomically.
     ///
     /// # Errors
     /// [`PolicyError::Network`], with the path.

@@ -138,7 +138,7 @@ struct Draft {
     weights: HashMap<String, Vec<usize>>,
     /// The module of the last kernel.
     module: String,
-    /// Of each event: the tensor and the bytes that came with it.
+    /// The tensor and the bytes that each event allocated, if it did.
     came: Vec<Option<(usize, u64)>>,
     last_ns: u64,
     /// The first kernel that writes a gradient.

@@ -38,9 +38,9 @@ pub struct Report {
 /// The contents of a tier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TierReport {
-    /// Its name in the mapping.
+    /// The tier's name in the mapping.
     pub name: String,
-    /// What it is, in words.
+    /// A description of the tier's memory.
     pub nature: String,
     /// Whether the tier only emulates persistent memory.
     pub is_emulated: bool,

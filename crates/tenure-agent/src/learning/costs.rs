@@ -1,9 +1,9 @@
-//! Costs as they are met: those that a problem tells, corrected by measured times.
+//! Costs of kernels and accesses: a problem's estimates, corrected by measured times.
 //!
 //! A kernel takes its time in the fastest tier, and longer for each access to a slower one. Measured times are sums of
-//! these parts. Parts that are alike (kernels of one name; accesses of one direction and size to one tier) share a factor,
-//! and each kernel and each tensor may differ from its kind. The factors are those of a ridge regression: the most likely
-//! ones, if measured times are a few per cent off and told costs are off by a factor of about two.
+//! these parts. Similar parts (kernels of one name; accesses of one direction and size to one tier) share a factor, and
+//! each kernel and each tensor may differ from its kind. A ridge regression fits the factors: they are the most likely
+//! ones if measured times are a few per cent off and estimated costs are off by a factor of about two.
 
 use std::collections::HashMap;
 
@@ -12,31 +12,32 @@ use tenure_plan::{Problem, ProblemError};
 
 use super::Observation;
 
-/// How far measured times are off: standard deviation, as a share of the time.
+/// The error of measured times: standard deviation as a share of the time.
 const NOISE: f64 = 0.03;
-/// And in any case, in ns: clocks and interrupts.
+/// The additional error in ns that is always there, from clocks and interrupts.
 const JITTER_NS: f64 = 100.0;
-/// How far told costs of a kind are off, and members of a kind from it: standard deviations of factors. Kernels of one name
-/// are much alike; accesses to one tensor may go to and fro, and take several times as long as those to another.
+/// The errors of a kind's estimated costs, and of its members: standard deviations of factors. Kernels of one name are
+/// much alike. Accesses to one tensor may be in random order and take several times as long as those to another.
 const KIND_SPREAD: f64 = 1.0;
 const KERNEL_SPREAD: f64 = 0.3;
 const TENSOR_SPREAD: f64 = 1.0;
-/// Rounds in which each factor is fitted to what the others leave.
+/// The number of rounds in which each factor is fitted to the rest that the others leave.
 const SWEEPS: usize = 60;
-/// The share of its cost that an access is hoped to have if none of its tensor was measured in that tier.
+/// The optimistic share of its cost that an access has if none of its tensor was measured in that tier.
 const HOPED_SHARE: f64 = 0.5;
-/// An access costs no less than this share of what was told.
+/// The least factor of an access's estimated cost.
 const LEAST_FACTOR: f64 = 0.01;
-/// Costs of all accesses as bytes, so that rounding does not matter and no sum passes 64 bits.
+/// The sum of all costs as bytes: large enough that rounding does not matter, small enough that no sum exceeds 64 bits.
 const ALL_COSTS: f64 = 1e15;
 
-/// The kernels or accesses that share a factor.
+/// A factor of the regression, shared by some kernels or accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Factor<'a> {
-    /// Kernels of one name, and one of them.
+    /// All kernels of one name, and one single kernel.
     Name(&'a str),
     Kernel(usize),
-    /// Accesses to a tier, in one direction, of one size, and in one direction of one tensor.
+    /// All accesses to a tier in one direction and of one size class, and all accesses to a tier in one direction of
+    /// one tensor.
     Accesses {
         tier: usize,
         is_write: bool,
@@ -55,7 +56,7 @@ impl Factor<'_> {
     }
 }
 
-/// Costs of a problem's kernels and accesses, as they were measured.
+/// Costs of a problem's kernels and accesses, corrected by measurements.
 #[derive(Clone)]
 pub(super) struct Costs<'a> {
     problem: &'a Problem,
@@ -65,14 +66,14 @@ pub(super) struct Costs<'a> {
     unmeasured_share: f64,
 }
 
-/// One measured time: the factors that it is a sum of, with what each is multiplied by, in ns.
+/// One measured time: the factors of its parts, each with its estimated ns.
 struct Row {
     parts: Vec<(usize, f64)>,
     measured_ns: f64,
 }
 
 impl<'a> Costs<'a> {
-    /// Fits factors as long as `may_go_on` says so: fewer rounds find less exact ones.
+    /// Fits factors as long as `may_go_on` returns true. Fewer rounds give less exact factors.
     pub(super) fn fit(problem: &'a Problem, observations: &[Observation], may_go_on: &mut dyn FnMut() -> bool) -> Self {
         let mut costs = Self { problem, numbers: HashMap::new(), values: Vec::new(), unmeasured_share: 1.0 };
         let rows: Vec<Row> = observations.iter().flat_map(|observation| costs.rows(observation)).collect();
@@ -100,16 +101,17 @@ impl<'a> Costs<'a> {
         costs
     }
 
-    /// The same, but lower for accesses of which nothing is known but what was told, and what others of their kind cost.
+    /// Returns the same costs, but lower ones for accesses that were never measured: those that rest only on the
+    /// estimate and on others of their kind.
     pub(super) fn hoped(&self) -> Self {
         Self { unmeasured_share: HOPED_SHARE, ..self.clone() }
     }
 
-    /// The problem with what each access costs more in slower tiers than in the first in place of its bytes. So the best
+    /// Returns the problem with the bytes of each access replaced by its additional cost in slower tiers. So the best
     /// score is the least time.
     ///
     /// # Errors
-    /// None that is known of: [`ProblemError`] if that were no problem.
+    /// [`ProblemError`] if the result were not a problem, which cannot happen as far as is known.
     pub(super) fn problem(&self) -> Result<Problem, ProblemError> {
         let shares = slower_shares(self.problem);
         let cost_ns = |access| shares.iter().map(|(tier, share)| share * self.cost_ns(*tier, access)).sum::<f64>();
@@ -125,7 +127,7 @@ impl<'a> Costs<'a> {
         Problem::new(parts)
     }
 
-    /// Nanoseconds of a step whose tensors live in these tiers.
+    /// Returns the time in ns of a step with tensors in these tiers.
     pub(super) fn step_ns(&self, places: &[usize]) -> f64 {
         let kernel_ns = |(number, kernel): (usize, &'a Kernel)| {
             let own = self.value(Factor::Name(&kernel.name), 1.0) + self.value(Factor::Kernel(number), 0.0);
@@ -136,7 +138,7 @@ impl<'a> Costs<'a> {
         self.problem.kernels().iter().enumerate().map(kernel_ns).sum()
     }
 
-    /// The factor's number. Told costs are taken for true at first.
+    /// Returns the number of a factor. A new factor takes the estimate for true.
     fn number(&mut self, factor: Factor<'a>) -> usize {
         let next = self.values.len();
         let number = *self.numbers.entry(factor).or_insert(next);
@@ -146,7 +148,7 @@ impl<'a> Costs<'a> {
         number
     }
 
-    /// Each factor's value if nothing was measured, and how far it may be from that.
+    /// Returns each factor's value without measurements, and its standard deviation.
     fn priors(&self) -> Vec<(f64, f64)> {
         let mut priors = vec![(0.0, 0.0); self.values.len()];
         for (factor, number) in &self.numbers {
@@ -159,7 +161,7 @@ impl<'a> Costs<'a> {
         priors
     }
 
-    /// A row for each kernel.
+    /// Returns a row for each kernel.
     fn rows(&mut self, observation: &Observation) -> Vec<Row> {
         let kernels = self.problem.kernels().iter().enumerate();
         let row = |(number, kernel): (usize, &'a Kernel)| Row {
@@ -169,7 +171,7 @@ impl<'a> Costs<'a> {
         kernels.map(row).collect()
     }
 
-    /// The parts that a kernel's time is the sum of.
+    /// Returns the parts whose sum is a kernel's time.
     fn parts(&mut self, observation: &Observation, number: usize, kernel: &'a Kernel) -> Vec<(usize, f64)> {
         let own_ns = own_ns(self.problem, kernel);
         let mut parts =
@@ -184,29 +186,29 @@ impl<'a> Costs<'a> {
         parts
     }
 
-    /// Nanoseconds that an access takes longer in a tier than in the first.
+    /// Returns the additional time in ns of an access in a tier, compared with the first tier.
     fn cost_ns(&self, tier: usize, access: KernelAccess) -> f64 {
         let [kind, tensor] = access.factors(tier);
         let share = if self.numbers.contains_key(&tensor) { 1.0 } else { self.unmeasured_share };
         share * access.told_ns(self.problem, tier) * (self.value(kind, 1.0) + self.value(tensor, 0.0)).max(LEAST_FACTOR)
     }
 
-    /// A factor; `told` if nothing that was measured has it.
+    /// Returns the value of a factor, or `told` if no measurement has it.
     fn value(&self, factor: Factor<'_>, told: f64) -> f64 {
         self.numbers.get(&factor).map_or(told, |number| self.values[*number])
     }
 }
 
-/// Nanoseconds of a kernel in the fastest tier, as the problem tells: no less than its accesses take there, since recordings
-/// do not know what the last kernel of a step takes.
+/// Returns a kernel's time in ns in the fastest tier, as the problem says: no less than its accesses take there, since
+/// recordings do not know the time of a step's last kernel.
 fn own_ns(problem: &Problem, kernel: &Kernel) -> f64 {
     let fastest = &problem.tiers()[0];
     let accesses_ns = accesses(kernel).map(|access| access.bytes_ns(fastest)).fold(0.0, f64::max);
     accesses_ns.max(kernel.time_ns as f64).max(1.0)
 }
 
-/// Slower tiers that kernels reach, and the shares of the bytes beyond the first tier that they hold when each is filled
-/// before the next.
+/// Returns the slower tiers that kernels reach, each with its share of the bytes beyond the first tier if each tier is
+/// filled before the next.
 fn slower_shares(problem: &Problem) -> Vec<(usize, f64)> {
     let first_bytes = problem.tiers().first().and_then(|tier| tier.capacity).unwrap_or(u64::MAX);
     let all = problem.peak_bytes().saturating_sub(first_bytes).max(1);
@@ -247,8 +249,8 @@ impl KernelAccess {
         [Factor::Accesses { tier, is_write, size }, Factor::Tensor { tier, is_write, tensor }]
     }
 
-    /// Nanoseconds that it takes longer in a tier than in the first, as the problem tells. A tier that is said to be as fast
-    /// costs a little all the same: what costs nothing cannot be corrected by a factor.
+    /// Returns the additional time in ns of an access in a tier, compared with the first, as the problem says. A tier
+    /// that is said to be as fast still costs a little: a cost of zero could not be corrected by a factor.
     fn told_ns(self, problem: &Problem, tier: usize) -> f64 {
         let (fastest, tier) = (&problem.tiers()[0], &problem.tiers()[tier]);
         let fastest_ns = self.bytes_ns(fastest);
@@ -256,7 +258,7 @@ impl KernelAccess {
         let waits_ns = tier.latency_ns.saturating_sub(fastest.latency_ns) as f64;
         slower_ns.max(0.1 * fastest_ns) + waits_ns
     }
-    /// Nanoseconds that its bytes take at a tier's bandwidth.
+    /// Returns the time in ns that its bytes take at a tier's bandwidth.
     fn bytes_ns(self, tier: &Tier) -> f64 {
         let bandwidth = if self.is_write { tier.write_bandwidth } else { tier.read_bandwidth };
         self.access.bytes as f64 * 1e9 / bandwidth as f64

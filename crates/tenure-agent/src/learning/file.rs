@@ -1,4 +1,4 @@
-//! The file of a learner: JSON, with a version, written whole or not at all.
+//! The file of a learner: JSON with a version, replaced atomically.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, Permissions};
@@ -17,7 +17,7 @@ use crate::lock;
 const FORMAT: &str = "tenure-learned";
 const VERSION: u64 = 1;
 
-/// Why what was learned cannot be taken up or kept. Always one line.
+/// The reason why a learner's file cannot be read or written. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {reason}", path.display())]
 pub struct LearnedError {
@@ -73,15 +73,15 @@ struct WrittenProgram {
     reports: u64,
 }
 
-/// A file of what was learned. No other agent learns into it meanwhile.
+/// An open learner's file. No other agent can use it meanwhile.
 pub(super) struct LearnedFile {
     path: PathBuf,
     _lock: File,
 }
 
 impl LearnedFile {
-    /// Opens the file and returns what was learned: nothing if there was no file. It is written at once, so that a file that
-    /// cannot be is found before anything was learned.
+    /// Opens the file and returns the programs in it, or none if there is no file. Writes the file at once, so that a
+    /// file that cannot be written is found before anything is learned.
     pub(super) fn open(path: &Path) -> Result<(Self, VecDeque<Program>), LearnedError> {
         let failed = |reason| LearnedError { path: path.to_owned(), reason };
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
@@ -91,12 +91,12 @@ impl LearnedFile {
         let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(Reason::Locked))? };
         let programs = read(path).map_err(failed)?;
         file.write(&programs)?;
-        // What replaces it is as private.
+        // The files that replace it have the same permissions.
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| failed(error.into()))?;
         Ok((file, programs))
     }
 
-    /// Replaces the file, [atomically](write_atomically).
+    /// Replaces the file [atomically](write_atomically).
     pub(super) fn write(&self, programs: &VecDeque<Program>) -> Result<(), LearnedError> {
         write(&self.path, programs).map_err(|reason| LearnedError { path: self.path.clone(), reason })
     }
@@ -131,7 +131,7 @@ fn written(program: &Program) -> Result<WrittenProgram, Reason> {
     Ok(WrittenProgram { problem, given: given.clone(), observations: observations.clone(), reports: *reports })
 }
 
-/// A file's program, if all its numbers are of its problem.
+/// Converts a program from a file, if all its numbers fit its problem.
 fn program(written: WrittenProgram) -> Result<Program, Reason> {
     let WrittenProgram { problem, given, observations, reports } = written;
     let problem = Problem::from_json(problem.get())?;

@@ -1,4 +1,4 @@
-//! Learning from the programs that are served: their measured times correct what their problems tell.
+//! Learning from served programs: their measured times correct the costs of their problems.
 
 mod costs;
 mod file;
@@ -19,51 +19,51 @@ use file::LearnedFile;
 
 pub use file::LearnedError;
 
-/// Programs that are remembered: those that asked last.
+/// The number of programs that are remembered: the last ones that asked.
 const PROGRAMS: usize = 16;
 /// Mappings of a program whose times may still be reported: the last ones. Placements whose times are remembered: the fastest.
 const GIVEN: usize = 64;
 const OBSERVATIONS: usize = 32;
-/// Reports on a placement whose times are remembered: the last ones. Their medians count.
+/// The number of reports on a placement that are remembered: the last ones. Their medians count.
 const REPORTS: usize = 5;
-/// The longest time that is believed: an hour, in ns.
+/// The longest time that is accepted: an hour, in ns.
 const LONGEST_NS: u64 = 3_600_000_000_000;
-/// Placements of a program that are tried. Afterwards the fastest of them is the answer.
+/// The number of placements of a program that are tried. Afterwards the fastest of them is the answer.
 const TRIED: usize = 9;
 
-/// The planner [`Marl`], which also learns from measured times what the costs of each program really are.
+/// The planner [`Marl`], which also learns the true costs of each program from measured times.
 ///
-/// Before the first report it plans as [`Marl`] does. Afterwards it places tensors so that the time is least that kernels
-/// lose by accesses to slower tiers, as it was measured. Where no placement is said to be faster than those that were measured,
-/// it tries one that would be if what was never measured cost half; after nine placements it answers with the fastest. A
-/// program is known by what it computes with: its name, tensors, kernels, and the names of its tiers; not by times or
-/// bandwidths that were told.
+/// Before the first report it plans as [`Marl`] does. Afterwards it places tensors so that kernels lose the least time
+/// by accesses to slower tiers, by measured costs. If no placement is predicted to be faster than the measured ones, it
+/// tries one that would be faster if costs that were never measured were half of the estimates. After nine placements
+/// it answers with the fastest. A program is identified by its name, tensors and kernels and the names of its tiers,
+/// not by the times and bandwidths in its problem.
 pub struct Learner {
     marl: Marl,
     programs: Mutex<VecDeque<Program>>,
     file: Option<LearnedFile>,
 }
 
-/// Times of one step of a program under a mapping.
+/// Measured times of one step of a program under a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// The mapping's file, as the agent's answer named it.
+    /// The mapping's file, as named in the agent's answer.
     pub mapping: PathBuf,
-    /// Nanoseconds of one step: no less than the longest kernel's, an hour at most.
+    /// The time of one step in ns: at least that of the longest kernel, at most an hour.
     pub step_ns: u64,
-    /// Nanoseconds of each of the problem's kernels, in their order, not all of them 0.
+    /// The time of each of the problem's kernels in ns, in their order. They must not all be 0.
     pub kernels_ns: Vec<u64>,
 }
 
-/// Why measured times are not learned from. Always one line.
+/// The reason why measured times are not learned from. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    /// No mapping of this agent, or too old a one.
+    /// The mapping is not of this agent, or too old.
     #[error("{:?} is no mapping that this agent remembers: ask it again, and report times of the new one", .0.display().to_string())]
     Mapping(PathBuf),
-    /// Times of another problem.
+    /// The times are of another problem.
     #[error("times of {found} kernel{}: the mapping's problem has {kernels}: report a time for each", plural(*found as u64))]
     Kernels {
         /// Times that were reported.
@@ -71,10 +71,10 @@ pub enum ReportError {
         /// Kernels of the problem.
         kernels: usize,
     },
-    /// A step takes time, and so does a kernel.
+    /// The step, or every kernel, has a time of 0.
     #[error("a step of 0 ns, or kernels that all take 0 ns, cannot be: report times in nanoseconds")]
     NoTime,
-    /// A step is no shorter than its kernels.
+    /// The step is shorter than one of its kernels.
     #[error(
         "a step of {step_ns} ns with a kernel of {kernel_ns} ns cannot be: report both of the same step, in nanoseconds"
     )]
@@ -84,7 +84,7 @@ pub enum ReportError {
         /// The longest kernel's time, in ns.
         kernel_ns: u64,
     },
-    /// A step that nobody waits for.
+    /// A time is longer than an hour.
     #[error("{ns} ns are longer than an hour, which is not believed: report nanoseconds of one step")]
     TooLong {
         /// The longest time, in ns.
@@ -95,7 +95,7 @@ pub enum ReportError {
     File(#[from] LearnedError),
 }
 
-/// A program, and everything that is known of it.
+/// A program, its recent mappings and its measured times.
 #[derive(Debug, PartialEq)]
 struct Program {
     problem: Problem,
@@ -120,7 +120,7 @@ struct Observation {
     times: VecDeque<Times>,
 }
 
-/// Times of one report.
+/// The times of one report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Times {
@@ -129,16 +129,16 @@ struct Times {
 }
 
 impl Learner {
-    /// Learns as long as it lives.
+    /// Creates a learner that keeps what it learns in memory only.
     pub fn new(marl: Marl) -> Self {
         Self { marl, programs: Mutex::default(), file: None }
     }
 
-    /// Goes on with what was learned before, in a file that is written now and after each report; begins anew if there is none.
-    /// Only its user can read the file, and a lock beside it (`FILE.lock`) keeps other agents from learning into it.
+    /// Creates a learner that continues from a file, if there is one. It writes the file now and after each report.
+    /// Only its user can read the file, and a lock next to it (`FILE.lock`) keeps other agents from learning into it.
     ///
     /// # Errors
-    /// The file cannot be read or written, is none of this version, or another agent learns into it.
+    /// The file cannot be read or written, is not of this version, or another agent learns into it.
     pub fn open(marl: Marl, path: impl AsRef<Path>) -> Result<Self, LearnedError> {
         let (file, programs) = LearnedFile::open(path.as_ref())?;
         Ok(Self { marl, programs: Mutex::new(programs), file: Some(file) })
@@ -160,10 +160,10 @@ impl Learner {
         programs.truncate(PROGRAMS);
     }
 
-    /// Learns from measured times. Returns how many reports on the program there were.
+    /// Learns from measured times. Returns the number of reports on the program so far.
     ///
     /// # Errors
-    /// [`ReportError`]; if it is [`ReportError::File`], the times are learned from until the agent ends.
+    /// [`ReportError`]. After [`ReportError::File`], the times are used until the agent ends, but are not in the file.
     pub fn report(&self, measured: &Measured) -> Result<u64, ReportError> {
         let mut programs = self.programs();
         let found = programs.iter_mut().find_map(|program| {
@@ -180,10 +180,10 @@ impl Learner {
         Ok(reports)
     }
 
-    /// Plans, as [`Planner::plan`]. Returns also how long a step takes with the plan, in ns, if times were reported.
+    /// Plans as [`Planner::plan`] does. Also returns the time of a step with the plan in ns, if times were reported.
     ///
     /// # Errors
-    /// As [`Planner::plan`].
+    /// The errors of [`Planner::plan`].
     pub(crate) fn plan_by_times(
         &self,
         problem: &Problem,
@@ -192,7 +192,7 @@ impl Learner {
     ) -> Result<(Planned, Option<f64>), PlannerError> {
         let observations = self.observations(problem);
         let fastest = observations.iter().min_by(|left, right| left.step_ns().total_cmp(&right.step_ns()));
-        // A plan in which tensors move is not what was measured.
+        // Measured times do not apply to a plan in which tensors move.
         let Some(fastest) = fastest.filter(|_| options.objective == Objective::Score) else {
             return Ok((self.marl.plan(problem, options, watch)?, None));
         };
@@ -209,15 +209,15 @@ impl Learner {
             is_stopped.set(flow.is_break());
             flow
         };
-        // The searches have the other half of the time.
+        // The other half of the time is for the searches.
         let may_fit = options.time_limit / 2;
         let nothing = PlannerProgress { evaluations: 0, best: None };
         let mut may_go_on = || begun.elapsed() < may_fit && watch(&nothing).is_continue();
         let costs = Costs::fit(problem, &observations, &mut may_go_on);
         let failed =
             |error: tenure_plan::ProblemError| PlannerError::Failed { planner: "marl", reason: error.to_string() };
-        // A placement that was measured teaches nothing new. If there is no other that is said to be faster, there may be one
-        // where costs are lower that were never measured.
+        // A placement that was measured teaches nothing new. If no other is predicted to be faster, there may be one
+        // where costs that were never measured are lower.
         let mut evaluations = 0;
         for (believed, searches_left) in [(&costs, 2), (&costs.hoped(), 1)] {
             let corrected = believed.problem().map_err(failed)?;
@@ -228,7 +228,7 @@ impl Learner {
             let is_measured = observations.iter().any(|known| known.places == *places);
             if !is_playable || (!is_measured && believed.step_ns(places) < fastest.step_ns()) {
                 let step_ns = costs.step_ns(places);
-                // Its bound is of time, not of the score.
+                // The bound is one of time, not of the score.
                 return Ok((Planned { bound: None, evaluations, elapsed: begun.elapsed(), ..found }, Some(step_ns)));
             }
             if is_stopped.get() {
@@ -240,11 +240,11 @@ impl Learner {
     }
 
     fn programs(&self) -> MutexGuard<'_, VecDeque<Program>> {
-        // Nothing is left half done by a panic: programs are changed by single assignments.
+        // A panic leaves nothing half done: programs are changed by single assignments.
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Times that were measured of a program.
+    /// Returns the measured times of a program.
     fn observations(&self, problem: &Problem) -> Vec<Observation> {
         let programs = self.programs();
         let program = programs.iter().find(|program| is_same(&program.problem, problem));
@@ -288,19 +288,19 @@ impl Program {
 }
 
 impl Observation {
-    /// Nanoseconds of a step.
+    /// Returns the median time of a step in ns.
     fn step_ns(&self) -> f64 {
         median(self.times.iter().map(|times| times.step_ns))
     }
 
-    /// Nanoseconds of a kernel.
+    /// Returns the median time of a kernel in ns.
     fn kernel_ns(&self, kernel: usize) -> f64 {
         median(self.times.iter().map(|times| times.kernels_ns[kernel]))
     }
 }
 
 impl Times {
-    /// Refuses times that cannot be true of a problem with so many kernels.
+    /// Checks that times can be true for a problem with `kernels` kernels.
     fn check(&self, kernels: usize) -> Result<(), ReportError> {
         let (step_ns, found) = (self.step_ns, self.kernels_ns.len());
         if found != kernels {
@@ -322,7 +322,7 @@ impl Times {
     }
 }
 
-/// The median of some times, at least one: of an even number of them the mean of the two in the middle.
+/// Returns the median of at least one time. For an even number of times it is the mean of the middle two.
 fn median(times_ns: impl Iterator<Item = u64>) -> f64 {
     let mut times_ns: Vec<u64> = times_ns.collect();
     times_ns.sort_unstable();
@@ -331,12 +331,12 @@ fn median(times_ns: impl Iterator<Item = u64>) -> f64 {
     if times_ns.len() % 2 == 1 { upper } else { 0.5 * (times_ns[middle - 1] as f64 + upper) }
 }
 
-/// The ending of a noun after its number.
+/// Returns the plural ending of a noun after `number`.
 pub(crate) fn plural(number: u64) -> &'static str {
     if number == 1 { "" } else { "s" }
 }
 
-/// Whether two problems are of one program.
+/// Returns whether two problems are of one program.
 fn is_same(left: &Problem, right: &Problem) -> bool {
     let tiers = |problem: &Problem| problem.tiers().iter().map(|tier| tier.name.clone()).collect::<Vec<_>>();
     let is_same_program = left.name() == right.name() && tiers(left) == tiers(right);

@@ -1,4 +1,4 @@
-//! Where an agent is served, and connections to there.
+//! Addresses of agents, and connections to them.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,12 +11,12 @@ use std::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Where an agent is served.
+/// The address of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket, for processes of one user.
     Unix(PathBuf),
-    /// An address of this host alone, for all of its users.
+    /// A loopback address, for all users of this host.
     Tcp(SocketAddr),
 }
 
@@ -37,12 +37,12 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// Waits for so long at most until there is room among those that wait to be accepted.
+    /// Connects. Waits at most `timeout` for room in the listener's backlog.
     pub(super) fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
         match address {
             Address::Unix(path) => {
                 let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-                // On Linux, this is how long connecting waits, too.
+                // On Linux, this also limits how long connecting waits.
                 set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
                 net::connect(&socket, &SocketAddrUnix::new(path)?)?;
                 Ok(Self::Unix(socket.into()))
@@ -51,7 +51,7 @@ impl Stream {
         }
     }
 
-    /// How long a write may wait.
+    /// Sets how long a write may wait.
     pub(super) fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
@@ -59,7 +59,7 @@ impl Stream {
         }
     }
 
-    /// Says that nothing more comes.
+    /// Signals the end of the data to the other end.
     pub(super) fn end_writing(&self) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Write),
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connecting_to_who_accepts_nobody_ends_in_time() {
+    fn connecting_to_a_full_backlog_ends_in_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         let listener = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();

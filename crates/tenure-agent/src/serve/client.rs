@@ -1,4 +1,4 @@
-//! The client: asks, and believes no answer that it has not checked.
+//! The client of an agent. It checks every answer.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,37 +19,37 @@ use super::frame::{Frame, FrameError, Kind, MAX_BODY_BYTES};
 use super::{Address, Learned, Placed, Refusal, Request, ServeError};
 use crate::Measured;
 
-/// How long an answer may take beyond the time that was asked for.
+/// The time that an answer may take beyond the requested search time.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// The longest mapping, in bytes.
+/// The longest mapping in bytes.
 const LONGEST: u64 = MAX_BODY_BYTES as u64;
 
-/// How long an agent may take to accept a connection.
+/// The time that an agent may take to accept a connection.
 const ACCEPTS: Duration = Duration::from_secs(10);
 
-/// A connection is never told to stop here.
+/// The stop flag of a client's connections, which is never set.
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 /// A connection to an agent.
 pub struct Client {
     address: Address,
-    /// None after one on which something went wrong: a late answer would be taken for that of the next request.
+    /// `None` after an error on the connection: a late answer would be taken for that of the next request.
     connection: Option<Connection<'static>>,
 }
 
 /// An agent's answer, read and checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// What the agent said.
+    /// The agent's message.
     pub placed: Placed,
-    /// Where tensors live, by key.
+    /// The tier of each tensor, by key.
     pub mapping: Mapping,
-    /// The share of accessed bytes that the first tier serves, 0 to 1, as the simulator has it here.
+    /// The share of accessed bytes that the first tier serves, 0 to 1, by the simulator here.
     pub score: f64,
-    /// How long the program takes, in µs of the simulator here.
+    /// The makespan of the program in µs, by the simulator here.
     pub makespan_us: f64,
-    /// Keys of the problem that have no place, and live in the first tier.
+    /// Keys of the problem that have no place in the mapping; these tensors are in the first tier.
     pub unplaced: Vec<String>,
     /// Keys of the mapping that no tensor of the problem has.
     pub unknown: Vec<String>,
@@ -59,17 +59,17 @@ impl Client {
     /// Connects to the agent at `address`.
     ///
     /// # Errors
-    /// [`ServeError::Socket`] if nobody is there.
+    /// [`ServeError::Socket`] if no agent listens there.
     pub fn connect(address: &Address) -> Result<Self, ServeError> {
         Ok(Self { address: address.clone(), connection: Some(connect(address)?) })
     }
 
-    /// Asks, waits, reads the mapping and plays it. Keys that do not match are told; what they name lives in the first tier.
-    /// Connects again if the connection has ended.
+    /// Sends a request, waits for the answer, reads the mapping and simulates it. Keys that do not match are reported;
+    /// their tensors are in the first tier. Connects again if the connection has ended.
     ///
     /// # Errors
-    /// The agent refused, or does not answer within the time of the request and a minute; its mapping cannot be read, has
-    /// other tiers than the problem, or asks for more room than they have.
+    /// The agent refused, or does not answer within a minute beyond the request's time. Its mapping cannot be read, has
+    /// other tiers than the problem, or needs more room than they have.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ServeError> {
         let asked = Frame { kind: Kind::Place, body: request.to_json()? };
         let body = self.exchange(&asked, Kind::Placed, request.time_limit() + GRACE)?;
@@ -84,11 +84,11 @@ impl Client {
         Ok(Answer { placed, mapping, score, makespan_us, unplaced, unknown })
     }
 
-    /// Reports times of a step under a mapping that the agent gave, and returns what it does with them.
+    /// Reports times of a step under a mapping that the agent gave. Returns how the agent uses them.
     ///
     /// # Errors
-    /// The agent refused, as it remembers no such mapping or the times are not of its problem; it does not answer within a
-    /// minute, or knows no reports.
+    /// The agent refused because it remembers no such mapping or the times do not fit its problem. It does not answer
+    /// within a minute, or does not support reports.
     pub fn report(&mut self, measured: &Measured) -> Result<Learned, ServeError> {
         let body = measured.to_json()?;
         let body = self.exchange(&Frame { kind: Kind::Report, body }, Kind::Learned, GRACE)?;
@@ -96,11 +96,11 @@ impl Client {
         Ok(Learned { message: one_line(&learned.message), ..learned })
     }
 
-    /// Sends a frame and returns the body of the answer, which must be of a kind.
+    /// Sends a frame and returns the body of the answer, which must be of the kind `expected`.
     fn exchange(&mut self, asked: &Frame, expected: Kind, patience: Duration) -> Result<Vec<u8>, ServeError> {
         let mut frame = None;
         if let Some(connection) = self.connection.take().filter(|connection| !connection.is_gone()) {
-            // It ends without an answer if the agent was about to close it, as after a refusal.
+            // The connection ends without an answer if the agent was about to close it, as after a refusal.
             frame = self.exchange_on(connection, asked, patience)?;
         }
         if frame.is_none() {
@@ -118,8 +118,8 @@ impl Client {
         }
     }
 
-    /// Sends a frame on a connection, which is kept if an answer comes. Returns the answer; none if the connection ended
-    /// before any of it came.
+    /// Sends a frame on a connection, which is kept if an answer comes. Returns the answer, or `None` if the connection
+    /// ended before any of it came.
     fn exchange_on(
         &mut self,
         mut connection: Connection<'static>,
@@ -127,7 +127,7 @@ impl Client {
         patience: Duration,
     ) -> Result<Option<Frame>, ServeError> {
         let sent = connection.send_frame(asked);
-        // An agent that has said why it does not listen is asked why.
+        // If sending failed, the agent may have sent its reason before it closed the connection.
         let received = match sent {
             Err(error @ FrameError::Length { .. }) => Err(error),
             Ok(()) => connection.receive(patience),
@@ -138,7 +138,8 @@ impl Client {
         Ok(frame)
     }
 
-    /// Its text is shown to people: nothing in it may steer a terminal.
+    /// Parses an answer and removes control characters from its text, which is shown to users: they could control a
+    /// terminal.
     fn placed(&self, body: &[u8]) -> Result<Placed, ServeError> {
         let placed: Placed = self.parse(body)?;
         if placed.mapping.to_string_lossy().contains(char::is_control) {
@@ -151,10 +152,10 @@ impl Client {
         serde_json::from_slice(body).map_err(|error| self.nonsense(&error.to_string()))
     }
 
-    /// The mapping that the agent names, if that is a file, and no endless one.
+    /// Reads the mapping that the agent names, if it is a file of limited length.
     fn read(&self, path: &Path) -> Result<Mapping, ServeError> {
         let read = || -> io::Result<String> {
-            // It is asked of what is open, not of what may be there by then; and a pipe is not waited for.
+            // The checks are on the open file, not on the path, which may change. The open does not wait for a pipe.
             let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
             let mut text = String::new();
             if !file.metadata()?.is_file() || file.take(LONGEST + 1).read_to_string(&mut text)? as u64 > LONGEST {
@@ -182,15 +183,16 @@ fn connect(address: &Address) -> Result<Connection<'static>, ServeError> {
     })
 }
 
-/// Another's words, on one line.
+/// Replaces control characters in received text, so that it is one line.
 fn one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// Returns the plan of `mapping` for `problem`: tiers and tensors by their names. What has no place lives in the first tier.
+/// Returns the plan of `mapping` for `problem`, with tiers and tensors matched by name. Tensors without a place are in
+/// the first tier.
 ///
 /// # Errors
-/// [`ServeError::Tiers`] if they have other tiers.
+/// [`ServeError::Tiers`] if the mapping has other tiers than the problem.
 pub fn plan_of(problem: &Problem, mapping: &Mapping) -> Result<Plan, ServeError> {
     let tier = |name: &String| problem.tiers().iter().position(|tier| tier.name == *name);
     let tiers: Option<Vec<usize>> = mapping.tiers().iter().map(tier).collect();

@@ -1,4 +1,4 @@
-//! A connection as both ends see it: frames that come in time or not at all.
+//! A connection, used by both ends: each frame is received whole within its time, or not at all.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;
@@ -13,13 +13,13 @@ use tenure_core::Clock;
 use super::address::Stream;
 use super::frame::{Frame, FrameError, Kind};
 
-/// How often it is looked whether to stop.
+/// How often waiting checks the stop flag.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
-/// Reads of a connection that is closing, before others have their turn.
+/// The most reads from a closing connection before other connections get their turn.
 const UNREAD_AT_ONCE: usize = 64;
 
-/// Nothing waits for longer than it may, or after it was told to stop.
+/// A connection on which no call waits longer than its time, or after the stop flag is set.
 pub(super) struct Connection<'a> {
     stream: Stream,
     stop: &'a AtomicBool,
@@ -28,14 +28,15 @@ pub(super) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    /// Writes wait for so long at most.
+    /// Wraps a stream whose writes wait at most `patience`.
     pub(super) fn new(stream: Stream, stop: &'a AtomicBool, patience: Duration, clock: Clock) -> io::Result<Self> {
         stream.set_write_timeout(patience)?;
         let until = clock.now();
         Ok(Self { stream, stop, clock, until })
     }
 
-    /// The next frame, which must be there whole in time; none if the other end has ended the connection.
+    /// Returns the next frame, which must arrive whole within `patience`. Returns `None` if the other end has ended the
+    /// connection.
     pub(super) fn receive(&mut self, patience: Duration) -> Result<Option<Frame>, FrameError> {
         self.until = self.clock.now() + patience;
         Frame::read(&mut *self)
@@ -50,19 +51,19 @@ impl<'a> Connection<'a> {
         frame.write(&mut self.stream)
     }
 
-    /// Whether it was told to stop.
+    /// Returns whether the stop flag is set.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether the other end has ended the connection, or its side of it.
+    /// Returns whether the other end has ended the connection, or its side of it.
     pub(super) fn is_gone(&self) -> bool {
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         wait(&self.stream, PollFlags::RDHUP, Duration::ZERO).is_ok_and(|found| found.intersects(gone))
     }
 
-    /// Ends it, when the other end has had time to take what was said last: what is closed with something unread may take
-    /// that along.
+    /// Closes the connection after the other end has had time to read the last frame. Closing it with unread data could
+    /// discard that frame.
     pub(super) fn close(mut self, patience: Duration) {
         if self.begin_to_close(patience) {
             let mut unread = [0; 1 << 16];
@@ -70,13 +71,15 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Says nothing more, and leaves the other end so much time to end it. Whether it has not ended already.
+    /// Ends this side, and gives the other end `patience` to end its own. Returns whether the connection was still
+    /// open.
     pub(super) fn begin_to_close(&mut self, patience: Duration) -> bool {
         self.until = self.clock.now() + patience;
         self.stream.end_writing().is_ok()
     }
 
-    /// Reads away what has come since, without waiting. Whether the other end may still be reading, and has time left.
+    /// Discards what has been received, without waiting. Returns whether the other end may still be reading and has
+    /// time left.
     pub(super) fn is_closing(&mut self) -> bool {
         let mut unread = [0; 1 << 16];
         for _ in 0..UNREAD_AT_ONCE {
@@ -107,7 +110,7 @@ impl Read for Connection<'_> {
     }
 }
 
-/// What of `wanted` happens within `timeout`, and hang-ups.
+/// Waits up to `timeout` for events. Returns those of `wanted` that occurred, and hang-ups.
 pub(super) fn wait(descriptor: impl AsFd, wanted: PollFlags, timeout: Duration) -> Result<PollFlags, Errno> {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     let mut polled = [PollFd::new(&descriptor, wanted)];

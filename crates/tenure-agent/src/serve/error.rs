@@ -1,4 +1,4 @@
-//! What goes wrong between a client and an agent.
+//! The error of clients and agents.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,76 +9,76 @@ use tenure_plan::PlanError;
 use super::frame::FrameError;
 use super::{Address, MessageError, Refusal};
 
-/// Why an agent does not serve, or a client has no answer. Always one line.
+/// The reason why an agent does not serve, or a client has no answer. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{address}: {doing}: {reason}")]
     Socket {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What could not be done.
+        /// The operation that failed.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         reason: io::Error,
     },
-    /// Somebody listens there.
+    /// Another agent listens at the address.
     #[error("{address}: another agent serves here: end it, or choose another path")]
     AlreadyServed {
-        /// Where.
+        /// The address.
         address: Address,
     },
-    /// An address that others than this host's processes reach.
+    /// The address can be reached from other hosts.
     #[error("{0} is not of this host alone: an agent is served at 127.0.0.1 or [::1]")]
     NotLoopback(SocketAddr),
-    /// A folder that cannot be.
+    /// The folder for results cannot be used.
     #[error("{}: no folder for results: {reason}", path.display())]
     Results {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: io::Error,
     },
-    /// An agent without planners.
+    /// The agent has no planners.
     #[error("an agent needs a planner")]
     NoPlanners,
-    /// The agent has no answer.
+    /// The agent refused the request.
     #[error("{address}: the agent refused ({}): {}", refusal.code, refusal.message)]
     Refused {
-        /// Where.
+        /// The agent's address.
         address: Address,
-        /// Why.
+        /// The agent's reason.
         refusal: Refusal,
     },
-    /// No request.
+    /// The request is invalid.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// What came is not of the protocol, or nothing came.
+    /// The received data is not of the protocol, or nothing was received in time.
     #[error("{address}: {reason}")]
     Frame {
-        /// Where.
+        /// The agent's address.
         address: Address,
-        /// What is wrong with it.
+        /// The reason.
         reason: FrameError,
     },
-    /// An answer that says nothing, or names no mapping.
+    /// The answer is invalid, or its mapping cannot be read.
     #[error("{address}: the agent's answer: {reason}")]
     Answer {
-        /// Where.
+        /// The agent's address.
         address: Address,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// A mapping for other tiers.
+    /// The mapping is for other tiers.
     #[error("the agent's mapping is for the tiers {found:?}, and the problem has {asked:?}")]
     Tiers {
-        /// The mapping's.
+        /// The mapping's tiers.
         found: Vec<String>,
-        /// The problem's.
+        /// The problem's tiers.
         asked: Vec<String>,
     },
-    /// A mapping that does not fit.
+    /// The mapping does not fit in the tiers.
     #[error("the agent's mapping cannot be: {0}")]
     Plan(#[from] PlanError),
 }

@@ -1,35 +1,35 @@
-//! Frames: what goes over a connection, in pieces that say how long they are.
+//! Frames: the messages on a connection, each with its length.
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// What each frame begins with.
+/// The first bytes of each frame.
 pub const MAGIC: [u8; 4] = *b"TNAG";
 /// The version of the protocol.
 pub const VERSION: u16 = 1;
 /// The longest body, in bytes.
 pub const MAX_BODY_BYTES: u32 = 256 << 20;
-/// Magic, version, kind and the body's length, which are in these places in every version.
+/// The length of the header: magic, version, kind and the body's length. Every version has them in these places.
 pub const HEADER_BYTES: usize = 12;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A request.
+    /// A request to place a problem's tensors.
     Place,
-    /// Its answer.
+    /// The answer to it.
     Placed,
-    /// Why there is no answer.
+    /// The reason why there is no answer.
     Refused,
-    /// Measured times.
+    /// A report of measured times.
     Report,
-    /// How the agent uses them.
+    /// The answer to it: how the agent uses them.
     Learned,
 }
 
 impl Kind {
     const ALL: [Self; 5] = [Self::Place, Self::Placed, Self::Refused, Self::Report, Self::Learned];
 
-    /// Its number in a frame.
+    /// Returns the kind's number in a frame.
     pub fn number(self) -> u16 {
         match self {
             Self::Place => 1,
@@ -41,56 +41,57 @@ impl Kind {
     }
 }
 
-/// A kind and a body of JSON.
+/// A frame: its kind, and a body in JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
-    /// What it says.
+    /// The body.
     pub body: Vec<u8>,
 }
 
-/// Why there is no frame. Always one line.
+/// The reason why a frame cannot be read or written. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Another protocol.
+    /// The data is of another protocol.
     #[error("a frame begins with {MAGIC:?}, not with {found:?}: is this a client of an agent?")]
     Magic {
-        /// What it begins with.
+        /// The first bytes.
         found: [u8; 4],
     },
-    /// Another version of the protocol.
+    /// The frame has another version of the protocol.
     #[error("version {found} of the protocol is not spoken here: version {VERSION} is")]
     Version {
-        /// The other end's.
+        /// The version of the other end.
         found: u16,
     },
-    /// A number that says nothing.
+    /// There is no kind with this number.
     #[error("there is no kind {found} of frame: there are 1 to {}", Kind::ALL.len())]
     Kind {
         /// The number.
         found: u16,
     },
-    /// More than a frame may have.
+    /// The body is longer than allowed.
     #[error("a body of {found} bytes is too long: {MAX_BODY_BYTES} are the most")]
     Length {
-        /// Bytes of the body.
+        /// The bytes of the body.
         found: u64,
     },
     /// The connection ended before the frame.
     #[error("the connection ended in the middle of a frame")]
     Cut,
-    /// The operating system refused, or time ran out.
+    /// The operating system returned an error, or the time ran out.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
 impl Frame {
-    /// The next frame; none if the connection has ended. Room is taken for what has come, not for what was said to come.
+    /// Reads the next frame, or returns `None` if the connection has ended. Memory is used only for received bytes, not
+    /// for the announced length.
     ///
     /// # Errors
-    /// What came is no frame of this version.
+    /// The data is not a frame of this version.
     pub fn read(mut input: impl Read) -> Result<Option<Self>, FrameError> {
         let mut header = [0; HEADER_BYTES];
         let mut filled = 0;
@@ -126,10 +127,10 @@ impl Frame {
         Ok(Some(Self { kind, body }))
     }
 
-    /// Writes it whole.
+    /// Writes the frame.
     ///
     /// # Errors
-    /// A body that is too long, of which nothing is written; what the operating system said.
+    /// The body is too long, and nothing is written; errors of `out`.
     pub fn write(&self, mut out: impl Write) -> Result<(), FrameError> {
         let length = u32::try_from(self.body.len()).ok().filter(|length| *length <= MAX_BODY_BYTES);
         let length = length.ok_or(FrameError::Length { found: self.body.len() as u64 })?;

@@ -1,4 +1,4 @@
-//! What an agent listens on: one agent a path, for one user's eyes.
+//! The listener of an agent: one agent per path, for one user only.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -18,20 +18,20 @@ use super::connection::wait;
 use super::{Address, ServeError};
 use crate::lock;
 
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// How long who has the socket may take to accept a connection.
+/// The time that another owner of the socket may take to accept a connection.
 const ANSWERS: Duration = Duration::from_secs(1);
 
-/// Something that listens. Dropped, its file is removed.
+/// A listening socket. Dropping it removes its file.
 pub(super) struct Listener {
     address: Address,
     socket: Socket,
 }
 
 enum Socket {
-    /// With what file it is, and the lock beside it.
+    /// A socket, the identity of its file, and the lock next to it.
     Unix {
         listener: UnixListener,
         file: (u64, u64),
@@ -41,7 +41,7 @@ enum Socket {
 }
 
 impl Listener {
-    /// Listens at `address`. The socket's file that a dead agent left is replaced.
+    /// Listens at `address`. Replaces the socket file of an agent that has ended.
     pub(super) fn bind(address: &Address) -> Result<Self, ServeError> {
         let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
         let (socket, address) = match address {
@@ -69,12 +69,12 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Where it listens: with the port that was found, if none was said.
+    /// Returns its address, with the actual port if port 0 was requested.
     pub(super) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The next connection, if there is one in time.
+    /// Returns the next connection, or `None` if there is none within `timeout`.
     pub(super) fn accept(&self, timeout: Duration) -> io::Result<Option<Stream>> {
         if wait(self, PollFlags::IN, timeout)?.is_empty() {
             return Ok(None);
@@ -101,7 +101,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody may have removed it before, and another have taken its place.
+        // The file may have been removed, and another agent may have made its own.
         if let (Address::Unix(path), Socket::Unix { file: ours, .. }) = (&self.address, &self.socket)
             && file(path).is_ok_and(|there| there == *ours)
         {
@@ -110,21 +110,22 @@ impl Drop for Listener {
     }
 }
 
-/// Which file is there: no other is, as long as a socket is bound to it.
+/// Returns the identity of the file at a path. No other file has it while a socket is bound to it.
 fn file(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Before it has a name: the file is made with the socket's own mode, so that it is never open to others.
+    // This precedes the name: the file gets the socket's mode, so that it is never open to other users.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Removes what a dead agent left. A socket that somebody answers on, or a file that is no socket, is not that.
+/// Removes the socket file of an agent that has ended. Does not remove a socket with a live listener, or a file that is
+/// not a socket.
 fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
     let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
     let found = match fs::symlink_metadata(path) {
@@ -139,7 +140,7 @@ fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed("the file of a dead agent cannot be removed"))
         }
-        // A socket of another type is somebody's too, and so is one whose owner is too busy to answer.
+        // A socket of another type is in use, and so is one whose owner is too busy to answer.
         _ => Err(ServeError::AlreadyServed { address: address.clone() }),
     }
 }
@@ -190,7 +191,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, address) = unix(&folder);
         drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "nobody removed it");
+        assert!(path.exists(), "dropping a plain listener leaves its file");
         let _listener = Listener::bind(&address).unwrap();
         assert!(UnixStream::connect(path).is_ok());
     }

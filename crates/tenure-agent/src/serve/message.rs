@@ -1,4 +1,4 @@
-//! Messages: what frames say, as JSON.
+//! Messages: the JSON bodies of frames.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,36 +11,36 @@ use tenure_plan::{Problem, ProblemError};
 use super::frame::FrameError;
 use crate::{Measured, ReportError};
 
-/// The longest search that can be asked for, in seconds.
+/// The longest search that can be requested, in seconds.
 pub const MAX_SECONDS: f64 = 3600.0;
 
-/// How a problem is to be planned.
+/// How to plan a problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Who plans, by name; if nobody is named, whom the agent prefers.
+    /// The name of the planner, or `None` for the agent's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
-    /// How long to search, in seconds, up to [`MAX_SECONDS`].
+    /// The search time in seconds, up to [`MAX_SECONDS`].
     pub seconds: f64,
-    /// Where random numbers begin.
+    /// The seed of random numbers.
     pub seed: u64,
-    /// Plans that may be tried, if they are limited.
+    /// The most plans that may be tried, or `None` for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evaluations: Option<u64>,
-    /// Bytes of the first tier, if not what the problem says.
+    /// The bytes of the first tier, or `None` for the problem's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fast_bytes: Option<u64>,
 }
 
 impl Default for Options {
-    /// Whoever the agent prefers, for ten seconds.
+    /// The agent's default planner, for ten seconds.
     fn default() -> Self {
         Self { planner: None, seconds: 10.0, seed: 0, evaluations: None, fast_bytes: None }
     }
 }
 
-/// A problem, and how it is to be planned.
+/// A problem, and how to plan it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     problem: Problem,
@@ -48,54 +48,55 @@ pub struct Request {
     time_limit: Duration,
 }
 
-/// Where an answer is, and what the agent says of it.
+/// The answer to a request: the mapping's file and the agent's results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Placed {
-    /// The mapping's file, by its whole path.
+    /// The absolute path of the mapping's file.
     pub mapping: PathBuf,
-    /// Who planned.
+    /// The name of the planner.
     pub planner: String,
     /// The share of accessed bytes that the first tier serves, 0 to 1.
     pub score: f64,
-    /// From the beginning of the first kernel to the end of the last, in µs of the simulator.
+    /// The makespan in µs, from the beginning of the first kernel to the end of the last: simulated, or learned from
+    /// reports.
     pub makespan_us: f64,
-    /// Plans tried.
+    /// The number of plans tried.
     pub evaluations: u64,
-    /// How long it took.
+    /// The time that planning took, in seconds.
     pub seconds: f64,
 }
 
-/// How an agent uses measured times.
+/// The answer to a report: how the agent uses measured times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Learned {
-    /// Whether its next answers for the program follow from them.
+    /// Whether its next answers for the program depend on them.
     pub learns: bool,
-    /// Reports on the program that it has learned from.
+    /// The number of reports on the program that it has learned from.
     pub reports: u64,
-    /// The same for people, in one line.
+    /// The same in one line for users.
     pub message: String,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// For programs: one of those of `docs/agent-protocol.md`.
+    /// The code for programs, one of those in `docs/agent-protocol.md`.
     pub code: String,
-    /// For people, in one line.
+    /// The message for users, in one line.
     pub message: String,
 }
 
-/// Why a body is no request. Always one line.
+/// The reason why a body is not a valid request or report. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// Not JSON, or of another form.
+    /// The body is not JSON, or has another form.
     #[error("no request: {}", .0.to_string().replace('\n', " "))]
     Json(#[from] serde_json::Error),
-    /// No problem.
+    /// The problem is invalid.
     #[error("the request's problem: {}", .0.to_string().replace('\n', " "))]
     Problem(#[from] ProblemError),
-    /// A time that cannot be.
+    /// The time is out of range.
     #[error("{0} seconds cannot be asked for: from 0 to {MAX_SECONDS} can")]
     Seconds(f64),
 }
@@ -110,10 +111,10 @@ struct Body<'a> {
 }
 
 impl Request {
-    /// A request to plan `problem`, with as many bytes in the first tier as the options say.
+    /// Creates a request to plan `problem`, with the first tier's size from the options.
     ///
     /// # Errors
-    /// [`MessageError::Seconds`].
+    /// [`MessageError::Seconds`] if the search time is out of range.
     pub fn new(problem: Problem, options: Options) -> Result<Self, MessageError> {
         let known = (0.0..=MAX_SECONDS).contains(&options.seconds);
         let time_limit = known.then(|| Duration::from_secs_f64(options.seconds));
@@ -125,40 +126,40 @@ impl Request {
         Ok(Self { problem, options, time_limit })
     }
 
-    /// The request that a frame's body says.
+    /// Parses a request from a frame's body.
     ///
     /// # Errors
-    /// One line that says what is wrong with it.
+    /// [`MessageError`], with a message of one line.
     pub fn from_json(body: &[u8]) -> Result<Self, MessageError> {
         let Body { options, problem } = serde_json::from_slice(body)?;
         Self::new(Problem::from_json(problem.get())?, options)
     }
 
-    /// A frame's body.
+    /// Returns the frame's body.
     ///
     /// # Errors
-    /// None that is known of: what JSON cannot say, problems do not.
+    /// None that is known: problems contain only what JSON can represent.
     pub fn to_json(&self) -> Result<Vec<u8>, MessageError> {
         let problem = RawValue::from_string(self.problem.to_json()?)?;
         Ok(serde_json::to_vec(&Body { options: self.options.clone(), problem: &problem })?)
     }
 
-    /// What is planned.
+    /// Returns the problem to plan.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// How it is planned.
+    /// Returns the options.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// How long to search.
+    /// Returns the search time.
     pub fn time_limit(&self) -> Duration {
         self.time_limit
     }
 
-    /// For a planner: tensors stay where they are, as a mapping has it.
+    /// Returns options for a planner. Tensors stay where they are, as in a mapping.
     pub fn planner_options(&self) -> PlannerOptions {
         let Options { seed, evaluations, .. } = self.options;
         PlannerOptions { objective: Objective::Score, time_limit: self.time_limit, evaluations, seed }
@@ -166,18 +167,18 @@ impl Request {
 }
 
 impl Measured {
-    /// The report that a frame's body says.
+    /// Parses a report from a frame's body.
     ///
     /// # Errors
-    /// One line that says what is wrong with it.
+    /// [`MessageError`], with a message of one line.
     pub fn from_json(body: &[u8]) -> Result<Self, MessageError> {
         Ok(serde_json::from_slice(body)?)
     }
 
-    /// A frame's body.
+    /// Returns the frame's body.
     ///
     /// # Errors
-    /// A path that is not UTF-8.
+    /// The path is not UTF-8.
     pub fn to_json(&self) -> Result<Vec<u8>, MessageError> {
         Ok(serde_json::to_vec(self)?)
     }

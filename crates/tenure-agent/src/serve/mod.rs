@@ -1,6 +1,6 @@
-//! The agent as a process: it is asked over a socket where the tensors of a program should live, and answers with a mapping
-//! in a file, which any number of processes may read. `docs/agent-protocol.md` has what is said, so that anybody's agent can
-//! take its place.
+//! The agent as a process. A client asks it over a socket where the tensors of a program should live, and it answers
+//! with a mapping in a file, which any number of processes may read. `docs/agent-protocol.md` describes the protocol,
+//! so that any other program can replace the agent.
 //!
 //! ```
 //! use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! The server: a thread for each connection, and a planner for each request.
+//! The server: one thread per connection, and a planner for each request.
 
 use std::cell::Cell;
 use std::fs;
@@ -21,46 +21,45 @@ use super::{Address, Learned, Placed, Refusal, Request, ServeError};
 use crate::learning::plural;
 use crate::{Learner, Measured, ReportError};
 
-/// How often it is looked whether a client is still there, while its request is planned.
+/// How often planning checks whether the client is still connected.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How long a client has to take why its connection is closed.
+/// The time that a client has to read why its connection is closed.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Connections beyond the most that are served, which are kept until their clients have read that.
+/// The most connections beyond the limit that stay open until their clients have read the refusal.
 const TURNED_AWAY: usize = 64;
 
-/// How a [`Server`] serves.
+/// Settings of a [`Server`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// The folder where mappings are written, in files that the server names. It must be there, and nothing is ever removed
-    /// from it.
+    /// The folder for mappings, in files that the server names. It must exist, and the server removes nothing from it.
     pub results: PathBuf,
     /// The most connections at once. Each may hold a request of 256 MiB.
     pub connections: usize,
-    /// How long a connection may be silent, or a request may take to come.
+    /// The time that a connection may be silent, or that a request may take to arrive.
     pub patience: Duration,
-    /// The time by which patience is measured.
+    /// The clock that measures `patience`.
     pub clock: Clock,
 }
 
 impl ServerConfig {
-    /// Results in a folder, 16 connections, half a minute of the system's clock.
+    /// Settings for a folder of results, 16 connections, and 30 s by the system's clock.
     pub fn new(results: impl Into<PathBuf>) -> Self {
         Self { results: results.into(), connections: 16, patience: Duration::from_secs(30), clock: Clock::default() }
     }
 }
 
-/// What a server has done.
+/// The state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// Connections at this moment.
+    /// The number of open connections.
     pub connections: usize,
-    /// Requests that were answered with a mapping.
+    /// The number of requests answered with a mapping.
     pub answered: u64,
 }
 
-/// An agent: plans what clients ask for.
+/// An agent that plans requests of clients.
 pub struct Server {
     listener: Listener,
     config: ServerConfig,
@@ -68,17 +67,17 @@ pub struct Server {
     learner: Option<Learner>,
     connections: AtomicUsize,
     answered: AtomicU64,
-    /// Makes the names of its files others than another server's.
+    /// A random number in the names of its files, so that they differ from another server's.
     run: u64,
     files: AtomicU64,
 }
 
 impl Server {
-    /// Begins to listen. The first of `planners` is who plans if a request names nobody.
+    /// Starts to listen. Requests that name no planner use the first of `planners`.
     ///
     /// # Errors
-    /// There is no planner, or no folder for results; `address` is not of this host alone, is served already, or cannot be
-    /// listened on.
+    /// There is no planner, or no folder for results; or `address` can be reached from other hosts, is in use by
+    /// another agent, or cannot be listened on.
     pub fn bind(
         address: &Address,
         mut config: ServerConfig,
@@ -87,7 +86,7 @@ impl Server {
         if planners.is_empty() {
             return Err(ServeError::NoPlanners);
         }
-        // Clients have working folders of their own.
+        // Clients may have other working directories.
         config.results = fs::canonicalize(&config.results)
             .and_then(|folder| fs::read_dir(&folder).map(|_| folder))
             .map_err(|reason| ServeError::Results { path: config.results.clone(), reason })?;
@@ -103,34 +102,34 @@ impl Server {
         })
     }
 
-    /// Has `learner` plan for requests that name no planner, or its name, and learn from what clients report.
+    /// Makes `learner` plan for requests that name no planner, or its name, and learn from clients' reports.
     #[must_use]
     pub fn with_learner(mut self, learner: Learner) -> Self {
         self.learner = Some(learner);
         self
     }
 
-    /// Where it listens: with the port that was found, if port 0 was asked for.
+    /// Returns its address, with the actual port if port 0 was requested.
     pub fn address(&self) -> &Address {
         self.listener.address()
     }
 
-    /// Where mappings are written.
+    /// Returns the folder for mappings.
     pub fn results(&self) -> &Path {
         &self.config.results
     }
 
-    /// Serves until `watch`, which is asked at least every 50 ms, says to stop. Then requests that are being planned are
-    /// answered with the best so far, all connections closed, and the socket removed.
+    /// Serves until `watch` says to stop. `watch` is called at least every 50 ms. At the end, requests being planned
+    /// are answered with the best plan so far, all connections are closed, and the socket is removed.
     pub fn run(self, mut watch: impl FnMut(&Serving) -> ControlFlow<()>) {
         let (server, stop) = (&self, AtomicBool::new(false));
         thread::scope(|scope| {
-            // Connections that were turned away, until their other ends have read why.
+            // Connections beyond the limit, kept until their other ends have read the refusal.
             let mut turned_away: Vec<Connection> = Vec::new();
             while watch(&server.serving()).is_continue() {
                 turned_away.retain_mut(Connection::is_closing);
                 let Ok(accepted) = server.listener.accept(TICK) else {
-                    // Such as for want of descriptors, which others may give back.
+                    // This may be a lack of descriptors, which may become free.
                     thread::sleep(TICK);
                     continue;
                 };
@@ -146,7 +145,7 @@ impl Server {
                     }
                     continue;
                 };
-                // Without a thread the connection is closed, which its client sees.
+                // If no thread can be started, the connection is closed, which its client sees.
                 let _ = thread::Builder::new().name("tenure-agent".into()).spawn_scoped(scope, move || {
                     let _place = place;
                     server.serve(connection);
@@ -161,8 +160,8 @@ impl Server {
         Serving { connections, answered: self.answered.load(Ordering::Relaxed) }
     }
 
-    /// Answers one request after the other. After something that is none, the connection is closed: what follows it cannot be
-    /// told.
+    /// Answers the requests of a connection, one after the other. After an invalid request it closes the connection:
+    /// the start of the next one is not known.
     fn serve(&self, mut connection: Connection<'_>) {
         loop {
             let (refusal, goes_on) = match connection.receive(self.config.patience) {
@@ -207,11 +206,11 @@ impl Server {
         }
     }
 
-    /// Plans, and writes the mapping; nothing for a client that has gone.
+    /// Plans a request and writes the mapping. Returns `None` if the client has disconnected.
     fn answer(&self, request: &Request, connection: &Connection<'_>) -> Result<Option<Placed>, Refusal> {
         let planner = self.planner(request.options().planner.as_deref())?;
         let begun = Instant::now();
-        // A planner that panics is one request's misfortune, not the agent's.
+        // A panic of a planner fails one request only, not the agent.
         let planned = catch_unwind(AssertUnwindSafe(|| plan(planner, request, connection)));
         let (planned, step_ns) =
             planned.map_err(|_| Refusal::new("plan", "the planner failed: tell who made it of this problem"))??;
@@ -278,8 +277,8 @@ impl Chosen<'_> {
     }
 }
 
-/// Plans until that is done, the server is to stop, or the client has gone. Returns also the time of a step, in ns, if it was
-/// learned.
+/// Plans until the planner is done, the server is to stop, or the client has disconnected. Also returns the time of a
+/// step in ns, if it was learned.
 fn plan(
     planner: Chosen<'_>,
     request: &Request,
@@ -301,7 +300,7 @@ fn plan(
     planned.map_err(|error| Refusal::new("plan", error))
 }
 
-/// One of the connections that there may be at once.
+/// One of the limited connections. Dropping it makes room for another.
 struct Place<'a>(&'a AtomicUsize);
 
 impl<'a> Place<'a> {
