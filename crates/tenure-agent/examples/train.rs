@@ -1,5 +1,5 @@
-//! Trains a policy on made-up problems and writes it: `cargo run --release --example train -- FILE [SEED]`. The one that
-//! comes with the crate was made so. The learning curve goes to the output, tab separated.
+//! Trains a policy on made-up problems and writes it: `cargo run --release --example train -- FILE [SEED]`. The policy
+//! that comes with the crate was made this way. The learning curve is printed, tab separated.
 
 use std::error::Error;
 use std::io::{self, Write};

@@ -25,7 +25,7 @@ impl Scene<'_> {
         let pressure = &self.market.pressure;
         let peak = pressure.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let excess: Vec<f64> = wanted.iter().map(|wanted| (wanted - 1.0).clamp(-1.0, 1.0)).collect();
-        // A kernel whose tensors do not fill the tier at any price lacks no demand.
+        // Where all tensors together do not fill the tier, the rest of it does not count as missing demand.
         let lack: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - wanted[at].min(1.0)).collect();
         let near = (kernels / 100).max(1);
         let [near_excess, far_excess] = [near, 8 * near].map(|width| smooth(&excess, width));

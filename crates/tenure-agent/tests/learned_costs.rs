@@ -1,4 +1,4 @@
-//! Which of several tiers' costs a learner plans by, for how long, and when it has tried enough.
+//! Tests of a learner's costs of several tiers, of its time limit, and of the number of placements that it tries.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -13,7 +13,8 @@ use tenure_plan::{Plan, Planner, Problem};
 
 const MB: u64 = 1_000_000;
 
-/// Tensors of 90 MB, of each of which one kernel reads so many; tiers of so many MB and ns for each byte.
+/// Returns a problem with tensors of 90 MB. For each tensor, one kernel reads `read_mb` of it. Each tier has a capacity
+/// in MB and a time in ns for each byte.
 fn problem(read_mb: &[u64], tiers: &[(Option<u64>, u64)]) -> Problem {
     let tier = |(number, (capacity_mb, byte_ns)): (usize, &(Option<u64>, u64))| Tier {
         name: number.to_string(),
@@ -54,7 +55,7 @@ fn report(learner: &Learner, problem: &Problem, places: &[usize], kernels_ms: &[
     learner.report(&Measured { mapping, step_ns: kernels_ns.iter().sum(), kernels_ns }).unwrap();
 }
 
-/// A plan by a learner whose search is told to stop when it first asks, or never. Returns also how often it asked.
+/// Plans by a learner whose search is stopped at its first call of `watch`, or never. Also returns the number of calls.
 fn plan(learner: &Learner, problem: &Problem, is_stopped: bool) -> (Planned, u64) {
     let options =
         PlannerOptions { objective: Objective::Score, time_limit: Duration::MAX, evaluations: Some(40), seed: 1 };
@@ -71,7 +72,7 @@ fn costs_of_all_slower_tiers_count() {
     let learner = Learner::new(Marl::trained().unwrap());
     let problem = problem(&[90, 80, 30], &[(Some(100), 1), (Some(100), 2), (None, 4)]);
     assert_eq!(plan(&learner, &problem, false).0.plan.places, [0, 1, 2]);
-    // A byte of the last takes ten times as much longer as was told; the second tier is as it was said to be.
+    // A byte in the last tier takes ten times the estimated additional time; the second tier is as estimated.
     report(&learner, &problem, &[0, 1, 2], &[90, 160, 30 + 10 * 90]);
     assert_eq!(plan(&learner, &problem, false).0.plan.places, [1, 2, 0]);
 }
@@ -81,7 +82,7 @@ fn what_was_never_measured_is_tried_where_nothing_else_is_said_to_be_faster() {
     let learner = Learner::new(Marl::trained().unwrap());
     let problem = problem(&[90, 80], &[(Some(100), 1), (None, 4)]);
     report(&learner, &problem, &[0, 1], &[90, 320]);
-    // By what was told of the first tensor, this takes longer.
+    // By the estimate for the first tensor, this takes longer.
     assert_eq!(plan(&learner, &problem, false).0.plan.places, [1, 0]);
     report(&learner, &problem, &[1, 0], &[360, 80]);
     assert_eq!(plan(&learner, &problem, false).0.plan.places, [0, 1]);
@@ -96,17 +97,17 @@ fn a_fit_that_is_to_stop_stops_and_there_is_a_plan() {
     assert_eq!((planned.evaluations, asked), (1, 2), "once before the first round of the fit, and once after a plan");
 }
 
-/// The placement of ten tensors, of which one is in the fast tier.
+/// Returns the placement of ten tensors with only `fast` in the fast tier.
 fn places(fast: usize) -> Vec<usize> {
     (0..10).map(|tensor| usize::from(tensor != fast)).collect()
 }
 
-/// Times of kernels under that placement: the later the tensor, the more it loses in the slow tier.
+/// Returns the times of kernels under that placement: a later tensor loses more in the slow tier.
 fn kernels_ms(fast: usize) -> Vec<u64> {
     (0..10).map(|kernel| if kernel == fast { 10 } else { 40 + kernel as u64 }).collect()
 }
 
-/// A learner to which nine of these placements were reported, so that it answers with the fastest.
+/// Returns a learner with reports on nine of these placements, so that it answers with the fastest.
 fn nine_placements() -> (Learner, Problem) {
     let learner = Learner::new(Marl::trained().unwrap());
     let problem = problem(&[10; 10], &[(Some(100), 1), (None, 4)]);
@@ -118,7 +119,7 @@ fn nine_placements() -> (Learner, Problem) {
 
 #[test]
 fn after_nine_placements_the_fastest_is_the_answer() {
-    // The tenth tensor loses most in the slow tier, so it would be tried next.
+    // The tenth tensor loses most in the slow tier, so its placement would be tried next.
     let (learner, problem) = nine_placements();
     let (planned, _) = plan(&learner, &problem, false);
     assert_eq!((planned.plan.places, planned.evaluations), (places(8), 0));
@@ -127,7 +128,7 @@ fn after_nine_placements_the_fastest_is_the_answer() {
 #[test]
 fn one_odd_report_on_a_placement_changes_nothing() {
     let (learner, problem) = nine_placements();
-    // Much too fast on a slow placement, and much too slow on the fastest.
+    // The first report is much too fast for a slow placement, the second much too slow for the fastest.
     for (fast, odd_ms) in [(0, 1), (8, 1000)] {
         report(&learner, &problem, &places(fast), &[odd_ms; 10]);
         report(&learner, &problem, &places(fast), &kernels_ms(fast));

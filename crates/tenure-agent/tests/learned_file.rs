@@ -1,4 +1,4 @@
-//! The file of what was learned: which files are taken, and by how many agents.
+//! Tests of a learner's file: which files are accepted, and by how many agents.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -11,7 +11,7 @@ fn open(path: &Path) -> Result<Learner, String> {
     Learner::open(Marl::trained().unwrap(), path).map_err(|error| error.to_string())
 }
 
-/// The one line that says why the file is not taken.
+/// Returns the one-line message that says why the file is not accepted.
 fn complaint(path: &Path) -> String {
     let complaint = open(path).err().unwrap();
     assert!(complaint.starts_with(&format!("{}: ", path.display())), "{complaint}");

@@ -1,4 +1,4 @@
-//! The agent learns from measured times of programs whose costs are not those that their problems tell.
+//! Tests that the agent learns true costs from measured times of programs whose problems have other costs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
@@ -13,15 +13,15 @@ use tenure_plan::problem::Tier;
 use tenure_plan::problem::generate::{Family, Uncertain};
 use tenure_plan::{Plan, Planner, Problem};
 
-/// One more than the placements that a learner tries.
+/// The number of rounds: one more than the placements that a learner tries.
 const ROUNDS: usize = 10;
-/// Plans tried for each round, and for the plan with true costs.
+/// The number of plans tried in each round, and for the plan by true costs.
 const EVALUATIONS: u64 = 40;
 
-/// Seeds of the programs of each family, chosen before any of them was looked at.
+/// The seeds of the programs of each family, chosen before looking at any of them.
 const SEEDS: [u64; 3] = [101, 102, 103];
 
-/// A program that runs nowhere: the problem that planners are told, and the true times of its steps.
+/// A simulated program: the problem that planners get, and the true times of its steps.
 struct Virtual {
     name: String,
     told: Problem,
@@ -29,12 +29,12 @@ struct Virtual {
     /// Reads of fewer bytes take `small_times` as long in the slow tier as its bandwidth says.
     small_bytes: u64,
     small_times: f64,
-    /// Reads of every third tensor go to and fro in it, and take `random_times` as long.
+    /// Reads of every third tensor are in random order and take `random_times` as long in the slow tier.
     random_times: f64,
 }
 
 impl Virtual {
-    /// A made-up program whose true times and bandwidths are not those that are told.
+    /// Makes up a program whose true times and bandwidths differ from those of its problem.
     fn contended(family: Family, seed: u64) -> Self {
         let Uncertain { told, truth } = family.contended(seed).unwrap();
         let name = format!("{} {seed}", told.name());
@@ -42,8 +42,8 @@ impl Virtual {
         Self { name, told, truth, small_bytes, small_times: 3.0, random_times: 1.0 }
     }
 
-    /// A made-up program that waits for memory only, and holds six times the bytes of the fast tier.
-    /// The slow tier has a quarter of its bandwidth.
+    /// Makes up a program that only waits for memory, with six times the bytes of the fast tier. The slow tier has a
+    /// quarter of the fast tier's bandwidth.
     fn memory_bound(family: Family, seed: u64) -> Self {
         let mut parts = family.program(seed);
         let peak = Problem::new(parts.clone()).unwrap().peak_bytes();
@@ -58,7 +58,7 @@ impl Virtual {
         };
         parts.tiers = vec![tier("fast", Some(peak / 6), 100_000_000_000), tier("slow", None, 25_000_000_000)];
         for kernel in &mut parts.kernels {
-            // 100 bytes take 1 ns.
+            // This is 1 ns for 100 bytes.
             kernel.time_ns = kernel.accesses().map(|access| access.bytes).sum::<u64>() / 100;
         }
         let told = Problem::new(parts).unwrap();
@@ -67,7 +67,7 @@ impl Virtual {
         Self { name, truth: told.clone(), told, small_bytes, small_times: 4.0, random_times: 3.0 }
     }
 
-    /// Nanoseconds that each access of a kernel takes longer in the slow tier, reads first.
+    /// Returns the additional time in ns of each access of a kernel in the slow tier, reads first.
     fn losses_ns(&self, kernel: usize) -> Vec<(usize, f64)> {
         let [fast, slow] = self.truth.tiers() else { panic!("two tiers") };
         let ns = |bytes: u64, bandwidth: u64| bytes as f64 * 1e9 / bandwidth as f64;
@@ -95,7 +95,7 @@ impl Virtual {
         kernels.map(|(number, kernel)| kernel.time_ns + losses(number) as u64).collect()
     }
 
-    /// The problem with true losses in place of bytes: the best score is the least time.
+    /// Returns the problem with true losses in place of bytes: the best score is the least time.
     fn with_true_costs(&self) -> Problem {
         let mut parts = self.told.clone().into_parts();
         for (number, kernel) in parts.kernels.iter_mut().enumerate() {
@@ -120,7 +120,7 @@ fn mapping(round: usize) -> PathBuf {
     Path::new("/results").join(round.to_string())
 }
 
-/// True times of steps in rounds of planning and reporting.
+/// Returns the true times in ns of steps in rounds of planning and reporting.
 fn rounds(learner: &Learner, program: &Virtual, rounds: Range<usize>) -> Vec<u64> {
     rounds
         .map(|round| {
@@ -146,13 +146,13 @@ fn median_read(problem: &Problem) -> u64 {
     reads[reads.len() / 2]
 }
 
-/// Programs of all families.
+/// Returns programs of all families.
 fn programs(make: fn(Family, u64) -> Virtual) -> impl Iterator<Item = Virtual> {
     Family::ALL.into_iter().flat_map(move |family| SEEDS.map(|seed| make(family, seed)))
 }
 
-/// Sums of logarithms of true times over those of plans that were made with true costs: without learning, and in the last
-/// round with it. Prints a line for each program.
+/// Returns sums of logarithms of true times over the times of plans made with true costs: without learning, and in the
+/// last round with it. Prints a line for each program.
 fn excess(programs: impl Iterator<Item = Virtual>) -> (f64, f64) {
     let (mut without, mut with) = (0.0, 0.0);
     let mut slower = Vec::new();

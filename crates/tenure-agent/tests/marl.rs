@@ -1,4 +1,4 @@
-//! What the planner that has learned does with problems that it has not been trained on.
+//! Tests of the learned planner on problems that it was not trained on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;
@@ -29,7 +29,7 @@ fn density_score(problem: &Problem) -> f64 {
     Rule::Density.place(problem, problem.tiers()[0].capacity.unwrap()).score(problem)
 }
 
-/// Two tiers, the fast one of so many bytes.
+/// Returns the problem with two tiers, of which the fast one has `bytes` bytes.
 fn with_capacity(problem: &Problem, bytes: u64) -> Problem {
     let tier = |name: &str, capacity| Tier {
         name: name.into(),
@@ -54,7 +54,7 @@ fn without_changes_of_prices_the_order_is_the_density_rules() {
     }
 }
 
-/// The specification's table: the optimum, which a solver found.
+/// The optima, found by a solver, are those of the specification's table.
 #[test]
 fn berts_optimum_is_reached_sooner_than_by_other_policies() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
@@ -142,7 +142,7 @@ fn what_holds_nothing_is_planned_too() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever a policy does: no plan is too large, and no placement surpasses the bound.
+    /// For any policy: no plan is too large, and no placement surpasses the bound.
     #[test]
     fn any_policys_plans_can_be_played(seed in any::<u64>(), family in prop::sample::select(Family::ALL.to_vec())) {
         let problem = family.fixed(seed).unwrap();
@@ -175,7 +175,7 @@ fn what_wins_nothing_has_the_room_that_is_left() {
                 tensor("a", Tag::Activation),
                 tensor("unread", Tag::Weight),
                 tensor("empty", Tag::Activation),
-                tensor("nobody's", Tag::Activation),
+                tensor("untouched", Tag::Activation),
             ],
             kernels: vec![kernel(vec![], access(0, 100)), kernel(access(0, 100), access(2, 0))],
             ..Parts::default()

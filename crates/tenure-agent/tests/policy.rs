@@ -1,4 +1,4 @@
-//! Policies as files.
+//! Tests of policies as files.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -73,7 +73,7 @@ proptest! {
     #[test]
     fn any_bytes_are_a_policy_or_an_error(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
         let mut bytes = TRAINED.to_vec();
-        // Mostly in the header, where it matters.
+        // Mostly changes the header, where it matters.
         for (at, byte) in &changes {
             let at = at.index(2048.min(bytes.len()));
             bytes[at] = *byte;

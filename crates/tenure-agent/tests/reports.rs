@@ -1,4 +1,4 @@
-//! Clients report times to an agent, and it answers.
+//! Tests of clients that report times to an agent, and of its answers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -14,7 +14,7 @@ use tenure_agent::serve::{Address, Client, Learned, Options, Request, ServeError
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::Rule;
 
-/// An example of the documentation, by its number.
+/// Returns an example of the documentation by its number.
 fn example(number: usize) -> &'static str {
     let document = include_str!("../../../docs/reference/agent-protocol.md");
     document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap()
@@ -24,7 +24,7 @@ fn request() -> Request {
     Request::from_json(example(0).as_bytes()).unwrap()
 }
 
-/// Calls `client` with an agent that serves meanwhile.
+/// Calls `client` while an agent serves.
 fn serve(learner: Option<Learner>, client: impl FnOnce(Client)) {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
@@ -45,7 +45,7 @@ fn serve(learner: Option<Learner>, client: impl FnOnce(Client)) {
     });
 }
 
-/// Ends the agent, also if its client panics.
+/// Ends the agent when dropped, also if its client panics.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -133,8 +133,8 @@ fn an_agent_that_does_not_learn_says_so() {
     });
 }
 
-/// Two reports to an agent that refuses the first, closes the connection when `read` bytes of the second have come, and
-/// answers it on another.
+/// Sends two reports to an agent that refuses the first, closes the connection after `read` bytes of the second, and
+/// answers that on another connection.
 fn refused_and_closed(report: &Measured, read: usize) -> [Result<Learned, ServeError>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
@@ -160,7 +160,7 @@ fn an_agent_that_closes_the_connection_after_a_refusal_is_asked_on_another() {
     let report = Measured::from_json(example(2).as_bytes()).unwrap();
     let mut whole = Vec::new();
     Frame { kind: Kind::Report, body: report.to_json().unwrap() }.write(&mut whole).unwrap();
-    // Bytes that are left unread reset the connection; if there are none, it ends.
+    // Unread bytes reset the connection; without any, it ends normally.
     for read in [1, whole.len()] {
         let [first, second] = refused_and_closed(&report, read);
         assert!(matches!(first, Err(ServeError::Refused { .. })), "{first:?}");

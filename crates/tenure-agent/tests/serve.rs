@@ -1,4 +1,4 @@
-//! An agent and its clients, over real sockets.
+//! Tests of an agent and its clients over real sockets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ use tenure_core::Clock;
 use tenure_plan::planner::{Evolutionary, Planned, PlannerError, PlannerOptions, Watch};
 use tenure_plan::{Mapping, Planner, Problem, Rule};
 
-/// Weights of 60 and 40 bytes and what they make, in a fast tier of 100.
+/// A problem with weights of 60 and 40 bytes and the activations of the first, in a fast tier of 100 bytes.
 const PROBLEM: &str = r#"{
   "format": "tenure-problem", "version": 1, "name": "small",
   "tiers": [
@@ -44,20 +44,20 @@ const PROBLEM: &str = r#"{
   ]
 }"#;
 
-/// Longer than any test takes: what waits for so long hangs.
+/// A time longer than any test takes: a wait of this length is a hang.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Goes on for as long as it is asked to, one plan after the other, and shows how far it has come.
+/// A planner that tries one plan after the other as long as it may, and counts them.
 #[derive(Clone, Default)]
 struct Restless {
-    /// Plans that it has tried.
+    /// The number of plans that it has tried.
     tried: Arc<AtomicU64>,
-    /// Ends it.
+    /// Ends the planner.
     is_enough: Arc<AtomicBool>,
 }
 
 impl Restless {
-    /// Waits until it plans.
+    /// Waits until it has tried a plan.
     fn wait(&self) {
         eventually(|| self.tried.load(Ordering::Relaxed) > 0);
     }
@@ -81,7 +81,7 @@ impl Planner for Restless {
     }
 }
 
-/// Has a fault.
+/// A planner that panics.
 struct Faulty;
 
 impl Planner for Faulty {
@@ -94,7 +94,7 @@ impl Planner for Faulty {
     }
 }
 
-/// Calls `client` with an agent that serves meanwhile.
+/// Calls `client` while an agent serves.
 fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let (socket, results) = (folder.path().join("agent.sock"), folder.path().join("results"));
@@ -108,7 +108,7 @@ fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) 
     let agent = Agent { socket, results, restless, is_done: AtomicBool::new(false), _folder: folder };
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&agent.is_done)));
-        // Also if the client panics.
+        // Ends the agent even if the client panics.
         let _ends = Ends(&agent.is_done);
         client(&agent)
     })
@@ -145,7 +145,7 @@ impl Agent {
         stream
     }
 
-    /// What is said to these bytes, after which nothing comes, and whether the connection is closed then.
+    /// Returns the refusal that these bytes get. Checks that nothing follows and that the connection is closed.
     fn refusal(&self, bytes: &[u8]) -> Refusal {
         let mut stream = self.connect();
         stream.write_all(bytes).unwrap();
@@ -157,7 +157,7 @@ impl Agent {
         refusal
     }
 
-    /// Names of the files in the folder for results.
+    /// Returns the paths of the files in the folder for results.
     fn files(&self) -> BTreeSet<PathBuf> {
         fs::read_dir(&self.results).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
@@ -177,7 +177,7 @@ fn frame(kind: Kind, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A search that goes on until it is ended.
+/// Returns options of a search that goes on until it is ended.
 fn endless() -> Options {
     Options { seconds: MAX_SECONDS, fast_bytes: Some(60), ..with_planner("restless") }
 }
@@ -187,7 +187,7 @@ fn proper() -> Vec<u8> {
 }
 
 #[test]
-fn a_request_is_answered_with_a_mapping_that_anybody_can_read() {
+fn a_request_is_answered_with_a_mapping_that_every_process_can_read() {
     serve(
         |_| {},
         |agent| {
@@ -260,7 +260,7 @@ fn what_cannot_be_planned_is_refused_and_the_connection_goes_on() {
         |agent| {
             let mut client = agent.client();
             for (options, code, says) in [
-                (with_planner("nobody"), "planner", "there are density, hotness"),
+                (with_planner("unknown"), "planner", "there are density, hotness"),
                 (with_planner("faulty"), "plan", "the planner failed"),
             ] {
                 match client.ask(&request(options)) {
@@ -317,13 +317,13 @@ fn no_name_in_a_request_leads_out_of_the_folder() {
 }
 
 #[test]
-fn two_clients_are_planned_for_at_once_and_silent_ones_block_nobody() {
+fn two_clients_are_planned_for_at_once_and_silent_ones_block_no_other() {
     serve(
         |config| config.connections = 5,
         |agent| {
             let _silent = [agent.connect(), agent.connect()];
             thread::scope(|scope| {
-                // Also if the other client is not answered.
+                // Ends the planner even if the other client is not answered.
                 let ends = Ends(&agent.restless.is_enough);
                 let slow = scope.spawn(|| agent.client().ask(&request(endless())));
                 agent.restless.wait();
@@ -338,7 +338,7 @@ fn two_clients_are_planned_for_at_once_and_silent_ones_block_nobody() {
 }
 
 #[test]
-fn who_is_silent_for_too_long_is_told_and_makes_place() {
+fn a_client_that_is_silent_for_too_long_is_told_and_makes_place() {
     let clock = Clock::manual();
     let config = |config: &mut ServerConfig| {
         config.connections = 1;
@@ -351,7 +351,7 @@ fn who_is_silent_for_too_long_is_told_and_makes_place() {
         let mut client = agent.connect();
         let busy = Frame::read(&mut client).unwrap().unwrap();
         assert_eq!(serde_json::from_slice::<Refusal>(&busy.body).unwrap().code, "busy");
-        // A connection's patience may have begun after the clock was set forward once.
+        // A connection's time may begin after the clock was first set forward, so it is set forward again.
         let told = thread::scope(|scope| {
             let told = scope.spawn(|| Frame::read(&mut slow));
             eventually(|| {
@@ -388,7 +388,7 @@ fn an_agent_that_is_to_end_answers_with_the_best_so_far() {
         |_| {},
         |agent| {
             thread::scope(|scope| {
-                // If the agent does not end it, the planner ends after the test has failed.
+                // If the agent does not end the planner, this ends it after the test has failed.
                 let _enough = Ends(&agent.restless.is_enough);
                 let asked = scope.spawn(|| agent.client().ask(&request(endless())));
                 agent.restless.wait();
@@ -424,7 +424,7 @@ fn an_agent_listens_on_the_loopback_too() {
 }
 
 #[test]
-fn who_is_one_too_many_reads_why_whatever_was_sent() {
+fn a_client_beyond_the_limit_reads_why_whatever_was_sent() {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let config = ServerConfig { connections: 1, patience: LONG, ..ServerConfig::new(results.path()) };
@@ -458,7 +458,8 @@ fn a_server_needs_a_folder_and_a_planner() {
     assert!(matches!(error, ServeError::NoPlanners), "{error}");
 }
 
-/// Something sent: any bytes, a frame of any bytes, and a request with some bytes changed, cut off anywhere.
+/// Generates hostile messages: arbitrary bytes, a frame with an arbitrary body, a request that is cut off, and one with
+/// some bytes changed.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let body = request(Options::default()).to_json().unwrap();
     let length = body.len() + 12;
@@ -468,7 +469,7 @@ fn hostile() -> impl Strategy<Value = Vec<u8>> {
         changes.into_iter().for_each(|(place, byte)| bytes[place] = byte);
         bytes
     };
-    // Within the body alone, the header's length holds: what is parsed is JSON, or nearly.
+    // Changes within the body leave the header's length valid, so that the parser gets JSON, or nearly.
     let digits = prop::collection::vec((12..length, prop::sample::select(b"0123456789-\"[]{},:en".to_vec())), 1..3);
     let cut = (0..length).prop_map(|length| proper()[..length].to_vec());
     prop_oneof![
@@ -491,9 +492,9 @@ fn ten_thousand_hostile_messages_leave_the_agent_as_it_was() {
             for _ in 0..MESSAGES {
                 let message = strategy.new_tree(&mut runner).unwrap().current();
                 let mut stream = agent.connect();
-                // The agent may have closed it before all is sent.
+                // The agent may have closed the connection before all bytes are sent.
                 let _ = stream.write_all(&message).and_then(|()| stream.shutdown(Shutdown::Write));
-                // Nothing is read of what ends while it is said.
+                // There may be no reply if the connection ends while it is sent.
                 if let Ok(Some(reply)) = Frame::read(&mut stream) {
                     match reply.kind {
                         Kind::Placed => {
@@ -512,7 +513,7 @@ fn ten_thousand_hostile_messages_leave_the_agent_as_it_was() {
     );
 }
 
-/// The example in Python. Dropped, it is killed.
+/// The example agent in Python. Dropping it kills the process.
 struct Example(Child);
 
 impl Drop for Example {
@@ -523,7 +524,7 @@ impl Drop for Example {
 }
 
 #[test]
-fn anybodys_agent_takes_its_place() {
+fn another_programs_agent_takes_its_place() {
     if let Err(error) = Command::new("python3").arg("--version").output() {
         return eprintln!("skipped: python3 does not start: {error}");
     }
@@ -555,7 +556,8 @@ fn anybodys_agent_takes_its_place() {
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it is closed");
 }
 
-/// What a client makes of an agent that says `replies`, each on a connection of its own, to one request after the other.
+/// Returns a client's results for an agent that sends `replies`, each on a connection of its own, to one request after
+/// the other.
 fn told(replies: &[Vec<u8>]) -> Vec<Result<Answer, ServeError>> {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("agent.sock");
@@ -568,7 +570,7 @@ fn told(replies: &[Vec<u8>]) -> Vec<Result<Answer, ServeError>> {
                 stream.write_all(bytes).unwrap();
                 stream
             };
-            // Connections stay open until all have been said.
+            // The connections stay open until all replies are sent.
             replies.iter().map(reply).collect::<Vec<UnixStream>>()
         });
         let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
@@ -584,7 +586,7 @@ fn answer(placed: &Placed) -> Vec<u8> {
     frame(Kind::Placed, &serde_json::to_vec(placed).unwrap())
 }
 
-/// An agent that answers with one mapping.
+/// Returns a client's result for an agent that answers with this mapping.
 fn stubborn(mapping: &str) -> Result<Answer, ServeError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mapping.json");
@@ -601,7 +603,7 @@ fn a_connection_on_which_something_went_wrong_is_not_used_again() {
     let path = folder.path().join("mapping.json");
     fs::write(&path, MAPPING).unwrap();
     let from = |planner: &str| answer(&Placed { planner: planner.into(), ..placed(&path) });
-    // What is left unread is an answer too: to the request before.
+    // The rest of the bytes is an answer too, but to the previous request.
     let wrong = [b"TNAG\x02\0\x02\0\0\0\0\0".to_vec(), from("late")].concat();
     let answers = told(&[wrong, from("right")]);
     assert!(matches!(answers[0], Err(ServeError::Frame { .. })));

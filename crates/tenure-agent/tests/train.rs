@@ -1,4 +1,4 @@
-//! Training.
+//! Tests of training.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::ControlFlow;

@@ -1,10 +1,12 @@
-//! What was learned, in figures:
-//! `cargo run --release -p tenure-agent --features milp --example evidence -- CURVES.tsv [PROBLEM.json|TRACE.pickle.xz ...]`.
+//! Figures that compare the learned planner with others:
+//! `cargo run --release -p tenure-agent --features milp --example evidence -- CURVES.tsv [PROBLEM.json|TRACE.pickle.xz
+//! ...]`.
 //!
-//! [Placements](placements) first, on problems that nobody has trained on: how many evaluations each policy needs until it is
-//! close to the optimum, which a solver says. Then [schedules], where planners are told other costs than the true ones: how
-//! much faster the plans of marl are, at equal evaluations, than others'. Programs are made up here, or are those of the
-//! files; one that is not there is left out. Nothing was tuned on the seeds below. `scripts/evidence.py` draws the curves.
+//! [Placements](placements) counts, on problems that no policy was trained on, how many evaluations each policy needs
+//! to get close to the optimum, which a solver finds. [Schedules](schedules) compares plans made from estimated costs
+//! by their true times: how much faster those of marl are than others' at equal evaluations. Programs are made up here
+//! or come from the given files; missing files are left out. Nothing was tuned on the seeds below.
+//! `scripts/evidence.py` draws the curves.
 
 mod placements;
 mod schedules;
@@ -21,8 +23,7 @@ use tenure_plan::{Problem, Trace};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Made-up problems have seeds from here on: training draws its own from all numbers of 64 bits, and what was tuned by hand
-/// was tuned on others.
+/// The first seed of made-up problems. Training draws its own from all 64-bit numbers, and manual tuning used others.
 const SEEDS: u64 = 7_000_000;
 
 fn main() -> Result<()> {
@@ -39,13 +40,13 @@ fn main() -> Result<()> {
     schedules::compare(&programs, &mut curves)
 }
 
-/// A problem, or what a trace tells of one.
+/// Reads a problem, or makes one from a trace.
 fn program(file: &str) -> Result<Problem> {
     if file.ends_with(".json") {
         return Ok(Problem::read(file)?);
     }
     let mut parts = Problem::of_trace(&Trace::read(file)?)?.into_parts();
-    // A trace does not say what kernels do. Those that allocate as many bytes count as the same.
+    // A trace does not name kernels. Those that allocate as many bytes get the same name.
     for kernel in &mut parts.kernels {
         kernel.name = format!("allocation of {} bytes", kernel.writes.first().map_or(0, |write| write.bytes));
     }
@@ -56,7 +57,7 @@ fn options(objective: Objective, evaluations: u64, seed: u64) -> PlannerOptions 
     PlannerOptions { objective, time_limit: Duration::from_secs(600), evaluations: Some(evaluations), seed }
 }
 
-/// The best so far after each evaluation of a search.
+/// Returns the best value so far after each evaluation of a search.
 fn curve(
     judge: &Problem,
     options: &PlannerOptions,
@@ -71,12 +72,12 @@ fn curve(
     Ok(curve)
 }
 
-/// What a curve has come to after so many evaluations: a search may have ended before, at the best there is.
+/// Returns a curve's value after `evaluations`: its last one if the search ended before, at the best there is.
 fn after(curve: &[f64], evaluations: u64) -> f64 {
     curve.get(evaluations as usize - 1).or(curve.last()).copied().unwrap_or(f64::NAN)
 }
 
-/// What is drawn, tab separated.
+/// The file of the curves' points, tab separated.
 struct Curves(File);
 
 impl Curves {
@@ -92,7 +93,7 @@ impl Curves {
     }
 }
 
-/// Of several values.
+/// The mean and the range of several values.
 struct Spread {
     mean: f64,
     least: f64,

@@ -12,15 +12,15 @@ use tenure_plan::{Planner, Problem, simulate};
 use super::{Curves, Result, SEEDS, Spread, after, curve, options};
 
 const EVALUATIONS: u64 = 1000;
-/// The share of the optimum that is close.
+/// The share of the optimum that counts as close.
 const CLOSE: f64 = 0.995;
-/// Problems that are made up.
+/// The number of made-up problems.
 const PROBLEMS: usize = 24;
-/// Policies that have learned nothing, each from another seed.
+/// The number of untrained policies, each from another seed.
 const RANDOM: u64 = 5;
-/// Programs with more tensors are not solved here.
+/// The most tensors of a program that is solved here.
 const SOLVED: usize = 2_000;
-/// At which the curves are drawn.
+/// The numbers of evaluations at which curves are drawn.
 const POINTS: [u64; 13] = [1, 2, 3, 4, 6, 8, 12, 20, 40, 80, 160, 400, 1000];
 
 pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
@@ -53,7 +53,7 @@ pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
         }
         let mut random = needed.split_off(2);
         random.sort_unstable_by_key(|needed| needed.unwrap_or(u64::MAX));
-        // Of the five the middle one.
+        // The median of the five.
         let others = needed[1].unwrap_or(u64::MAX).min(random[random.len() / 2].unwrap_or(u64::MAX));
         let half = needed[0].is_some_and(|needed| needed.saturating_mul(2) <= others);
         is_half.push((half, others));
@@ -83,7 +83,7 @@ pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
     Ok(())
 }
 
-/// The programs with 20 and 50 % of their peak in the fast tier, and made-up problems.
+/// Returns the programs with 20 and 50 % of their peak in the fast tier, and made-up problems.
 fn problems(programs: &[Problem]) -> Result<Vec<Problem>> {
     let mut problems = Vec::new();
     for program in programs.iter().filter(|program| program.tensors().len() <= SOLVED) {
@@ -113,7 +113,7 @@ fn tier(capacity: Option<u64>) -> Tier {
     }
 }
 
-/// The solver's, which says so itself if it is less than a bound.
+/// Returns the solver's best score. Prints a note if its bound is higher.
 fn optimum(problem: &Problem) -> Result<f64> {
     let options = super::PlannerOptions { time_limit: Duration::from_secs(60), ..options(Objective::Score, 1, 0) };
     let planned = Milp.plan(problem, &options, &mut |_| ControlFlow::Continue(()))?;

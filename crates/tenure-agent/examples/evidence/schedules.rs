@@ -1,4 +1,4 @@
-//! Contention, migration and unknown costs: others' times over marl's, at equal evaluations.
+//! Contention, migration and unknown costs: the times of others' plans over those of marl's, at equal evaluations.
 
 use tenure_agent::Marl;
 use tenure_plan::planner::{Evolutionary, Objective};
@@ -8,12 +8,12 @@ use tenure_plan::{Problem, Rule, simulate};
 use super::{Curves, Result, SEEDS, Spread, after, curve, options};
 
 const POINTS: [u64; 11] = [1, 3, 10, 30, 60, 100, 150, 250, 400, 700, 1000];
-/// Points of which figures are printed.
+/// The points at which figures are printed.
 const PRINTED: [u64; 5] = [1, 30, 100, 400, 1000];
 const RUNS: u64 = 10;
-/// Problems that are made up for each run.
+/// The number of made-up problems in each run.
 const PROBLEMS: usize = 12;
-/// Of larger programs, fewer plans are tried.
+/// The number of tensors above which fewer plans are tried.
 const LARGE: usize = 10_000;
 
 pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
@@ -31,7 +31,7 @@ pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
 
 fn run(name: &str, most: u64, curves: &mut Curves, problems: &dyn Fn(u64) -> Result<Vec<Uncertain>>) -> Result<()> {
     let marl = Marl::trained()?;
-    // For each point the logarithms of all runs, and how often marl has the better plan.
+    // For each point, the logarithms of all runs, and how often marl has the better plan.
     let points: Vec<u64> = POINTS.into_iter().filter(|point| *point <= most).collect();
     let (mut evolution, mut density) = (vec![Vec::new(); points.len()], vec![Vec::new(); points.len()]);
     let (mut won, mut all) = (vec![0; points.len()], 0);
@@ -61,7 +61,7 @@ fn run(name: &str, most: u64, curves: &mut Curves, problems: &dyn Fn(u64) -> Res
     Ok(())
 }
 
-/// Nanoseconds of the best plans so far, after each evaluation.
+/// Times in ns of the best plans so far, after each evaluation.
 struct Times {
     marl: Vec<f64>,
     evolution: Vec<f64>,
@@ -84,7 +84,7 @@ impl Times {
     }
 }
 
-/// What these are logarithms of.
+/// Returns the factors that these are the logarithms of.
 fn factors(logarithms: &[f64]) -> Spread {
     let Spread { mean, least, most } = Spread::of(logarithms);
     Spread { mean: mean.exp(), least: least.exp(), most: most.exp() }

@@ -21,8 +21,9 @@ pub use file::LearnedError;
 
 /// The number of programs that are remembered: the last ones that asked.
 const PROGRAMS: usize = 16;
-/// Mappings of a program whose times may still be reported: the last ones. Placements whose times are remembered: the fastest.
+/// The number of mappings of a program whose times may still be reported: the last ones.
 const GIVEN: usize = 64;
+/// The number of placements of a program whose times are remembered: the fastest ones.
 const OBSERVATIONS: usize = 32;
 /// The number of reports on a placement that are remembered: the last ones. Their medians count.
 const REPORTS: usize = 5;
@@ -66,9 +67,9 @@ pub enum ReportError {
     /// The times are of another problem.
     #[error("times of {found} kernel{}: the mapping's problem has {kernels}: report a time for each", plural(*found as u64))]
     Kernels {
-        /// Times that were reported.
+        /// The number of times that were reported.
         found: usize,
-        /// Kernels of the problem.
+        /// The number of kernels of the problem.
         kernels: usize,
     },
     /// The step, or every kernel, has a time of 0.

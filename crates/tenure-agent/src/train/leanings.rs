@@ -1,4 +1,4 @@
-//! How groups of tensors learn what to lean to.
+//! Training of the leanings of groups of tensors.
 
 use std::ops::ControlFlow;
 
@@ -16,26 +16,27 @@ use crate::policy::Policy;
 use crate::random::normal;
 
 const LEARNING_RATE: f64 = 1e-3;
-/// Problems of a step.
+/// The number of problems in a step.
 const BATCH: usize = 4;
-/// Plans of one problem that are compared in a step; every second one is the mirror image of the one before.
+/// The number of plans of one problem that are compared in a step. Every second one is the mirror image of the one
+/// before.
 const SAMPLES: usize = 12;
-/// How far leanings of groups are from those of the policy.
+/// The standard deviation of a group's offsets from the policy's leanings.
 const SPREAD: f64 = 0.7;
-/// Differences in gain that count as much as greater ones, if they are all there are in a problem.
+/// A difference in gain below which differences count less. It is added to the standard deviation of a problem's gains.
 const SCALE: f64 = 0.05;
-/// The gain of a plan that cannot be played: moves that wait for each other, as times are others than those that were told.
+/// The gain of a plan that cannot be simulated, because its moves wait for each other under the true times.
 const UNPLAYABLE: f64 = -2.0;
 
 struct Lesson {
     problem: Uncertain,
     choices: Choices,
-    /// Nanoseconds that the plan of the density rule takes.
+    /// The time in ns that the density rule's plan takes.
     density_ns: f64,
 }
 
 impl Lesson {
-    /// The logarithm of how much faster a plan is than that of the density rule, in truth.
+    /// Returns the logarithm of the density rule's time over the plan's time, both by true times.
     fn gain(&self, decoder: &Decoder<'_>, leanings: &[f32], offsets: &[f64]) -> f64 {
         let plan = decoder.decode(&self.choices.decide(&self.choices.offset(leanings, offsets)));
         simulate(&self.problem.truth, &plan).map_or(UNPLAYABLE, |played| (self.density_ns / played.makespan_ns).ln())
@@ -74,7 +75,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
     }
 }
 
-/// The mean gain of the plans without a search.
+/// Returns the mean gain of the plans without a search.
 fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
     let mut sum = 0.0;
     for lesson in lessons {
@@ -85,8 +86,8 @@ fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
     Ok(sum / lessons.len() as f64)
 }
 
-/// Something whose gradient leads to where a problem's samples are better than others of it: the offsets of a group's
-/// leanings are normal, so that the logarithm of their probability grows along them.
+/// Returns a tensor whose gradient leads towards the better samples of a problem. The offsets of a group's leanings are
+/// normally distributed, so the gradient of their log-probability is proportional to the offsets.
 fn loss(policy: &Policy, lesson: &Lesson, generator: &Generator) -> Result<Tensor, TrainError> {
     let choices = &lesson.choices;
     let leanings = policy.leanings(&choices.features)?;

@@ -1,10 +1,10 @@
-//! Training, on made-up problems.
+//! Training on made-up problems.
 //!
-//! First sellers learn to set prices: each step plays a market and goes down the gradient of the bound that its prices give
-//! (the Lagrangian dual of placement). It is convex in prices, so nobody has to say which prices would have been right, and
-//! the network learns to get there in few rounds. Then groups of tensors learn what to lean to: by policy gradient
-//! (REINFORCE), with the time that the simulator says a plan takes in truth, where planners were told another. A problem's
-//! other samples are the baseline of each.
+//! First, sellers learn to set prices. Each step plays a market and goes down the gradient of the bound that its prices
+//! give (the Lagrangian dual of placement). The bound is convex in prices, so training needs no examples of good
+//! prices, and the network learns to reach them in few rounds. Then, groups of tensors learn their leanings by policy
+//! gradient (REINFORCE). The reward is a plan's simulated time by the true costs, while planners only get estimates.
+//! The baseline of each sample is the mean of all samples of its problem.
 
 mod leanings;
 mod prices;
@@ -19,16 +19,16 @@ use tenure_tensor::random::Generator;
 
 use crate::policy::Policy;
 
-/// How to train.
+/// Settings of [`train`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainOptions {
-    /// Problems that are made up for each stage.
+    /// The number of problems that are generated for each stage.
     pub problems: u64,
-    /// Steps in which sellers learn.
+    /// The number of steps in which sellers learn.
     pub price_steps: u64,
-    /// Steps in which groups of tensors learn.
+    /// The number of steps in which groups of tensors learn.
     pub leaning_steps: u64,
-    /// Where random numbers begin. The same options give the same policy.
+    /// The seed of random numbers. The same options give the same policy.
     pub seed: u64,
 }
 
@@ -38,62 +38,63 @@ impl Default for TrainOptions {
     }
 }
 
-/// What is learned.
+/// A stage of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Prices of room in the fast tier.
+    /// Sellers learn prices of room in the fast tier.
     Prices,
-    /// What is done with tensors.
+    /// Groups of tensors learn leanings to treatments.
     Leanings,
 }
 
 /// A point of the learning curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainProgress {
-    /// What is learned.
+    /// The stage.
     pub stage: Stage,
-    /// Steps made in the stage.
+    /// The number of steps made in the stage.
     pub step: u64,
-    /// Steps of the stage.
+    /// The number of steps of the stage.
     pub steps: u64,
-    /// On problems that are not trained on, without a search: of prices, the mean of the lowest known
-    /// bound over theirs, in all rounds; of leanings, the mean logarithm of the density rule's time over the plan's.
+    /// The result on problems that are not trained on, without a search. For prices: the mean over all rounds of the
+    /// lowest known bound divided by that of the prices. For leanings: the mean logarithm of the density rule's time
+    /// over the plan's.
     pub validation: f64,
 }
 
-/// What came of training.
+/// The result of training.
 pub struct Trained {
-    /// What was learned.
+    /// The trained policy.
     pub policy: Policy,
-    /// How.
+    /// The learning curve.
     pub curve: Vec<TrainProgress>,
 }
 
-/// Why training ended. Always one line.
+/// The reason why training failed. Its message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// An operation on tensors: no memory.
+    /// An operation on tensors failed: there is not enough memory.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// An optimizer.
+    /// The networks or the optimizer failed.
     #[error(transparent)]
     Network(#[from] tenure_nn::Error),
-    /// A problem that was made up is none.
+    /// A generated problem is invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The plan of a rule cannot be played.
+    /// The plan of a rule cannot be simulated.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// Of so many problems that are trained on, there is one more to validate by.
+/// The number of training problems for each validation problem.
 const TRAINED_PER_VALIDATED: u64 = 30;
-/// How often there is a point of the curve in a stage.
+/// The number of points of the curve in a stage.
 const POINTS: u64 = 20;
 
-/// Trains a policy. `watch` is told of each point of the curve, and says whether to go on; what was learned until then is
-/// returned.
+/// Trains a policy. `watch` gets each point of the curve and decides whether to go on. If it stops training, the policy
+/// so far is returned.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -115,7 +116,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// After a step, or before the first: a point of the curve, if it is its turn.
+    /// Adds a point to the curve and shows it to the caller, if one is due after `step` steps.
     fn pass(
         &mut self,
         stage: Stage,
@@ -131,7 +132,7 @@ impl Run<'_> {
     }
 }
 
-/// Problems of all families, one after the other: the first to validate by, the others to train on.
+/// Makes problems of all families in turn. Returns those for validation and those for training.
 fn lessons<T>(
     options: &TrainOptions,
     make: impl Fn(Family, u64) -> Result<T, TrainError>,

@@ -1,4 +1,4 @@
-//! How sellers learn to set prices.
+//! Training of the prices that sellers set.
 
 use std::ops::ControlFlow;
 
@@ -16,14 +16,14 @@ use crate::play::Play;
 use crate::policy::Policy;
 
 const LEARNING_RATE: f64 = 3e-3;
-/// Rounds in which prices follow the demand, to know what is possible.
+/// The number of rounds in which prices follow the demand, to find the lowest bound.
 const TEACHER_ROUNDS: usize = 200;
-/// Bounds closer to the lowest known one than this are as good.
+/// The relative distance to the lowest known bound within which bounds count as equal.
 const MARGIN: f64 = 2e-3;
 
 struct Lesson {
     problem: Problem,
-    /// The lowest that is known.
+    /// The lowest known bound.
     bound: f64,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
     }
 }
 
-/// The mean of the lowest bound over that which prices give.
+/// Returns the mean of the lowest known bound divided by the bound that the policy's prices give.
 fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
     let mut sum = 0.0;
     for lesson in lessons {
@@ -81,7 +81,7 @@ fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
     Ok(sum / (lessons.len() * ROUNDS) as f64)
 }
 
-/// What prices that follow the demand come to.
+/// Returns the lowest bound that prices reach by following the demand.
 fn lowest_bound(market: &Market<'_>) -> f64 {
     let mut play = Play::new(market);
     let mut lowest = f64::INFINITY;
@@ -92,7 +92,8 @@ fn lowest_bound(market: &Market<'_>) -> f64 {
     lowest
 }
 
-/// The logarithm of how far the bound is above the lowest, after prices have changed: [`Market::bound`] as a tensor.
+/// Returns the logarithm of the bound's excess over the lowest one, after prices have changed: [`Market::bound`] as a
+/// tensor.
 fn excess(market: &Market<'_>, log_prices: &[f64], changes: &Tensor, lowest: f64) -> tenure_tensor::Result<Tensor> {
     let buyers = &market.buyers;
     let vector = |of: &dyn Fn(&Buyer) -> f64| {
