@@ -9,16 +9,16 @@ use crate::{Marl, Policy};
 /// with that feature. [`Marl`] uses `policy`.
 pub fn planners(policy: Policy) -> Vec<(Box<dyn Planner + Send + Sync>, &'static str)> {
     let mut planners: Vec<(Box<dyn Planner + Send + Sync>, &str)> = vec![
-        (Box::new(Rule::FirstTouch), "tensors in the order in which they come to be"),
-        (Box::new(Rule::WeightsFirst), "weights, then what comes first"),
-        (Box::new(Rule::ActivationsFirst), "all that is no weight, then weights"),
-        (Box::new(Rule::Hotness), "the most accessed for each byte first"),
+        (Box::new(Rule::FirstTouch), "tensors in the order of their creation"),
+        (Box::new(Rule::WeightsFirst), "weights, then the others, by first use"),
+        (Box::new(Rule::ActivationsFirst), "all tensors but weights, then weights, by first use"),
+        (Box::new(Rule::Hotness), "the tensors with the most accesses for each byte first"),
         (Box::new(Rule::Density), "the most accessed for each byte and kernel of their life first"),
         (Box::new(FlashNeuron), "FlashNeuron's two phases"),
-        (Box::new(Scheduled), "prices of room, then evolution; the default"),
+        (Box::new(Scheduled), "prices of room, then evolutionary search; the default"),
     ];
     planners.extend(milp().map(|milp| (milp, "a mixed-integer program, solved by HiGHS")));
     planners.push((Box::new(Evolutionary::default()), "evolutionary search"));
-    planners.push((Box::new(Marl::new(policy)), "networks that have learned placement on other programs"));
+    planners.push((Box::new(Marl::new(policy)), "networks trained for placement on other programs"));
     planners
 }

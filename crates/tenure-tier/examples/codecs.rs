@@ -1,5 +1,5 @@
-//! Ratio and speed of the codecs on several kinds of tensors, on one core, next to a copy of as many bytes: `cargo run
-//! --release -p tenure-tier --example codecs`.
+//! Ratio and speed of the codecs on several kinds of tensors, on one core, next to a copy of as many bytes:
+//! `cargo run --release -p tenure-tier --example codecs`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -192,7 +192,8 @@ impl Placement {
         Report::new(self, outside)
     }
 
-    /// Checks that every key of the mapping came. After an iteration, the other keys are not of this program.
+    /// Checks that every key of the mapping came. After an iteration, keys that did not come
+    /// are not of this program.
     ///
     /// # Errors
     /// [`TierError::NeverCame`] if one did not.

@@ -191,8 +191,10 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads parts into a target and returns at once. `done` gets the target when all parts are read, or the first
-    /// error when nothing more is written to it. A thread of the reader calls `done`, which must not block it for long.
+    /// Begins to read parts into a target, and returns at once. Calls `done` with the target and the result, when all
+    /// parts are read, or after an error when nothing more is written to the target. A thread of the reader calls it,
+    /// and it must not block that thread for long. If there is nothing to read, or a part is beyond its file's end, the
+    /// calling thread calls it at once.
     ///
     /// # Panics
     /// If the parts are not in the order of their places in the target, overlap, or are not within it.

@@ -116,7 +116,7 @@ impl Region {
             }
             Ok(now) if now.len() >= self.bytes => None,
             Ok(now) => Some(format!(
-                "its file was cut to {} bytes by another process: reading or writing beyond them ends the program",
+                "its file was cut to {} bytes: reading or writing beyond them ends the program",
                 now.len()
             )),
             Err(error) => Some(format!("its file cannot be looked at, and may have been cut: {error}")),

@@ -186,7 +186,7 @@ fn pages_of_a_node_are_looked_at() {
     let placement = Placement::open(mapping, vec![near], Options::default()).unwrap();
     let _entered = placement.enter();
     let block = result("a", "linear", 100_000).unwrap();
-    // SAFETY: the block has as many bytes.
+    // SAFETY: the block has at least these bytes.
     unsafe { block.as_ptr().write_bytes(1, 100_000) };
     let report = placement.report();
     assert_eq!(report.of("near", Tag::Activation).verified, 100_000, "{report}");

@@ -68,7 +68,7 @@ fn pages_of_what_is_free_are_given_back() {
     let tier = Tier::open("fast", &Medium::Dram, Some(4 * MIB)).unwrap();
     let blocks: Vec<DataPtr> = (0..3).map(|_| tier.allocate(MIB as usize).unwrap()).collect();
     for block in &blocks {
-        // SAFETY: the block has as many bytes.
+        // SAFETY: the block has at least these bytes.
         unsafe { block.as_ptr().write_bytes(7, MIB as usize) };
     }
     let [_first, second, third] = <[DataPtr; 3]>::try_from(blocks).ok().unwrap();
@@ -165,7 +165,7 @@ proptest! {
         let tier = Tier::open("any", &Medium::Dram, Some(MIB)).unwrap();
         let mut live: Vec<(DataPtr, usize, u8)> = Vec::new();
         let is_as_written = |(block, bytes, written): &(DataPtr, usize, u8)| {
-            // SAFETY: the block has as many bytes, and they were written.
+            // SAFETY: the block has at least these bytes, and they were written.
             let content = unsafe { std::slice::from_raw_parts(block.as_ptr(), *bytes) };
             content.iter().all(|byte| byte == written)
         };
@@ -176,7 +176,7 @@ proptest! {
                 let start = block.as_ptr().addr() as u64;
                 prop_assert!(start.is_multiple_of(64) && tier.addresses().start <= start);
                 prop_assert!(start + bytes as u64 <= tier.addresses().end);
-                // SAFETY: the block has as many bytes.
+                // SAFETY: the block has at least these bytes.
                 unsafe { block.as_ptr().write_bytes(number as u8, bytes) };
                 live.push((block, bytes, number as u8));
             }

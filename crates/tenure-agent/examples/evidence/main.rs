@@ -1,6 +1,5 @@
 //! Figures that compare the learned planner with others:
-//! `cargo run --release -p tenure-agent --features milp --example evidence -- CURVES.tsv [PROBLEM.json|TRACE.pickle.xz
-//! ...]`.
+//! `cargo run --release -p tenure-agent --features milp --example evidence -- CURVES.tsv [PROBLEM.json|TRACE.pickle.xz ...]`.
 //!
 //! [Placements](placements) counts, on problems that no policy was trained on, how many evaluations each policy needs
 //! to get close to the optimum, which a solver finds. [Schedules](schedules) compares plans made from estimated costs

@@ -78,7 +78,7 @@ pub enum FrameError {
         /// The bytes of the body.
         found: u64,
     },
-    /// The connection ended before the frame.
+    /// The connection ended in the middle of a frame.
     #[error("the connection ended in the middle of a frame")]
     Cut,
     /// The operating system returned an error, or the time ran out.

@@ -103,7 +103,7 @@ struct Extents {
     free: Vec<Arena>,
     /// The file that the next piece goes to if it has room.
     turn: usize,
-    /// The start of the current day, and the bytes written in it.
+    /// The start of the current day, and the bytes accepted for writing in it.
     day: (Instant, u64),
 }
 
@@ -223,7 +223,7 @@ pub struct DiskStatistics {
     pub together_bytes: u64,
     /// Time in which both a read and a write were under way.
     pub together: Duration,
-    /// Bytes written in the current day, of [`DiskOptions::daily_bytes`].
+    /// Bytes accepted for writing in the current day, of [`DiskOptions::daily_bytes`].
     pub today_bytes: u64,
 }
 

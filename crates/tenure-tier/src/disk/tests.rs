@@ -346,7 +346,6 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// After any order of writes, reads and drops, everything comes back unchanged and all room becomes free again.
-    /// again.
     #[test]
     fn everything_comes_back(
         steps in prop::collection::vec((0_u8..4, 0_usize..5 * CHUNK / 2, any::<u64>()), 1..40), count in 1_usize..4,

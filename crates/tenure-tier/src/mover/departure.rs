@@ -175,7 +175,7 @@ impl DeviceSide {
         self.mark(name, stream)
     }
 
-    /// Keeps the source until it is [released](super::Stored::lead_to). If the `Stored` is dropped before, keeps it until
+    /// Keeps the source until it is [released](super::Stored::lead_to), or, if the `Stored` is dropped before, until
     /// `event` has passed.
     fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Arc<Source> {
         Arc::new(Source::new(source, Arc::clone(event), Arc::downgrade(&self.departures)))

@@ -11,7 +11,7 @@ use tenure_device::{DriverError, Event, EventKind, Stream};
 /// The number of untimed copies from which on their times are collected.
 const TIMED: usize = 16;
 
-/// Statistics of a link since the mover was created.
+/// The traffic over a link so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkStatistics {
     /// Bytes moved; for a disk, in whole blocks.

@@ -101,7 +101,7 @@ impl Stored {
 }
 
 /// Source bytes on a device, kept until the program has waited for their copy, on its stream or on the host. Since the
-/// program's own calls free them, and not the end of the copies, each of its steps finds the same memory free.
+/// program's own calls free them, each of its steps finds the same memory free, however long the copies take.
 #[derive(Default)]
 pub(super) struct Source {
     bytes: Mutex<Option<Arc<Bytes>>>,

@@ -135,7 +135,7 @@ fn expect_peace(memory: Memory) {
 }
 
 #[test]
-fn what_goes_out_is_freed_in_the_order_of_its_stream_by_who_comes_behind_it() {
+fn a_source_is_freed_in_the_order_of_its_stream_once_that_waits_for_the_copy() {
     for memory in memories() {
         let mover = mover(Some(memory), None);
         let allocated = || memory.allocator().statistics().all.allocated_bytes.current;
@@ -238,7 +238,7 @@ fn a_pass_forward_and_back_is_ordered_by_the_device_alone() {
 }
 
 #[test]
-fn a_source_is_written_to_behind_its_store_and_a_target_that_nobody_waits_for_is_kept() {
+fn a_source_is_written_to_after_its_store_and_a_target_that_no_thread_waits_for_is_kept() {
     for memory in memories() {
         let (_folders, disk) = disk();
         for to in [Destination::Host, Destination::Disk] {
