@@ -1,8 +1,8 @@
-//! Programs that run in the background of a server: they yield while it has something to do.
+//! Programs that run in the background of a server: each yields the device while the server has work to do.
 //!
-//! A program connects to the server's socket (`tenure serve --background SOCKET`), and runs until the server sends the line
-//! `yield`. When it does not use the device any more it answers `yielded`, once for each `yield`; at the line `run` it goes
-//! on. It goes on as well when the server is gone.
+//! A program connects to the server's socket (`tenure serve --background SOCKET`), and runs until the server sends the
+//! line `yield`. The program answers `yielded`, once for each `yield`, when it has stopped using the device. At the
+//! line `run` it goes on. It also goes on when the server is gone.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -13,15 +13,15 @@ use std::time::Duration;
 
 use crate::memory::Preemption;
 
-/// How often a program looks for a server that was there before.
+/// The time between two attempts to reconnect to a server that is gone.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// A program that can be stopped, and goes on from where it was.
+/// A program that can be stopped, and then goes on from where it stopped.
 pub trait Background: Sync {
-    /// Stops, and returns when nothing of it uses the device.
+    /// Stops the program, and returns when it no longer uses the device.
     fn stop(&self);
 
-    /// Goes on.
+    /// Lets the program go on.
     fn go_on(&self);
 }
 
@@ -46,7 +46,7 @@ pub struct Server {
     socket: PathBuf,
 }
 
-/// Connects to the server of a socket.
+/// Connects to the server that listens on a socket.
 ///
 /// # Errors
 /// No server is there.
@@ -59,11 +59,11 @@ pub fn connect(socket: &Path) -> io::Result<Server> {
 }
 
 impl Server {
-    /// Has `program` yield to the server, for the rest of the process, on a thread of its own. When the server is gone, the
-    /// thread looks for another one at the same place.
+    /// Makes `program` yield to the server, for the rest of the process, on a thread of its own. When the server is
+    /// gone, the thread looks for another one at the same path.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub fn attend(self, program: impl Background + Send + 'static) -> io::Result<()> {
         let thread = thread::Builder::new().name("background".into());
         thread.spawn(move || self.attend_for_ever(&program)).map(drop)
@@ -83,7 +83,7 @@ impl Server {
     }
 }
 
-/// Does what a server says until it is gone. The program runs then.
+/// Does what a server says until the server is gone, and then lets the program run.
 pub fn follow(mut server: &UnixStream, program: &dyn Background) {
     let mut lines = BufReader::new(server).lines();
     while let Some(Ok(line)) = lines.next() {
@@ -95,7 +95,7 @@ pub fn follow(mut server: &UnixStream, program: &dyn Background) {
                 }
             }
             "run" => program.go_on(),
-            // Of a server that knows more.
+            // A newer server may send other lines.
             _ => {}
         }
     }

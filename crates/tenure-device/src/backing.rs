@@ -1,3 +1,5 @@
+//! The backing of an allocator: its chunks, segments and marks, made by calls of a driver.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,29 +12,30 @@ use tenure_core::StreamId;
 use crate::share::Exports;
 use crate::{Access, CallError, Clock, Driver, ErrorKind, EventId, EventKind};
 
-/// How old a known overhead may be. Asking the system takes about a millisecond, and contexts and libraries come and
-/// go slowly.
+/// The age up to which a measured overhead is used again. Asking the system takes about a millisecond, and contexts and
+/// libraries change slowly.
 const OVERHEAD_AGE: Duration = Duration::from_millis(100);
-/// Passed events are looked for when a stream has more pending marks than this, asked for or not.
+/// A stream with more pending marks than this has its events queried when a mark is recorded.
 const PENDING_MARKS: usize = 64;
 
 /// The backing of an allocator, on any driver.
 ///
-/// A mark is an event. Events are reused: a passed mark needs none, and costs no driver call to ask about.
+/// A mark is an event. Events are reused: a passed mark needs no event, and no driver call to ask about it.
 ///
-/// It knows what it holds of the device, so that what the process holds beside that, its *overhead*, can be told.
+/// The backing counts the memory that it holds, so that the process's other memory on the device, its *overhead*, can
+/// be computed.
 pub struct DeviceBacking {
     driver: Arc<dyn Driver>,
     marks: Mutex<Marks>,
     held: Mutex<Held>,
-    /// When it was asked for last, and what it was.
+    /// The time of the last measurement, and its result.
     overhead: Mutex<Option<(Duration, Option<u64>)>>,
     clock: Clock,
     exports: Exports,
 }
 
 impl DeviceBacking {
-    /// A backing on `driver`, which others may use too.
+    /// Creates a backing on `driver`, which others may use too.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         let exports = Exports::new(Arc::clone(&driver));
         let clock = Clock::default();
@@ -56,15 +59,16 @@ impl DeviceBacking {
         &self.exports
     }
 
-    /// Physical bytes got here and not given back.
+    /// Returns the physical bytes that this backing holds.
     pub fn held_bytes(&self) -> u64 {
         self.held.lock().bytes
     }
 
-    /// Bytes of the device that this process holds beside what it got here: its context, kernels and libraries, and
-    /// what it got elsewhere. `None` where the system does not tell what a process holds; then nothing can be said,
-    /// since other processes move what is left too. At most a tenth of a second old, or the last that was known if
-    /// other threads have been taking and giving back memory whenever it was asked for since.
+    /// Returns the bytes of the device that this process holds beside those of this backing: its context, kernels and
+    /// libraries, and memory that other code allocated. Returns `None` where the system does not tell what a process
+    /// holds: the device's free memory does not tell it either, as other processes change that too. The figure is at
+    /// most a tenth of a second old, or the last one that could be measured if other threads allocated or freed during
+    /// every measurement since.
     pub fn known_overhead_bytes(&self) -> Option<u64> {
         let mut overhead = self.overhead.lock();
         if let Some((asked, bytes)) = *overhead
@@ -78,15 +82,15 @@ impl DeviceBacking {
         bytes
     }
 
-    /// The overhead now, if the system tells. `None` if memory came or went meanwhile: the system's figure and the
-    /// one kept here are then of different times.
+    /// Measures the overhead; the inner `None` means that the system does not tell. Returns `None` if memory was
+    /// allocated or freed meanwhile: the system's figure and this backing's are then of different times.
     fn measure_overhead(&self) -> Option<Option<u64>> {
         let before = self.held.lock().settled()?;
         let own = own_bytes(&*self.driver);
         (self.held.lock().settled()? == before).then(|| own.map(|own| own.saturating_sub(before.bytes)))
     }
 
-    /// Gets memory with `call`, which names it.
+    /// Allocates memory with `call`; `name` names what it returned.
     #[track_caller]
     fn take<T: Copy>(
         &self,
@@ -104,7 +108,7 @@ impl DeviceBacking {
         Ok(taken?)
     }
 
-    /// Forgets `memory` before `call` gives it back: once that is done, another thread may get the same name.
+    /// Forgets `memory` before `call` frees it: after the call, another thread may get the same name.
     #[track_caller]
     fn give_back(&self, memory: Memory, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), BackingError> {
         let forgotten = {
@@ -129,7 +133,7 @@ impl Drop for DeviceBacking {
         let marks = self.marks.get_mut();
         let pending = marks.streams.values_mut().flat_map(|stream| stream.pending.drain(..));
         for event in pending.chain(marks.spare.drain(..)) {
-            // A lost context took its events along.
+            // If the context is lost, its events are gone too.
             let _ = self.driver.destroy_event(event);
         }
     }
@@ -144,7 +148,7 @@ impl Backing for DeviceBacking {
         Ok(self.driver.memory_info()?)
     }
 
-    /// 0 where the system does not tell.
+    /// Returns 0 where the system does not tell.
     fn overhead_bytes(&self) -> u64 {
         self.known_overhead_bytes().unwrap_or(0)
     }
@@ -186,13 +190,13 @@ impl Backing for DeviceBacking {
         Ok(self.driver.unmap(address, bytes)?)
     }
 
-    /// A stream that was destroyed has no end to put a mark at, and what was put on it may still run. So everything on
-    /// the device is waited for, and the mark is a passed one.
+    /// Records a mark. A destroyed stream cannot take one, although its work may still run: this then waits for
+    /// everything on the device, and returns a mark that is passed.
     fn record(&self, stream: StreamId) -> Result<Mark, BackingError> {
         let mut marks = self.marks.lock();
         match marks.record(&*self.driver, stream) {
             Err(CallError { kind: ErrorKind::UnknownHandle { what: "stream", .. }, .. }) => {
-                // With the lock, so that no mark is recorded behind the wait and counted as passed by it.
+                // Under the lock, so that no mark is recorded after the wait and counted as passed by it.
                 self.driver.synchronize()?;
                 Ok(marks.pass_all(stream))
             }
@@ -220,8 +224,8 @@ impl Backing for DeviceBacking {
 
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
         let Some(event) = self.marks.lock().event(mark)? else { return Ok(()) };
-        // Without the lock, so that others can record meanwhile. Should another thread find the mark passed and
-        // reuse its event, this waits for longer than it must, and is right.
+        // Without the lock, so that other threads can record meanwhile. If another thread finds the mark passed and
+        // reuses its event, this waits longer than needed, which is correct.
         self.driver.synchronize_event(event)?;
         self.marks.lock().retire(mark);
         Ok(())
@@ -237,13 +241,13 @@ impl Backing for DeviceBacking {
 struct Held {
     sizes: FxHashMap<Memory, u64>,
     bytes: u64,
-    /// Calls of the driver that take or give back memory and have not returned.
+    /// Driver calls that allocate or free memory and have not returned.
     underway: usize,
-    /// Such calls that have returned.
+    /// Driver calls that allocated or freed memory and have returned.
     ended: u64,
 }
 
-/// What is held while no call is underway. Two of one time are equal.
+/// The held bytes at a moment when no call is underway. Two equal values mean that no call was made in between.
 #[derive(PartialEq, Eq)]
 struct Settled {
     bytes: u64,
@@ -282,7 +286,7 @@ impl Held {
     }
 }
 
-/// What this process holds of the device in all, as the system counts it.
+/// Returns all that this process holds of the device, in bytes, as the system counts it.
 fn own_bytes(driver: &dyn Driver) -> Option<u64> {
     driver.processes()?.into_iter().find(|process| process.pid == std::process::id())?.bytes
 }
@@ -322,7 +326,7 @@ impl Marks {
         Ok(Mark { stream, sequence: marks.passed + marks.pending.len() as u64 })
     }
 
-    /// Notes that every mark of `stream` is passed, and returns one more, passed too.
+    /// Counts every mark of `stream` as passed, and returns one more mark, also passed.
     fn pass_all(&mut self, stream: StreamId) -> Mark {
         let marks = self.streams.entry(stream).or_default();
         marks.passed += marks.pending.len() as u64 + 1;
@@ -330,7 +334,7 @@ impl Marks {
         Mark { stream, sequence: marks.passed }
     }
 
-    /// The event of `mark`, or `None` if it is known to be passed.
+    /// Returns the event of `mark`, or `None` if the mark is known to be passed.
     fn event(&mut self, mark: Mark) -> Result<Option<EventId>, BackingError> {
         let marks = self.streams.get(&mark.stream);
         if marks.is_some_and(|marks| mark.sequence <= marks.passed) {
@@ -343,7 +347,7 @@ impl Marks {
         })
     }
 
-    /// Notes that `mark` is passed, and with it every earlier one of its stream.
+    /// Counts `mark` as passed, and with it every earlier mark of its stream.
     fn retire(&mut self, mark: Mark) {
         if let Some(marks) = self.streams.get_mut(&mark.stream) {
             let count = mark.sequence.saturating_sub(marks.passed) as usize;

@@ -1,12 +1,12 @@
-//! Files of the user's cache: results that would take long to find out again.
+//! Files in the user's cache: results that take long to compute again.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
 use sha2::{Digest, Sha256};
 
-/// The folder for results of a kind: in `$TENURE_CACHE`, or `$XDG_CACHE_HOME/tenure`, or `$HOME/.cache/tenure`. `None` if none of these is
-/// set to an absolute path.
+/// Returns the folder for results of a kind: in `$TENURE_CACHE`, or `$XDG_CACHE_HOME/tenure`, or `$HOME/.cache/tenure`.
+/// Returns `None` if none of these is set to an absolute path.
 pub fn folder(kind: &str) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
@@ -14,7 +14,7 @@ pub fn folder(kind: &str) -> Option<PathBuf> {
     folder.is_absolute().then(|| folder.join(kind))
 }
 
-/// A name of 32 letters for a file whose contents depend on these parts and on nothing else.
+/// Returns a file name of 32 letters that depends on `parts` and on nothing else.
 pub fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let mut digest = Sha256::new();
     for part in parts {
@@ -24,10 +24,10 @@ pub fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes a file, and the folders above it. Readers see the file that was there before or the whole of the new one.
+/// Writes a file, and creates the folders above it. Readers see the old file or the whole new one.
 ///
 /// # Errors
-/// The file cannot be written. Nothing is left behind then.
+/// The file cannot be written. No partial file is left then.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let thread = format!("{:?}", std::thread::current().id());

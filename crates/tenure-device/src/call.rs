@@ -1,3 +1,5 @@
+//! The calls of drivers and platforms, by name.
+
 use std::fmt;
 
 /// A call of a [`Driver`](crate::Driver) or [`Platform`](crate::Platform), named after the CUDA driver function it

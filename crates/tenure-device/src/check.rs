@@ -1,8 +1,10 @@
+//! Checks after kernel launches and other calls, which report the caller's place in the source.
+
 use std::panic::Location;
 
 use crate::{CallError, Driver, DriverError, Launch};
 
-/// A launch, and an error found after it: of its own, or of work put on the device before.
+/// A launch, and the error found after it. The error may come from the launch or from earlier work on the device.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("after {launch}: {error}")]
 pub struct LaunchError {
@@ -12,7 +14,7 @@ pub struct LaunchError {
     pub error: DriverError,
 }
 
-/// Whether an error is unhandled after `launch`. c10's `C10_CUDA_KERNEL_LAUNCH_CHECK`.
+/// Checks for an error after `launch`. c10's `C10_CUDA_KERNEL_LAUNCH_CHECK`.
 ///
 /// Takes what `launch` of the [CUDA](crate::cuda::CudaDriver::launch) or the
 /// [simulated](crate::sim::SimDriver::launch) driver returned. Never waits, so an error of the launch itself may turn up
@@ -20,7 +22,7 @@ pub struct LaunchError {
 /// used while the stream is captured.
 ///
 /// # Errors
-/// What the driver [knows](Driver::check_stream) of the launch's stream.
+/// The error that the driver [knows](Driver::check_stream) of the launch's stream.
 #[track_caller]
 pub fn check_launch(driver: &dyn Driver, launch: &Launch) -> Result<(), LaunchError> {
     let at = Location::caller();
@@ -28,8 +30,8 @@ pub fn check_launch(driver: &dyn Driver, launch: &Launch) -> Result<(), LaunchEr
     driver.check_stream(launch.stream).map_err(failed)
 }
 
-/// Carries on after a call that failed, with a warning that names the call and the caller's file and line. Returns what
-/// the call returned, if it was fine. c10's `C10_CUDA_CHECK_WARN`, for clean-up and for what can be done without.
+/// Logs a failed call as a warning that names the call and the caller's file and line, and carries on. Returns the
+/// call's value, if it succeeded. c10's `C10_CUDA_CHECK_WARN`, for clean-up and for calls that may fail without harm.
 #[track_caller]
 pub fn check_warn<T>(result: Result<T, CallError>) -> Option<T> {
     let at = Location::caller();

@@ -1,5 +1,5 @@
-//! What driver calls cost: the model that replays are judged by, fitted to one NVIDIA H200 (driver 580, CUDA 13.0), to
-//! medians at sizes from 2 MiB to 1 GiB. `tests/cuda/speed.rs` measures them, and prints them beside this model.
+//! The costs of driver calls: a model that replays use, fitted to medians at sizes from 2 MiB to 1 GiB on one NVIDIA
+//! H200 (driver 580, CUDA 13.0). `tests/cuda/speed.rs` measures the calls and prints them beside this model.
 //!
 //! Mapping calls cost per chunk, not per call: one `cuMemSetAccess` over 512 chunks takes as long as 512 of them.
 
@@ -10,14 +10,14 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// The modelled time of one driver call: a fixed part, and one that grows with size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// µs of any such call.
+    /// The fixed time of a call, in µs.
     pub call_us: f64,
-    /// µs more for each GiB.
+    /// The additional time for each GiB, in µs.
     pub gib_us: f64,
 }
 
 impl Cost {
-    /// Time of one call on `bytes` bytes, in µs.
+    /// Returns the time of one call on `bytes` bytes, in µs.
     pub fn us(self, bytes: u64) -> f64 {
         self.call_us + self.gib_us * (bytes as f64 / GIB)
     }
@@ -25,7 +25,7 @@ impl Cost {
 
 /// `cuMemAlloc`.
 pub const MALLOC: Cost = Cost { call_us: 38.0, gib_us: 20.0 };
-/// `cuMemFree`. That it also waits for the device is not in the figure.
+/// `cuMemFree`. The figure leaves out that the call also waits for the device.
 pub const FREE: Cost = Cost { call_us: 34.0, gib_us: 190.0 };
 /// `cuMemCreate`.
 pub const CREATE: Cost = Cost { call_us: 7.0, gib_us: 20.0 };
@@ -37,13 +37,13 @@ pub const SET_ACCESS: Cost = Cost { call_us: 22.0, gib_us: 28.0 };
 pub const UNMAP: Cost = Cost { call_us: 15.0, gib_us: 11.0 };
 /// `cuMemRelease`.
 pub const RELEASE: Cost = Cost { call_us: 10.0, gib_us: 185.0 };
-/// `cuMemHostRegister`, of memory that was touched.
+/// `cuMemHostRegister`, of memory whose pages are already there.
 pub const REGISTER_HOST: Cost = Cost { call_us: 0.0, gib_us: 113_000.0 };
 
-/// What a host synchronisation costs beside the time it waits, in µs: the pipeline that has to fill again. A guess.
+/// The cost of a host synchronisation beside its wait, in µs: the pipeline has to fill again. A guess.
 pub const HOST_SYNC_US: f64 = 300.0;
 
-/// What a driver was asked to do so far. Failed calls are not counted.
+/// Counts of the calls made to a driver so far. Failed calls are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Segments allocated.
@@ -54,7 +54,7 @@ pub struct Counters {
     pub create: u64,
     /// Chunks mapped.
     pub map: u64,
-    /// Chunks made accessible, each time.
+    /// Times that a chunk was made accessible.
     pub set_access: u64,
     /// Chunks unmapped.
     pub unmap: u64,
@@ -68,12 +68,12 @@ pub struct Counters {
     pub stream_waits: u64,
     /// Physical bytes obtained, by allocating segments and creating chunks.
     pub created_bytes: u64,
-    /// Modelled time of all the calls above, in µs: the costs of this module, and the time the host waited.
+    /// Modelled time of all the calls above, in µs: their costs by this module, and the time that the host waited.
     pub driver_us: f64,
 }
 
 impl Counters {
-    /// Calls that change what device memory is where.
+    /// Returns the number of calls that allocate, free, map or unmap device memory.
     pub fn memory_calls(&self) -> u64 {
         self.malloc + self.free + self.create + self.map + self.set_access + self.unmap + self.release
     }
@@ -82,7 +82,7 @@ impl Counters {
 impl Sub for Counters {
     type Output = Self;
 
-    /// What was done since `earlier` was taken.
+    /// Returns the calls made since `earlier` was taken.
     fn sub(self, earlier: Self) -> Self {
         Self {
             malloc: self.malloc - earlier.malloc,

@@ -1,5 +1,5 @@
-//! Frees within host functions. A driver refuses calls from there, and a lock of an allocator may be held by a thread
-//! that waits for just that function: so the free is noted, and made by the next thread that comes by.
+//! Frees within host functions. A driver refuses calls from there, and a thread that waits for that very function may
+//! hold the allocator's lock. So the free is noted, and the next thread that calls the allocator makes it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,12 +11,13 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How many threads run a host function: one word, which is cheaper to look at than a thread's own.
+/// The number of threads that run a host function: one shared word, which is cheaper to read than a thread-local.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// While it lives, this thread runs work of a stream, such as a host function.
+/// Marks this thread as running work of a stream, such as a host function, while it lives.
 pub(crate) struct InHostFunction {
-    /// Work can end work: a function of an abandoned stream is dropped by the one that runs.
+    /// Whether the thread ran a host function already: work can end other work, as when a running function drops that
+    /// of an abandoned stream.
     outer: bool,
 }
 
@@ -34,14 +35,14 @@ impl Drop for InHostFunction {
     }
 }
 
-/// Whether this thread runs a host function.
+/// Returns whether this thread runs a host function.
 #[inline]
 pub(crate) fn in_host_function() -> bool {
-    // A thread sees its own increment, whatever others see.
+    // A thread always sees its own increment.
     RUNNING.load(Ordering::Relaxed) > 0 && IN_HOST_FUNCTION.get()
 }
 
-/// Addresses that could not be freed where that was asked for, in order.
+/// Addresses that could not be freed when the caller asked, in order.
 #[derive(Default)]
 pub(crate) struct DeferredFrees {
     any: AtomicBool,
@@ -49,7 +50,7 @@ pub(crate) struct DeferredFrees {
 }
 
 impl DeferredFrees {
-    /// Notes that `address` is to be freed.
+    /// Notes that `address` is to be freed later.
     #[cold]
     pub(crate) fn push(&self, address: Address) {
         let mut addresses = self.addresses.lock();
@@ -57,7 +58,7 @@ impl DeferredFrees {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Frees what was noted, unless this thread runs a host function itself. Costs a load if there is nothing.
+    /// Frees the noted addresses, unless this thread runs a host function itself. Costs one load if there are none.
     #[inline]
     pub(crate) fn settle(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
         if self.any.load(Ordering::Acquire) && !in_host_function() {
@@ -68,14 +69,15 @@ impl DeferredFrees {
     #[cold]
     fn settle_all(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
         for address in self.take() {
-            // Nobody is there to hear of an address freed twice. A driver that fails may work later.
+            // No caller is left to report a double free to. A driver that fails may work later.
             if let Err(AllocError::Backing(_)) = free(address) {
                 self.push(address);
             }
         }
     }
 
-    /// Without the lock held while they are freed: a free can run a host function, which frees.
+    /// Takes the addresses, so that the lock is not held while they are freed: a free can run a host function, which
+    /// frees.
     fn take(&self) -> Vec<Address> {
         let mut addresses = self.addresses.lock();
         self.any.store(false, Ordering::Release);

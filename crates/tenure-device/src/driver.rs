@@ -1,3 +1,5 @@
+//! The driver of one device, as a trait, and the names and kinds of what it makes.
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -12,17 +14,17 @@ use crate::sim::SimDriver;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u64);
 
-/// Work of a driver that was put together to be launched at once, any number of times.
+/// Work of a driver that was recorded once, to be launched any number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GraphId(pub u64);
 
-/// What an event is for.
+/// The use of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// Order alone: the cheapest.
+    /// Order alone, the cheapest.
     #[default]
     Order,
-    /// Order and the time between two of them.
+    /// Order, and the time between two events.
     Timing,
     /// Order, between processes too; keeps no time.
     Interprocess,
@@ -36,24 +38,24 @@ pub struct EventHandle(pub [u8; 64]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryHandle(pub [u8; 64]);
 
-/// How much a stream's work matters when the device has too much to do.
+/// The rank of a stream's work when the device has more work than it can run at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Priority {
-    /// The least there is. On today's NVIDIA devices that is what [`Default`](Self::Default) is too.
+    /// The lowest priority. On today's NVIDIA devices it is the same as [`Default`](Self::Default).
     Low,
-    /// What the null stream has, and a stream that was made without a priority, such as PyTorch's: CUDA's 0.
+    /// The priority of the null stream, and of a stream created without a priority, such as PyTorch's: CUDA's 0.
     #[default]
     Default,
-    /// The most there is.
+    /// The highest priority.
     High,
 }
 
 impl Priority {
-    /// Every priority, the least first: `Priority::ALL[priority as usize] == priority`.
+    /// Every priority, the lowest first: `Priority::ALL[priority as usize] == priority`.
     pub const ALL: [Self; 3] = [Self::Low, Self::Default, Self::High];
 }
 
-/// What may be done through a mapping.
+/// The accesses that a mapping allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
@@ -67,13 +69,14 @@ pub enum Access {
 /// A process that holds memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// The process's number, as this process would name it.
+    /// The process's number in this process's namespace.
     pub pid: u32,
-    /// Device memory that it holds, its context included; `None` where the driver does not say.
+    /// Bytes of device memory that it holds, its context included; `None` where the driver does not say.
     pub bytes: Option<u64>,
 }
 
-/// Who runs kernels. Those of a simulated device are functions of the host, so the two have no call in common.
+/// The driver that runs kernels. A simulated device's kernels are functions of the host, so the two drivers share no
+/// call.
 #[derive(Clone, Copy)]
 pub enum Executor<'a> {
     /// An NVIDIA device: [`CudaDriver::kernel`], [`CudaDriver::launch`].
@@ -82,114 +85,116 @@ pub enum Executor<'a> {
     Sim(&'a SimDriver),
 }
 
-/// A function run on the host in a stream's order. It must not call the driver.
+/// A function that runs on the host in a stream's order. It must not call the driver.
 pub type HostFunction = Box<dyn FnOnce() + Send>;
 
 /// One device, as its driver shows it. The shape is the CUDA driver API's.
 ///
-/// A failed call changed nothing, unless it [lost the context](crate::ErrorKind::loses_context): then every later
-/// call fails. Calls may come from any thread. Addresses, sizes and chunk sizes of the mapping calls are multiples of
+/// A failed call changed nothing, unless it [lost the context](crate::ErrorKind::loses_context): then every later call
+/// fails. Any thread may make calls. Addresses, sizes and chunk sizes of the mapping calls are multiples of
 /// [`granularity`](Self::granularity). Streams do not wait for the null stream, nor it for them.
 ///
 /// Errors carry no call site, since a call through `dyn Driver` cannot know it: `?` in a function that returns
 /// [`DriverError`](crate::DriverError) adds it.
 pub trait Driver: Send + Sync {
-    /// The device that this is the driver of.
+    /// Returns the driver's device.
     fn device(&self) -> Device;
 
-    /// This driver, as what runs its kernels.
+    /// Returns this driver as the one that runs its kernels.
     fn executor(&self) -> Executor<'_>;
 
-    /// The same device in every process: [`Properties::uuid`](crate::Properties::uuid).
+    /// Returns the device's identifier, the same in every process: [`Properties::uuid`](crate::Properties::uuid).
     fn uuid(&self) -> [u8; 16];
 
-    /// Smallest physical chunk, in bytes; a power of two.
+    /// Returns the size of the smallest physical chunk, in bytes; a power of two.
     fn granularity(&self) -> u64;
 
-    /// Free and total physical memory.
+    /// Returns the free and total physical memory, in bytes.
     fn memory_info(&self) -> Result<MemoryInfo, CallError>;
 
-    /// Physical memory with an address of its own, readable and writable.
+    /// Allocates physical memory with an address of its own, readable and writable.
     fn malloc(&self, bytes: u64) -> Result<Address, CallError>;
 
-    /// Gives back memory of [`malloc`](Self::malloc), after everything put on the device has completed.
+    /// Frees memory of [`malloc`](Self::malloc), after everything put on the device has completed.
     fn free(&self, address: Address) -> Result<(), CallError>;
 
-    /// Address space with no memory under it.
+    /// Reserves address space without memory.
     fn reserve(&self, bytes: u64) -> Result<Address, CallError>;
 
-    /// Gives back a whole range of [`reserve`](Self::reserve) under which nothing is mapped.
+    /// Frees a whole range of [`reserve`](Self::reserve) in which nothing is mapped.
     fn unreserve(&self, address: Address, bytes: u64) -> Result<(), CallError>;
 
-    /// Physical memory with no address.
+    /// Allocates physical memory without an address.
     fn create(&self, bytes: u64) -> Result<ChunkId, CallError>;
 
-    /// Gives back a chunk that is mapped nowhere.
+    /// Frees a chunk that is mapped nowhere.
     fn release(&self, chunk: ChunkId) -> Result<(), CallError>;
 
     /// Maps a whole chunk at `address`, in reserved space where nothing is mapped. A chunk may be mapped at several
-    /// addresses. It is not accessible yet.
+    /// addresses. The mapping is not accessible yet.
     fn map(&self, address: Address, chunk: ChunkId) -> Result<(), CallError>;
 
-    /// Makes whole mapped chunks, without a gap, accessible; `access` replaces what was allowed before.
+    /// Makes whole mapped chunks, without a gap, accessible. `access` replaces what was allowed before.
     fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError>;
 
-    /// Lets device number `peer` do what this device may with its accessible memory: that of [`malloc`](Self::malloc)
-    /// and every mapping, those that are there and those to come. Nothing happens if it may already.
+    /// Gives device number `peer` the same access as this device to its accessible memory: memory of
+    /// [`malloc`](Self::malloc) and every mapping, present and future. Nothing happens if it has that already.
     fn enable_peer(&self, peer: u8) -> Result<(), CallError>;
 
-    /// Unmaps whole mapped chunks, without a gap. Waits for nothing: work that uses the addresses must be known to
-    /// have completed, or the context is lost.
+    /// Unmaps whole mapped chunks, without a gap. Does not wait: work that uses the addresses must be known to have
+    /// completed, or the context is lost.
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError>;
 
-    /// A descriptor through which another process can [`import`](Self::import) the chunk. It, and every import, keeps
-    /// the physical memory after the chunk's release.
+    /// Returns a descriptor through which another process can [`import`](Self::import) the chunk. The descriptor, and
+    /// every import, keeps the physical memory after the chunk's release.
     fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError>;
 
-    /// The chunk behind a descriptor of [`export`](Self::export), under a name of this process. It has the size it was
-    /// created with, which the driver does not tell: `bytes` must say it.
+    /// Imports the chunk of a descriptor of [`export`](Self::export), under a name of this process. `bytes` must be the
+    /// size that the chunk was created with, since the driver does not tell it.
     fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError>;
 
-    /// A name under which another process can [`open`](Self::open_memory) memory of [`malloc`](Self::malloc), which must be
-    /// kept meanwhile.
+    /// Returns a name under which another process can [`open`](Self::open_memory) memory of [`malloc`](Self::malloc).
+    /// The caller must keep the memory meanwhile.
     fn export_memory(&self, address: Address) -> Result<MemoryHandle, CallError>;
 
-    /// The memory of another process behind a name of [`export_memory`](Self::export_memory): its address here and its size
-    /// in bytes. It can be opened more than once.
+    /// Opens the memory of another process that a name of [`export_memory`](Self::export_memory) stands for. Returns
+    /// its address here and its size in bytes. It can be opened more than once.
     fn open_memory(&self, handle: &MemoryHandle) -> Result<(Address, u64), CallError>;
 
     /// Undoes one [`open_memory`](Self::open_memory). Work that uses the memory must have completed.
     fn close_memory(&self, address: Address) -> Result<(), CallError>;
 
-    /// Makes host memory fast to copy from and to, for all devices of this process, and keeps it from being swapped out;
-    /// `Access::Read` takes memory that is mapped read-only.
+    /// Pins host memory: makes it fast to copy from and to, for all devices of this process, and keeps it from being
+    /// swapped out. With `Access::Read` the memory may be mapped read-only.
     ///
     /// # Safety
     /// `address..address + bytes` stays mapped until [`unregister_host`](Self::unregister_host).
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError>;
 
-    /// Where kernels of this device find host memory that is registered, whichever driver did it, to read it in place: at the
-    /// speed of the link, and with no copy on the device. It holds until the memory is unregistered.
+    /// Returns the address at which kernels of this device read registered host memory in place, whichever driver
+    /// registered it. They read at the speed of the link, and need no copy on the device. The address holds until the
+    /// memory is unregistered.
     fn host_on_device(&self, address: *const u8) -> Result<Address, CallError>;
 
-    /// Undoes this driver's [`register_host`](Self::register_host) of the same address. Copies from and to it must have
-    /// completed on every device, and kernels that read it in place.
+    /// Undoes this driver's [`register_host`](Self::register_host) of the same address. On every device, copies from
+    /// and to the memory and kernels that read it in place must have completed.
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError>;
 
-    /// The processes that hold memory of the device, this one included. `None` where the system does not tell.
+    /// Returns the processes that hold memory of the device, this one included, or `None` where the system does not
+    /// tell.
     fn processes(&self) -> Option<Vec<ProcessMemory>>;
 
-    /// A new stream.
+    /// Creates a stream.
     fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError>;
 
-    /// Ends a stream's name. Work already put on it still runs.
+    /// Destroys a stream's name. Work already put on it still runs.
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError>;
 
-    /// Whether everything put on `stream` has completed. Never waits.
+    /// Returns whether everything put on `stream` has completed. Never waits.
     fn query_stream(&self, stream: StreamId) -> Result<bool, CallError>;
 
-    /// Fails if the driver knows that work of `stream` did. Never waits, and harms no stream capture: of a stream that
-    /// is captured, it knows what earlier calls reported.
+    /// Fails if the driver knows that work of `stream` failed. Never waits, and harms no stream capture: for a captured
+    /// stream, it reports what earlier calls returned.
     fn check_stream(&self, stream: StreamId) -> Result<(), CallError>;
 
     /// Blocks the host until everything put on `stream` has completed.
@@ -198,22 +203,23 @@ pub trait Driver: Send + Sync {
     /// Blocks the host until everything put on the device has completed.
     fn synchronize(&self) -> Result<(), CallError>;
 
-    /// A new event. Until it is recorded it counts as completed.
+    /// Creates an event. It counts as completed until it is recorded.
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError>;
 
-    /// A name under which another process can [`open`](Self::open_event) an event of [`EventKind::Interprocess`].
+    /// Returns a name under which another process can [`open`](Self::open_event) an event of
+    /// [`EventKind::Interprocess`].
     fn export_event(&self, event: EventId) -> Result<EventHandle, CallError>;
 
-    /// The event of another process behind a name of [`export_event`](Self::export_event).
+    /// Opens the event of another process that a name of [`export_event`](Self::export_event) stands for.
     fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError>;
 
-    /// Ends an event's name. Waits already put on streams still hold.
+    /// Destroys an event's name. Waits already put on streams still hold.
     fn destroy_event(&self, event: EventId) -> Result<(), CallError>;
 
-    /// Moves `event` to the end of what is on `stream` now. Waits put on streams before stay with the old point.
+    /// Moves `event` to the end of what is on `stream` now. Waits already put on streams stay with the old point.
     fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError>;
 
-    /// Whether the device has passed `event`. Never waits.
+    /// Returns whether the device has passed `event`. Never waits.
     fn query_event(&self, event: EventId) -> Result<bool, CallError>;
 
     /// Makes later work of `stream` wait, on the device, until `event` is passed. The event may be of another device of
@@ -223,19 +229,19 @@ pub trait Driver: Send + Sync {
     /// Blocks the host until `event` is passed.
     fn synchronize_event(&self, event: EventId) -> Result<(), CallError>;
 
-    /// Device time between two passed events of [`EventKind::Timing`], in µs.
+    /// Returns the device time between two passed events of [`EventKind::Timing`], in µs.
     fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError>;
 
-    /// Copies `source` to the device in the order of `stream`, and blocks the host until that is done.
+    /// Copies `source` to the device in the order of `stream`, and blocks the host until the copy is done.
     fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError>;
 
-    /// Copies from the device to `target` in the order of `stream`, and blocks the host until that is done.
+    /// Copies from the device to `target` in the order of `stream`, and blocks the host until the copy is done.
     fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError>;
 
     /// Puts a copy from the host on `stream`.
     ///
     /// # Safety
-    /// `source..source + bytes` stays readable, and nobody writes it, until `stream` has passed the copy.
+    /// `source..source + bytes` stays readable, and no other code writes it, until `stream` has passed the copy.
     unsafe fn copy_to_device_async(
         &self,
         target: Address,
@@ -247,7 +253,7 @@ pub trait Driver: Send + Sync {
     /// Puts a copy to the host on `stream`.
     ///
     /// # Safety
-    /// `target..target + bytes` stays writable, and nobody else touches it, until `stream` has passed the copy.
+    /// `target..target + bytes` stays writable, and no other code touches it, until `stream` has passed the copy.
     unsafe fn copy_from_device_async(
         &self,
         target: *mut u8,
@@ -265,25 +271,25 @@ pub trait Driver: Send + Sync {
     /// Puts a function of the host on `stream`, which must not be captured.
     fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError>;
 
-    /// Puts what comes on `stream` into a graph, and runs none of it, until [`end_capture`](Self::end_capture). A stream
-    /// that waits for an event recorded on a captured one is captured too, and must be waited for by the first in the
-    /// end. Until then the thread that began it must ask and wait for nothing on the device; other threads may, as long
-    /// as no captured stream is meant. The null stream cannot be captured.
+    /// Captures later work of `stream` into a graph, and runs none of it, until [`end_capture`](Self::end_capture). A
+    /// stream that waits for an event recorded on a captured stream is captured too, and the first stream must wait for
+    /// it before the end. Until then the thread that began the capture must not wait for the device or query it; other
+    /// threads may, except on captured streams. The null stream cannot be captured.
     fn begin_capture(&self, stream: StreamId) -> Result<(), CallError>;
 
-    /// Ends the capture that began on `stream`. If it fails, there is no graph, and the capture is over.
+    /// Ends the capture that began on `stream`. If this fails, there is no graph, and the capture is over.
     fn end_capture(&self, stream: StreamId) -> Result<GraphId, CallError>;
 
-    /// Whether what is put on `stream` is captured. Harms no capture.
+    /// Returns whether work put on `stream` is captured. Harms no capture.
     fn is_capturing(&self, stream: StreamId) -> Result<bool, CallError>;
 
     /// Makes later work of a captured stream wait, in each launch of the graph, for the last record of `event` before
-    /// that launch; on other streams it is [`wait_event`](Self::wait_event). The event must outlive the graph.
+    /// that launch. On other streams this is [`wait_event`](Self::wait_event). The event must outlive the graph.
     fn wait_event_outside(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
 
-    /// Puts all of a graph on `stream`. Launches of one graph run one after the other, on whichever streams.
+    /// Puts a whole graph on `stream`. Launches of one graph run one after the other, on any streams.
     fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), CallError>;
 
-    /// Ends a graph's name. Launches already made still run.
+    /// Destroys a graph's name. Launches already made still run.
     fn destroy_graph(&self, graph: GraphId) -> Result<(), CallError>;
 }

@@ -1,3 +1,5 @@
+//! Errors of driver calls.
+
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
@@ -12,9 +14,9 @@ use crate::{Call, EventKind};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{call}: error {}: {kind}", .kind.code())]
 pub struct CallError {
-    /// The call.
+    /// The failed call.
     pub call: Call,
-    /// Why it failed.
+    /// The reason.
     pub kind: ErrorKind,
 }
 
@@ -26,12 +28,13 @@ pub struct CallError {
 pub struct DriverError {
     /// The failed call.
     pub error: CallError,
-    /// Where it was made.
+    /// The place of the call in the source.
     pub at: &'static Location<'static>,
 }
 
 impl DriverError {
-    /// Of a call that was not made, since it would have failed: named after it, and made at the caller's place.
+    /// Makes the error of a call that would have failed and so was not made. It has the call's name and the caller's
+    /// place.
     #[track_caller]
     pub(crate) fn new(call: Call, kind: ErrorKind) -> Self {
         CallError { call, kind }.into()
@@ -64,14 +67,14 @@ impl From<CallError> for BackingError {
     }
 }
 
-/// Why a driver call failed.
+/// The reason why a driver call failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There is no driver library to load.
     #[error("no CUDA driver was found ({reason}): everything that needs no GPU works")]
     NoDriver {
-        /// What was tried.
+        /// The attempts made to load it.
         reason: String,
     },
     /// The driver found no device.
@@ -83,18 +86,18 @@ pub enum ErrorKind {
         .serves / 1000, .serves % 1000 / 10, .needed / 1000, .needed % 1000 / 10
     )]
     DriverTooOld {
-        /// The version it serves.
+        /// The version that the driver serves.
         serves: u32,
         /// The version needed.
         needed: u32,
     },
-    /// The driver is there and did not start.
+    /// The driver is there, but did not start.
     #[error("the CUDA driver failed to start ({reason}): check `nvidia-smi`, and the device's permissions")]
     StartFailed {
         /// The driver's words.
         reason: String,
     },
-    /// Counting the devices failed with an error that does not speak of it.
+    /// Counting the devices failed, with an error that does not say that it concerns the count.
     #[error(
         "the devices could not be counted, for an unknown error ({0}): check `nvidia-smi`, and that \
          CUDA_VISIBLE_DEVICES was not changed after the program started"
@@ -111,15 +114,15 @@ pub enum ErrorKind {
         /// How many devices there are.
         count: u8,
     },
-    /// Peer access was asked of a device and itself.
+    /// Peer access was requested between a device and itself.
     #[error("device {0} is no peer of its own: its memory is in its own reach always")]
     PeerOfItself(u8),
-    /// Peer access was asked for devices between which there is no way for it.
+    /// Peer access was requested between devices that do not support it.
     #[error("device {peer} cannot reach the memory of device {device} in place: copy it over instead")]
     NoPeerAccess {
-        /// The device that has the memory.
+        /// The device whose memory it is.
         device: u8,
-        /// The device that was to reach it.
+        /// The device that should reach the memory.
         peer: u8,
     },
     /// An event is recorded on a stream of another device, or a simulated stream waits for an event of another device.
@@ -133,29 +136,29 @@ pub enum ErrorKind {
     /// Any other error of a real driver.
     #[error("{name}: {description}{}", suspects(.in_flight))]
     Device {
-        /// The driver's number for it.
+        /// The driver's error number.
         code: u32,
-        /// The driver's name for it, such as `CUDA_ERROR_LAUNCH_FAILED`.
+        /// The driver's name of the error, such as `CUDA_ERROR_LAUNCH_FAILED`.
         name: String,
-        /// The driver's words.
+        /// The driver's description.
         description: String,
-        /// Kernels launched last, the newest first, if it came from work launched before.
+        /// The kernels launched last, the newest first, if the error comes from earlier work.
         in_flight: Vec<Launch>,
     },
-    /// A library of CUDA's is not there.
+    /// A CUDA library is missing.
     #[error(
         "{library} was not found: put its folder into LD_LIBRARY_PATH; the CUDA toolkit and PyTorch's packages have it"
     )]
     NoLibrary {
-        /// Its file, such as `libcublasLt.so`.
+        /// The library's file name, such as `libcublasLt.so`.
         library: &'static str,
     },
-    /// A library of CUDA's failed, or does not do what it was asked for.
+    /// A CUDA library failed, or does not support the request.
     #[error("{name}")]
     Library {
-        /// The library's number for it.
+        /// The library's error number.
         code: u32,
-        /// The library's name for it, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
+        /// The library's name of the error, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
         name: String,
     },
     /// Not enough physical memory.
@@ -169,38 +172,38 @@ pub enum ErrorKind {
     /// An address or size that is zero, or not a multiple of the granularity.
     #[error("{what} {value:#x} is zero or not a multiple of the granularity, {granularity:#x}")]
     Misaligned {
-        /// What is wrong: `size` or `address`.
+        /// The wrong quantity: `size` or `address`.
         what: &'static str,
         /// The value given.
         value: u64,
-        /// What it must be a multiple of.
+        /// The granularity in bytes, of which the value must be a multiple.
         granularity: u64,
     },
-    /// Freed or destroyed before, or never made by this driver.
+    /// The handle was freed or destroyed before, or was never made by this driver.
     #[error("{what} {handle:#x} does not exist: it was given back before, or came from elsewhere")]
     UnknownHandle {
-        /// What kind of thing: `chunk`, `segment`, `reservation`, `stream`, `event` or `graph`.
+        /// The kind of handle: `chunk`, `segment`, `reservation`, `stream`, `event` or `graph`.
         what: &'static str,
-        /// Its handle or address.
+        /// The handle or address.
         handle: u64,
     },
-    /// A chunk of another process is imported under a size that it does not have. A real driver would not notice.
+    /// A chunk of another process is imported with a wrong size. A real driver would not notice.
     #[error("the shared chunk has {actual} bytes, not {given}: import it with the size it was created with")]
     SharedSize {
         /// The size given.
         given: u64,
-        /// Its size.
+        /// The chunk's size.
         actual: u64,
     },
-    /// A mapping outside reserved address space.
+    /// A mapping lies outside reserved address space.
     #[error("{} is not inside one reservation", hex(.0))]
     NotReserved(Range<Address>),
-    /// Something is at these addresses already.
+    /// These addresses are already in use.
     #[error("{} overlaps {}, which is in use", hex(.range), hex(.existing))]
     Overlap {
         /// The range asked for.
         range: Range<Address>,
-        /// What is there.
+        /// The range in use.
         existing: Range<Address>,
     },
     /// No chunk is mapped in a part of the range.
@@ -214,23 +217,23 @@ pub enum ErrorKind {
         /// The mapping that it cuts.
         mapping: Range<Address>,
     },
-    /// A chunk is released that is mapped. A real driver would keep it until the last unmap.
+    /// A mapped chunk is released. A real driver would keep it until the last unmap.
     #[error("chunk {:#x} is still mapped at {count} addresses: unmap it first", .chunk.0)]
     ChunkMapped {
         /// The chunk.
         chunk: ChunkId,
-        /// At how many addresses.
+        /// The number of addresses at which it is mapped.
         count: usize,
     },
-    /// A reservation is given back in which a chunk is mapped.
+    /// A reservation is freed in which a chunk is mapped.
     #[error("a chunk is still mapped at {}: unmap it first", hex(.0))]
     RangeMapped(Range<Address>),
-    /// Host memory is registered of which a part is registered already.
+    /// A part of the host memory is registered already.
     #[error("host memory {} overlaps {}, which is registered already", hex(.range), hex(.existing))]
     HostRegistered {
         /// The range asked for.
         range: Range<u64>,
-        /// The registered one.
+        /// The registered range.
         existing: Range<u64>,
     },
     /// No host memory is registered that begins at the address.
@@ -247,7 +250,7 @@ pub enum ErrorKind {
         /// The copy that uses it.
         launch: Arc<Launch>,
     },
-    /// Work writes through a mapping made for reading only.
+    /// Work writes through a read-only mapping.
     #[error("illegal address: {launch} writes {}, which is mapped for reading only", hex(.range))]
     ReadOnly {
         /// The work.
@@ -260,34 +263,34 @@ pub enum ErrorKind {
     WrongEventKind {
         /// The event.
         event: u64,
-        /// What it was created for.
+        /// The kind it was created for.
         actual: EventKind,
-        /// What the call needs.
+        /// The kind that the call needs.
         needed: EventKind,
     },
-    /// An event of this process is opened as if it were another's.
+    /// An event of this process is opened as if it were another process's.
     #[error("the event was made by this process: use it as it is, without opening it")]
     OwnEvent,
-    /// Memory of this process is opened as if it were another's.
+    /// Memory of this process is opened as if it were another process's.
     #[error("the memory was allocated by this process: use it as it is, without opening it")]
     OwnMemory,
-    /// Bytes that are not in opened memory.
+    /// An access goes beyond opened memory.
     #[error("the memory has {bytes} bytes, and has no {len} from {offset} on")]
     OutsideMemory {
-        /// Where they are to begin.
+        /// The first byte of the access.
         offset: u64,
-        /// How many they are.
+        /// The number of bytes accessed.
         len: u64,
         /// The memory's size.
         bytes: u64,
     },
-    /// Time was asked of an event that was not recorded, or not passed.
+    /// A time was requested of an event that was not recorded, or not passed.
     #[error("event {0:#x} was not passed yet")]
     NotPassed(u64),
-    /// A capture of a stream was begun, used or ended in a way that it cannot be. A real driver has its own words for it.
+    /// A capture of a stream was begun, used or ended wrongly. A real driver reports it in its own words.
     #[error("stream capture: {reason}")]
     Capture {
-        /// What was wrong.
+        /// The mistake.
         reason: &'static str,
     },
     /// The driver was called from work that runs on a stream.
@@ -317,7 +320,7 @@ pub enum ErrorKind {
     Undeclared {
         /// The kernel.
         launch: Arc<Launch>,
-        /// What it touched.
+        /// The memory touched.
         range: Range<Address>,
     },
     /// A range is unmapped while the host cannot know that work which uses it has completed.
@@ -339,7 +342,7 @@ pub enum ErrorKind {
         first: Arc<Launch>,
         /// The later work.
         second: Arc<Launch>,
-        /// What both touch, at the addresses that the later one uses.
+        /// The bytes that both touch, at the addresses that the later work uses.
         range: Range<Address>,
     },
     /// An earlier error lost the context.
@@ -348,7 +351,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The CUDA driver's number for it.
+    /// Returns the CUDA driver's number for the error.
     pub fn code(&self) -> u32 {
         match self {
             Self::Device { code, .. } | Self::Library { code, .. } => *code,
@@ -380,17 +383,17 @@ impl ErrorKind {
         }
     }
 
-    /// Whether a library of CUDA's is not there, or does not compute what it was asked for, so that another may.
+    /// Returns whether a CUDA library is missing or does not support the request, so that another library may serve it.
     pub fn is_unsupported(&self) -> bool {
-        // Of cuBLAS, a value that it does not take and what is not supported; of cuDNN, all such.
+        // cuBLAS: a value that it does not take (7), an unsupported request (15). cuDNN: all errors of these two kinds.
         matches!(self, Self::NoLibrary { .. } | Self::Library { code: 7 | 15 | 2000..=3999, .. })
     }
 
-    /// Whether every later call fails too, as after an illegal address on a real device.
+    /// Returns whether every later call fails too, as after an illegal address on a real device.
     pub fn loses_context(&self) -> bool {
         if let Self::Device { code, .. } = self {
-            // The driver shuts down; errors of memory and links; faults of kernels, among them `assert` (710) and tensor
-            // memory that was kept (721); the context was destroyed (709), or its MPS server was (810).
+            // The driver shuts down (4); errors of memory and links; faults of kernels, among them `assert` (710) and
+            // tensor memory that was kept (721); the context was destroyed (709), or its MPS server was (810).
             return matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810);
         }
         matches!(
@@ -406,20 +409,20 @@ impl ErrorKind {
     }
 }
 
-/// Which piece of work an error speaks of.
+/// The piece of work that an error names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// The kernel's name, or the driver call's.
+    /// The name of the kernel or driver call.
     pub name: &'static str,
-    /// The stream it was put on.
+    /// The stream of the work.
     pub stream: StreamId,
-    /// Grows from one piece of work of a device to the next.
+    /// The work's number, which grows from one piece of work of a device to the next.
     pub number: u64,
-    /// Blocks in each direction, of a kernel that has any.
+    /// The number of blocks in each direction, for a kernel that has any.
     pub grid: Option<[u32; 3]>,
-    /// Threads of a block in each direction, of a kernel that has any.
+    /// The number of threads of a block in each direction, for a kernel that has any.
     pub block: Option<[u32; 3]>,
-    /// Where a kernel was made; copies and fills do not know.
+    /// The place in the source where a kernel was made; `None` for copies and fills.
     pub at: Option<&'static Location<'static>>,
 }
 
@@ -438,7 +441,7 @@ impl fmt::Display for Launch {
     }
 }
 
-/// The end of a message: which launches the error may come from.
+/// Returns the end of a message: the launches that the error may come from.
 fn suspects(launches: &[Launch]) -> String {
     if launches.is_empty() {
         return String::new();

@@ -1,3 +1,5 @@
+//! Events: points in a stream that other streams and the host can wait for.
+
 use std::sync::{Arc, Weak};
 use std::{fmt, mem};
 
@@ -8,9 +10,9 @@ use crate::{Call, CallError, Driver, DriverError, ErrorKind, EventHandle, EventI
 
 /// A point in a stream that other streams and the host can wait for. c10's `CUDAEvent` (`ATen/cuda/CUDAEvent.h`).
 ///
-/// The driver's event is created when it is first recorded or exported. One that was never recorded counts as passed.
-/// Dropping it ends its name only: waits already put on streams still hold. In a host function, which cannot call the
-/// driver, a drop leaves that to the next creation of an event.
+/// The driver's event is created when this one is first recorded or exported. An event that was never recorded counts
+/// as passed. A drop ends only the event's name: waits already put on streams still hold. A host function cannot call
+/// the driver, so a drop there leaves the driver's event to the next creation of one.
 pub struct Event {
     driver: Arc<dyn Driver>,
     kind: EventKind,
@@ -18,32 +20,32 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event of a device. Calls no driver.
+    /// Creates an event of a device. Calls no driver.
     pub fn new(driver: Arc<dyn Driver>, kind: EventKind) -> Self {
         Self { driver, kind, id: None }
     }
 
-    /// The event of another process behind a name of [`export`](Self::export).
+    /// Opens the event of another process that a name of [`export`](Self::export) stands for.
     ///
     /// # Errors
-    /// The event is gone, or is of this process.
+    /// The event is gone, or belongs to this process.
     #[track_caller]
     pub fn open(driver: Arc<dyn Driver>, handle: &EventHandle) -> Result<Self, DriverError> {
         let id = driver.open_event(handle)?;
         Ok(Self { driver, kind: EventKind::Interprocess, id: Some(id) })
     }
 
-    /// The device whose event it is.
+    /// Returns the device whose event it is.
     pub fn device(&self) -> Device {
         self.driver.device()
     }
 
-    /// What the event is for.
+    /// Returns the use of the event.
     pub fn kind(&self) -> EventKind {
         self.kind
     }
 
-    /// The driver's name for it, once there is one.
+    /// Returns the driver's name for the event, once there is one.
     pub fn id(&self) -> Option<EventId> {
         self.id
     }
@@ -51,8 +53,8 @@ impl Event {
     /// Moves the event to the end of what is on `stream` now. Waits put on streams before stay with the old point.
     ///
     /// # Errors
-    /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event is then where
-    /// it was.
+    /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event then stays
+    /// where it was.
     #[track_caller]
     pub fn record(&mut self, stream: &Stream) -> Result<(), DriverError> {
         let (event, stream_device) = (self.device(), stream.device());
@@ -74,7 +76,7 @@ impl Event {
         Ok(())
     }
 
-    /// Whether the device has passed the event. Never waits.
+    /// Returns whether the device has passed the event. Never waits.
     ///
     /// # Errors
     /// A driver call failed, or work before the event did.
@@ -86,13 +88,13 @@ impl Event {
     /// Blocks the host until the event is passed.
     ///
     /// # Errors
-    /// As [`query`](Self::query).
+    /// The errors of [`query`](Self::query).
     #[track_caller]
     pub fn synchronize(&self) -> Result<(), DriverError> {
         Ok(self.id.map_or(Ok(()), |id| self.driver.synchronize_event(id))?)
     }
 
-    /// Device time from this event to `end`, in µs.
+    /// Returns the device time from this event to `end`, in µs.
     ///
     /// # Errors
     /// One of the two is not of [`EventKind::Timing`] ([`ErrorKind::WrongEventKind`]), or was not recorded or passed yet
@@ -103,7 +105,7 @@ impl Event {
         Ok(self.driver.elapsed_us(start, end)?)
     }
 
-    /// A name under which another process can [`open`](Self::open) the event, recorded or not.
+    /// Returns a name under which another process can [`open`](Self::open) the event, recorded or not.
     ///
     /// # Errors
     /// It is not of [`EventKind::Interprocess`] ([`ErrorKind::WrongEventKind`]), or a driver call failed.
@@ -114,7 +116,7 @@ impl Event {
         Ok(self.driver.export_event(id)?)
     }
 
-    /// Makes the driver's event now, for who knows events by its name.
+    /// Creates the driver's event now, for callers that use its name.
     #[track_caller]
     pub(crate) fn prepare(&mut self) -> Result<(), DriverError> {
         self.create().map(drop)
@@ -126,14 +128,14 @@ impl Event {
             Some(id) => Ok(id),
             None => {
                 let id = *self.id.insert(self.driver.create_event(self.kind)?);
-                // It worked, so this is no host function.
+                // The driver took the call, so this is no host function.
                 destroy_left();
                 Ok(id)
             }
         }
     }
 
-    /// The event as one that time can be asked of.
+    /// Returns the driver's event, if its kind is [`EventKind::Timing`].
     #[track_caller]
     fn timing(&self) -> Result<EventId, DriverError> {
         self.require(EventKind::Timing, Call::Elapsed)?;
@@ -152,7 +154,7 @@ impl Event {
         Err(DriverError::new(call, ErrorKind::WrongEventKind { event, actual, needed }))
     }
 
-    /// The event in error messages; 0 before there is one.
+    /// Returns the event's number for error messages; 0 before there is one.
     fn handle(&self) -> u64 {
         self.id.map_or(0, |id| id.0)
     }
@@ -161,7 +163,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            // Any other error: a lost context took its events along.
+            // Any other error means a lost context, which took its events along.
             if let Err(CallError { kind: ErrorKind::CalledFromWork, .. }) = self.driver.destroy_event(id) {
                 LEFT.lock().push((Arc::downgrade(&self.driver), id));
             }

@@ -1,7 +1,6 @@
-//! What can be asked of devices by their index: c10's `CUDAFunctions` (`c10/cuda/CUDAFunctions.cpp`).
+//! Calls that name a device by its index: c10's `CUDAFunctions` (`c10/cuda/CUDAFunctions.cpp`).
 //!
-//! A thread has a current device, 0 at first. It is a number and no more: that there is such a device is checked where
-//! it is used.
+//! A thread has a current device, 0 at first. It is only a number: calls that use it check that the device exists.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -12,7 +11,8 @@ use tenure_alloc::MemoryInfo;
 use crate::memory::MAX_DEVICES;
 use crate::{Call, CallError, Driver, DriverError, ErrorKind, Platform, Properties};
 
-/// How many devices there are. No driver and no device are 0: a program for any machine asks this first.
+/// Returns the number of devices: 0 where there is no driver or no device, so that a program for any machine can ask
+/// this first.
 ///
 /// # Errors
 /// The driver is too old, or did not start, or failed in an unknown way ([`ErrorKind::CountFailed`]), or there are more
@@ -25,10 +25,10 @@ pub fn device_count(platform: &dyn Platform) -> Result<u8, DriverError> {
     }
 }
 
-/// How many devices there are, at least one: for what cannot do without.
+/// Returns the number of devices, at least one, for callers that need a device.
 ///
 /// # Errors
-/// As [`device_count`]; and no driver and no device are errors too, which say so.
+/// The errors of [`device_count`]. It is also an error if there is no driver or no device; the message says which.
 #[track_caller]
 pub fn device_count_ensure_non_zero(platform: &dyn Platform) -> Result<u8, DriverError> {
     match checked_count(platform.device_count())? {
@@ -37,7 +37,7 @@ pub fn device_count_ensure_non_zero(platform: &dyn Platform) -> Result<u8, Drive
     }
 }
 
-/// The calling thread's current device.
+/// Returns the calling thread's current device.
 pub fn current_device() -> u8 {
     CURRENT.get()
 }
@@ -67,12 +67,12 @@ pub fn exchange_device(device: u8) -> u8 {
 #[must_use = "the device before is current again as soon as the guard is dropped"]
 pub struct DeviceGuard {
     before: u8,
-    /// A guard ends on the thread that it began on.
+    /// A guard must end on the thread that it began on.
     not_send: PhantomData<*const ()>,
 }
 
 impl DeviceGuard {
-    /// Makes `device` current.
+    /// Makes `device` the current one.
     pub fn new(device: u8) -> Self {
         Self { before: exchange_device(device), not_send: PhantomData }
     }
@@ -84,31 +84,31 @@ impl Drop for DeviceGuard {
     }
 }
 
-/// What a device is.
+/// Returns the properties of a device.
 ///
 /// # Errors
-/// As [`device_count_ensure_non_zero`]; and there is no such device ([`ErrorKind::NoSuchDevice`]), or a driver call
-/// failed.
+/// The errors of [`device_count_ensure_non_zero`]; there is no such device ([`ErrorKind::NoSuchDevice`]), or a driver
+/// call failed.
 #[track_caller]
 pub fn properties(platform: &dyn Platform, device: u8) -> Result<Properties, DriverError> {
     check_device(platform, Call::Properties, device)?;
     Ok(platform.properties(device)?)
 }
 
-/// The driver of a device, started on the first call.
+/// Returns the driver of a device, started on the first call.
 ///
 /// # Errors
-/// As [`properties`].
+/// The errors of [`properties`].
 #[track_caller]
 pub fn driver(platform: &dyn Platform, device: u8) -> Result<Arc<dyn Driver>, DriverError> {
     check_device(platform, Call::RetainContext, device)?;
     Ok(platform.driver(device)?)
 }
 
-/// Free and total physical memory of a device, in bytes. Starts its driver.
+/// Returns the free and total physical memory of a device, in bytes. Starts its driver.
 ///
 /// # Errors
-/// As [`properties`].
+/// The errors of [`properties`].
 #[track_caller]
 pub fn memory_info(platform: &dyn Platform, device: u8) -> Result<MemoryInfo, DriverError> {
     Ok(driver(platform, device)?.memory_info()?)
@@ -117,16 +117,16 @@ pub fn memory_info(platform: &dyn Platform, device: u8) -> Result<MemoryInfo, Dr
 /// Blocks the host until everything put on a device has completed. Starts its driver.
 ///
 /// # Errors
-/// As [`properties`]; and work failed that was put on the device before.
+/// The errors of [`properties`]; or earlier work on the device failed.
 #[track_caller]
 pub fn synchronize(platform: &dyn Platform, device: u8) -> Result<(), DriverError> {
     Ok(driver(platform, device)?.synchronize()?)
 }
 
-/// Whether `device` can reach the memory of `peer` in place.
+/// Returns whether `device` can reach the memory of `peer` in place.
 ///
 /// # Errors
-/// As [`properties`], of either; and the two are one device ([`ErrorKind::PeerOfItself`]).
+/// The errors of [`properties`] for either device; or the two are one device ([`ErrorKind::PeerOfItself`]).
 #[track_caller]
 pub fn can_access_peer(platform: &dyn Platform, device: u8, peer: u8) -> Result<bool, DriverError> {
     check_device(platform, Call::CanAccessPeer, device)?;
@@ -141,7 +141,7 @@ thread_local! {
     static CURRENT: Cell<u8> = const { Cell::new(0) };
 }
 
-/// A count that is not too large, or an error that says what to do.
+/// Returns the count if it is not too large, or else an error that says what to do.
 #[track_caller]
 fn checked_count(count: Result<u32, CallError>) -> Result<u8, DriverError> {
     let count = count.map_err(|CallError { call, kind }| CallError { call, kind: explained(kind) })?;
@@ -151,7 +151,8 @@ fn checked_count(count: Result<u32, CallError>) -> Result<u8, DriverError> {
     }
 }
 
-/// Errors of the start of a driver say what to do. Any other error does not speak of starting, so this says it.
+/// Returns an error whose message says what to do: errors of a driver's start do so already, and any other one is
+/// wrapped in one that does.
 fn explained(kind: ErrorKind) -> ErrorKind {
     match kind {
         ErrorKind::NoDriver { .. }

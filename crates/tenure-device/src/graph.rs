@@ -1,4 +1,4 @@
-//! Work of a stream, put together once and launched as one. PyTorch's `CUDAGraph`.
+//! Graphs: work of a stream that is captured once and launched as one. PyTorch's `CUDAGraph`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ use crate::memory::{DeviceMemory, MemoryError};
 use crate::streams::CaptureStream;
 use crate::{Event, EventKind, GraphId, Stream, StreamGuard};
 
-/// Work that was captured, with the memory that it uses.
+/// Captured work, with the memory that it uses.
 ///
-/// What was allocated in the capture lives in a pool of the graph's own: addresses stay, and each launch writes the same
-/// ones. So results are read, or copied, before the next launch, and inputs are written to where the capture read them.
+/// Memory allocated in the capture lives in a pool of the graph's own. Its addresses stay, and each launch writes to
+/// the same ones. So read or copy results before the next launch, and write inputs to where the capture read them.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -38,8 +38,8 @@ pub struct Graph {
     pool: GraphPool,
 }
 
-/// Memory that several graphs share, of which one runs at a time: each writes over what the others left there. So it takes what
-/// the largest of them needs. A handle: clones are one.
+/// Memory that several graphs share, of which one runs at a time: each writes over what the others left there. The pool
+/// is as large as the largest graph needs. This is a handle: clones name the same pool.
 #[derive(Clone)]
 pub struct GraphPool {
     shared: Arc<SharedPool>,
@@ -52,14 +52,14 @@ struct SharedPool {
 }
 
 impl Graph {
-    /// Captures what `work` puts on the stream that it is given, which is the thread's current one meanwhile, and runs none
-    /// of it. The stream is nobody else's, and another capture's afterwards. Whatever prepares itself when it is first used,
-    /// such as a kernel that is compiled, must have been used before: so do the same work once, outside.
+    /// Captures what `work` puts on the stream that it is given, and runs none of it. That stream is the thread's
+    /// current one meanwhile; no other code gets it, until later captures reuse it. Work that prepares itself at its
+    /// first use, such as a kernel that is compiled, must have run before: do the same work once outside a capture.
     ///
-    /// `work` must not wait for the device, nor read from it: that would fail, and end the capture.
+    /// `work` must not wait for the device, nor read from it: that fails, and ends the capture.
     ///
     /// # Errors
-    /// Those of `work`; failures of the driver. Then, and if `work` panics, nothing is left of the capture.
+    /// The errors of `work`; failures of the driver. Nothing is left of the capture then, nor if `work` panics.
     pub fn capture<T, E: From<MemoryError>>(
         memory: &'static DeviceMemory,
         work: impl FnOnce(&Stream) -> Result<T, E>,
@@ -67,9 +67,9 @@ impl Graph {
         Self::capture_in(&GraphPool::new(memory)?, work)
     }
 
-    /// The same, with memory that other graphs use too. What was allocated in the capture and is freed, the next graph of the pool
-    /// may have. The caller sees to it that no two of them run at once, on whichever streams, and reads results before the
-    /// next one.
+    /// Captures as [`capture`](Self::capture) does, into memory that other graphs use too. The next graph of the pool
+    /// may use memory that this capture allocated and freed. The caller makes sure that no two of the pool's graphs run
+    /// at once, on any streams, and reads the results of one before it launches the next.
     ///
     /// # Errors
     /// The errors of [`capture`](Self::capture); another capture in this pool goes on.
@@ -88,7 +88,8 @@ impl Graph {
         Ok((Self { id, pool: pool.clone() }, made))
     }
 
-    /// Puts all of it on the thread's current stream. Launches come one after the other, on whichever streams.
+    /// Puts the whole graph on the thread's current stream. Launches of one graph run one after the other, on any
+    /// streams.
     ///
     /// # Errors
     /// A driver call failed.
@@ -99,42 +100,42 @@ impl Graph {
         Ok(memory.driver().launch_graph(self.id, stream)?)
     }
 
-    /// What the driver calls it.
+    /// Returns the driver's name for the graph.
     pub fn id(&self) -> GraphId {
         self.id
     }
 
-    /// The device's memory.
+    /// Returns the device's memory.
     pub fn memory(&self) -> &'static DeviceMemory {
         self.pool.memory()
     }
 
-    /// Where the memory that was allocated in the capture lies.
+    /// Returns the pool of the memory that was allocated in the capture.
     pub fn pool(&self) -> PoolId {
         self.pool.id()
     }
 }
 
 impl GraphPool {
-    /// A pool without memory.
+    /// Creates a pool without memory.
     ///
     /// # Errors
-    /// The allocator makes none.
+    /// The allocator cannot create the pool.
     pub fn new(memory: &'static DeviceMemory) -> Result<Self, MemoryError> {
         let id = next_pool();
         memory.allocator().create_pool(id, None)?;
         let pool = Self { shared: Arc::new(SharedPool { memory, id }) };
-        // With segments of fixed sizes, a step of ResNet-50 takes a fifth more than it uses.
+        // With segments of fixed sizes, a step of ResNet-50 would take a fifth more memory than it uses.
         memory.allocator().set_expandable(id)?;
         Ok(pool)
     }
 
-    /// The device's memory.
+    /// Returns the device's memory.
     pub fn memory(&self) -> &'static DeviceMemory {
         self.shared.memory
     }
 
-    /// The allocator's name for it.
+    /// Returns the allocator's name for the pool.
     pub fn id(&self) -> PoolId {
         self.shared.id
     }
@@ -142,19 +143,20 @@ impl GraphPool {
 
 impl Drop for SharedPool {
     fn drop(&mut self) {
-        // It is given back when memory is asked back, or wanted, after all launches on the device.
+        // The allocator gives the pool's memory back when it is asked to, or needs memory, after all launches on the
+        // device.
         let _ = self.memory.allocator().release_pool(self.id);
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // Launches that were made go on. A lost context took the graph along.
+        // Launches already made go on. If the context is lost, the graph is gone too.
         let _ = self.memory().driver().destroy_graph(self.id);
     }
 }
 
-/// A stream that is captured as long as this lives, through a panic too.
+/// A stream that is captured while this lives; the capture ends even if the thread panics.
 struct Capture {
     stream: CaptureStream,
     is_open: bool,
@@ -168,7 +170,7 @@ impl Capture {
     }
 
     fn end(mut self) -> Result<GraphId, MemoryError> {
-        // If the driver refuses, `drop` tries again: nobody else can end it.
+        // If the driver refuses, `drop` tries again: no other code can end the capture.
         let graph = self.stream.driver().end_capture(self.stream.id())?;
         self.is_open = false;
         Ok(graph)
@@ -181,14 +183,14 @@ impl Drop for Capture {
             return;
         }
         let driver = self.stream.driver();
-        // It may be over already, by a call that nobody may make in a capture.
+        // The capture may be over already, ended by a call that is forbidden in a capture.
         if let Ok(graph) = driver.end_capture(self.stream.id()) {
             let _ = driver.destroy_graph(graph);
         }
     }
 }
 
-/// Allocations go to a pool as long as this lives.
+/// Directs allocations to a pool while it lives.
 struct Allocations<'a> {
     pool: &'a GraphPool,
 }
@@ -197,7 +199,7 @@ impl<'a> Allocations<'a> {
     fn begin(pool: &'a GraphPool) -> Result<Self, MemoryError> {
         let memory = pool.memory();
         let asked = Arc::clone(memory.driver());
-        // A side stream that joined the capture allocates from the pool too.
+        // A side stream that joined the capture must allocate from the pool too.
         let is_captured = move |stream| asked.is_capturing(stream).unwrap_or(false);
         memory.allocator().begin_pool(pool.id(), PoolUse::Capture, Box::new(is_captured))?;
         Ok(Self { pool })
@@ -207,19 +209,19 @@ impl<'a> Allocations<'a> {
 impl Drop for Allocations<'_> {
     fn drop(&mut self) {
         let allocator = self.pool.memory().allocator();
-        // The pool is there, which is all that these can fail for.
+        // These calls fail only if the pool does not exist, and it does.
         let _ = allocator.end_pool(self.pool.id());
         let _ = allocator.release_pool(self.pool.id());
     }
 }
 
-/// A point that a graph waits for from outside: each launch waits for the last [`record`](Gate::record) before it.
+/// A point outside a graph that the graph waits for: each launch waits for the last [`record`](Gate::record) before it.
 pub struct Gate {
     event: Event,
 }
 
 impl Gate {
-    /// A gate of a device, open until it is first recorded.
+    /// Creates a gate of a device, open until it is first recorded.
     ///
     /// # Errors
     /// A driver call failed.
@@ -237,7 +239,7 @@ impl Gate {
         Ok(self.event.record(stream)?)
     }
 
-    /// Makes later work of a stream that is captured wait at the gate, in each launch; and of another stream, now.
+    /// Makes later work of a stream wait at the gate: on a captured stream at each launch, on another stream once, now.
     ///
     /// # Errors
     /// A driver call failed.
@@ -247,7 +249,7 @@ impl Gate {
     }
 }
 
-/// A pool that no other graph has, and no program's own.
+/// Returns the name of a pool that no other graph has, and that differs from those that programs choose.
 fn next_pool() -> PoolId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     PoolId(NEXT.fetch_add(1, Ordering::Relaxed), u64::MAX)

@@ -1,8 +1,9 @@
 //! Host memory of tensors on the CPU: freed pages are kept for the next tensor.
 //!
-//! The system clears every page that it gives, and faults them in one by one; a tensor of some megabytes that comes and
-//! goes pays for that each time. Here its pages come from the tensor before it, are huge where the system has huge ones,
-//! and no more of them are held than [`pages::Config`] allows beyond what was ever in use at once.
+//! The system clears every page that it gives, and faults pages in one by one. A tensor of some megabytes that is
+//! allocated and freed pays for that each time. This allocator takes a tensor's pages from earlier tensors instead,
+//! makes them huge where the system has huge pages, and holds no more of them than [`pages::Config`] allows beyond the
+//! most ever in use at once.
 
 use std::alloc::{self, Layout};
 use std::ffi::c_void;
@@ -23,42 +24,44 @@ use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
 
-/// Address space to ask for, and what to be content with where the system refuses.
+/// The bytes of address space to ask for: the next size is tried where the system refuses one.
 const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];
-/// From here on a block is made of pages; below it comes from the language's allocator, which leaves holes that are no use to
-/// others.
+/// The size in bytes from which a block is made of pages. Smaller blocks come from the language's allocator, which
+/// leaves holes that other blocks cannot use.
 const LARGE_BYTES: usize = 64 << 10;
-/// Large blocks are multiples of this.
+/// The multiple, in bytes, of the size of large blocks.
 const PAGE_BYTES: u64 = 4 << 10;
-/// Within a limit, the room of small blocks grows and shrinks by this much, so that most of them move no limit.
+/// The step in bytes by which the room of small blocks grows and shrinks under a limit, so that most small blocks
+/// change no limit.
 const ROOM_STEP_BYTES: u64 = 1 << 20;
-/// Of every pointer: a cache line, and the widest vector register.
+/// The alignment of every pointer, in bytes: a cache line, and the widest vector register.
 const ALIGNMENT: usize = 64;
 
 static HOST: LazyLock<Option<Arc<HostMemory>>> = LazyLock::new(|| HostMemory::new().ok());
 
-/// The one pointer to `free` that is handed out: another mention of it may have another address.
+/// The one pointer to `free` that is handed out: taking its address elsewhere may give another address.
 static FREE: Deleter = free;
 
-/// Memory of the host for tensors on the CPU. There is one in a process.
+/// Host memory for tensors on the CPU. A process has one.
 pub struct HostMemory {
     heap: PageHeap<Mapping>,
     small: Mutex<Small>,
     /// The most bytes of live blocks at once.
     peak: AtomicU64,
-    /// Bytes that may be held.
+    /// The most bytes that may be held.
     limit: AtomicU64,
 }
 
-/// Small blocks: what was counted of them.
+/// The counters of small blocks.
 #[derive(Default)]
 struct Small {
     statistics: Statistics,
-    /// Bytes of the limit that the heap leaves to them, which may be more than they have. Without a limit it means nothing.
+    /// The bytes of the limit that the heap leaves to small blocks, which may be more than they have. Unused without a
+    /// limit.
     room_bytes: u64,
 }
 
-/// Stands before the bytes of a small block.
+/// The header before the bytes of a small block.
 #[repr(align(64))]
 struct Header {
     bytes: usize,
@@ -67,14 +70,14 @@ struct Header {
 
 const _: () = assert!(size_of::<Header>() == ALIGNMENT && align_of::<Header>() == ALIGNMENT);
 
-/// Address space whose pages come with the first touch.
+/// Address space whose pages are created at the first touch.
 struct Mapping {
     memory: MmapRaw,
 }
 
 impl HostMemory {
-    /// Makes it the allocator of tensors on the CPU, unless somebody registered one that stands higher. Nothing happens
-    /// where the system gives no address space, or a second time.
+    /// Makes it the allocator of tensors on the CPU, unless an allocator of higher priority is registered. A second
+    /// call does nothing, nor does a call where the system gives no address space.
     ///
     /// ```
     /// use tenure_core::{AllocatorRegistry, DeviceKind, Storage};
@@ -93,7 +96,7 @@ impl HostMemory {
         }
     }
 
-    /// The process's, if the system gives address space.
+    /// Returns the process's host memory, if the system gives address space.
     pub fn installed() -> Option<Arc<Self>> {
         HOST.clone()
     }
@@ -103,13 +106,13 @@ impl HostMemory {
         let (small, peak, limit) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(u64::MAX));
         let memory = Arc::new(Self { heap, small, peak, limit });
         let weak = Arc::downgrade(&memory);
-        // A callback that frees small blocks makes room for a large one by this.
+        // If a callback frees small blocks, this turns their room into room for a large block.
         memory.add_free_memory_callback(Box::new(move || weak.upgrade().is_some_and(|memory| memory.trim_room())));
         Ok(memory)
     }
 
-    /// The counters. Peaks other than that of all allocated bytes may be too high by the peak of blocks below 64 KiB, since
-    /// both were counted apart.
+    /// Returns the counters. Peaks other than that of all allocated bytes may be too high, by up to the peak of blocks
+    /// below 64 KiB, since the two kinds of blocks are counted apart.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = self.heap.statistics();
         statistics.merge(&self.small.lock().statistics);
@@ -126,13 +129,14 @@ impl HostMemory {
         self.peak.store(self.heap.live_bytes() + small.allocated_bytes(), Ordering::Relaxed);
     }
 
-    /// Limits what is held at a time, pages that no tensor uses included; none takes the limit away. What is beyond it is
-    /// refused, if no [callback](Self::add_free_memory_callback) makes room.
+    /// Limits the bytes held at a time, pages that no tensor uses included; `None` removes the limit. An allocation
+    /// beyond the limit fails, unless a [callback](Self::add_free_memory_callback) makes room.
     ///
-    /// Within a limit, pages are the smallest there are: of a huge one all is there, whatever is in use of it.
+    /// Under a limit, pages are the smallest that the system has: a huge page is held whole, however little of it is
+    /// used.
     ///
     /// # Errors
-    /// The system does not take back pages that no tensor uses. The limit is set.
+    /// The system does not take back pages that no tensor uses. The limit is set all the same.
     pub fn set_limit(&self, bytes: Option<u64>) -> Result<(), AllocError> {
         self.limit.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
         self.heap.pages().prefer_huge(bytes.is_none());
@@ -140,23 +144,24 @@ impl HostMemory {
         if bytes.is_some() { self.release_cached() } else { Ok(()) }
     }
 
-    /// The limit.
+    /// Returns the limit, in bytes.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
     }
 
-    /// Adds a callback to try when the limit leaves no room: whether it made some.
+    /// Adds a callback to try when the limit leaves no room. It returns whether it made some.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
         self.heap.add_free_memory_callback(callback);
     }
 
-    /// Leaves small blocks as much room as they have, in whole multiples of so many bytes, and the heap the rest.
+    /// Leaves small blocks as much room as they have, rounded up to a multiple of `multiple_bytes`, and the heap the
+    /// rest.
     fn limit_heap(&self, small: &mut Small, multiple_bytes: u64) {
         small.room_bytes = small.allocated_bytes().next_multiple_of(multiple_bytes);
         self.heap.set_limit(self.limit().map_or(u64::MAX, |limit| limit.saturating_sub(small.room_bytes)));
     }
 
-    /// Leaves small blocks no more room than they have. Whether they had more.
+    /// Leaves small blocks no more room than they have. Returns whether they had more.
     fn trim_room(&self) -> bool {
         let mut small = self.small.lock();
         let has_more = self.limit().is_some() && small.room_bytes > small.allocated_bytes();
@@ -166,20 +171,20 @@ impl HostMemory {
         has_more
     }
 
-    /// Whether the heap has no room for a large block beside the room of small ones.
+    /// Returns whether the heap lacks room for a large block of `bytes`, beside the room of small blocks.
     fn is_short_of(&self, bytes: u64) -> bool {
         let Some(limit) = self.limit() else { return false };
         let taken = [self.heap.live_bytes(), self.small.lock().room_bytes, bytes, PAGE_BYTES];
         taken.into_iter().fold(0, u64::saturating_add) > limit
     }
 
-    /// Gives back the pages that no tensor uses, and those that nobody uses of the language's allocator.
+    /// Gives back the pages that no tensor uses, and the unused pages of the language's allocator.
     ///
     /// # Errors
     /// The system refuses.
     pub fn release_cached(&self) -> Result<(), AllocError> {
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        // SAFETY: it frees what nobody has. What it tells is whether there was any.
+        // SAFETY: it frees only unused memory. Its result says whether there was any.
         let _ = unsafe { libc::malloc_trim(0) };
         self.heap.release_cached()
     }
@@ -194,18 +199,18 @@ impl HostMemory {
                 break small.allocated_bytes();
             }
             drop(small);
-            // Whoever makes room may change the limit.
+            // The callback may change the limit.
             if !self.heap.free_memory() {
                 return None;
             }
         };
-        // SAFETY: the layout has bytes: the header's.
+        // SAFETY: the layout is not empty: it has the header.
         let start = unsafe { alloc::alloc(layout) };
         if start.is_null() {
             self.small.lock().count_freed(tag, bytes as u64);
             return None;
         }
-        // SAFETY: fresh memory, aligned to and large enough for a header and the bytes behind it.
+        // SAFETY: fresh memory, aligned to and large enough for a header and the bytes after it.
         let data = unsafe {
             start.cast::<Header>().write(Header { bytes, tag });
             start.add(size_of::<Header>())
@@ -214,7 +219,8 @@ impl HostMemory {
         Some(data)
     }
 
-    /// Whether the limit has room for a small block, once the heap has given back what it does not use. None if it cannot.
+    /// Returns whether the limit has room for a small block, once the heap has given back what it does not use, or
+    /// `None` if the heap cannot give it back.
     fn has_room(&self, small: &mut Small, bytes: u64) -> Option<bool> {
         let needed = small.allocated_bytes() + bytes;
         let Some(limit) = self.limit().filter(|_| needed > small.room_bytes) else { return Some(true) };
@@ -268,7 +274,8 @@ impl Small {
     }
 }
 
-/// Of small blocks as much is held as is allocated: what is beside them is the language's allocator's.
+/// Counts held bytes as allocated bytes are counted: other memory around small blocks belongs to the language's
+/// allocator.
 fn count_held(small: &mut Statistics, change: impl Fn(&mut Stat)) {
     small.both(PoolKind::Small).into_iter().for_each(|pool| change(&mut pool.reserved_bytes));
 }
@@ -277,7 +284,7 @@ fn small_layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(size_of::<Header>() + bytes, ALIGNMENT).ok()
 }
 
-// SAFETY: blocks are apart until they are freed, of at least so many bytes, and `free` frees each by its address alone.
+// SAFETY: live blocks do not overlap and have at least the bytes asked for, and `free` frees each by its address alone.
 unsafe impl Allocator for HostMemory {
     fn device(&self) -> Device {
         Device::CPU
@@ -294,7 +301,7 @@ unsafe impl Allocator for HostMemory {
         };
         let data = if bytes < LARGE_BYTES {
             self.allocate_small(bytes).ok_or_else(|| {
-                // The heap counts those of large blocks.
+                // The heap counts the failures of large blocks.
                 self.small.lock().statistics.num_ooms += 1;
                 out_of_memory()
             })?
@@ -310,7 +317,7 @@ unsafe impl Allocator for HostMemory {
     }
 
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises it.
         unsafe { ptr::copy_nonoverlapping(source, target, bytes) };
         Ok(())
     }
@@ -321,16 +328,16 @@ unsafe impl Allocator for HostMemory {
 }
 
 /// # Safety
-/// `context` is a pointer that [`HostMemory`] gave, and is not used again.
+/// `context` is a pointer that [`HostMemory`] returned, and is not used again.
 unsafe fn free(context: *mut c_void) {
     let Some(memory) = &*HOST else { return };
     let address = context.addr() as Address;
     if memory.heap.addresses().contains(&address) {
-        // It is live, so this cannot fail.
+        // The block is live, so this cannot fail.
         let _ = memory.heap.free(address);
         return;
     }
-    // SAFETY: a small block, which has a header before it and the layout that the header says.
+    // SAFETY: a small block, which has a header before it and the layout that the header gives.
     unsafe {
         let start = context.cast::<u8>().sub(size_of::<Header>());
         let Header { bytes, tag } = start.cast::<Header>().read();
@@ -356,7 +363,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Fewer, larger pages are faulted in faster. A system without them does as well as it can.
+    /// Prefers huge pages, or none: fewer, larger pages are faulted in faster. A system without huge pages ignores it.
     fn prefer_huge(&self, is_preferred: bool) {
         #[cfg(target_os = "linux")]
         let _ = self.memory.advise(if is_preferred { Advice::HugePage } else { Advice::NoHugePage });
@@ -374,7 +381,7 @@ impl Pages for Mapping {
 
     fn discard(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
         let offset = (address - self.start()) as usize;
-        // SAFETY: no block lives in the range, so that nobody reads what was there.
+        // SAFETY: no block lives in the range, so no code reads its bytes.
         let advised = unsafe { self.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes as usize) };
         advised.map_err(|error| BackingError::Failed { call: "madvise", reason: error.to_string() })
     }

@@ -1,3 +1,5 @@
+//! A registry of a device's last kernel launches, which errors that turn up later name.
+
 use std::panic::Location;
 use std::ptr;
 
@@ -6,7 +8,7 @@ use tenure_core::StreamId;
 use crate::Launch;
 use crate::ring::Ring;
 
-/// How many launches a [`LaunchRegistry`] keeps.
+/// The number of launches that a [`LaunchRegistry`] keeps.
 pub const RECENT_LAUNCHES: usize = 1024;
 
 /// The last [`RECENT_LAUNCHES`] kernel launches of a device, so that an error which turns up later can name what it may
@@ -15,7 +17,7 @@ pub const RECENT_LAUNCHES: usize = 1024;
 pub struct LaunchRegistry(Ring<RECENT_LAUNCHES, WORDS>);
 
 impl LaunchRegistry {
-    /// A registry of no launches.
+    /// Creates a registry without launches.
     pub fn new() -> Self {
         Self(Ring::new())
     }
@@ -34,12 +36,13 @@ impl LaunchRegistry {
         self.0.push(encode(name, stream, grid, block, at))
     }
 
-    /// Takes back a launch that was noted, and then refused.
+    /// Removes a launch that was recorded, and then refused.
     pub fn withdraw(&self, number: u64) {
         self.0.withdraw(number);
     }
 
-    /// Up to `count` launches, the newest first. One that another thread is noting just now may be missing.
+    /// Returns up to `count` launches, the newest first. A launch that another thread is recording at the moment may be
+    /// missing.
     pub fn recent(&self, count: usize) -> Vec<Launch> {
         // SAFETY: every record of the ring was made by `encode`.
         self.0.recent().take(count).map(|(number, words)| unsafe { decode(number, words) }).collect()
@@ -52,7 +55,8 @@ impl Default for LaunchRegistry {
     }
 }
 
-/// Address and length of the name, the stream, three of two sizes each, the address of the place.
+/// The words of a record: address and length of the name, the stream, three words for the six sizes, the address of the
+/// call site.
 const WORDS: usize = 7;
 
 #[inline]

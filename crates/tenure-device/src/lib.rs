@@ -1,14 +1,14 @@
-//! Devices, behind one trait.
+//! Devices: one trait, with a simulated and a CUDA driver.
 //!
-//! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies,
-//! after the CUDA driver API. [`sim`] is a device in software which is stricter than a real one: what would go wrong
-//! once in a thousand runs there goes wrong every time here, and says why. [`cuda`] is NVIDIA's devices.
-//! [`DeviceBacking`] puts an allocator of `tenure-alloc` on any driver. [`share`] shares a device's memory between
+//! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies, after
+//! the CUDA driver API. [`sim`] is a device in software that is stricter than a real one: a fault that shows once in a
+//! thousand runs on a real device shows every time here, with its cause. [`cuda`] is NVIDIA's devices.
+//! [`DeviceBacking`] lets an allocator of `tenure-alloc` use any driver. [`share`] shares a device's memory between
 //! processes, and [`background`] its time.
 //!
-//! Above a driver stand [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of a
-//! thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host memory
-//! at the other end of its copies.
+//! On top of a driver are [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of
+//! a thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host
+//! memory for copies from and to it.
 
 pub mod background;
 mod backing;

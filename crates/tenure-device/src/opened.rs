@@ -1,12 +1,15 @@
+//! Device memory of another process, opened by its handle.
+
 use std::sync::Arc;
 
 use tenure_alloc::Address;
 
 use crate::{Call, Driver, DriverError, ErrorKind, MemoryHandle, Priority};
 
-/// Memory of another process's device allocation, opened by its handle: read and written by copies that are waited for.
+/// A device allocation of another process, opened by its handle. Blocking copies read and write it.
 ///
-/// The other process must keep the allocation until this is dropped. Copies of one value run in the order of its stream.
+/// The other process must keep the allocation until this is dropped. Copies of one value run in the order of its
+/// stream.
 pub struct OpenedMemory {
     driver: Arc<dyn Driver>,
     address: Address,
@@ -15,7 +18,7 @@ pub struct OpenedMemory {
 }
 
 impl OpenedMemory {
-    /// Opens the allocation that a handle names, as a whole, wherever in it the handle was made.
+    /// Opens the whole allocation in which the handle was made.
     ///
     /// # Errors
     /// The handle names nothing, or memory of this process; a driver call failed.
@@ -25,19 +28,19 @@ impl OpenedMemory {
         match driver.open_memory(handle) {
             Ok((address, bytes)) => Ok(Self { driver, address, bytes, stream }),
             Err(error) => {
-                // What matters is why it was not opened.
+                // The caller needs the first error.
                 let _ = driver.destroy_stream(stream);
                 Err(error.into())
             }
         }
     }
 
-    /// The allocation's size in bytes.
+    /// Returns the allocation's size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Reads `target.len()` bytes from `offset` on, and waits for them.
+    /// Reads `target.len()` bytes from `offset` on, and waits until they are read.
     ///
     /// # Errors
     /// They are not all inside the allocation ([`ErrorKind::OutsideMemory`]); a driver call failed.
@@ -47,10 +50,10 @@ impl OpenedMemory {
         Ok(self.driver.copy_from_device(target, source, self.stream)?)
     }
 
-    /// Writes `source` from `offset` on, and waits until it is there.
+    /// Writes `source` from `offset` on, and waits until it is written.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     #[track_caller]
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), DriverError> {
         let target = self.at(Call::CopyToDevice, offset, source.len())?;
@@ -67,7 +70,7 @@ impl OpenedMemory {
 
 impl Drop for OpenedMemory {
     fn drop(&mut self) {
-        // Copies were waited for. A context that is lost takes both along.
+        // The copies have completed. If the context is lost, both are gone with it.
         let _ = self.driver.close_memory(self.address);
         let _ = self.driver.destroy_stream(self.stream);
     }

@@ -1,10 +1,12 @@
+//! A ring of records that threads write and read without a lock.
+
 use crate::sync::{AtomicU64, Ordering, fence, spin_loop};
 
-/// The last `SLOTS` records of `WORDS` words each, which any thread writes and reads without a lock.
+/// The last `SLOTS` records of `WORDS` words each. Any thread writes and reads them without a lock.
 ///
-/// Each slot is a seqlock. A writer that finds its slot taken, by one that stalled a whole round ago or by one that
-/// overtook it, passes it over and takes the next number: the newest record is always kept, nobody waits, and a number
-/// that was passed over is not shown.
+/// Each slot is a seqlock. A writer may find its slot taken, by a writer that stalled a whole round ago or by one that
+/// overtook it. It then skips the slot and takes the next number. So the newest record is always kept, no thread waits,
+/// and a skipped number is not shown.
 pub(crate) struct Ring<const SLOTS: usize, const WORDS: usize> {
     /// The number of the next record.
     next: AtomicU64,
@@ -28,14 +30,15 @@ impl<const SLOTS: usize, const WORDS: usize> Ring<SLOTS, WORDS> {
         }
     }
 
-    /// Takes a record back: it is shown no more. Nothing happens if it was forgotten already.
+    /// Removes a record: it is no longer shown. Nothing happens if it was overwritten already.
     pub(crate) fn withdraw(&self, number: u64) {
         let state = &self.slot(number).state;
-        // Relaxed, which leaves what the writer released to be acquired by the next one.
+        // Relaxed keeps the writer's release in place, for the next writer to acquire.
         let _ = state.compare_exchange(written(number), EMPTY, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The records and their numbers, the newest first. One that is being written just now may be missing.
+    /// Returns the records and their numbers, the newest first. A record that is being written at the moment may be
+    /// missing.
     pub(crate) fn recent(&self) -> impl Iterator<Item = (u64, [u64; WORDS])> {
         let end = self.next.load(Ordering::Relaxed);
         let numbers = end.saturating_sub(SLOTS as u64)..end;
@@ -51,7 +54,7 @@ impl<const SLOTS: usize, const WORDS: usize> Ring<SLOTS, WORDS> {
 /// One record; with seven words, one cache line.
 #[repr(align(64))]
 struct Slot<const WORDS: usize> {
-    /// [`EMPTY`] before the first record, [`writing`] and then [`written`] of a number after.
+    /// [`EMPTY`] before the first record; then [`writing`], and later [`written`], of a record's number.
     state: AtomicU64,
     words: [AtomicU64; WORDS],
 }
@@ -72,17 +75,17 @@ impl<const WORDS: usize> Slot<WORDS> {
         Self { state: AtomicU64::new(EMPTY), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Whether the slot was free for record `number`, which is then in it.
+    /// Writes record `number` if the slot is free for it. Returns whether it was.
     #[inline]
     fn write(&self, number: u64, words: [u64; WORDS]) -> bool {
         let seen = self.state.load(Ordering::Relaxed);
         let is_free = seen.is_multiple_of(2) && seen < writing(number);
-        // Acquire: the words of the record before are stored before these.
+        // Acquire: the words of the previous record are stored before these.
         if !is_free || self.state.compare_exchange(seen, writing(number), Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             return false;
         }
-        // Whoever reads one of these words, and then passes the fence of `read`, sees that the slot was taken.
+        // A reader of one of these words that then passes the fence of `read` sees that the slot was taken.
         fence(Ordering::Release);
         for (slot, word) in self.words.iter().zip(words) {
             slot.store(word, Ordering::Relaxed);
@@ -91,7 +94,7 @@ impl<const WORDS: usize> Slot<WORDS> {
         true
     }
 
-    /// Record `number`, if that is what the slot holds.
+    /// Returns record `number`, if the slot holds it.
     fn read(&self, number: u64) -> Option<[u64; WORDS]> {
         if self.state.load(Ordering::Acquire) != written(number) {
             return None;

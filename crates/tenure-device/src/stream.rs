@@ -1,3 +1,5 @@
+//! Streams of a device, and guards that make one current.
+
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -9,22 +11,22 @@ use crate::functions::DeviceGuard;
 use crate::streams::{Place, Pools};
 use crate::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Executor, Priority, sim};
 
-/// Where a stream comes from.
+/// The origin of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamKind {
     /// The device's null stream.
     Null,
-    /// A pool of [`Streams`](crate::Streams), shared with whoever else was given it.
+    /// A pool of [`Streams`](crate::Streams), whose streams several callers share.
     Pooled(Priority),
-    /// A [`Graph`](crate::graph::Graph)'s capture, whose own it is as long as that lasts.
+    /// A [`Graph`](crate::graph::Graph)'s capture, which has the stream to itself while it lasts.
     Capture,
-    /// Somebody else, who made it and will end it.
+    /// Code outside Tenure, which created the stream and will destroy it.
     External,
 }
 
 /// A stream of a device, from [`Streams`](crate::Streams): work put on it runs in order. c10's `CUDAStream`.
 ///
-/// A handle: cloning it makes no other stream, and dropping it ends none.
+/// This is a handle: a clone names the same stream, and a drop ends none.
 #[derive(Clone)]
 pub struct Stream {
     pools: Arc<Pools>,
@@ -40,32 +42,32 @@ impl Stream {
         &self.pools
     }
 
-    /// The device that it is a stream of.
+    /// Returns the device of the stream.
     pub fn device(&self) -> Device {
         self.driver().device()
     }
 
-    /// The driver of that device.
+    /// Returns the driver of that device.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.pools.driver()
     }
 
-    /// The driver's name for it.
+    /// Returns the driver's name for the stream.
     pub fn id(&self) -> StreamId {
         self.place.id
     }
 
-    /// Where it comes from.
+    /// Returns the stream's origin.
     pub fn kind(&self) -> StreamKind {
         self.place.kind
     }
 
-    /// Makes it the calling thread's current stream of its device.
+    /// Makes the stream the calling thread's current one on its device.
     pub fn make_current(&self) {
         self.pools.exchange_current(self.place);
     }
 
-    /// Whether everything put on the stream has completed. Never waits.
+    /// Returns whether everything put on the stream has completed. Never waits.
     ///
     /// # Errors
     /// A driver call failed, or work of the stream did.
@@ -77,7 +79,7 @@ impl Stream {
     /// Blocks the host until everything put on the stream has completed.
     ///
     /// # Errors
-    /// As [`query`](Self::query).
+    /// The errors of [`query`](Self::query).
     #[track_caller]
     pub fn synchronize(&self) -> Result<(), DriverError> {
         Ok(self.driver().synchronize_stream(self.id())?)
@@ -86,14 +88,15 @@ impl Stream {
     /// Makes later work of the stream wait, on the device, until `event` is passed.
     ///
     /// # Errors
-    /// As [`Event::wait`].
+    /// The errors of [`Event::wait`].
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         event.wait(self)
     }
 
-    /// Puts a copy to memory of another device on the stream: behind what is on `peer`, a stream of that device, now, and
-    /// before what comes there later. Goes from device to device where there is a way.
+    /// Puts a copy to another device's memory on this stream. `peer` is a stream of that device: the copy runs after
+    /// what is on `peer` now, and before later work there. It goes straight from device to device where the hardware
+    /// allows it.
     ///
     /// # Errors
     /// A driver call failed; one of the devices is simulated, and the other is not.
@@ -122,7 +125,7 @@ impl Stream {
     /// Makes later work of another stream wait, on the device, for what is on this one now.
     ///
     /// # Errors
-    /// As [`Event::record`] and [`Event::wait`].
+    /// The errors of [`Event::record`] and [`Event::wait`].
     #[track_caller]
     pub fn lead_to(&self, other: &Stream) -> Result<(), DriverError> {
         let mut event = Event::new(Arc::clone(self.driver()), EventKind::Order);
@@ -140,7 +143,7 @@ impl Stream {
     }
 }
 
-/// Whether two handles are of one stream.
+/// Compares whether two handles name one stream.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pools, &other.pools) && self.id() == other.id()
@@ -158,14 +161,15 @@ impl fmt::Debug for Stream {
 /// Makes a stream, and its device, the calling thread's current ones for as long as the guard lives, through a panic
 /// too. c10's `CUDAStreamGuard`.
 ///
-/// Restores what was current before it; so guards end in the reverse of the order in which they began, as scopes do.
+/// The guard restores what was current before it. So guards must end in the reverse of the order in which they began,
+/// as scopes do.
 #[derive(Debug)]
 #[must_use = "the stream before is current again as soon as the guard is dropped"]
 pub struct StreamGuard {
     /// The stream of the same device that was current before.
     before: Stream,
     _device: DeviceGuard,
-    /// A guard ends on the thread that it began on.
+    /// A guard must end on the thread that it began on.
     not_send: PhantomData<*const ()>,
 }
 

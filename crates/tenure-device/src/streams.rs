@@ -1,3 +1,5 @@
+//! The streams of a device: pools of streams, and each thread's current stream.
+
 use std::cell::RefCell;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,40 +10,40 @@ use tenure_core::{Device, StreamId};
 
 use crate::{CallError, Driver, DriverError, Priority, Stream, StreamKind};
 
-/// How many streams a device has of each priority.
+/// The number of streams of each priority that a device's pool has.
 pub const STREAMS_PER_POOL: usize = 32;
 
 /// The streams of a device: the null stream, three pools, and streams from outside. c10's `CUDAStream.cpp`.
 ///
-/// One for each opened device; cloning gives another handle to it. When the last handle is dropped, and the last
-/// [`Stream`] of it, the streams of the pools are ended: keep one until the allocators that know its streams are gone.
+/// Each opened device has one; a clone is another handle to it. The pools' streams are destroyed when the last handle
+/// and the last [`Stream`] are dropped: keep one of them until the allocators that know its streams are gone.
 #[derive(Clone)]
 pub struct Streams(Arc<Pools>);
 
 impl Streams {
-    /// The streams of the device of `driver`. Creates none yet.
+    /// Returns the streams of the device of `driver`. Creates none yet.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         let (has_several, pools, idle) = (AtomicBool::new(false), Default::default(), Mutex::default());
         Self(Arc::new(Pools { driver, has_several, pools, idle }))
     }
 
-    /// The device that they are streams of.
+    /// Returns the device of the streams.
     pub fn device(&self) -> Device {
         self.driver().device()
     }
 
-    /// The driver of that device.
+    /// Returns the driver of that device.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.0.driver()
     }
 
-    /// The null stream.
+    /// Returns the null stream.
     pub fn null(&self) -> Stream {
         Stream::new(&self.0, Place::NULL)
     }
 
-    /// The next stream of a pool: each of [`STREAMS_PER_POOL`] in turn, created when its turn comes first. From the
-    /// second round on nothing is created, and streams are shared. c10's `getStreamFromPool`.
+    /// Returns the next stream of a pool. The [`STREAMS_PER_POOL`] streams take turns, and each is created at its first
+    /// turn. From the second round on no stream is created, and callers share them. c10's `getStreamFromPool`.
     ///
     /// # Errors
     /// The stream could not be created; the next call tries again.
@@ -51,7 +53,7 @@ impl Streams {
         Ok(Stream::new(&self.0, Place { id, kind: StreamKind::Pooled(priority) }))
     }
 
-    /// A stream for a capture: nobody else is given it meanwhile, or what they put on it would be captured too.
+    /// Returns a stream for a capture. No other code gets it meanwhile: its work would be captured too.
     ///
     /// # Errors
     /// The stream could not be created.
@@ -62,27 +64,29 @@ impl Streams {
         Ok(CaptureStream(Stream::new(&self.0, Place { id, kind: StreamKind::Capture })))
     }
 
-    /// A stream that somebody else made and will end, no sooner than the last handle of it is gone. Its driver must know
-    /// it: `adopt_stream` of the CUDA and of the simulated driver tells them of streams that they did not make.
+    /// Returns a handle to a stream that other code created. That code must destroy it only after the last handle is
+    /// dropped. The driver must know the stream: `adopt_stream` of the CUDA and of the simulated driver tells them of
+    /// streams that they did not create.
     ///
-    /// Not for memory: stream 2, CUDA's `cudaStreamPerThread`. It is another stream in each thread, so memory freed on
-    /// it in one thread would be used on it in another without a wait; allocators refuse it.
+    /// Do not use stream 2, CUDA's `cudaStreamPerThread`, for memory. It is another stream in each thread, so memory
+    /// that one thread freed on it would be used by another thread without a wait; allocators refuse it.
     pub fn external(&self, id: StreamId) -> Stream {
         Stream::new(&self.0, Place { id, kind: StreamKind::External })
     }
 
-    /// The calling thread's current stream of the device: the null stream, until another is
-    /// [made current](Stream::make_current).
+    /// Returns the calling thread's current stream of the device: the null stream, until another is [made
+    /// current](Stream::make_current).
     pub fn current(&self) -> Stream {
         Stream::new(&self.0, self.0.current())
     }
 
-    /// The driver's name of the [`current`](Self::current) stream, without making a handle, whose count threads share.
+    /// Returns the driver's name of the [`current`](Self::current) stream. Creates no handle, whose reference count
+    /// threads share.
     pub fn current_id(&self) -> StreamId {
         if self.is_single() { StreamId::NULL } else { self.0.current().id }
     }
 
-    /// Whether no thread ever made another stream than the null stream current.
+    /// Returns whether the null stream is the only one that any thread ever made current.
     #[inline]
     pub fn is_single(&self) -> bool {
         !self.0.has_several.load(Ordering::Relaxed)
@@ -100,18 +104,18 @@ impl Place {
     const NULL: Self = Self { id: StreamId::NULL, kind: StreamKind::Null };
 }
 
-/// What all handles of a device's streams share.
+/// The state that all handles of a device's streams share.
 pub(crate) struct Pools {
     driver: Arc<dyn Driver>,
-    /// Whether another stream than the null stream was ever current.
+    /// Whether a stream other than the null stream was ever current.
     has_several: AtomicBool,
-    /// By priority.
+    /// The pools, by priority.
     pools: [Mutex<Pool>; Priority::ALL.len()],
-    /// Streams of captures that are over. They are kept, since memory may still be of them.
+    /// Streams of finished captures. They are kept, since memory may still belong to them.
     idle: Mutex<Vec<StreamId>>,
 }
 
-/// A stream of one capture at a time.
+/// A stream that one capture at a time uses.
 pub(crate) struct CaptureStream(Stream);
 
 impl Deref for CaptureStream {
@@ -129,8 +133,8 @@ impl Drop for CaptureStream {
 }
 
 thread_local! {
-    /// The current streams of this thread, by device; where none is named, it is the null stream. A device is told from
-    /// others by the address of its pools, which the weak pointer keeps from being used again.
+    /// The current streams of this thread, by device; a device without an entry has the null stream. The address of its
+    /// pools identifies a device, and the weak pointer keeps that address from being used again.
     static CURRENT: RefCell<Vec<(Weak<Pools>, Place)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -150,7 +154,7 @@ impl Pools {
     pub(crate) fn exchange_current(self: &Arc<Self>, place: Place) -> Place {
         let before = self.current();
         if place.id != StreamId::NULL {
-            // This thread sees it by itself; another does when it is told what to use.
+            // This thread sees its own store; another thread sees it once it is told which stream to use.
             self.has_several.store(true, Ordering::Relaxed);
         }
         CURRENT.with_borrow_mut(|current| {
@@ -165,7 +169,7 @@ impl Drop for Pools {
     fn drop(&mut self) {
         let pooled = self.pools.iter_mut().flat_map(|pool| pool.get_mut().streams.drain(..));
         for id in pooled.chain(self.idle.get_mut().drain(..)) {
-            // A lost context took its streams along.
+            // If the context is lost, its streams are gone too.
             let _ = self.driver.destroy_stream(id);
         }
     }
@@ -175,7 +179,7 @@ impl Drop for Pools {
 #[derive(Default)]
 struct Pool {
     streams: Vec<StreamId>,
-    /// The stream whose turn it is: one that exists, or the first that does not.
+    /// The index of the next stream: an existing one, or the next to create.
     turn: usize,
 }
 

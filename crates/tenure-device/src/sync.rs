@@ -1,4 +1,4 @@
-//! Atomics, or loom's in a model check.
+//! Atomics: the standard library's, or loom's in a model check.
 
 #[cfg(loom)]
 pub(crate) use loom::{

@@ -1,5 +1,4 @@
-//! Devices that add up what each of them has, and hand it to one another: NCCL's collectives, of the devices of one
-//! process.
+//! Collective operations, which reduce and exchange data between the devices of one process, as NCCL's do.
 
 mod nccl;
 mod sim;
@@ -11,18 +10,18 @@ use tenure_core::{DType, Device, StreamId};
 
 use crate::{CallError, Driver, Executor};
 
-/// What becomes of numbers of several devices.
+/// The operation that combines the numbers of several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// Their sum.
     Sum,
-    /// Their sum by how many there are.
+    /// Their mean.
     Average,
     /// The largest.
     Max,
 }
 
-/// Why devices do not work together.
+/// An error of a collective operation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
@@ -40,16 +39,16 @@ pub enum CollectiveError {
         /// NCCL's words.
         reason: String,
     },
-    /// Simulated and real devices together, none, or one twice.
+    /// The devices are simulated and real ones mixed, or none, or one device is given twice.
     #[error("{devices:?} make no group: give each device once, all of one driver")]
     NoGroup {
-        /// What was given.
+        /// The devices given.
         devices: Vec<Device>,
     },
-    /// Numbers that are not reduced.
+    /// The element type cannot be reduced.
     #[error("{0} is not exchanged between devices: convert it first")]
     DType(DType),
-    /// Another device did not come, or the group was [ended](Communicator::abort).
+    /// Another device did not make the call, or the group was [ended](Communicator::abort).
     #[error("another device of the group did not make the same call, or failed")]
     Alone,
     /// A driver call failed.
@@ -57,10 +56,10 @@ pub enum CollectiveError {
     Driver(#[from] CallError),
 }
 
-/// A device's part in a group. What is called on it is put on a stream, and done when all devices of the group have
-/// come to it: all make the same calls, in the same order, each from a thread of its own.
+/// A device's part in a group. A call puts work on a stream, which completes once all devices of the group have made
+/// the same call. All devices must make the same calls in the same order, each from a thread of its own.
 ///
-/// Addresses are checked by the device alone, when the work runs.
+/// Only the device checks addresses, when the work runs.
 pub struct Communicator {
     driver: Arc<dyn Driver>,
     rank: usize,
@@ -74,10 +73,10 @@ enum Group {
 }
 
 impl Communicator {
-    /// The communicators of a group of devices, in their order.
+    /// Returns the communicators of a group of devices, in their order.
     ///
     /// # Errors
-    /// [`CollectiveError::NoGroup`]; there is no NCCL, or it refuses.
+    /// [`CollectiveError::NoGroup`]; NCCL is missing, or refuses.
     pub fn group(drivers: &[Arc<dyn Driver>]) -> Result<Vec<Self>, CollectiveError> {
         let devices: Vec<Device> = drivers.iter().map(|driver| driver.device()).collect();
         let is_twice = |(at, device): (usize, &Device)| devices[..at].contains(device);
@@ -96,22 +95,22 @@ impl Communicator {
         Ok(drivers.iter().enumerate().map(communicator).collect())
     }
 
-    /// The device's place in the group, from 0.
+    /// Returns the device's place in the group, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Devices of the group.
+    /// Returns the number of devices in the group.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         self.driver.device()
     }
 
-    /// Puts on `stream`: `count` elements at `address` become what `reduction` makes of all devices'.
+    /// Reduces `count` elements at `address` over all devices, on `stream`: each device gets the result in place.
     ///
     /// # Errors
     /// [`CollectiveError::DType`]; NCCL or the driver refuses; another device failed before.
@@ -134,7 +133,7 @@ impl Communicator {
         }
     }
 
-    /// Puts on `stream`: `bytes` bytes at `address` become those of the device of rank `root`.
+    /// Copies `bytes` bytes at `address` from the device of rank `root` to all others, on `stream`.
     ///
     /// # Errors
     /// NCCL or the driver refuses; another device failed before.
@@ -156,10 +155,11 @@ impl Communicator {
         }
     }
 
-    /// Makes calls that are put on their stream as one: many small ones cost about what one large one does.
+    /// Puts the collective calls that `calls` makes on their stream as one: many small ones then cost about as much as
+    /// one large one.
     ///
     /// # Errors
-    /// Those of `calls`; NCCL refuses.
+    /// The errors of `calls`; NCCL refuses.
     pub fn together(&self, calls: impl FnOnce() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         match (&*self.group, self.driver.executor()) {
             (Group::Nccl(group), Executor::Cuda(driver)) => group.together(self.rank, driver, calls),
@@ -167,8 +167,9 @@ impl Communicator {
         }
     }
 
-    /// Ends the group, for all: what waits for another device waits no longer, whatever its numbers then are, and no later
-    /// call succeeds. For a device that cannot make the calls that others wait for, by the thread that makes its calls.
+    /// Ends the group, for all devices: work that waits for another device stops waiting, its results are undefined,
+    /// and every later call fails. Use it when a device cannot make the calls that others wait for, from the thread
+    /// that makes this device's calls.
     pub fn abort(&self) {
         match &*self.group {
             Group::Nccl(group) => group.end(self.rank),

@@ -2,10 +2,11 @@
 //!
 //! # Note [Ending a group]
 //!
-//! A call of NCCL's may itself wait for the other devices, in particular where they first find their ways to one another. If
-//! one of them does not come, only `ncclCommAbort` by another thread makes it return. For the communicators of one process,
-//! each such call but the last just tells what goes on to stop; the last one frees them all. So whoever ends a group first aborts
-//! the others' communicators, in whatever calls they are; waits until these have returned, since no new ones begin; and then
+//! A call of NCCL's may itself wait for the other devices, in particular while they first find their ways to one
+//! another. If one device does not come, the call returns only when another thread calls `ncclCommAbort`. For the
+//! communicators of one process, each abort but the last only tells running work to stop; the last one frees them all.
+//! So the thread that ends a group first aborts the others' communicators, whatever calls they are in. Then it waits
+//! until these calls have returned; no new ones begin. Last it aborts its own.
 //! aborts its own.
 
 use std::ffi::{CStr, c_int};
@@ -24,29 +25,29 @@ use crate::{Call, Driver, Executor};
 
 /// A group of devices.
 pub(super) struct Group {
-    /// By rank.
+    /// The members, by rank.
     members: Vec<Member>,
     is_over: AtomicBool,
-    /// Held by whoever ends it.
+    /// Held by the thread that ends the group.
     ending: Mutex<()>,
 }
 
-/// A device's part in it.
+/// A device's part in a group.
 struct Member {
-    /// NCCL's name for it, alive as long as a call goes on that began before the group was over.
+    /// NCCL's name for the communicator, which stays alive while a call runs that began before the group was over.
     name: ncclComm_t,
-    /// Read by each call.
+    /// Read-locked by each call.
     calls: RwLock<()>,
 }
 
-// SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread, and
-// NCCL locks what is shared. It may be aborted from any other: see Note [Ending a group].
+// SAFETY: any thread may use a communicator, one at a time: one rank's thread uses its `Communicator`, and NCCL locks
+// what is shared. Any other thread may abort it: see Note [Ending a group].
 unsafe impl Send for Member {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Member {}
 
 impl Group {
-    /// Of CUDA devices.
+    /// Creates a group of CUDA devices.
     pub(super) fn new(drivers: &[Arc<dyn Driver>]) -> Result<Self, CollectiveError> {
         // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
@@ -59,7 +60,7 @@ impl Group {
         let cuda: Vec<&CudaDriver> = cuda.collect();
         let numbers: Vec<c_int> = cuda.iter().map(|driver| driver.ordinal()).collect();
         let mut names = vec![ptr::null_mut(); numbers.len()];
-        // It goes from device to device; the thread has afterwards what it had before.
+        // The call switches from device to device; afterwards the thread has its previous current device.
         let first = cuda.first().ok_or(CollectiveError::NoGroup { devices: Vec::new() })?;
         let made = first.library_call(Call::Collective, || {
             // SAFETY: as many communicators as devices, whose list outlives the call.
@@ -70,16 +71,16 @@ impl Group {
         Ok(Self { members, is_over: AtomicBool::new(false), ending: Mutex::new(()) })
     }
 
-    /// Begins a call, in which the communicator is alive.
+    /// Begins a call. The communicator stays alive until the returned guard is dropped.
     fn call(&self, rank: usize) -> Result<(RwLockReadGuard<'_, ()>, ncclComm_t), CollectiveError> {
         let member = &self.members[rank];
-        // Within `together` the thread reads it already.
+        // Within `together` the thread has the read lock already.
         let alive = member.calls.read_recursive();
-        // Whoever ends the group says so before it waits for this lock.
+        // The thread that ends the group sets this flag before it waits for the lock.
         if self.is_over.load(Ordering::Acquire) { Err(CollectiveError::Alone) } else { Ok((alive, member.name)) }
     }
 
-    /// What became of a call.
+    /// Turns the result of a call into an error; one of an ended group is [`CollectiveError::Alone`].
     fn check(&self, call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError> {
         let is_given_up = || self.is_over.load(Ordering::Acquire);
         check(call, result).map_err(|error| if is_given_up() { CollectiveError::Alone } else { error })
@@ -92,16 +93,17 @@ impl Group {
         calls: impl FnOnce() -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let (_alive, _) = self.call(rank)?;
-        // SAFETY: it has no conditions; the group that it begins is the thread's, and ends below.
+        // SAFETY: it has no conditions; the group that it begins is this thread's, and ends below.
         let begun = driver.library_call(Call::Collective, || unsafe { sys::ncclGroupStart() })?;
         self.check("ncclGroupStart", begun)?;
         let made = calls();
-        // SAFETY: the thread has begun a group. What was put into it are communicators that are alive.
+        // SAFETY: the thread has begun a group, and the communicators in it are alive.
         let ended = driver.library_call(Call::Collective, || unsafe { sys::ncclGroupEnd() })?;
         made.and(self.check("ncclGroupEnd", ended))
     }
 
-    /// Ends it, by a rank whose thread is in no call, or is waited for. What the others are in the midst of is given up.
+    /// Ends the group. The thread of `rank` is in no call, or this waits for it. The other ranks' running calls are
+    /// given up.
     pub(super) fn end(&self, rank: usize) {
         let _ending = self.ending.lock();
         if self.is_over.swap(true, Ordering::AcqRel) {
@@ -113,7 +115,7 @@ impl Group {
             let _ = unsafe { sys::ncclCommAbort(other.name) };
         }
         self.members.iter().for_each(|member| drop(member.calls.write()));
-        // SAFETY: as above; none is in a call, nor ever will be.
+        // SAFETY: as above; no communicator is in a call, nor ever will be.
         let _ = unsafe { sys::ncclCommAbort(own.name) };
     }
 
@@ -189,10 +191,10 @@ fn check(call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError
     }
     let words = |text: *const std::ffi::c_char| match text.is_null() {
         true => String::new(),
-        // SAFETY: NCCL's texts end with a zero, and stay.
+        // SAFETY: NCCL's texts end with a zero, and live for ever.
         false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
     };
-    // SAFETY: any result may be asked for, and the communicator left out.
+    // SAFETY: the call takes any result, and may leave out the communicator.
     let (what, detail) =
         unsafe { (words(sys::ncclGetErrorString(result)), words(sys::ncclGetLastError(ptr::null_mut()))) };
     let reason = if detail.is_empty() { what } else { format!("{what} ({detail})") };

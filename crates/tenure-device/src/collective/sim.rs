@@ -1,4 +1,4 @@
-//! Collectives of simulated devices: work of their streams that waits for one another, as NCCL's kernels do.
+//! Collectives of simulated devices: work on their streams that waits for the other devices, as NCCL's kernels do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tenure_core::{DType, StreamId};
 use super::{CollectiveError, Reduction};
 use crate::sim::{Kernel, SimDriver};
 
-/// How long a device waits for the others.
+/// The longest time that a device waits for the others.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where devices of a group meet.
+/// The meeting point of a group's devices.
 pub(super) struct Meeting(Mutex<State>);
 
 struct State {
@@ -27,7 +27,7 @@ struct State {
 /// One call of all devices.
 #[derive(Default)]
 struct Round {
-    /// The bytes of each that has come.
+    /// The bytes of each device that has come.
     given: Vec<Option<Vec<u8>>>,
     /// When the first device began to wait.
     awaited: Option<Instant>,
@@ -40,12 +40,12 @@ impl Meeting {
         Self(Mutex::new(State { made: vec![0; size], rounds: BTreeMap::new(), is_broken: false }))
     }
 
-    /// Lets everybody go, with the numbers that they came with.
+    /// Lets all devices go on, with the numbers that they came with.
     pub(super) fn abort(&self) {
         self.0.lock().is_broken = true;
     }
 
-    /// The number of a device's next call.
+    /// Returns the number of a device's next call.
     fn call(&self, rank: usize) -> Result<usize, CollectiveError> {
         let mut state = self.0.lock();
         if state.is_broken {
@@ -55,7 +55,7 @@ impl Meeting {
         Ok(state.made[rank])
     }
 
-    /// A device has come to a call.
+    /// Notes that a device has come to a call, with its bytes.
     fn give(&self, number: usize, rank: usize, bytes: Vec<u8>) {
         let mut state = self.0.lock();
         let size = state.made.len();
@@ -64,7 +64,7 @@ impl Meeting {
         round.given[rank] = Some(bytes);
     }
 
-    /// Whether all have come to a call, or nobody waits any more.
+    /// Returns whether all devices have come to a call, or the waiting has ended.
     fn is_over(&self, number: usize) -> bool {
         let state = &mut *self.0.lock();
         let Some(round) = state.rounds.get_mut(&number) else { return state.is_broken };
@@ -75,7 +75,7 @@ impl Meeting {
         true
     }
 
-    /// What `merge` makes of all devices' bytes, in their order; none if one did not come.
+    /// Returns what `merge` makes of all devices' bytes, in order of rank, or `None` if a device did not come.
     fn take(&self, number: usize, merge: impl Fn(Vec<Vec<u8>>) -> Vec<u8>) -> Option<Arc<Vec<u8>>> {
         let state = &mut *self.0.lock();
         let round = state.rounds.get_mut(&number)?;
@@ -152,13 +152,13 @@ fn put(
         }
     });
     driver.launch(give)?;
-    // The stream waits, and not whoever makes it run, as with NCCL's.
+    // The stream waits, as with NCCL's kernels; the host thread that runs its work does not.
     driver.wait_outside(stream, Box::new(move || waiter.is_over(number)))?;
     driver.launch(take)?;
     Ok(())
 }
 
-/// The numbers of all devices, as one device's.
+/// Reduces the numbers of all devices to one device's.
 fn reduce(given: Vec<Vec<u8>>, dtype: DType, reduction: Reduction) -> Vec<u8> {
     let size = given.len() as f64;
     let width = dtype.size();
@@ -176,7 +176,7 @@ fn reduce(given: Vec<Vec<u8>>, dtype: DType, reduction: Reduction) -> Vec<u8> {
     result
 }
 
-/// Wide enough for what tests exchange: integers up to 2⁵³ are exact.
+/// Reads one element as an `f64`, which is exact for integers up to 2⁵³: enough for tests.
 fn number(dtype: DType, bytes: &[u8]) -> f64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);

@@ -1,5 +1,5 @@
-//! Blocks of this process's memory in other processes, and theirs in this one: what `torch.multiprocessing` needs to
-//! send CUDA tensors (c10's `shareIpcHandle` and `getIpcDevPtr`).
+//! Blocks shared with other processes, as `torch.multiprocessing` needs to send CUDA tensors (c10's `shareIpcHandle`
+//! and `getIpcDevPtr`).
 
 use tenure_alloc::Address;
 
@@ -7,20 +7,20 @@ use super::DeviceMemory;
 use crate::deferred::in_host_function;
 use crate::share::{BlockHandle, ShareError};
 
-/// How another process finds a block.
+/// The name by which another process finds a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedBlock {
-    /// Where the block begins in the memory that `handle` names, in bytes.
+    /// The offset of the block, in bytes, in the memory that `handle` names.
     pub offset: u64,
-    /// To be sent to the other process as it is. Blocks in the same memory have the same handle.
+    /// The handle to send to the other process unchanged. Blocks in the same memory have the same handle.
     pub handle: Vec<u8>,
 }
 
-/// Memory of another process, for as long as this lives. It must not be dropped while work is yet to be put on a
-/// stream that uses it; work that was put there before is waited for.
+/// Memory of another process, mapped while this lives. Before it is dropped, all work that uses the memory must be on
+/// its stream; the drop waits for such work.
 ///
-/// Dropped in a host function or while a stream may be captured, the memory stays mapped until another block is
-/// opened or dropped elsewhere: a wait for the device would be refused there, or break the capture.
+/// A drop in a host function or while a stream may be captured leaves the memory mapped until another block is opened
+/// or dropped elsewhere: a host function may not wait for the device, and a wait would break the capture.
 pub struct ImportedBlock<'m> {
     memory: &'m DeviceMemory,
     handle: BlockHandle,
@@ -28,14 +28,15 @@ pub struct ImportedBlock<'m> {
 }
 
 impl DeviceMemory {
-    /// The name of the live block that begins at `address`, for other processes of this user and root.
+    /// Returns the name of the live block that begins at `address`, for other processes of this user and root.
     ///
-    /// The block must live until it was opened there: after that, its memory does, whatever happens here. Nobody says when
-    /// the others are done, so it is for the program not to free a block that is still written or read elsewhere:
-    /// `torch.multiprocessing` counts its references for that.
+    /// The block must live until another process has opened it. After that its memory stays there, whatever happens
+    /// here. The allocator does not learn when the other processes are done. So the program must not free a block that
+    /// is still written or read elsewhere: `torch.multiprocessing` counts its references for that.
     ///
     /// # Errors
-    /// [`ShareError::NotShareable`]: no block, or none in chunks. [`ShareError::InSharedCache`]. [`ShareError::Forked`].
+    /// [`ShareError::NotShareable`]: there is no such block, or it does not consist of chunks.
+    /// [`ShareError::InSharedCache`]. [`ShareError::Forked`].
     /// The system has no socket or thread left.
     pub fn share(&self, address: Address) -> Result<SharedBlock, ShareError> {
         if self.donated().contains(address) {
@@ -51,11 +52,11 @@ impl DeviceMemory {
         Ok(SharedBlock { offset: address - first.address, handle: handle.encode() })
     }
 
-    /// Maps the memory that `handle` names, of another process or this one, or finds it mapped.
+    /// Opens the memory that `handle` names, of another process or this one. Maps it if it is not mapped yet.
     ///
     /// # Errors
-    /// `handle` is none; the block lies on another device; its process is gone, has freed it, does not answer, or belongs
-    /// to another user; the driver fails.
+    /// `handle` is not valid; the block lies on another device; its process is gone, has freed it, does not answer, or
+    /// belongs to another user; the driver fails.
     pub fn open(&self, handle: &[u8]) -> Result<ImportedBlock<'_>, ShareError> {
         let handle = BlockHandle::decode(handle)?;
         let address = self.imports.open(&handle)?;
@@ -64,7 +65,7 @@ impl DeviceMemory {
         Ok(block)
     }
 
-    /// Unmaps what is not used any more, if the device can be waited for.
+    /// Unmaps imports that are no longer used, if the device can be waited for.
     fn close_unused_imports(&self) {
         if !in_host_function() && !self.allocator().is_capturing() {
             self.imports.close_unused();
@@ -73,7 +74,8 @@ impl DeviceMemory {
 }
 
 impl ImportedBlock<'_> {
-    /// The first byte of the memory, in this process. A block in it begins [`offset`](SharedBlock::offset) bytes on.
+    /// Returns the address of the memory's first byte in this process. A block begins [`offset`](SharedBlock::offset)
+    /// bytes after it.
     pub fn address(&self) -> Address {
         self.address
     }

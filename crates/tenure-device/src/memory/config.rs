@@ -1,15 +1,17 @@
+//! Settings of a process's memory on a device.
+
 use std::str::FromStr;
 
 use tenure_alloc::{native, paged};
 
 use super::MemoryError;
 
-/// How a process's memory on a device behaves.
+/// Settings of a process's memory on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryConfig {
-    /// Which allocator, and its settings. The device's number is filled in.
+    /// The allocator and its settings. The device's number is filled in.
     pub policy: Policy,
-    /// The part of the device, 0 to 1, that this process may hold.
+    /// The largest share of the device, from 0 to 1, that this process may hold.
     pub fraction: f64,
 }
 
@@ -17,14 +19,14 @@ pub struct MemoryConfig {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Tenure's own.
+    /// Tenure's allocator.
     Paged(paged::Config),
-    /// PyTorch's, with expandable segments if its settings say so.
+    /// PyTorch's allocator, with expandable segments if its settings say so.
     Native(native::Config),
 }
 
 impl Default for MemoryConfig {
-    /// Tenure's allocator, and the whole device.
+    /// Returns Tenure's allocator, and the whole device.
     fn default() -> Self {
         Self { policy: Policy::default(), fraction: 1.0 }
     }
@@ -36,7 +38,7 @@ impl Default for Policy {
     }
 }
 
-/// By name, with default settings: `paged`, `native` or `expandable`.
+/// Parses a policy's name, `paged`, `native` or `expandable`, and gives it default settings.
 impl FromStr for Policy {
     type Err = MemoryError;
 

@@ -8,13 +8,14 @@ use tenure_core::{Allocator, Device};
 use super::{DeviceMemory, MemoryConfig, MemoryError, Preemption};
 use crate::{Driver, Platform, cuda};
 
-/// More devices than this no process has: PyTorch counts them in a signed byte. Where there are more,
+/// The largest number of devices: PyTorch counts them in a signed byte. With more devices,
 /// [`device_count`](crate::functions::device_count) fails.
 pub const MAX_DEVICES: usize = 128;
 
 static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
-/// Held while a device's memory is made, so that it is made once. It has what every device is preempted by, if anything.
+/// A lock held while a device's memory is made, so that it is made once. It contains the preemption of every device, if
+/// there is one.
 static MAKING: Mutex<Option<Arc<Preemption>>> = Mutex::new(None);
 
 /// Makes the memory of `driver`'s device as `config` says, for the rest of the process.
@@ -36,8 +37,8 @@ pub fn install(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<&'static
     }
 }
 
-/// Has the threads of this process stop when `preemption` says so: where they allocate memory of a device or launch a
-/// graph. That holds for devices whose memory is made later too. The first call counts.
+/// Stops the threads of this process when `preemption` says so, where they allocate memory of a device or launch a
+/// graph. It covers devices whose memory is made later too. Later calls have no effect.
 pub fn preempt(preemption: Arc<Preemption>) {
     let mut all = MAKING.lock();
     let preemption = all.get_or_insert(preemption);
@@ -45,7 +46,8 @@ pub fn preempt(preemption: Arc<Preemption>) {
     made.for_each(|memory| memory.preempt(Arc::clone(preemption)));
 }
 
-/// The memory of CUDA device number `index`, made with the default settings if it was not made before.
+/// Returns the memory of CUDA device number `index`, and makes it with the default settings if that was not done
+/// before.
 ///
 /// # Errors
 /// There is no such device; those of [`install`].
@@ -54,7 +56,7 @@ pub fn device(index: u8) -> Result<&'static DeviceMemory, MemoryError> {
         return Ok(memory);
     }
     match install(cuda::platform().driver(index)?, MemoryConfig::default()) {
-        // By another thread, meanwhile.
+        // Another thread made it meanwhile.
         Err(MemoryError::AlreadyInstalled { device }) => {
             installed(index.into()).ok_or(MemoryError::AlreadyInstalled { device })
         }
@@ -62,17 +64,17 @@ pub fn device(index: u8) -> Result<&'static DeviceMemory, MemoryError> {
     }
 }
 
-/// The same as [`device`], as what storages are allocated from.
+/// Returns [`device`]'s memory as the allocator that storages use.
 ///
 /// # Errors
-/// Those of [`device`].
+/// The errors of [`device`].
 pub fn allocator(index: u8) -> Result<Arc<dyn Allocator>, MemoryError> {
     static ALLOCATORS: [OnceLock<Arc<dyn Allocator>>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
     let memory = device(index)?;
     Ok(Arc::clone(ALLOCATORS[usize::from(index)].get_or_init(|| Arc::new(memory))))
 }
 
-/// The memory of CUDA device number `index`, if it was made.
+/// Returns the memory of CUDA device number `index`, if it was made.
 #[inline]
 pub fn installed(index: usize) -> Option<&'static DeviceMemory> {
     DEVICES.get(index)?.get()

@@ -1,3 +1,5 @@
+//! Errors of a device's memory.
+
 use tenure_alloc::AllocError;
 use tenure_core::{AllocatorError, Device};
 
@@ -5,11 +7,11 @@ use super::OutOfMemoryReport;
 use crate::pinned::PinnedError;
 use crate::{CallError, DriverError};
 
-/// Why a device's memory refused.
+/// An error of a device's memory.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// No memory, after everything that could be given back was.
+    /// There is too little memory, even after the allocator gave back all that it could.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemoryReport>),
     /// The allocator refused for another reason.
@@ -18,10 +20,10 @@ pub enum MemoryError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// No pinned host memory for copies to or from the device.
+    /// Pinned host memory for copies to or from the device is not available.
     #[error(transparent)]
     Pinned(#[from] PinnedError),
-    /// Memory was asked for, or recorded, on `cudaStreamPerThread`.
+    /// Memory was requested, or a use recorded, on `cudaStreamPerThread`.
     #[error(
         "stream 0x2, cudaStreamPerThread, is another stream in each thread, so that memory on it cannot be told apart: \
          create a stream for each thread"
@@ -33,7 +35,7 @@ pub enum MemoryError {
         /// The device.
         device: Device,
     },
-    /// The device's number is larger than there can be.
+    /// The device's number is above the limit.
     #[error("{device} is out of range: devices are numbered from 0 to {}", super::MAX_DEVICES - 1)]
     DeviceOutOfRange {
         /// The device.
@@ -55,7 +57,7 @@ impl From<CallError> for MemoryError {
 }
 
 impl MemoryError {
-    /// The same, for those who know devices only as [`Allocator`](tenure_core::Allocator)s.
+    /// Converts the error for callers that know devices only as [`Allocator`](tenure_core::Allocator)s.
     pub(super) fn of_allocator(self, device: Device, requested: usize) -> AllocatorError {
         match self {
             Self::OutOfMemory(report) => {

@@ -42,27 +42,29 @@ use crate::deferred::{DeferredFrees, in_host_function};
 use crate::share::Imports;
 use crate::{DeviceBacking, Driver, Streams};
 
-/// `cudaStreamPerThread`: a name for another stream in each thread.
+/// `cudaStreamPerThread`: a name for a different stream in each thread.
 const PER_THREAD: StreamId = StreamId(2);
 
-/// This process's memory on one device. PyTorch's `DeviceCachingAllocator` and what it stands on.
+/// This process's memory on one device. PyTorch's `DeviceCachingAllocator` with its streams and backing.
 ///
-/// Allocating and freeing cost what the allocator underneath costs: nothing is added but a few branches.
+/// Allocating and freeing cost what the allocator underneath costs, and a few branches.
 pub struct DeviceMemory {
     allocator: Allocator,
     backing: Arc<DeviceBacking>,
-    /// Last, since streams outlive the allocator that knows them.
+    /// The streams; the last field to be dropped but for plain values, since streams must outlive the allocator that
+    /// knows them.
     streams: Streams,
     device: Device,
-    /// Blocks of other processes.
+    /// Blocks imported from other processes.
     imports: Imports,
-    /// Frees that could not be made where they were asked for: in host functions.
+    /// Frees requested in host functions, which cannot make them.
     deferred: DeferredFrees,
-    /// Where threads that allocate can be stopped. Without one, an allocation costs a load more.
+    /// The preemption that can stop threads that allocate. Without one, an allocation costs one more load.
     preemption: OnceLock<Arc<Preemption>>,
 }
 
-/// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
+/// The device's allocator. A branch, rather than `dyn`, tells the two apart, so that the short path of an allocation is
+/// inlined.
 #[expect(clippy::large_enum_variant, reason = "there is one for each device, and a box costs each allocation a load")]
 enum Allocator {
     Paged(Donated<PagedAllocator>),
@@ -70,10 +72,10 @@ enum Allocator {
 }
 
 impl DeviceMemory {
-    /// The memory of the device behind `driver`. Takes address space at once, and no memory.
+    /// Creates the memory of the driver's device. Reserves address space at once, and no memory.
     ///
     /// # Errors
-    /// A setting of `config` makes no sense, or the driver fails.
+    /// A setting of `config` is not valid, or the driver fails.
     pub fn new(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<Self, MemoryError> {
         let device = driver.device();
         let streams = Streams::new(Arc::clone(&driver));
@@ -99,27 +101,28 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// What stands between the allocator and the driver.
+    /// Returns the backing, through which the allocator calls the driver.
     pub fn backing(&self) -> &DeviceBacking {
         &self.backing
     }
 
-    /// The device's driver.
+    /// Returns the device's driver.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.backing.driver()
     }
 
-    /// The device's streams. Storages are allocated on the thread's current one.
+    /// Returns the device's streams. Storages are allocated on the thread's current one.
     pub fn streams(&self) -> &Streams {
         &self.streams
     }
 
-    /// The allocator: statistics, snapshots, limits, pools and callbacks. What host functions freed is freed first.
+    /// Returns the allocator, for statistics, snapshots, limits, pools and callbacks. First makes the frees that host
+    /// functions requested.
     pub fn allocator(&self) -> &dyn CachingAllocator {
         self.settle();
         match &self.allocator {
@@ -128,7 +131,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Memory from outside, such as a shared pool's, that the allocator serves requests from for a while.
+    /// Returns memory from outside, such as a shared pool's, that the allocator serves requests from for a while.
     pub fn donated(&self) -> &DonatedRanges {
         match &self.allocator {
             Allocator::Paged(allocator) => allocator.donated(),
@@ -136,11 +139,11 @@ impl DeviceMemory {
         }
     }
 
-    /// A block of at least `request.bytes` bytes; address 0 and no memory for a request of none.
+    /// Allocates a block of at least `request.bytes` bytes. A request of 0 bytes returns address 0 and takes no memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfMemory`] with a report of who holds what; [`MemoryError::PerThreadStream`]; failures of the
-    /// driver.
+    /// [`MemoryError::OutOfMemory`] with a report that lists the holders of memory; [`MemoryError::PerThreadStream`];
+    /// failures of the driver.
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Block, MemoryError> {
         if request.stream == PER_THREAD {
@@ -157,13 +160,13 @@ impl DeviceMemory {
         allocated.map_err(|error| self.explain(request, error))
     }
 
-    /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
-    /// Address 0 is ignored.
+    /// Frees the block that starts at `address`; work already put on its streams may still use it. Address 0 is
+    /// ignored.
     ///
-    /// In a host function, from which no driver can be called, the block is freed with the next call elsewhere.
+    /// In a host function, from which the driver cannot be called, the block is freed with the next call elsewhere.
     ///
     /// # Errors
-    /// `address` is no live block; failures of the driver. None in a host function.
+    /// No live block begins at `address`; failures of the driver. In a host function there is no error.
     #[inline]
     pub fn free(&self, address: Address) -> Result<(), MemoryError> {
         if in_host_function() {
@@ -174,8 +177,8 @@ impl DeviceMemory {
         Ok(self.free_now(address)?)
     }
 
-    /// Whether `address` lies in address space that is this memory's alone, or in memory from outside that it was given.
-    /// Blocks may lie elsewhere too.
+    /// Returns whether `address` lies in address space that belongs to this memory alone, or in memory from outside
+    /// that it was given. Blocks may lie elsewhere too.
     #[inline]
     pub fn owns(&self, address: Address) -> bool {
         match &self.allocator {
@@ -194,17 +197,17 @@ impl DeviceMemory {
         }
     }
 
-    /// Frees what host functions freed.
+    /// Makes the frees that host functions requested.
     #[inline]
     fn settle(&self) {
         self.deferred.settle(|address| self.free_now(address));
     }
 
-    /// Says that `stream` uses the block at `address` too: after its free it is not reused until that stream has
-    /// passed what was put on it before the free.
+    /// Records that `stream` uses the block at `address` too. After its free, the block is not reused until that stream
+    /// has passed what was put on it before the free.
     ///
     /// # Errors
-    /// `address` is no live block; [`MemoryError::PerThreadStream`].
+    /// No live block begins at `address`; [`MemoryError::PerThreadStream`].
     #[inline]
     pub fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), MemoryError> {
         if stream == PER_THREAD {
@@ -217,22 +220,22 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Lets `peer` reach this memory in place: what is allocated now, and what will be. Then kernels of `peer` can use
-    /// its addresses. Nothing happens if it can already. PyTorch's `enablePeerAccess(peer, device)`.
+    /// Lets `peer` reach this memory in place, present and future allocations: kernels of `peer` can then use its
+    /// addresses. Nothing happens if it can already. PyTorch's `enablePeerAccess(peer, device)`.
     ///
     /// # Errors
-    /// There is no way from `peer` to this device ([`Platform::can_access_peer`](crate::Platform::can_access_peer)), or
-    /// it is this device; failures of the driver.
+    /// `peer` cannot reach this device ([`Platform::can_access_peer`](crate::Platform::can_access_peer)), or is this
+    /// device; failures of the driver.
     pub fn enable_peer(&self, peer: Device) -> Result<(), MemoryError> {
         Ok(self.driver().enable_peer(peer.index())?)
     }
 
-    /// Has threads that allocate here or launch graphs stop when `preemption` says so. The first call counts.
+    /// Stops threads that allocate here or launch graphs when `preemption` says so. Later calls have no effect.
     pub fn preempt(&self, preemption: Arc<Preemption>) {
         self.preemption.get_or_init(|| preemption);
     }
 
-    /// A graph is launched on `stream`.
+    /// Notes that a graph is about to be launched on `stream`.
     pub(crate) fn before_launch(&self, stream: StreamId) {
         if let Some(preemption) = self.preemption.get() {
             preemption.at_launch(self.driver(), stream);

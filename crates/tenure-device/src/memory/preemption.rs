@@ -1,8 +1,9 @@
-//! Preemption: threads that allocate wait while a program with more right to the device uses it.
+//! Preemption: threads that allocate wait while a program of higher priority uses the device.
 //!
-//! A *mark* is a function of the host on a stream, which tells that the device has come there. A stream's marks are some 5 ms
-//! of the device's time apart, and at most 20 ms of them are outstanding: then the thread that allocates waits for the device.
-//! So the device is never far behind the host, and is soon idle when the host stops. A mark needs no query: a query from one
+//! A *mark* is a host function on a stream, which tells that the device has reached it. A stream's marks are some 5 ms
+//! of device time apart, and at most 20 ms of them are outstanding: beyond that, the thread that allocates waits for
+//! the device. So the device never lags far behind the host, and is soon idle when the host stops. A mark needs no
+//! query: a query from one thread would break a capture that another thread makes.
 //! thread would break a capture that another one makes.
 
 use std::sync::Arc;
@@ -15,39 +16,40 @@ use tenure_core::{Clock, StreamId};
 
 use crate::Driver;
 
-/// How far the device may be behind the host. One launch that takes longer cannot be divided, and two are outstanding.
+/// The device time by which the device may lag behind the host. A single longer launch cannot be divided, and two may
+/// be outstanding.
 const BEHIND: Duration = Duration::from_millis(20);
-/// How much of the device's time lies between two marks of a stream, and how long is measured at a time.
+/// The device time between two marks of a stream, and the shortest measurement.
 const SPACING: Duration = Duration::from_millis(5);
-/// Allocations between marks until their time was measured.
+/// The number of allocations between marks before their time is measured.
 const FIRST_STRIDE: u32 = 4;
 const MAX_STRIDE: u32 = 4096;
-/// Streams are told apart by so many lanes, a power of two. Those that share one are as one stream.
+/// The number of lanes to which streams are mapped, a power of two. Streams that share a lane are treated as one.
 const LANES: usize = 16;
-/// A program that allocates nothing for so long launches nothing that takes long.
+/// A program that allocates nothing for this long launches nothing that takes long.
 const GRACE: Duration = Duration::from_millis(10);
-/// A device that is not idle after this is not waited for.
+/// The longest wait for the device to become idle.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often a thread that waits looks whether the device has failed: then no mark comes.
+/// The interval at which a waiting thread checks whether the device has failed: a failed device reaches no mark.
 const CHECK: Duration = Duration::from_millis(10);
-/// How often the clock is looked at while the device is waited for.
+/// The interval at which the clock is read during a wait for the device.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Runs a wait, which it must call.
+/// A function that runs a wait, which it must call.
 pub type AroundWait = fn(&mut (dyn FnMut() + Send));
 
-/// The point in a process's allocations and launches of graphs at which it can be stopped, on all of its devices.
+/// A point at which a process can be stopped: its allocations and launches of graphs, on all of its devices.
 ///
-/// [`preempt`](super::preempt) puts it there. What is captured into a graph never waits.
+/// [`preempt`](super::preempt) installs it. Work that is captured into a graph never waits.
 #[derive(Debug)]
 pub struct Preemption {
-    /// What every allocation looks at.
+    /// The flag that every allocation reads.
     is_stopped: AtomicBool,
     inner: Arc<PreemptionInner>,
     around_wait: AroundWait,
 }
 
-/// What marks know of too.
+/// The state that marks share.
 #[derive(Debug)]
 struct PreemptionInner {
     lanes: [Lane; LANES],
@@ -56,36 +58,36 @@ struct PreemptionInner {
     clock: Clock,
 }
 
-/// Allocations on a stream.
+/// The count of allocations on a stream.
 #[derive(Debug)]
 struct Lane {
-    /// Since the last mark.
+    /// Allocations since the last mark.
     allocations: AtomicU32,
-    /// As many come between two marks.
+    /// Allocations between two marks.
     stride: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct PreemptionState {
     is_stopped: bool,
-    /// Threads that wait until the process may run.
+    /// The number of threads that wait until the process may run.
     stopped: usize,
     paces: [Pace; LANES],
 }
 
-/// How fast the device is with a lane.
+/// The speed of the device on a lane.
 #[derive(Debug)]
 struct Pace {
-    /// Marks that the device has not come to.
+    /// The number of marks that the device has not reached.
     outstanding: usize,
-    /// As many of these may be.
+    /// The most marks that may be outstanding.
     limit: usize,
-    /// When the last mark was made.
+    /// The time at which the last mark was made.
     made: Duration,
-    /// What is measured: the allocations behind which the device has come since then.
+    /// The start of the measurement. `allocations` counts those that the device has passed since then.
     since: Duration,
     allocations: u32,
-    /// Device time of an allocation, smoothed; `None` before it was measured.
+    /// The device time of an allocation, smoothed; `None` before it was measured.
     allocation: Option<Duration>,
 }
 
@@ -103,8 +105,8 @@ impl Default for Preemption {
 }
 
 impl Preemption {
-    /// A process that runs. Threads wait within `around_wait`, which can let go of a lock of the program's, such as
-    /// Python's. Times are those of `clock`.
+    /// Creates the preemption of a process that may run. Threads wait within `around_wait`, which can release a lock of
+    /// the program's, such as Python's. `clock` gives the times.
     pub fn new(around_wait: AroundWait, clock: Clock) -> Self {
         let lane = || Lane { allocations: AtomicU32::new(0), stride: AtomicU32::new(FIRST_STRIDE) };
         let (state, changed) = (Mutex::default(), Condvar::new());
@@ -114,9 +116,10 @@ impl Preemption {
         preemption
     }
 
-    /// Stops threads at their next allocation, and returns when the devices have come to all marks: whether they have.
-    /// They have not if they take longer than a second, or if the process is to [run](Self::resume) before. A program
-    /// that does not allocate meanwhile, such as one that reads data, is given 10 ms to launch what it is about to.
+    /// Stops threads at their next allocation, and waits until the devices have reached all marks. Returns whether they
+    /// have: not if they take longer than a second, or if the process may [run](Self::resume) again before. A program
+    /// that does not allocate meanwhile, such as one that reads data, has 10 ms to launch work that it has begun to
+    /// prepare.
     pub fn yield_now(&self) -> bool {
         let begun = self.inner.clock.now();
         let mut state = self.inner.state.lock();
@@ -142,7 +145,7 @@ impl Preemption {
         self.set_stopped(&mut state, false);
     }
 
-    /// Whether threads stop at their next allocation.
+    /// Returns whether threads stop at their next allocation.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
     }
@@ -153,7 +156,7 @@ impl Preemption {
         self.inner.changed.notify_all();
     }
 
-    /// An allocation on `stream`.
+    /// Notes an allocation on `stream`.
     #[inline]
     pub(super) fn at_allocation(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
         let lane = &self.inner.lanes[lane_of(stream)];
@@ -163,16 +166,16 @@ impl Preemption {
         }
     }
 
-    /// A graph is launched on `stream`, which may take as long as any number of allocations.
+    /// Notes a graph launch on `stream`, which may take as long as any number of allocations.
     pub(super) fn at_launch(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
         self.inner.lanes[lane_of(stream)].allocations.fetch_add(1, Ordering::Relaxed);
         self.pause(driver, stream);
     }
 
-    /// Makes a mark, and waits until the device is not too far behind and the process may run.
+    /// Makes a mark, and waits until the device does not lag too far and the process may run.
     #[cold]
     fn pause(&self, driver: &Arc<dyn Driver>, stream: StreamId) {
-        // What is captured does not run now, and nobody may wait for it.
+        // Captured work does not run now, and no thread may wait for it.
         if driver.is_capturing(stream).unwrap_or(true) {
             return;
         }
@@ -195,7 +198,7 @@ impl PreemptionInner {
         let pace = &mut state.paces[lane];
         pace.outstanding += 1;
         let begun = mem::replace(&mut pace.made, self.clock.now());
-        // A driver may wait for functions of before, which take the lock.
+        // The driver may wait for earlier host functions, which take the lock.
         drop(state);
         let inner = Arc::clone(self);
         let passed = Box::new(move || inner.passed(lane, allocations, begun));
@@ -215,7 +218,7 @@ impl PreemptionInner {
                 self.changed.notify_all();
             }
             let is_due = self.changed.wait_for(&mut state, CHECK).timed_out();
-            // A context that is lost calls no function. Its next call tells the program.
+            // A lost context runs no host function. The program's next call reports the loss.
             if is_due && MutexGuard::unlocked(&mut state, || driver.check_stream(stream)).is_err() {
                 state.paces.iter_mut().for_each(|pace| pace.outstanding = 0);
                 self.changed.notify_all();
@@ -225,7 +228,8 @@ impl PreemptionInner {
         state.stopped -= usize::from(is_counted);
     }
 
-    /// The device has come to a mark behind so many allocations, the first of them after `begun`.
+    /// Notes that the device has reached a mark that follows `allocations` allocations, the first of them after
+    /// `begun`.
     fn passed(&self, lane: usize, allocations: u32, begun: Duration) {
         let now = self.clock.now();
         let mut state = self.state.lock();
@@ -249,12 +253,12 @@ impl PreemptionState {
 }
 
 impl Pace {
-    /// Forgets what passed before `now`, when nothing was done.
+    /// Starts a new measurement at `now`: nothing ran before.
     fn begin(&mut self, now: Duration) {
         (self.made, self.since, self.allocations) = (now, now, 0);
     }
 
-    /// The device time of an allocation, when it has been measured for long enough since the last time.
+    /// Returns the device time of an allocation, once it was measured for long enough.
     fn measure(&mut self, allocations: u32, begun: Duration, now: Duration) -> Option<Duration> {
         if self.allocations == 0 {
             self.since = self.since.max(begun);

@@ -1,5 +1,5 @@
-//! Out-of-memory errors in PyTorch's words (`DeviceCachingAllocator::malloc`, c10/cuda/CUDACachingAllocator.cpp of 2.11),
-//! which people know and programs look for.
+//! Out-of-memory errors in PyTorch's words (`DeviceCachingAllocator::malloc`, c10/cuda/CUDACachingAllocator.cpp of
+//! 2.11), which people know and programs search for.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use super::OutOfMemoryReport;
 use super::report::Gib;
 use crate::ProcessMemory;
 
-/// What PyTorch advises.
+/// PyTorch's advice.
 const ADVICE: &str = "If reserved but unallocated memory is large try setting \
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  \
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)";
 
-/// See [`OutOfMemoryReport::in_pytorch`].
+/// A report with PyTorch's text; see [`OutOfMemoryReport::in_pytorch`].
 struct InPytorch<'a>(&'a OutOfMemoryReport);
 
 impl OutOfMemoryReport {
-    /// The report, with PyTorch's whole text before it.
+    /// Returns the report, with PyTorch's whole text before it.
     pub fn in_pytorch(&self) -> impl fmt::Display {
         InPytorch(self)
     }
@@ -40,7 +40,7 @@ impl fmt::Display for InPytorch<'_> {
         if report.allowed_bytes < report.total_bytes {
             write!(f, "{} allowed; ", Gib(report.allowed_bytes))?;
         }
-        // PyTorch counts what private pools keep as allocated.
+        // PyTorch counts memory that private pools keep as allocated.
         let allocated = report.allocated_bytes + report.pooled_bytes;
         write!(f, "Of the allocated memory {} is allocated by PyTorch, ", Gib(allocated))?;
         if report.pooled_bytes > 0 {

@@ -1,3 +1,5 @@
+//! The report of an out-of-memory error.
+
 use std::fmt;
 
 use tenure_alloc::snapshot::{Holder, Snapshot, SnapshotState};
@@ -7,40 +9,40 @@ use tenure_core::{Device, KeyId, StreamId, Tag};
 use super::DeviceMemory;
 use crate::ProcessMemory;
 
-/// Keys named in the text.
+/// The most keys named in the text.
 const KEYS_SHOWN: usize = 5;
-/// Other processes named in the text.
+/// The most other processes named in the text.
 const PROCESSES_SHOWN: usize = 8;
 
-/// An out-of-memory error: what was asked for, who holds what, and what to try. Its text begins as PyTorch's does.
+/// An out-of-memory error: the request, the holders of memory, and what to try. Its text begins as PyTorch's does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemoryReport {
-    /// Where.
+    /// The device.
     pub device: Device,
     /// Bytes asked for.
     pub requested_bytes: u64,
-    /// The stream asked for.
+    /// The stream of the request.
     pub stream: StreamId,
-    /// Bytes of the device.
+    /// Total bytes of the device.
     pub total_bytes: u64,
-    /// Bytes that nobody holds.
+    /// Free bytes of the device.
     pub free_bytes: u64,
     /// Bytes that this process may hold.
     pub allowed_bytes: u64,
-    /// Bytes that this process holds beside what its allocator got: context, kernels and libraries. `None` where the
-    /// system does not tell.
+    /// Bytes that this process holds beside its allocator's: context, kernels and libraries. `None` where the system
+    /// does not tell.
     pub overhead_bytes: Option<u64>,
     /// Bytes that this process's allocator holds.
     pub reserved_bytes: u64,
-    /// Of those, bytes of live blocks.
+    /// Bytes of live blocks, a part of `reserved_bytes`.
     pub allocated_bytes: u64,
-    /// Of those, bytes of freed blocks that other streams may still use.
+    /// Bytes of freed blocks that other streams may still use, a part of `reserved_bytes`.
     pub awaited_bytes: u64,
-    /// Of those, bytes of private pools that no block lives on.
+    /// Bytes of private pools on which no block lives, a part of `reserved_bytes`.
     pub pooled_bytes: u64,
-    /// Who holds the blocks, awaited ones too, added up by tag, the largest first.
+    /// The holders of the blocks, awaited ones too, added up by tag, the largest first.
     pub tags: Vec<Holder>,
-    /// Who holds those that have a key, the largest first.
+    /// The holders of the blocks that have a key, the largest first.
     pub keys: Vec<Holder>,
     /// Other processes that the system names, the largest first.
     pub others: Vec<ProcessMemory>,
@@ -49,7 +51,7 @@ pub struct OutOfMemoryReport {
 impl std::error::Error for OutOfMemoryReport {}
 
 impl OutOfMemoryReport {
-    /// What there is to say about `error`, if memory was out. The figures are of now, a little after it.
+    /// Returns the report of `error`, if it means that memory was out. The figures are taken now, a little after it.
     pub(super) fn new(memory: &DeviceMemory, request: Request, error: &AllocError) -> Option<Self> {
         let figures = memory.allocator().statistics().all;
         let (requested, stream, reserved, free, total, allowed) = match *error {
@@ -85,23 +87,23 @@ impl OutOfMemoryReport {
         })
     }
 
-    /// Bytes that this process holds, as far as it is known.
+    /// Returns the bytes that this process holds, as far as they are known.
     pub fn in_use_bytes(&self) -> u64 {
         self.reserved_bytes + self.overhead_bytes.unwrap_or(0)
     }
 
-    /// Bytes that the allocator holds and no block lives on.
+    /// Returns the bytes that the allocator holds and on which no block lives.
     pub fn unallocated_bytes(&self) -> u64 {
         self.reserved_bytes.saturating_sub(self.allocated_bytes + self.awaited_bytes)
     }
 
-    /// Bytes that this process does not know to be its own: other processes', and this one's overhead where the system
-    /// does not tell that.
+    /// Returns the bytes that this process does not know to be its own: other processes', and its own overhead where
+    /// the system does not tell that.
     pub fn elsewhere_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.free_bytes + self.in_use_bytes())
     }
 
-    /// What to try, the most promising first.
+    /// Returns what to try, the most promising first.
     pub fn advice(&self) -> Vec<String> {
         if self.requested_bytes > self.total_bytes {
             return vec!["The request alone is larger than the device: check the shape it was computed from.".into()];
@@ -117,7 +119,7 @@ impl OutOfMemoryReport {
         }
         let reached = format!("The limit of this process is reached, with {} free on the device", Gib(self.free_bytes));
         Some(if needed <= self.total_bytes && self.requested_bytes <= self.free_bytes {
-            // Rounded up, so that what is advised is enough.
+            // Rounded up, so that the advised fraction is enough.
             let fraction = (needed as f64 / self.total_bytes as f64 * 100.0).ceil() / 100.0;
             format!("{reached}: raise its memory fraction to at least {fraction:.2}.")
         } else {
@@ -250,7 +252,7 @@ impl OutOfMemoryReport {
     }
 }
 
-/// Adds up the holders of each tag, whatever their keys.
+/// Adds up the holders of each tag, over all keys.
 fn by_tag(holders: &[Holder]) -> Vec<Holder> {
     let sum = |tag| {
         let (key, of_tag) = (KeyId::NONE, || holders.iter().filter(move |holder| holder.tag == tag));
@@ -268,7 +270,7 @@ fn pooled(snapshot: &Snapshot) -> u64 {
     free.map(|block| block.bytes).sum()
 }
 
-/// Rows under a heading; nothing if there are none.
+/// Writes rows under a heading, or nothing if there are no rows.
 fn write_section(f: &mut fmt::Formatter<'_>, heading: &str, rows: impl Iterator<Item = String>) -> fmt::Result {
     let mut rows = rows.peekable();
     if rows.peek().is_some() {
@@ -277,7 +279,7 @@ fn write_section(f: &mut fmt::Formatter<'_>, heading: &str, rows: impl Iterator<
     rows.try_for_each(|row| write!(f, "\n  {}", row.trim_end()))
 }
 
-/// Bytes as PyTorch's errors have them: `512 bytes`, `2.00 MiB`, `1.50 GiB`.
+/// A number of bytes, shown as in PyTorch's errors: `512 bytes`, `2.00 MiB`, `1.50 GiB`.
 pub(super) struct Gib(pub(super) u64);
 
 impl fmt::Display for Gib {
@@ -292,7 +294,7 @@ impl fmt::Display for Gib {
     }
 }
 
-/// `1 block`, `20 blocks`.
+/// A number of blocks, shown as `1 block` or `20 blocks`.
 struct Blocks<'a>(&'a Holder);
 
 impl fmt::Display for Blocks<'_> {

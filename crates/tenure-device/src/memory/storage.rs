@@ -1,13 +1,13 @@
-//! Device memory as the rest of Tenure takes memory: through `tenure_core::Allocator`.
+//! Device memory as an allocator of storages: `tenure_core::Allocator`.
 
 use tenure_alloc::{AllocError, Request};
 use tenure_core::{Allocator, AllocatorError, DataPtr, Device, Purpose, Storage, StreamId};
 
 use super::{DeviceMemory, MemoryError, installed};
 
-/// Says that `stream` uses the bytes of `storage` too: once they are freed, they are not reused before that stream has
-/// passed what was put on it before. Returns whether the bytes are of this process's allocator; others are freed by
-/// whoever made them, who must know.
+/// Records that `stream` uses the bytes of `storage` too: once freed, they are not reused before that stream has passed
+/// what was put on it before. Returns whether this process's allocator owns the bytes. The owner of other bytes must
+/// keep track of their uses itself.
 ///
 /// # Errors
 /// Failures of the device.
@@ -19,7 +19,8 @@ pub fn record_stream(storage: &Storage, stream: StreamId) -> Result<bool, Memory
 }
 
 impl DeviceMemory {
-    /// [`record_stream`](Self::record_stream), for an address that may be somebody else's. Returns whether it is a block of this memory.
+    /// Records a use as [`record_stream`](Self::record_stream) does, for an address that may belong to other code.
+    /// Returns whether it is a block of this memory.
     ///
     /// # Errors
     /// [`MemoryError::PerThreadStream`].
@@ -32,14 +33,14 @@ impl DeviceMemory {
     }
 }
 
-// SAFETY: a block of the allocator is nobody else's until it is freed, which the deleter does; `DeviceMemory` is there
-// for as long as any deleter.
+// SAFETY: a block of the allocator belongs to its holder alone until it is freed, which the deleter does;
+// `DeviceMemory` lives as long as any deleter.
 unsafe impl Allocator for &'static DeviceMemory {
     fn device(&self) -> Device {
         self.device
     }
 
-    /// On the thread's current stream, for its current [`Purpose`].
+    /// Allocates on the thread's current stream, for its current [`Purpose`].
     fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
         let memory: &'static DeviceMemory = self;
         let (tag, key) = Purpose::current();
@@ -48,17 +49,18 @@ unsafe impl Allocator for &'static DeviceMemory {
         if block.address == 0 {
             return Ok(DataPtr::null(self.device));
         }
-        // A device's address is a number to the host, which never follows it.
+        // To the host, a device's address is only a number.
         let data = std::ptr::without_provenance_mut(block.address as usize);
         Ok(DataPtr::foreign(data, self.device, move || {
-            // Nobody is there to try again, as after a callback that Tenure does not know of: the next call does.
+            // The deleter has no caller that could try again, for example after a host function that Tenure does not
+            // know of: the next call does.
             if let Err(MemoryError::Allocator(AllocError::Backing(_))) = memory.free(block.address) {
                 memory.deferred.push(block.address);
             }
         }))
     }
 
-    /// On the thread's current stream. The source is recorded there: it may be freed, on its own stream, before the
+    /// Copies on the thread's current stream. Records the source there: it may be freed, on its own stream, before the
     /// copy has run.
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
         let failed = |error: MemoryError| error.of_allocator(self.device, bytes);

@@ -1,3 +1,5 @@
+//! The backing of a pool of pinned host memory.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,13 +11,13 @@ use super::chunk::Chunk;
 use super::{MAX_CHUNK_BYTES, PinnedConfig};
 use crate::{Call, DeviceBacking, Driver};
 
-/// Chunks, and the blocks of the system under them, are multiples of this: a huge page.
+/// The multiple, in bytes, of the size of chunks and of the system's blocks under them: a huge page.
 const ROUNDING: u64 = 2 << 20;
 
-/// Pinned host memory as an allocator's backing. A segment is cut from a chunk, where it fits first.
+/// Pinned host memory as an allocator's backing. A segment is cut from the first chunk in which it fits.
 pub(super) struct HostBacking {
     driver: Arc<dyn Driver>,
-    /// Keeps the marks of the device's streams.
+    /// The marks of the device's streams.
     marks: DeviceBacking,
     config: PinnedConfig,
     chunks: Mutex<Chunks>,
@@ -23,7 +25,7 @@ pub(super) struct HostBacking {
 
 #[derive(Default)]
 struct Chunks {
-    /// By address.
+    /// The chunks, by address.
     chunks: BTreeMap<Address, Cut>,
     pinned: u64,
     peak: u64,
@@ -33,11 +35,11 @@ struct Chunks {
 struct Cut {
     chunk: Chunk,
     bytes: u64,
-    /// Bytes of each segment, by offset.
+    /// The size in bytes of each segment, by offset.
     segments: BTreeMap<u64, u64>,
 }
 
-/// What is pinned, in bytes.
+/// The bytes pinned, and their limit and peak.
 pub(super) struct Usage {
     pub(super) limit: u64,
     pub(super) pinned: u64,
@@ -56,7 +58,7 @@ impl HostBacking {
         Usage { limit: self.config.limit_bytes, pinned: *pinned, peak: *peak, chunks: chunks.len() }
     }
 
-    /// Pins a chunk with room for `bytes`: a whole one, or as much of it as the limit leaves.
+    /// Pins a chunk with room for `bytes`: a whole one, or as much of it as the limit allows.
     fn add_chunk(&self, chunks: &mut Chunks, bytes: u64) -> Result<Address, BackingError> {
         let left = self.config.limit_bytes - chunks.pinned;
         if bytes > left {
@@ -75,7 +77,7 @@ impl HostBacking {
 }
 
 impl Cut {
-    /// The first offset where `bytes` fit.
+    /// Returns the first offset where `bytes` fit.
     fn room(&self, bytes: u64) -> Option<u64> {
         let ends = self.segments.iter().map(|(&offset, &bytes)| offset + bytes);
         let starts = self.segments.keys().copied().chain([self.bytes]);
@@ -89,7 +91,7 @@ impl Backing for HostBacking {
         ROUNDING
     }
 
-    /// Of the limit, not of the host.
+    /// Returns the figures of the limit, not of the host.
     fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
         let Usage { limit, pinned, .. } = self.usage();
         Ok(MemoryInfo { free: limit - pinned, total: limit })
@@ -108,7 +110,7 @@ impl Backing for HostBacking {
         Ok(address + offset)
     }
 
-    /// The last segment takes its chunk along. Every copy from or to it must have completed.
+    /// Frees a segment, and its chunk with the last segment. Every copy from or to it must have completed.
     fn free(&self, address: Address) -> Result<(), BackingError> {
         let chunks = &mut *self.chunks.lock();
         let cut = chunks.chunks.range_mut(..=address).next_back();
@@ -146,7 +148,7 @@ impl Backing for HostBacking {
         self.marks.synchronize_all()
     }
 
-    // Pinned memory has its addresses for good: there are no chunks to map.
+    // Pinned memory keeps its addresses: there are no chunks to map.
 
     fn reserve(&self, _bytes: u64) -> Result<Address, BackingError> {
         Err(has_no_mappings("reserve"))

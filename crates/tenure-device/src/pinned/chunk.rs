@@ -1,3 +1,5 @@
+//! A chunk of pinned host memory: mapped, touched and registered.
+
 use std::mem::ManuallyDrop;
 use std::num::NonZero;
 use std::sync::Arc;
@@ -9,31 +11,32 @@ use tenure_core::move_to_numa_node;
 
 use crate::{Access, CallError, Driver};
 
-/// No less than this is worth a thread to touch it.
+/// The fewest bytes for which a thread is started to touch them.
 const BYTES_PER_THREAD: usize = 32 << 20;
-/// More threads than this do not touch memory faster.
+/// The most threads that touch memory: more are not faster.
 const MAX_THREADS: usize = 8;
-/// The smallest page there is.
+/// The size of the smallest page, in bytes.
 const PAGE_BYTES: usize = 4096;
 
 /// A mapping of this process, registered with a driver.
 pub(super) struct Chunk {
     driver: Arc<dyn Driver>,
-    /// Not unmapped while it is registered.
+    /// Must not be unmapped while it is registered.
     memory: ManuallyDrop<MmapRaw>,
     is_pinned: bool,
 }
 
 impl Chunk {
-    /// Maps, touches and registers `bytes` bytes. On failure nothing is left of them.
+    /// Maps, touches and registers `bytes` bytes. A failure leaves nothing mapped.
     pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64, numa_node: Option<u32>) -> Result<Self, BackingError> {
         let failed = |call, reason: &dyn ToString| BackingError::Failed { call, reason: reason.to_string() };
         let mut memory = MmapMut::map_anon(bytes as usize).map_err(|error| failed("mmap", &error))?;
-        // Fewer, larger pages are touched and pinned faster. A system without them does as well as it can.
+        // Fewer, larger pages are touched and pinned faster. A system without huge pages ignores the advice.
         #[cfg(target_os = "linux")]
         let _ = memory.advise(memmap2::Advice::HugePage);
         if let Some(node) = numa_node {
-            // Before the first touch, so that there is nothing to move. Where the system has no say in it, any node does.
+            // Before the first touch, so that no page has to move. Where the system cannot choose a node, any node will
+            // do.
             let _ =
                 move_to_numa_node(memory.as_mut_ptr(), memory.len(), node).map_err(|error| failed("mbind", &error))?;
         }
@@ -44,13 +47,13 @@ impl Chunk {
         Ok(Self { driver, memory: ManuallyDrop::new(memory), is_pinned: true })
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub(super) fn address(&self) -> Address {
-        // Exposed: buffers make pointers of addresses.
+        // Exposed: buffers make pointers from addresses.
         self.memory.as_mut_ptr().expose_provenance() as Address
     }
 
-    /// Ends the registration; the memory is unmapped with the drop.
+    /// Ends the registration; the drop unmaps the memory.
     pub(super) fn unpin(&mut self) -> Result<(), CallError> {
         if self.is_pinned {
             self.driver.unregister_host(self.memory.as_mut_ptr())?;
@@ -61,17 +64,17 @@ impl Chunk {
 }
 
 impl Drop for Chunk {
-    /// Memory that the driver does not let go of stays mapped.
+    /// Unmaps the memory. If the driver does not unregister it, it stays mapped.
     fn drop(&mut self) {
         if self.unpin().is_ok() {
-            // SAFETY: dropped here alone, once.
+            // SAFETY: dropped only here, once.
             unsafe { ManuallyDrop::drop(&mut self.memory) }
         }
     }
 }
 
-/// Writes to every page, so that registering finds them there: the kernel gives pages to several threads faster than
-/// to one. Pages that were not touched, for want of a thread, are found by the registration itself.
+/// Writes to every page before registering: the kernel gives pages to several threads faster than to one. If a thread
+/// cannot be started, the registration faults its pages in.
 fn touch(memory: &mut [u8]) {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let threads = (memory.len() / BYTES_PER_THREAD).clamp(1, cores.min(MAX_THREADS));
@@ -88,7 +91,7 @@ fn touch(memory: &mut [u8]) {
 
 fn touch_pages(memory: &mut [u8]) {
     for page in memory.chunks_mut(PAGE_BYTES) {
-        // Black-boxed, since a zero written over a zero may be left out.
+        // Black-boxed, since the compiler may leave out a zero written over a zero.
         *std::hint::black_box(&mut page[0]) = 0;
     }
 }

@@ -1,11 +1,11 @@
-//! Pinned host memory: the host's end of fast, asynchronous copies.
+//! Pinned host memory, for fast asynchronous copies between host and device.
 //!
-//! Memory is mapped and touched by this process and then registered with the driver, which is three times as fast as
-//! asking the driver for it, can be placed next to a device, and is as fast to read on the host as any. Registering is
-//! slow all the same, and takes a lock of the whole driver, so it is done in chunks, which are kept.
+//! This process maps and touches memory and then registers it with the driver. That is three times as fast as
+//! allocating it from the driver, can place it next to a device, and is as fast to read on the host as any memory.
+//! Registering is slow all the same, and takes a lock of the whole driver, so it is done in chunks, which are kept.
 //!
 //! To the allocator of blocks, the host is a stream of its own: every stream of the device that copies from or to a
-//! block is *another* stream, and the block is reused once all that were recorded have passed.
+//! block is *another* stream, and the block is reused once all recorded streams have passed.
 
 mod backing;
 mod chunk;
@@ -24,30 +24,30 @@ use crate::{Driver, Properties};
 use backing::HostBacking;
 pub use sealed::{Draft, Reading, Sealed, SealedError};
 
-/// The stream that every block is allocated on. No driver is asked about it.
+/// The stream that every block is allocated on. No driver call uses it.
 const HOST: StreamId = StreamId(u64::MAX);
 
-/// Bytes registered at once at most: half of what a driver refuses.
+/// The most bytes registered at once: half of what a driver refuses.
 const MAX_CHUNK_BYTES: u64 = 256 << 30;
 
-/// How a pool of pinned memory behaves.
+/// Settings of a pool of pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedConfig {
-    /// Bytes that may be pinned at a time. Less than 2 MiB is room for nothing.
+    /// The most bytes pinned at a time. Less than 2 MiB leaves room for nothing.
     pub limit_bytes: u64,
-    /// Bytes registered at once, in which blocks share; larger blocks have a chunk of their own.
+    /// The bytes registered at once, which blocks share; a larger block has a chunk of its own.
     pub chunk_bytes: u64,
-    /// The host's memory node to take memory from if it has any: the one next to the device.
+    /// The host's NUMA node to take memory from, if it has nodes: the one next to the device.
     pub numa_node: Option<u32>,
 }
 
 impl PinnedConfig {
-    /// At most `limit_bytes` bytes, in chunks of 64 MiB, from any node.
+    /// Returns settings with a limit of `limit_bytes` bytes, chunks of 64 MiB, and memory from any node.
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes, chunk_bytes: 64 << 20, numa_node: None }
     }
 
-    /// The same, from the node next to a device, if the system tells which that is.
+    /// Takes memory from the node next to a device, if the system tells which one that is.
     pub fn near(self, device: &Properties) -> Self {
         Self { numa_node: device.numa_node, ..self }
     }
@@ -68,7 +68,7 @@ impl PinnedConfig {
 /// buffer.fill(7);
 ///
 /// let target = driver.malloc(4096)?;
-/// // SAFETY: nobody writes the buffer after this; the record keeps it until the copy is done.
+/// // SAFETY: no code writes the buffer after this; the record keeps it until the copy is done.
 /// unsafe { driver.copy_to_device_async(target, buffer.as_ptr(), 4096, StreamId::NULL)? };
 /// buffer.record_stream(StreamId::NULL)?;
 /// drop(buffer); // at once; it is not reused before the copy is done
@@ -86,26 +86,26 @@ struct Shared {
 struct Blocks {
     allocator: NativeAllocator,
     backing: Arc<HostBacking>,
-    /// Buffers dropped in host functions.
+    /// Frees of buffers dropped in host functions.
     deferred: DeferredFrees,
 }
 
 /// The figures of a pool, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedStatistics {
-    /// What may be pinned.
+    /// The most bytes that may be pinned.
     pub limit_bytes: u64,
-    /// What is.
+    /// The bytes pinned.
     pub pinned_bytes: u64,
-    /// The most that was at once.
+    /// The most bytes pinned at once.
     pub peak_pinned_bytes: u64,
-    /// In how many chunks.
+    /// The number of chunks pinned.
     pub chunks: usize,
-    /// The blocks in them.
+    /// The statistics of the blocks in the chunks.
     pub blocks: Statistics,
 }
 
-/// Why there is no pinned memory. Nothing was mapped or pinned that was not before.
+/// An error of pinned memory. Nothing more is mapped or pinned than before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinnedError {
@@ -128,34 +128,34 @@ pub enum PinnedError {
         /// Bytes asked for.
         requested: u64,
     },
-    /// A setting makes no sense, or the driver or the system refused.
+    /// A setting is not valid, or the driver or the system refused.
     #[error(transparent)]
     Allocator(#[from] AllocError),
 }
 
 impl PinnedPool {
-    /// A pool that pins memory with `driver`. Nothing is pinned yet.
+    /// Creates a pool that pins memory with `driver`. Nothing is pinned yet.
     ///
     /// # Errors
-    /// A setting of `config` makes no sense.
+    /// A setting of `config` is not valid.
     pub fn new(driver: Arc<dyn Driver>, config: PinnedConfig) -> Result<Self, PinnedError> {
         if !(1..=MAX_CHUNK_BYTES).contains(&config.chunk_bytes) {
             let (setting, expected) = ("chunk_bytes", "it must be more than 0 and at most 256 GiB");
             return Err(AllocError::InvalidSetting { setting, value: config.chunk_bytes.to_string(), expected }.into());
         }
         let backing = Arc::new(HostBacking::new(driver, config));
-        // A limit may leave less than a segment of the usual size.
+        // The limit may leave less than a segment of the usual size.
         let config = native::Config { shrink_segments: true, ..native::Config::default() };
         let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
         let blocks = Blocks { allocator, backing, deferred: DeferredFrees::default() };
         Ok(Self { shared: Arc::new(Shared { blocks: Arc::new(blocks) }) })
     }
 
-    /// A buffer of `bytes` bytes, aligned to 512, which hold anything. Registers a chunk if there is no room in those
-    /// there are: at about 0.1 s for each GiB, to be done ahead of time. Freed buffers stay registered.
+    /// Allocates a buffer of `bytes` bytes, aligned to 512, with arbitrary contents. Registers a chunk if the present
+    /// ones have no room, which takes about 0.1 s for each GiB: do it ahead of time. Freed buffers stay registered.
     ///
     /// # Errors
-    /// [`PinnedError::LimitReached`], [`PinnedError::TooLarge`]; what the system or the driver refused.
+    /// [`PinnedError::LimitReached`], [`PinnedError::TooLarge`]; the system or the driver refused.
     pub fn allocate(&self, bytes: usize) -> Result<PinnedBuffer, PinnedError> {
         let requested = bytes as u64;
         if requested > MAX_CHUNK_BYTES {
@@ -165,12 +165,12 @@ impl PinnedPool {
             AllocError::OutOfMemory { .. } => self.limit_reached(requested),
             error => error.into(),
         })?;
-        // The address was exposed when its chunk was mapped. It is 0 for no bytes.
+        // The address was exposed when its chunk was mapped. It is 0 for a buffer of 0 bytes.
         let data = NonNull::new(std::ptr::with_exposed_provenance_mut(block.address as usize));
         Ok(PinnedBuffer { shared: Arc::clone(&self.shared), data: data.unwrap_or(NonNull::dangling()), bytes })
     }
 
-    /// Unpins and unmaps every chunk that no buffer lives in. Waits for copies from and to freed buffers.
+    /// Unpins and unmaps every chunk in which no buffer lives. Waits for copies from and to freed buffers.
     ///
     /// # Errors
     /// Failures of the driver.
@@ -178,7 +178,7 @@ impl PinnedPool {
         Ok(self.blocks().allocator.release_cached()?)
     }
 
-    /// The pool's figures.
+    /// Returns the pool's figures.
     pub fn statistics(&self) -> PinnedStatistics {
         let Blocks { allocator, backing, .. } = self.blocks();
         let (blocks, usage) = (allocator.statistics(), backing.usage());
@@ -191,7 +191,7 @@ impl PinnedPool {
         }
     }
 
-    /// With what host functions dropped freed.
+    /// Returns the blocks, after it frees those that host functions dropped.
     fn blocks(&self) -> &Blocks {
         self.shared.blocks.settle();
         &self.shared.blocks
@@ -214,13 +214,14 @@ impl Blocks {
             return self.deferred.push(address);
         }
         self.settle();
-        // Nobody is there to try again, as after a callback that Tenure does not know of: the next call does.
+        // A drop has no caller that could try again, for example after a host function that Tenure does not know of:
+        // the next call does.
         if self.allocator.free(address).is_err() {
             self.deferred.push(address);
         }
     }
 
-    /// Chunks that cannot be given back because the driver fails stay mapped.
+    /// Gives back all free chunks. Those that cannot be given back because the driver fails stay mapped.
     fn release(&self) {
         self.settle();
         let _ = self.allocator.release_cached();
@@ -228,12 +229,12 @@ impl Blocks {
 }
 
 impl Drop for Shared {
-    /// There is no buffer any more. A host function, where the last may have ended, cannot call the driver: a thread
-    /// does it.
+    /// Gives back all chunks: no buffer is left. The last one may have ended in a host function, which cannot call the
+    /// driver: another thread does it then.
     fn drop(&mut self) {
         if in_host_function() {
             let blocks = Arc::clone(&self.blocks);
-            // Without a thread the chunks stay mapped.
+            // If no thread can be started, the chunks stay mapped.
             let _ = thread::Builder::new().spawn(move || blocks.release());
         } else {
             self.blocks.release();
@@ -241,37 +242,38 @@ impl Drop for Shared {
     }
 }
 
-/// A piece of pinned host memory, freed when it is dropped, which may be in a host function.
+/// A piece of pinned host memory, freed when it is dropped. It may be dropped in a host function.
 ///
-/// An asynchronous copy reads or writes it after the call that asks for it: such calls are unsafe, and ask their
-/// callers to leave the buffer alone until the copy is done. Recording the copy's stream does that for a drop.
+/// An asynchronous copy reads or writes the buffer after the call that starts the copy. Such calls are unsafe: their
+/// callers must leave the buffer alone until the copy is done. Recording the copy's stream makes a drop safe before
+/// that.
 pub struct PinnedBuffer {
     shared: Arc<Shared>,
     data: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the bytes are this buffer's alone, and the pool may be used from any thread.
+// SAFETY: the bytes belong to this buffer alone, and any thread may use the pool.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Says that `stream` copies from or to the buffer: once dropped, its memory is not used again before the stream
-    /// has passed what was put on it before the drop. The stream is one of the pool's device.
+    /// Records that `stream` copies from or to the buffer. Once the buffer is dropped, its memory is not used again
+    /// before the stream has passed what was put on it before the drop. The stream must be one of the pool's device.
     ///
     /// # Errors
-    /// None for a stream of the device.
+    /// Never fails for a stream of the device.
     pub fn record_stream(&self, stream: StreamId) -> Result<(), PinnedError> {
         Ok(self.shared.blocks.allocator.record_stream(self.address(), stream)?)
     }
 
-    /// Shows only the first `bytes` bytes from now on, at least one. It takes as much memory as before.
+    /// Shortens the buffer to its first `bytes` bytes, at least one. It takes as much memory as before.
     pub fn truncate(&mut self, bytes: usize) {
         self.bytes = self.bytes.min(bytes.max(1));
     }
 
-    /// Where the buffer is; 0 for one of no bytes.
+    /// Returns the buffer's address; 0 for a buffer of 0 bytes.
     fn address(&self) -> u64 {
         if self.bytes == 0 { 0 } else { self.data.addr().get() as u64 }
     }
@@ -281,7 +283,7 @@ impl Deref for PinnedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes are mapped, initialised (the system's are zero) and this buffer's alone.
+        // SAFETY: `bytes` bytes are mapped, initialised (the system's are zero) and belong to this buffer alone.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.bytes) }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of the host that is written once, and that any number of processes read: a served model's weights.
+//! Sealed host memory, which one process writes once and any number of processes read: a served model's weights.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +12,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 
 use crate::{Access, CallError, Driver};
 
-/// What nobody can do to the memory: not even who made it can map it for writing again.
+/// The forbidden changes: not even the creator of the memory can map it for writing again.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
-/// Why there is no sealed memory.
+/// An error of sealed memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealedError {
@@ -26,25 +26,26 @@ pub enum SealedError {
         bytes: u64,
         /// The call.
         call: &'static str,
-        /// Its words.
+        /// The system's error.
         source: io::Error,
     },
-    /// A descriptor of something that others may change.
+    /// Another process sent a descriptor of memory that can still be changed.
     #[error("memory that another process sent can still be changed: only what is sealed is taken")]
     NotSealed,
-    /// The driver does not pin it.
+    /// The driver does not pin the memory.
     #[error(transparent)]
     Driver(#[from] CallError),
 }
 
-/// A range of memory that is being written, by whoever has this: the only one who ever can. It may be read meanwhile where that
-/// is known to be done.
+/// The right to write a range of sealed memory: no other code can ever write it. It may be read meanwhile where the
+/// writes are known to be done.
 pub struct Draft {
     memory: Arc<MmapRaw>,
     range: Range<usize>,
 }
 
-/// Memory that nobody can write, or only who has its [`Draft`]. It is there as long as somebody has it, or maps it.
+/// Memory that can be written through its [`Draft`] only, and not at all once that is dropped. It lives as long as a
+/// process holds or maps it.
 #[derive(Clone, Debug)]
 pub struct Sealed {
     file: Arc<OwnedFd>,
@@ -53,43 +54,44 @@ pub struct Sealed {
 
 /// Sealed memory at an address of this process.
 pub struct Reading {
-    /// Not unmapped while it is registered.
+    /// Must not be unmapped while it is registered.
     memory: ManuallyDrop<MmapRaw>,
-    /// Where it is registered.
+    /// The driver with which the memory is registered.
     driver: Option<Arc<dyn Driver>>,
 }
 
-/// The longest name of such memory.
+/// The longest name of sealed memory, in bytes.
 const NAME_BYTES: usize = 200;
 
 impl Sealed {
-    /// Memory of `bytes` bytes, and the right to write it. `name` is what the system's lists call it; of a long one they have
-    /// the beginning.
+    /// Creates memory of `bytes` bytes, and the right to write it. The system's lists show it as `name`, cut if it is
+    /// too long.
     ///
     /// # Errors
     /// [`SealedError::System`].
     pub fn new(name: &str, bytes: u64) -> Result<(Self, Draft), SealedError> {
         let failed = |call| move |source: io::Error| SealedError::System { bytes, call, source };
-        // What the system takes for a name.
+        // The system accepts no zero in a name.
         let name = name.replace('\0', "");
         let name = &name[..name.floor_char_boundary(NAME_BYTES)];
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(file.map_err(|error| failed("memfd_create")(error.into()))?);
-        // Of no bytes nothing can be mapped.
+        // A range of 0 bytes cannot be mapped.
         file.set_len(bytes.max(1)).map_err(failed("ftruncate"))?;
-        // SAFETY: nobody else has the memory, and nobody can have it for writing: it is sealed before anybody could.
+        // SAFETY: no other process has the memory, and none can get it for writing: it is sealed before another process
+        // can see it.
         let memory: MmapMut = unsafe { MmapOptions::new().map_mut(&file) }.map_err(failed("mmap"))?;
-        // Fewer, larger pages are touched and pinned faster. A system without them does as well as it can.
+        // Fewer, larger pages are touched and pinned faster. A system without huge pages ignores the advice.
         let _ = memory.advise(memmap2::Advice::HugePage);
         fcntl_add_seals(&file, SEALS).map_err(|error| failed("fcntl")(error.into()))?;
         let draft = Draft { memory: Arc::new(memory.into()), range: 0..bytes as usize };
         Ok((Self { file: Arc::new(file.into()), bytes }, draft))
     }
 
-    /// What another process sent.
+    /// Receives sealed memory that another process sent.
     ///
     /// # Errors
-    /// [`SealedError::NotSealed`]; the system does not tell what it is.
+    /// [`SealedError::NotSealed`]; the system does not tell the seals or the size.
     pub fn receive(file: OwnedFd) -> Result<Self, SealedError> {
         let failed = |call, error: rustix::io::Errno| SealedError::System { bytes: 0, call, source: error.into() };
         let seals = fcntl_get_seals(&file).map_err(|error| failed("fcntl", error))?;
@@ -100,7 +102,7 @@ impl Sealed {
         Ok(Self { file: Arc::new(file), bytes })
     }
 
-    /// Maps it for reading.
+    /// Maps the memory for reading.
     ///
     /// # Errors
     /// [`SealedError::System`].
@@ -110,18 +112,19 @@ impl Sealed {
         Ok(Reading { memory: ManuallyDrop::new(memory.map_err(failed)?), driver: None })
     }
 
-    /// Maps it so that what this process writes there is its own: it changes nothing of the memory, and takes some beside it.
+    /// Maps the memory privately: writes of this process change only its own copy of the pages, which takes additional
+    /// memory.
     ///
     /// # Errors
     /// [`SealedError::System`].
     pub fn map_private(&self) -> Result<Reading, SealedError> {
         let failed = |source| SealedError::System { bytes: self.bytes, call: "mmap", source };
-        // SAFETY: nobody can make the memory smaller, and who writes it has its only draft.
+        // SAFETY: the memory cannot shrink, and only its one draft can write it.
         let memory = unsafe { MmapOptions::new().len(self.bytes.max(1) as usize).map_copy(&*self.file) };
         Ok(Reading { memory: ManuallyDrop::new(memory.map_err(failed)?.into()), driver: None })
     }
 
-    /// Maps it for reading, and registers it with a device's driver: 0.04 to 0.4 s for each GiB.
+    /// Maps the memory for reading, and registers it with a device's driver: 0.04 to 0.4 s for each GiB.
     ///
     /// # Errors
     /// [`SealedError::System`]; the driver refuses.
@@ -134,7 +137,7 @@ impl Sealed {
         Ok(reading)
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -147,10 +150,10 @@ impl AsFd for Sealed {
 }
 
 impl Draft {
-    /// Takes the first `bytes` bytes off, for another thread to write.
+    /// Splits off the first `bytes` bytes, for another thread to write.
     ///
     /// # Panics
-    /// There are not so many.
+    /// If the draft has fewer bytes.
     #[must_use]
     pub fn take(&mut self, bytes: usize) -> Self {
         assert!(bytes <= self.range.len(), "{bytes} bytes of {}", self.range.len());
@@ -162,25 +165,25 @@ impl Draft {
 
 impl AsMut<[u8]> for Draft {
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: mapped for writing, within the mapping, and no other draft has any of it.
+        // SAFETY: mapped for writing, within the mapping, and no other draft covers any of it.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().add(self.range.start), self.range.len()) }
     }
 }
 
 impl Reading {
-    /// The first byte. What somebody still writes through a [`Draft`] must not be read; only what was
-    /// [mapped so](Sealed::map_private) may be written.
+    /// Returns the address of the first byte. Bytes that a [`Draft`] is still writing must not be read; only [private
+    /// mappings](Sealed::map_private) may be written.
     pub fn as_ptr(&self) -> *const u8 {
         self.memory.as_ptr()
     }
 }
 
 impl Drop for Reading {
-    /// Memory that the driver does not let go of stays mapped.
+    /// Unmaps the memory. If the driver does not unregister it, it stays mapped.
     fn drop(&mut self) {
         let address = self.memory.as_mut_ptr();
         if self.driver.take().is_none_or(|driver| driver.unregister_host(address).is_ok()) {
-            // SAFETY: dropped here alone, once.
+            // SAFETY: dropped only here, once.
             unsafe { ManuallyDrop::drop(&mut self.memory) }
         }
     }
@@ -192,12 +195,12 @@ mod tests {
     use crate::sim::{SimConfig, SimDriver};
 
     fn read(reading: &Reading, bytes: usize) -> Vec<u8> {
-        // SAFETY: so many bytes are mapped, and nobody writes them meanwhile.
+        // SAFETY: `bytes` bytes are mapped, and no thread writes them meanwhile.
         unsafe { std::slice::from_raw_parts(reading.as_ptr(), bytes) }.to_vec()
     }
 
     #[test]
-    fn what_the_draft_wrote_is_read_through_every_mapping_and_nobody_else_writes() {
+    fn what_the_draft_wrote_is_read_through_every_mapping_and_no_other_writes() {
         let (sealed, mut draft) = Sealed::new("model", 5000).unwrap();
         let early = sealed.map().unwrap();
         assert_eq!(draft.take(4000).as_mut(), [0; 4000]);
@@ -206,11 +209,11 @@ mod tests {
         drop(draft);
         let late = Sealed::receive(sealed.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!((late.bytes(), read(&late.map().unwrap(), 5000)[4999]), (5000, 7));
-        // SAFETY: it is refused.
+        // SAFETY: the mapping is refused.
         let writing = unsafe { MmapOptions::new().map_mut(&*sealed.file) };
-        assert!(writing.is_err(), "nobody maps it for writing again");
+        assert!(writing.is_err(), "it is not mapped for writing again");
         assert!(File::from(sealed.as_fd().try_clone_to_owned().unwrap()).set_len(1).is_err());
-        // It is there as long as it is mapped.
+        // It lives as long as it is mapped.
         drop((sealed, late));
         assert_eq!(read(&early, 5000)[4999], 7);
     }
@@ -221,7 +224,7 @@ mod tests {
         let (private, other) = (sealed.map_private().unwrap(), sealed.map().unwrap());
         draft.as_mut().fill(3);
         assert_eq!(read(&private, 5000), [3; 5000]);
-        // SAFETY: mapped so that it may be written, and nobody reads it meanwhile.
+        // SAFETY: mapped for writing, and no thread reads it meanwhile.
         unsafe { private.as_ptr().cast_mut().write(7) };
         assert_eq!((read(&private, 2), read(&other, 2)), (vec![7, 3], vec![3, 3]));
     }
@@ -242,7 +245,7 @@ mod tests {
         let pinned = [sealed.pin(Arc::clone(&driver)).unwrap(), sealed.pin(Arc::clone(&driver)).unwrap()];
         let target = driver.malloc(1 << 20).unwrap();
         let stream = tenure_core::StreamId::NULL;
-        // SAFETY: it stays mapped, and nobody writes it, until the device has passed the copy.
+        // SAFETY: it stays mapped, and no thread writes it, until the device has passed the copy.
         unsafe { driver.copy_to_device_async(target, pinned[0].as_ptr(), 1 << 20, stream).unwrap() };
         driver.synchronize().unwrap();
         let address = pinned[0].as_ptr().cast_mut();

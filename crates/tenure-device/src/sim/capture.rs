@@ -1,4 +1,4 @@
-//! Streams whose work is put together to graphs, and the graphs.
+//! Stream capture on the simulated device: streams whose work is captured, and the graphs made of it.
 
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
@@ -11,10 +11,10 @@ use super::memory::Memory;
 use super::state::State;
 use crate::{ErrorKind, EventId, EventKind, GraphId, Launch, Priority};
 
-/// What a piece of work does, each time it runs.
+/// The effect of a piece of work, each time it runs.
 pub(super) type Action = Arc<dyn Fn(&mut Memory, &Arc<Launch>, &Touches) -> Result<(), ErrorKind> + Send + Sync>;
 
-/// What a capture heard. Streams are meant by their index, events by the number of their record in the capture.
+/// A captured call. Streams are given by their index, events by the number of their record in the capture.
 enum Step {
     Work {
         stream: usize,
@@ -30,38 +30,38 @@ enum Step {
         stream: usize,
         record: usize,
     },
-    /// For the last record of an event before the graph's launch.
+    /// A wait for the last record of an event before the graph's launch.
     WaitOutside {
         stream: usize,
         event: EventId,
     },
 }
 
-/// How many steps of each stream are known to come before.
+/// The number of steps of each stream that are known to come before.
 type Known = FxHashMap<usize, usize>;
 
-/// A capture that goes on.
+/// A capture in progress.
 pub(super) struct Capture {
     origin: usize,
     thread: ThreadId,
     steps: Vec<Step>,
-    /// The streams that take part.
+    /// The streams in the capture.
     streams: FxHashMap<usize, Known>,
-    /// The last record of each event, and what comes before each record.
+    /// The last record of each event in the capture.
     events: FxHashMap<EventId, usize>,
     records: Vec<Known>,
-    /// Why it cannot become a graph any more.
+    /// The reason why it can no longer become a graph.
     broken: Option<&'static str>,
 }
 
-/// What a capture became.
+/// A captured graph.
 pub(super) struct Graph {
     steps: Vec<Step>,
-    /// The streams that its steps run on; none for the one that it is launched on.
+    /// The streams that its steps run on; `None` stands for the stream on which it is launched.
     streams: FxHashMap<usize, Option<StreamId>>,
-    /// For its records.
+    /// The events of its records.
     events: Vec<EventId>,
-    /// Passed when it begins, and when it ends.
+    /// The events passed when a launch begins, and when it ends.
     ends: [EventId; 2],
 }
 
@@ -82,12 +82,12 @@ impl Capture {
         self.steps.push(Step::Record { stream, record });
     }
 
-    /// Whether the last record of an event is in the capture.
+    /// Returns whether the last record of an event is in the capture.
     pub(super) fn has_recorded(&self, event: EventId) -> bool {
         self.events.contains_key(&event)
     }
 
-    /// Makes a stream wait for a record of the capture, and part of it.
+    /// Makes a stream wait for a record of the capture, and adds it to the capture.
     pub(super) fn wait(&mut self, stream: usize, event: EventId) {
         let record = self.events[&event];
         let known = self.streams.entry(stream).or_default();
@@ -98,7 +98,7 @@ impl Capture {
         self.steps.push(Step::Wait { stream, record });
     }
 
-    /// An event was recorded elsewhere.
+    /// Forgets an event, which was recorded elsewhere.
     pub(super) fn forget(&mut self, event: EventId) {
         self.events.remove(&event);
     }
@@ -107,7 +107,7 @@ impl Capture {
         self.step(stream, Step::WaitOutside { stream, event });
     }
 
-    /// Whether all streams lead back to the first.
+    /// Returns whether the first stream waits for all others in the end.
     fn is_joined(&self) -> bool {
         let known = &self.streams[&self.origin];
         self.streams.iter().all(|(stream, own)| known.get(stream) >= own.get(stream))
@@ -164,7 +164,7 @@ impl State {
     pub(super) fn launch_graph(&mut self, graph: GraphId, stream: StreamId) -> Result<(), ErrorKind> {
         let graph = Arc::clone(self.graph(graph)?);
         let [begin, end] = graph.ends;
-        // One launch of a graph comes after the other.
+        // Launches of one graph run one after the other.
         self.wait_event(stream, end)?;
         self.record_event(begin, stream)?;
         for side in graph.streams.values().flatten() {
@@ -196,18 +196,18 @@ impl State {
         self.graphs.get(&graph).ok_or(ErrorKind::UnknownHandle { what: "graph", handle: graph.0 })
     }
 
-    /// The capture that a stream takes part in.
+    /// Returns the capture that a stream belongs to.
     pub(super) fn capture_of(&mut self, stream: usize) -> Option<&mut Capture> {
         self.captures.iter_mut().find(|capture| capture.streams.contains_key(&stream))
     }
 
-    /// Refuses what waits for a captured stream, or asks about it; that ends the capture.
+    /// Refuses a wait for a captured stream, or a query of one; that ends the capture.
     pub(super) fn forbid_in_capture_of(&mut self, stream: usize) -> Result<(), ErrorKind> {
         let capture = self.capture_of(stream);
         capture.map_or(Ok(()), |capture| capture.break_by("a captured stream was waited for, or asked about"))
     }
 
-    /// Refuses what a thread must not do while it captures; that ends the capture.
+    /// Refuses a call that a thread must not make while it captures; that ends the capture.
     pub(super) fn forbid_while_capturing(&mut self) -> Result<(), ErrorKind> {
         let thread = thread::current().id();
         let capture = self.captures.iter_mut().find(|capture| capture.thread == thread);

@@ -1,3 +1,5 @@
+//! The driver's calls, on the simulated device.
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -268,7 +270,7 @@ impl Driver for SimDriver {
 
     fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError> {
         let len = target.len();
-        // The work owns what it writes to: it may outlive this call, if other work panics on the way.
+        // The work owns its buffer: it may outlive this call, if other work panics on the way.
         let copy = Arc::new(Mutex::new(Vec::new()));
         let copied = Arc::clone(&copy);
         self.synchronize_with(Call::CopyFromDevice, |state| {
@@ -389,7 +391,7 @@ impl Driver for SimDriver {
     }
 }
 
-/// An injected failure of a call that gets memory, as its callers must expect it.
+/// Turns an injected failure of an allocating call into the out-of-memory error that its callers must expect.
 fn as_out_of_memory(error: CallError, requested: u64) -> CallError {
     match error.kind {
         ErrorKind::Injected => CallError { kind: ErrorKind::OutOfMemory { requested, free: 0 }, ..error },
@@ -397,37 +399,37 @@ fn as_out_of_memory(error: CallError, requested: u64) -> CallError {
     }
 }
 
-/// Memory of the host that a queued copy reads.
+/// Host memory that a queued copy reads.
 struct HostSource(*const u8, usize);
 
-// SAFETY: whoever gave it leaves it to the copy, on whichever thread that runs.
+// SAFETY: the caller leaves the memory to the copy, on any thread that runs it.
 unsafe impl Send for HostSource {}
 // SAFETY: the same.
 unsafe impl Sync for HostSource {}
 
 impl HostSource {
     /// # Safety
-    /// The memory is readable, and nobody writes it, until the slice is dropped.
+    /// The memory is readable, and no other code writes it, until the slice is dropped.
     unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
+        // SAFETY: the caller promises it. An empty copy may have a null pointer.
         if self.1 == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.0, self.1) } }
     }
 }
 
-/// Memory of the host that a queued copy writes.
+/// Host memory that a queued copy writes.
 struct HostTarget(*mut u8, usize);
 
-// SAFETY: whoever gave it leaves it to the copy, on whichever thread that runs.
+// SAFETY: the caller leaves the memory to the copy, on any thread that runs it.
 unsafe impl Send for HostTarget {}
 // SAFETY: the same.
 unsafe impl Sync for HostTarget {}
 
 impl HostTarget {
     /// # Safety
-    /// The memory is writable, and nobody else touches it, until the slice is dropped.
+    /// The memory is writable, and no other code touches it, until the slice is dropped.
     #[expect(clippy::mut_from_ref, reason = "it stands for memory that is not its own")]
     unsafe fn bytes(&self) -> &mut [u8] {
-        // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
+        // SAFETY: the caller promises it. An empty copy may have a null pointer.
         if self.1 == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(self.0, self.1) } }
     }
 }
@@ -448,7 +450,7 @@ fn copy(
     Ok(())
 }
 
-/// Cuts `bytes` into pieces that fit into a buffer: offset and length of each.
+/// Cuts `bytes` into pieces that fit into a buffer. Returns the offset and length of each.
 fn blocks(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     const BLOCK: usize = 1 << 20;
     (0..bytes).step_by(BLOCK).map(move |offset| (offset, (bytes - offset).min(BLOCK as u64) as usize))

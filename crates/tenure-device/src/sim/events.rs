@@ -1,4 +1,4 @@
-//! Events by their handles: of what device and kind each is, and where it was recorded.
+//! Events of the simulated device, by their handles: the device, kind and last record of each.
 
 use std::sync::Arc;
 
@@ -12,40 +12,40 @@ use crate::{ErrorKind, EventHandle, EventId, EventKind};
 pub(super) struct Events {
     device: Device,
     slots: Vec<Event>,
-    /// Slots that no event has.
+    /// Unused slots.
     spare: Vec<u32>,
 }
 
 #[derive(Default)]
 pub(super) struct Event {
-    /// Grows when the slot changes hands, so that an old handle is known.
+    /// Grows when the slot is reused, so that an old handle is recognised.
     generation: u32,
     live: bool,
     kind: EventKind,
-    /// How often it was recorded here.
+    /// The number of records made here.
     pub(super) records: u64,
     pub(super) point: Option<Point>,
     pub(super) stamp: Stamp,
-    /// When the point was passed, in µs, if that is known.
+    /// The time at which the point was passed, in µs, if that is known.
     pub(super) passed_us: Option<u64>,
     shared: Option<Shared>,
 }
 
-/// What other processes see of an event.
+/// The part of an event that other processes see.
 struct Shared {
     signal: Arc<Signal>,
-    /// Made here, not opened.
+    /// Whether the event was created here, not opened.
     own: bool,
     /// The number of the last record that was made here.
     record: u64,
 }
 
-/// Where an event was recorded last.
+/// The place where an event was recorded last.
 pub(super) enum Recorded<'a> {
     Nowhere,
-    /// On a stream of this device, after what the stamp says.
+    /// On a stream of this device, after the work in the stamp.
     Here(Point, &'a Stamp),
-    /// By another process, as a record of that number.
+    /// By another process, with that record number.
     Elsewhere(Arc<Signal>, u64),
 }
 
@@ -86,7 +86,7 @@ impl Events {
         Ok(self.add(EventKind::Interprocess, Some(shared)))
     }
 
-    /// Where `event` was recorded last.
+    /// Returns where `event` was recorded last.
     pub(super) fn recorded(&self, event: EventId) -> Result<Recorded<'_>, ErrorKind> {
         let event = self.get(event)?;
         if let Some(Shared { signal, record, .. }) = &event.shared {
@@ -112,7 +112,7 @@ impl Events {
         slot.ok_or_else(|| unknown("event", event.0))
     }
 
-    /// Whether a stream of this device can wait for `event`, as far as devices go.
+    /// Checks that `event` belongs to this device, so that its streams can wait for it.
     pub(super) fn check_device(&self, event: EventId) -> Result<(), ErrorKind> {
         let (event, stream) = (Device::cuda(parts(event).device), self.device);
         if event == stream { Ok(()) } else { Err(ErrorKind::OtherDevice { event, stream }) }
@@ -132,7 +132,8 @@ impl Events {
 }
 
 impl Event {
-    /// Tells other processes, if any may see the event, that it is recorded: what is to be passed, and its number.
+    /// Tells other processes, if they may see the event, that it is recorded. Returns the signal to pass, and the
+    /// record's number.
     pub(super) fn publish(&mut self) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {
         let Some(shared) = &mut self.shared else { return Ok(None) };
         shared.record = shared.signal.record()?;
@@ -145,10 +146,10 @@ impl Event {
     }
 }
 
-/// How many bits of an event's name say its slot. Above them are its device and its generation.
+/// The number of bits of an event's name that give its slot. Its device and its generation are in the bits above.
 const INDEX_BITS: u32 = 24;
 
-/// What an event's name says.
+/// The parts of an event's name.
 struct Parts {
     generation: u32,
     device: u8,

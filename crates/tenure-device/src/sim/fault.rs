@@ -1,3 +1,5 @@
+//! Failures that tests inject into the simulated device.
+
 use crate::Call;
 
 /// A failure for a test: a call that changes nothing and reports an error.
@@ -7,13 +9,13 @@ use crate::Call;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     call: Option<Call>,
-    /// Calls of the kind until the failing one, itself included.
+    /// The number of matching calls until the failing one, itself included.
     countdown: u64,
     lasting: bool,
 }
 
 impl Failure {
-    /// The `n`-th call of any kind from now on fails, once. The next call is the first.
+    /// Makes the `n`-th call of any kind from now on fail, once. The next call is the first.
     ///
     /// # Panics
     /// If `n` is 0.
@@ -22,7 +24,7 @@ impl Failure {
         Self { call: None, countdown: n, lasting: false }
     }
 
-    /// The `n`-th `call` from now on fails, once. The next one is the first.
+    /// Makes the `n`-th `call` from now on fail, once. The next one is the first.
     ///
     /// # Panics
     /// If `n` is 0.
@@ -30,15 +32,15 @@ impl Failure {
         Self { call: Some(call), ..Self::of_any(n) }
     }
 
-    /// The same failure, and every matching call after it fails too.
+    /// Returns the same failure, after which every matching call fails too.
     pub fn lasting(self) -> Self {
         Self { lasting: true, ..self }
     }
 }
 
-/// The calls made so far, and the failures to come.
+/// Counts of the calls made so far, and the failures to come.
 pub(super) struct Failures {
-    /// By call.
+    /// The number of calls, by kind.
     made: [u64; Call::COUNT],
     planned: Vec<Failure>,
 }
@@ -62,7 +64,7 @@ impl Failures {
         call.map_or_else(|| self.made.iter().sum(), |call| self.made[call as usize])
     }
 
-    /// Counts a call; whether it fails.
+    /// Counts a call. Returns whether it fails.
     pub(super) fn strikes(&mut self, call: Call) -> bool {
         self.made[call as usize] += 1;
         if self.planned.is_empty() {

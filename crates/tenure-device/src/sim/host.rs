@@ -1,3 +1,5 @@
+//! Registered host memory of simulated devices.
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -10,10 +12,10 @@ use super::memory::Memory;
 use super::race::{Access, Clock};
 use crate::{Access as Rights, ErrorKind, Launch};
 
-/// Memory of the host that is registered, by whichever device of a platform: all of them use it.
+/// Registered host memory. All devices of a platform use it, whichever of them registered it.
 #[derive(Default)]
 pub(super) struct Registrations {
-    /// By first byte; they do not overlap.
+    /// The registrations, by first byte; they do not overlap.
     ranges: Mutex<BTreeMap<u64, Registration>>,
     devices: Mutex<Vec<Weak<SimDriver>>>,
 }
@@ -24,22 +26,22 @@ struct Registration {
     access: Rights,
 }
 
-/// A device's use of memory of the host.
+/// A device's use of host memory.
 pub(super) struct HostMemory {
     registrations: Arc<Registrations>,
-    /// By first byte of a registration.
+    /// The uses, by the first byte of the registration.
     used: BTreeMap<u64, Used>,
 }
 
 #[derive(Default)]
 struct Used {
-    /// Where kernels read it, once that was asked for.
+    /// The address at which kernels read the memory, once a caller has asked for it.
     on_device: Option<Address>,
     /// The last asynchronous copy of each stream.
     copies: Vec<Access>,
 }
 
-/// Memory of the host that an asynchronous copy uses.
+/// Host memory that an asynchronous copy uses.
 #[derive(Clone)]
 pub(super) struct HostUse {
     pub(super) range: Range<u64>,
@@ -47,17 +49,17 @@ pub(super) struct HostUse {
 }
 
 impl Registrations {
-    /// Counts a device among those that use what is registered.
+    /// Adds a device to those that use the registered memory.
     pub(super) fn join(&self, device: Weak<SimDriver>) {
         self.devices.lock().push(device);
     }
 
-    /// The devices that are there.
+    /// Returns the devices that still exist.
     pub(super) fn devices(&self) -> Vec<Arc<SimDriver>> {
         self.devices.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The registrations that overlap a range, the last first.
+    /// Returns the registrations that overlap a range, the last first.
     fn overlapping(&self, range: &Range<u64>) -> Vec<(u64, Registration)> {
         let ranges = self.ranges.lock();
         let below = ranges.range(..range.end).rev();
@@ -87,7 +89,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Where kernels find what is registered at `address`.
+    /// Returns the address at which kernels find the memory registered at `address`.
     pub(super) fn on_device(&mut self, address: u64, memory: &mut Memory) -> Result<Address, ErrorKind> {
         let found = self.registrations.overlapping(&(address..address.saturating_add(1)));
         let &[(start, registration)] = &found[..] else { return Err(ErrorKind::HostNotRegistered(address)) };
@@ -100,8 +102,8 @@ impl HostMemory {
         Ok(first + (address - start))
     }
 
-    /// Forgets what was registered at `address`, given what the host knows to be complete. Other devices are to
-    /// [let go](Self::let_go) of the range then.
+    /// Removes the registration at `address`. `host` is the work that the host knows to be complete. Other devices must
+    /// then [let go](Self::let_go) of the range.
     pub(super) fn unregister(
         &mut self,
         address: u64,
@@ -115,7 +117,7 @@ impl HostMemory {
         Ok(address..end)
     }
 
-    /// Forgets how this device used a registration, given what the host knows to be complete here.
+    /// Forgets this device's use of a registration. `host` is the work that the host knows to be complete here.
     pub(super) fn let_go(&mut self, range: &Range<u64>, memory: &mut Memory, host: &Clock) -> Result<(), ErrorKind> {
         let in_use = |launch: &Arc<Launch>| {
             let (range, launch) = (range.clone(), Arc::clone(launch));
@@ -132,7 +134,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Refuses a copy into memory that was registered for reading.
+    /// Refuses a copy into memory that was registered for reading only.
     pub(super) fn check(&self, used: &HostUse, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
         let overlapping = self.registrations.overlapping(&used.range);
         match overlapping.iter().find(|(_, registration)| registration.access == Rights::Read) {
@@ -143,7 +145,7 @@ impl HostMemory {
         }
     }
 
-    /// Notes that a copy uses memory, registered or not.
+    /// Notes that a copy uses host memory, registered or not.
     pub(super) fn note(&mut self, used: &HostUse, access: &Access) {
         for (start, _) in self.registrations.overlapping(&used.range) {
             let copies = &mut self.used.entry(start).or_default().copies;

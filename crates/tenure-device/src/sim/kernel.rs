@@ -1,3 +1,5 @@
+//! Kernels of the simulated device.
+
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
@@ -29,12 +31,12 @@ pub(super) struct Touches {
 }
 
 impl Touches {
-    /// At most one range of each kind.
+    /// Returns touches with at most one range of each kind.
     pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
         Self { reads: read.into_iter().collect(), writes: write.into_iter().collect(), host: None }
     }
 
-    /// The same, and `bytes` bytes of the host at `address` too.
+    /// Adds `bytes` bytes of the host at `address`.
     pub(super) fn and_host(self, address: *const u8, bytes: u64, write: bool) -> Self {
         let start = address as u64;
         Self { host: Some(HostUse { range: start..start.saturating_add(bytes), write }), ..self }
@@ -42,27 +44,27 @@ impl Touches {
 }
 
 impl Kernel {
-    /// A kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
+    /// Creates a kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
     #[track_caller]
     pub fn new(name: &'static str, stream: StreamId) -> Self {
         let (at, touches) = (Location::caller(), Touches::default());
         Self { name, stream, at, touches, body: None }
     }
 
-    /// The same kernel, which also reads `bytes` bytes at `address`.
+    /// Declares that the kernel also reads `bytes` bytes at `address`.
     pub fn reads(mut self, address: Address, bytes: u64) -> Self {
         self.touches.reads.push(address..address.saturating_add(bytes));
         self
     }
 
-    /// The same kernel, which also writes `bytes` bytes at `address`, and may read them.
+    /// Declares that the kernel also writes `bytes` bytes at `address`, and may read them.
     pub fn writes(mut self, address: Address, bytes: u64) -> Self {
         self.touches.writes.push(address..address.saturating_add(bytes));
         self
     }
 
-    /// The same kernel, doing `body`, once for each launch of a graph that it was captured in. Without one it only counts as
-    /// having touched what it declares.
+    /// Sets the code that the kernel runs, once for each launch of a graph that captured it. Without a body, the kernel
+    /// only counts as having touched what it declares.
     pub fn body(mut self, body: impl Fn(&mut KernelMemory<'_>) + Send + Sync + 'static) -> Self {
         self.body = Some(Arc::new(body));
         self
@@ -71,8 +73,8 @@ impl Kernel {
 
 /// Device memory, as a running kernel sees it.
 ///
-/// An access of any bytes must lie within one declared range. Another one does nothing, ends the context when the kernel
-/// ends, and is reported by the call that made the kernel run.
+/// An access must lie within one declared range. An undeclared access does nothing, and ends the context when the
+/// kernel ends; the call that made the kernel run reports it.
 pub struct KernelMemory<'a> {
     memory: &'a mut Memory,
     launch: &'a Arc<Launch>,

@@ -1,4 +1,4 @@
-//! Address space, and which physical memory lies under it.
+//! The simulated device's address space, and the physical memory mapped in it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -11,24 +11,24 @@ use super::physical::PhysicalMemory;
 use super::race::{Access, Clock};
 use crate::{Access as Rights, ErrorKind, Launch, MemoryHandle};
 
-/// Where device 0 looks for addresses of its own, upwards; each of the others begins so much higher.
+/// The first address of device 0. Each further device begins one `ADDRESSES` higher.
 const FIRST_ADDRESS: Address = 0x10_0000_0000;
 const ADDRESSES: Address = 1 << 50;
 
 pub(super) struct Memory {
     granularity: u64,
     pub(super) physical: PhysicalMemory,
-    /// Addresses that the next segments get.
+    /// The addresses for the next segments.
     script: VecDeque<Address>,
-    /// Addresses are never given twice, so that a stale one is always caught.
+    /// The next address. Addresses are never reused, so that a stale one is always caught.
     next_address: Address,
-    /// Reserved ranges: first byte, end.
+    /// Reserved ranges: their first byte, and their end.
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks in reservations, and segments outside of them, by address.
     mappings: BTreeMap<Address, Mapping>,
-    /// Where memory of other processes is mapped.
+    /// The addresses at which memory of other processes is mapped.
     opened: BTreeSet<Address>,
-    /// Other devices that may do what this one may.
+    /// Other devices with the same access as this one.
     peers: BTreeSet<u8>,
 }
 
@@ -37,7 +37,7 @@ struct Mapping {
     physical: u64,
     /// The handle that was mapped; a segment has none.
     chunk: Option<ChunkId>,
-    /// What work may do, once that was set.
+    /// The accesses allowed to work, once they were set.
     access: Option<Rights>,
     /// The last work of each stream through this address.
     uses: Vec<Access>,
@@ -52,7 +52,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// The bytes of the physical allocation.
+    /// Returns the range in the physical allocation.
     fn bytes(&self) -> Range<u64> {
         self.offset..self.offset + (self.address.end - self.address.start)
     }
@@ -110,13 +110,13 @@ impl Memory {
         mapping.map(|_| ()).ok_or(ErrorKind::UnknownHandle { what: "segment", handle: address })
     }
 
-    /// The name of a segment, whose bytes are shared from now on.
+    /// Returns the name of a segment. Its bytes are shared from now on.
     pub(super) fn export(&mut self, address: Address) -> Result<MemoryHandle, ErrorKind> {
         self.check_segment(address)?;
         self.physical.export_segment(self.mappings[&address].physical)
     }
 
-    /// Maps memory of another process. Returns its address and size.
+    /// Maps memory of another process. Returns its address and its size in bytes.
     pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(Address, u64), ErrorKind> {
         let (physical, bytes) = self.physical.open(handle)?;
         let (address, access) = (self.fresh_range(bytes)?, Some(Rights::ReadWrite));
@@ -125,7 +125,7 @@ impl Memory {
         Ok((address, bytes))
     }
 
-    /// Undoes that, given what the host knows to be complete.
+    /// Undoes [`open`](Self::open). `host` is the work that the host knows to be complete.
     pub(super) fn close(&mut self, address: Address, host: &Clock) -> Result<(), ErrorKind> {
         let mapping = self.mappings.get(&address).filter(|_| self.opened.contains(&address));
         let mapping = mapping.ok_or(ErrorKind::UnknownHandle { what: "opened memory", handle: address })?;
@@ -164,7 +164,7 @@ impl Memory {
         self.physical.create(bytes)
     }
 
-    /// Maps a chunk. Returns its size.
+    /// Maps a chunk. Returns its size in bytes.
     pub(super) fn map(&mut self, address: Address, chunk: ChunkId) -> Result<u64, ErrorKind> {
         self.check_aligned("address", address)?;
         let (physical, bytes) = self.physical.resolve(chunk)?;
@@ -181,7 +181,7 @@ impl Memory {
         Ok(bytes)
     }
 
-    /// Lets kernels read memory of the host in place.
+    /// Maps host memory so that kernels can read it in place.
     pub(super) fn map_host(&mut self, start: u64, bytes: u64) -> Result<Address, ErrorKind> {
         let address = self.fresh_range(bytes)?;
         let (physical, access) = (self.physical.add_host(start, bytes), Some(Rights::Read));
@@ -189,7 +189,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Undoes that, unless a kernel may still read it.
+    /// Undoes [`map_host`](Self::map_host), unless a kernel may still read the memory.
     pub(super) fn unmap_host(&mut self, address: Address, host: &Clock) -> Result<(), Arc<Launch>> {
         let mapping = self.mappings.get(&address);
         if let Some(used) = mapping.and_then(|mapping| mapping.uses.iter().find(|used| !host.covers(used))) {
@@ -201,7 +201,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes the chunks mapped in a range accessible. Returns their sizes.
+    /// Makes the chunks mapped in a range accessible. Returns their sizes in bytes.
     pub(super) fn set_access(&mut self, address: Address, bytes: u64, access: Rights) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;
         let accessible = |start: Address| {
@@ -217,7 +217,7 @@ impl Memory {
         self.peers.insert(peer);
     }
 
-    /// Whether a peer may access a whole range so.
+    /// Returns whether a peer has `access` to a whole range.
     pub(super) fn lets(&self, peer: u8, access: Rights, range: Range<Address>) -> bool {
         let may = |allowed| allowed == Some(Rights::ReadWrite) || allowed == Some(access);
         let mut at = range.start;
@@ -232,7 +232,8 @@ impl Memory {
         self.peers.contains(&peer)
     }
 
-    /// Unmaps the chunks in a range, given what the host knows to be complete. Returns their sizes.
+    /// Unmaps the chunks in a range. `host` is the work that the host knows to be complete. Returns their sizes in
+    /// bytes.
     pub(super) fn unmap(&mut self, address: Address, bytes: u64, host: &Clock) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;
         for start in &mappings {
@@ -252,14 +253,14 @@ impl Memory {
         Ok(sizes)
     }
 
-    /// Whether there is memory wherever a piece of work is to touch it.
+    /// Checks that memory is mapped, with the needed access, in all ranges that a piece of work will touch.
     pub(super) fn check(&self, touches: &Touches, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
         let reads = touches.reads.iter().map(|range| (range, false));
         let mut ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
         ranges.try_for_each(|(range, write)| self.resolve(range, write, launch).map(drop))
     }
 
-    /// Checks everything that a piece of work touches, and notes that it does. `clock` is what came before it.
+    /// Checks all ranges that a piece of work touches, and notes the accesses. `clock` is the work that came before.
     pub(super) fn touch(&mut self, touches: &Touches, access: &Access, clock: &Clock) -> Result<(), ErrorKind> {
         let reads = touches.reads.iter().map(|range| (range, false));
         let ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
@@ -301,7 +302,8 @@ impl Memory {
         Ok(())
     }
 
-    /// The physical bytes under `range`, in order, all of which may be read, or written too.
+    /// Returns the physical pieces under `range`, in order. Fails if any of them may not be read, or may not be written
+    /// if `write` is set.
     fn resolve(&self, range: &Range<Address>, write: bool, launch: &Arc<Launch>) -> Result<Vec<Piece>, ErrorKind> {
         let mut pieces = Vec::new();
         let mut at = range.start;
@@ -327,7 +329,7 @@ impl Memory {
         Ok(pieces)
     }
 
-    /// The addresses of the chunks mapped in a range, which covers each of them whole and has no gap.
+    /// Returns the addresses of the chunks mapped in a range, which must cover each of them whole and have no gap.
     fn whole_chunks(&self, address: Address, bytes: u64) -> Result<Vec<Address>, ErrorKind> {
         self.check_aligned("address", address)?;
         self.check_aligned("size", bytes)?;
@@ -359,7 +361,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Addresses that nothing has, with a gap after them, so that what runs over its end hits nothing.
+    /// Returns unused addresses with a gap after them, so that an access beyond their end hits nothing.
     fn fresh_range(&mut self, bytes: u64) -> Result<Address, ErrorKind> {
         let gap = self.granularity;
         loop {
@@ -374,13 +376,13 @@ impl Memory {
         }
     }
 
-    /// A reservation or mapping that overlaps `range`.
+    /// Returns a reservation or mapping that overlaps `range`.
     fn occupant(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let reservation = self.reservations.range(..range.end).next_back().map(|(&start, &end)| start..end);
         reservation.filter(|reservation| reservation.end > range.start).or_else(|| self.mapping_in(range))
     }
 
-    /// A mapping that overlaps `range`.
+    /// Returns a mapping that overlaps `range`.
     fn mapping_in(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let (&start, mapping) = self.mappings.range(..range.end).next_back()?;
         let end = start + mapping.bytes;
