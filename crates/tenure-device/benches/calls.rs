@@ -1,5 +1,5 @@
-//! Times of driver calls on a GPU, for a reader: small calls, copies of registered memory, and memory calls beside their model.
-//! Prints nothing but why, where there is no GPU.
+//! Times of driver calls on a GPU, printed to be read: small calls, copies of registered memory, and memory calls
+//! beside their model. Without a GPU it prints only the reason.
 #![allow(clippy::unwrap_used, reason = "a benchmark ends where a call fails")]
 
 #[allow(dead_code, reason = "tests use the rest")]
@@ -22,7 +22,7 @@ fn main() {
     memory_calls_beside_their_model();
 }
 
-/// Prints what one call of `action` takes, the mean of many.
+/// Prints the mean time of one call of `action`, over many calls.
 fn time(what: &str, mut action: impl FnMut()) {
     const COUNT: u32 = 2000;
     action();
@@ -77,7 +77,7 @@ fn copies_from_and_to_registered_memory() {
         let (source, target) = (host.as_ptr(), host.as_mut_ptr());
         // SAFETY: `host` outlives the copies, which are waited for.
         let to = gb_s(&|| unsafe { driver.copy_to_device_async(address, source, BYTES as u64, stream).unwrap() });
-        // SAFETY: as above, and nothing else touches it.
+        // SAFETY: as above, and no other code touches it.
         let from = gb_s(&|| unsafe { driver.copy_from_device_async(target, address, BYTES as u64, stream).unwrap() });
         println!("{what:12} to the device {to:6.1} GB/s, from it {from:6.1} GB/s");
     };

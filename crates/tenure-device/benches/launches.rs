@@ -1,4 +1,4 @@
-//! What noting a launch costs, in ns: by one thread, and by two at once.
+//! The cost of recording a launch, in ns: by one thread, and by two at once.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::panic::Location;
@@ -10,7 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use tenure_core::StreamId;
 use tenure_device::LaunchRegistry;
 
-/// Time that `threads` threads take to note `count` launches each.
+/// Returns the time in which `threads` threads record `count` launches each.
 fn record(threads: usize, count: u64) -> Duration {
     let (registry, start) = (LaunchRegistry::new(), Barrier::new(threads));
     let one = |stream: usize| {

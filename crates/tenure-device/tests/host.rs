@@ -1,4 +1,4 @@
-//! Memory of tensors on the CPU.
+//! Host memory of tensors on the CPU.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tenure_core::{Allocator, AllocatorError, KeyId, Purpose, Tag};
 use tenure_device::host::HostMemory;
 
-/// The figures are the process's.
+/// Held by one test at a time: the figures cover the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const MIB: usize = 1 << 20;
@@ -28,11 +28,11 @@ fn blocks_are_aligned_and_their_own_at_any_size() {
     let blocks: Vec<_> = sizes.iter().map(|bytes| memory.allocate(*bytes).unwrap()).collect();
     for (fill, (block, bytes)) in blocks.iter().zip(sizes).enumerate() {
         assert_eq!(block.as_ptr() as usize % 64, 0);
-        // SAFETY: so many bytes of this block, which is ours.
+        // SAFETY: `bytes` bytes of this block, which is ours.
         unsafe { block.as_ptr().write_bytes(fill as u8, bytes) };
     }
     for (fill, (block, bytes)) in blocks.iter().zip(sizes).enumerate() {
-        // SAFETY: written above.
+        // SAFETY: the bytes were written above.
         let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), bytes) };
         assert!(bytes.iter().all(|byte| *byte == fill as u8));
     }
@@ -47,7 +47,7 @@ fn freed_pages_stay_until_they_are_given_back() {
     memory.release_cached().unwrap();
     let (before, held_before) = (resident(), held());
     let block = memory.allocate(64 * MIB).unwrap();
-    // SAFETY: so many bytes of this block, which is ours.
+    // SAFETY: 64 MiB of this block, which is ours.
     unsafe { block.as_ptr().write_bytes(1, 64 * MIB) };
     let first = block.as_ptr();
     drop(block);
@@ -65,11 +65,11 @@ fn within_a_limit_no_page_is_there_beside_those_that_count() {
     memory.release_cached().unwrap();
     let allocate = |bytes: usize| {
         let block = memory.allocate(bytes).unwrap();
-        // SAFETY: so many bytes of this block, which is ours.
+        // SAFETY: `bytes` bytes of this block, which is ours.
         unsafe { block.as_ptr().write_bytes(1, bytes) };
         block
     };
-    // Every other is a hole then, as large as a huge page.
+    // Every other block is a hole then, as large as a huge page.
     let mut blocks: Vec<_> = (0..64).map(|number| (number, allocate(2 * MIB))).collect();
     blocks.retain(|(number, _)| number % 2 == 0);
     memory.release_cached().unwrap();
@@ -91,7 +91,7 @@ fn what_the_languages_allocator_keeps_is_given_back_too() {
     let _alone = ALONE.lock();
     let mut boxes: Vec<Box<[u8]>> = (0..64 * 1024).map(|_| vec![1; 1024].into_boxed_slice()).collect();
     let before = resident();
-    // The last holds back what is before it.
+    // The last block keeps the ones before it from being given back.
     let last = boxes.pop();
     drop(boxes);
     HostMemory::installed().unwrap().release_cached().unwrap();

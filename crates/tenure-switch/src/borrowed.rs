@@ -1,7 +1,8 @@
-//! A model that another process lends, at addresses that stay: captured graphs are right each time that it is lent.
+//! A model that another process lends, mapped at addresses that stay: captured graphs are right each time that it is
+//! lent.
 //!
-//! The borrower's [`Switch`](crate::Switch) has no memory of its own. It registers the model as the lender does, and maps the
-//! lender's chunks under its addresses, for reading.
+//! The borrower's [`Switch`](crate::Switch) allocates no memory of its own for it. It registers the model as the lender
+//! does, and maps the lender's chunks at its addresses, for reading.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,15 +16,15 @@ use tenure_device::{Access, Driver, EventHandle};
 use crate::standby::differs;
 use crate::{Model, SwitchError, Terms};
 
-/// A model that is [borrowed](Model::borrow). Dropped, it waits for the work that uses the model, and unmaps it.
+/// A model that is [borrowed](Model::borrow). A drop waits for the work that uses the model, and unmaps it.
 pub struct Borrowed {
     model: Arc<Model>,
     chunks: Vec<ChunkId>,
-    /// From the start. All of them, once it is borrowed.
+    /// The number of chunks mapped, from the start of the model: all of them, once it is borrowed.
     mapped: usize,
 }
 
-/// The memory of another process's image, all of which is there: kernels of this process read it in place.
+/// The memory of another process's complete image: kernels of this process read it in place.
 pub struct PinnedTables {
     driver: Arc<dyn Driver>,
     reading: Reading,
@@ -31,13 +32,14 @@ pub struct PinnedTables {
 }
 
 impl Model {
-    /// Maps a model that another process [lent](Model::lend_ahead), which may still be copying it: work waits for each group
-    /// as if it were copied here. Takes the descriptors one after the other, as they may come, and closes each. A model has
-    /// the same signals each time.
+    /// Maps a model that another process [lent](Model::lend_ahead) and may still be copying: work waits for each group
+    /// as if it were copied here. Takes the descriptors one after the other, as they arrive, and closes each. A model
+    /// has the same signals each time.
     ///
     /// # Errors
-    /// [`SwitchError::NotTheSame`]: it is another model, it is there already, its chunks have another size than those of the
-    /// switch, or there are fewer descriptors, signals or chunks; a driver call failed. Nothing is left of it then.
+    /// [`SwitchError::NotTheSame`]: it is another model, it is there already, its chunks have another size than those
+    /// of the switch, or there are too few descriptors, signals or chunks; a driver call failed. Nothing stays mapped
+    /// then.
     pub fn borrow(
         self: &Arc<Self>,
         terms: &Terms,
@@ -60,7 +62,7 @@ impl Model {
             }
             residence.lent += 1;
         }
-        // From here on, dropping it undoes what was done.
+        // From here on, a drop undoes the mapping.
         let mut borrowed = Borrowed { model: Arc::clone(self), chunks: Vec::new(), mapped: 0 };
         let mut descriptors = descriptors.into_iter();
         for come in 0..count {
@@ -97,7 +99,8 @@ impl Drop for Borrowed {
             None => true,
         };
         let mapped_bytes = self.mapped as u64 * self.model.chunk_bytes();
-        // Chunks that the driver does not take back end with the process, and the model is not borrowed again.
+        // Chunks that the driver does not take back are freed when the process ends, and the model is not borrowed
+        // again.
         if is_unused && (mapped_bytes == 0 || driver.unmap(self.model.address(), mapped_bytes).is_ok()) {
             self.chunks.iter().for_each(|chunk| drop(driver.release(*chunk)));
             residence.window.chunks.fill(None);
@@ -107,8 +110,8 @@ impl Drop for Borrowed {
 }
 
 impl PinnedTables {
-    /// Maps and pins the memory of an [`Image::sealed`](crate::Image::sealed), all of which is there, and whose manifest has
-    /// these groups.
+    /// Maps and pins the memory of an [`Image::sealed`](crate::Image::sealed) that is complete. `groups` are its
+    /// manifest's.
     ///
     /// # Errors
     /// The memory is not sealed, or has no room for the groups; the driver does not pin it.
@@ -125,26 +128,27 @@ impl PinnedTables {
         Ok(Self { driver: Arc::clone(driver), reading: sealed.pin(Arc::clone(driver))?, groups })
     }
 
-    /// The bytes of a group as a storage of the device, as those of
-    /// [`Image::storage_on_device`](crate::Image::storage_on_device).
+    /// Returns the bytes of a group as a storage of the device, as
+    /// [`Image::storage_on_device`](crate::Image::storage_on_device) does.
     ///
     /// # Errors
-    /// The driver does not say where kernels find it.
+    /// The driver does not tell the memory's address on the device.
     pub fn storage(self: &Arc<Self>, group: usize) -> Result<Storage, SwitchError> {
         let Range { start, end } = self.groups[group];
         let first = self.driver.host_on_device(self.reading.as_ptr().wrapping_add(start as usize))?;
         let kept = Arc::clone(self);
-        // A device's address is a number to the host, which never follows it.
+        // To the host, a device's address is only a number.
         let first = std::ptr::without_provenance_mut(first as usize);
         let data = DataPtr::foreign(first, self.driver.device(), move || drop(kept));
-        // SAFETY: kernels read it as long as there is `kept`; all of it is there, and sealed memory is not written any more.
+        // SAFETY: `kept` lives as long as kernels read the bytes; all of them are there, and sealed memory is no longer
+        // written.
         Ok(unsafe { Storage::from_data_ptr(data, (end - start) as usize, None) })
     }
 }
 
 impl Drop for PinnedTables {
     fn drop(&mut self) {
-        // Kernels that read it must be done before it is unpinned. A device that does not answer reads nothing.
+        // Kernels that read the memory must be done before it is unpinned. A device that does not answer reads nothing.
         let _ = self.driver.synchronize();
     }
 }

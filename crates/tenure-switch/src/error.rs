@@ -1,3 +1,5 @@
+//! Errors of bringing, lending and borrowing models.
+
 use std::sync::Arc;
 
 use tenure_alloc::BackingError;
@@ -6,11 +8,11 @@ use tenure_device::pinned::SealedError;
 use tenure_device::{CallError, DriverError};
 use tenure_tier::TierError;
 
-/// Why a model's weights are not where they are wanted. Nothing is left of what was begun.
+/// An error of a model's weights. Whatever the failed call had begun is undone.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwitchError {
-    /// More than memory can have.
+    /// The tensors have more bytes than any memory.
     #[error("{model}: its tensors have more bytes than any memory: its description is wrong")]
     TooLarge {
         /// The model.
@@ -24,14 +26,14 @@ pub enum SwitchError {
     NoHostRoom {
         /// The model.
         model: String,
-        /// Its bytes.
+        /// The bytes of the image.
         needed: u64,
-        /// Bytes of all images together.
+        /// The budget for all images together, in bytes.
         budget: u64,
-        /// Bytes of images that cannot go.
+        /// The bytes of images that are in use and cannot leave.
         held: u64,
     },
-    /// The device's budget for weights is too small, for now or for good.
+    /// The device's budget for weights is too small, for now or altogether.
     #[error(
         "{model}: its weights need {needed} bytes of the device, and {free} of the {budget} bytes for weights are free: \
          evict other models first{}", if needed > budget { ", or allow more: it can never be there" } else { "" }
@@ -39,17 +41,17 @@ pub enum SwitchError {
     NoDeviceRoom {
         /// The model.
         model: String,
-        /// Bytes that are missing there, in whole chunks.
+        /// The missing bytes, in whole chunks.
         needed: u64,
-        /// Bytes that are free.
+        /// The free bytes.
         free: u64,
-        /// Bytes of all weights together.
+        /// The budget for all weights together, in bytes.
         budget: u64,
     },
-    /// There is nobody to read weights.
+    /// No threads could be started to read weights.
     #[error("no threads to read weights: {source}")]
     Reader {
-        /// Why.
+        /// The cause.
         source: Arc<TierError>,
     },
     /// The weights cannot be read.
@@ -57,26 +59,26 @@ pub enum SwitchError {
     Read {
         /// The model.
         model: String,
-        /// Why.
+        /// The cause.
         source: Arc<TierError>,
     },
-    /// Another process was to bring the weights.
+    /// Another process should have brought the weights, and did not.
     #[error("{model}: its weights did not come: the process that brings them says why")]
     NotSent {
         /// The model.
         model: String,
     },
-    /// A model is to be lent of which something is not on the device.
+    /// A model cannot be lent while some of it is not on the device.
     #[error(
         "{model}: {missing} bytes of it are not on the device, and only what is there can be lent: load all of it first"
     )]
     NotWhole {
         /// The model.
         model: String,
-        /// Bytes that are missing there, in whole chunks.
+        /// The missing bytes, in whole chunks.
         missing: u64,
     },
-    /// Another process lent something else than this model.
+    /// Another process lent something other than this model.
     #[error(
         "{model}: another process lent {what} {lent}, and here it is {known}: both must know the same tensors in the same \
          groups, on the same device"
@@ -84,17 +86,17 @@ pub enum SwitchError {
     NotTheSame {
         /// The model.
         model: String,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// As the other process has it.
+        /// Its value in the other process.
         lent: String,
-        /// As this one has it.
+        /// Its value in this process.
         known: String,
     },
     /// The host has no memory for an image.
     #[error(transparent)]
     Host(Arc<SealedError>),
-    /// The device has no memory or addresses.
+    /// The device has no memory or address space left.
     #[error(transparent)]
     Memory(#[from] BackingError),
     /// The device's driver refused.
@@ -103,7 +105,8 @@ pub enum SwitchError {
 }
 
 impl SwitchError {
-    /// Whether the device had no memory left, of which others may have given some back when it is tried again.
+    /// Returns whether the device had no memory left. A later attempt may succeed, if other models or processes gave
+    /// some back.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Memory(BackingError::OutOfMemory { .. }))
     }

@@ -1,4 +1,4 @@
-//! Points that work waits for before it uses a group of weights.
+//! Gates: points that work waits for before it uses a group of weights.
 
 use std::sync::Arc;
 
@@ -8,38 +8,38 @@ use tenure_device::{Event, EventHandle, EventKind, Stream};
 
 use crate::SwitchError;
 
-/// The end of the last copy of a group: a gate for this process, and an event that several processes see.
+/// The end of the last copy of a group: a gate for this process, and an event that several processes can wait for.
 pub(crate) struct GroupGate {
     gate: Gate,
-    /// The event of this process if models are lent, and the lender's if this one is borrowed.
+    /// This process's event if its models are lent, or the lender's if the model is borrowed.
     signal: Option<Event>,
 }
 
 impl GroupGate {
-    /// An open gate.
+    /// Creates an open gate.
     pub(crate) fn new(memory: &DeviceMemory, is_lending: bool) -> Result<Self, SwitchError> {
         let signal = is_lending.then(|| Event::new(Arc::clone(memory.driver()), EventKind::Interprocess));
         Ok(Self { gate: Gate::new(memory)?, signal })
     }
 
-    /// Work that is launched from now on waits until `copies` has passed what is on it now.
+    /// Makes work that is launched from now on wait until `copies` has passed what is on it now.
     pub(crate) fn record(&mut self, copies: &Stream) -> Result<(), SwitchError> {
         self.gate.record(copies)?;
         self.signal.as_mut().map_or(Ok(()), |signal| Ok(signal.record(copies)?))
     }
 
-    /// Makes later work of a stream wait.
+    /// Makes later work of a stream wait for the group.
     pub(crate) fn wait(&self, stream: &Stream) -> Result<(), SwitchError> {
         Ok(self.gate.wait(stream)?)
     }
 
-    /// The name of the event for other processes; nothing if models are not lent.
+    /// Returns the name of the event for other processes, or `None` if models are not lent.
     pub(crate) fn export(&mut self) -> Result<Option<EventHandle>, SwitchError> {
         Ok(self.signal.as_mut().map(Event::export).transpose()?)
     }
 
-    /// Work that is launched from now on waits for what another process has recorded in its event. `follower` is a stream
-    /// that does nothing else.
+    /// Makes work that is launched from now on wait for the last record of another process's event. `follower` is a
+    /// stream that is used for nothing else.
     pub(crate) fn follow(&mut self, signal: &EventHandle, follower: &Stream) -> Result<(), SwitchError> {
         if self.signal.is_none() {
             self.signal = Some(Event::open(Arc::clone(follower.driver()), signal)?);

@@ -1,57 +1,60 @@
-//! Into which groups a model's layers are divided, of which each is copied at once and waited for at once.
+//! The division of a model's layers into groups. Each group is copied at once and waited for at once.
 //!
-//! Few groups cost little but the first layer waits for much; many cost a copy and a wait each. PipeSwitch (OSDI'20, section
-//! 4.2) searches all divisions and leaves out what cannot be better. Here the search is exact in milliseconds: what comes after
-//! a boundary depends on nothing but how many groups there were and when computing them ended, so that of all divisions up
-//! to a layer, those with more groups that end no earlier are forgotten.
+//! Few groups cost little, but the first layer waits long; many groups cost a copy and a wait each. PipeSwitch
+//! (OSDI'20, section 4.2) searches all divisions and prunes those that cannot be better. Here the search is exact and
+//! takes milliseconds. The groups after a boundary depend only on the number of groups before it and on the time when
+//! their computation ended. So of all divisions up to a layer, one with more groups that ends no earlier is dropped.
 
-/// Layers that run one after the other, as measured on a device: weights, and how long what uses them takes.
+/// A layer of a model, as measured on a device: its weights, and the compute time that uses them. Layers run one after
+/// the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
-    /// Bytes that are copied for it.
+    /// The bytes that are copied for it.
     pub bytes: u64,
-    /// From its first kernel to that of the next layer, in µs.
+    /// The time from its first kernel to that of the next layer, in µs.
     pub compute_us: f64,
-    /// Which block of the model it is in, such as a layer of a transformer: numbers that only grow.
+    /// The block of the model that it belongs to, such as a layer of a transformer. Block numbers never fall from one
+    /// layer to the next.
     pub block: u32,
 }
 
-/// What a division costs.
+/// The costs of a division.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// Of copies to the device.
+    /// The speed of copies to the device, in bytes per µs.
     pub bytes_per_us: f64,
-    /// What a copy takes whatever its size, in µs.
+    /// The fixed time of a copy, in µs.
     pub copy_us: f64,
-    /// What it takes to wait for a group that is there, in µs.
+    /// The time of a wait for a group that is there already, in µs.
     pub wait_us: f64,
 }
 
-/// How layers are divided.
+/// A method to divide layers into groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Grouping {
-    /// So that the last layer ends as early as can be.
+    /// The division with which the last layer ends as early as possible.
     #[default]
     Searched,
-    /// Each layer alone.
+    /// A group for each layer.
     PerLayer,
-    /// Each block of the model.
+    /// A group for each block of the model.
     PerBlock,
-    /// All at once: nothing is computed while weights are copied.
+    /// One group: nothing is computed while weights are copied.
     Whole,
 }
 
 /// A division of layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Groups {
-    /// The layer behind each group's last.
+    /// The index after each group's last layer.
     pub ends: Vec<usize>,
-    /// From the first copy's begin to the last kernel's end, by the costs that it was made for, in µs.
+    /// The time from the begin of the first copy to the end of the last kernel, in µs, by the costs that the division
+    /// was made for.
     pub predicted_us: f64,
 }
 
 impl Grouping {
-    /// Divides layers.
+    /// Divides layers into groups.
     pub fn divide(self, layers: &[Layer], costs: &Costs) -> Groups {
         let count = layers.len();
         let ends: Vec<usize> = match self {
@@ -67,8 +70,8 @@ impl Grouping {
     }
 }
 
-/// How long a cold start takes, from the first copy's begin to the last kernel's end, in µs. Groups are copied one after the
-/// other; each is computed when it is there and the one before is done.
+/// Returns the time of a cold start, from the begin of the first copy to the end of the last kernel, in µs. Groups are
+/// copied one after the other. Each is computed when it is there and the group before it is done.
 pub fn predict(layers: &[Layer], costs: &Costs, ends: &[usize]) -> f64 {
     let (mut begin, mut copied_us, mut computed_us) = (0, 0.0, 0.0_f64);
     for &end in ends {
@@ -82,11 +85,11 @@ pub fn predict(layers: &[Layer], costs: &Costs, ends: &[usize]) -> f64 {
     computed_us
 }
 
-/// A way to divide the layers before a boundary.
+/// A division of the layers before a boundary.
 struct Division {
     groups: usize,
     computed_us: f64,
-    /// The boundary before, and which of its divisions.
+    /// The previous boundary, and the index of its division.
     before: (usize, usize),
 }
 
@@ -105,7 +108,7 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
         [Grouping::Whole, Grouping::PerBlock, Grouping::PerLayer].map(|grouping| grouping.divide(layers, costs));
     let best = fixed.into_iter().min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us));
     let mut best = best.expect("there are three");
-    // Of each boundary, by the number of groups; each next one ends earlier.
+    // The divisions of each boundary, by their number of groups; each one ends earlier than the one before.
     let mut divisions: Vec<Vec<Division>> = (0..=count).map(|_| Vec::new()).collect();
     divisions[0].push(Division { groups: 0, computed_us: 0.0, before: (0, 0) });
     for begin in 0..count {
@@ -114,7 +117,8 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
             let groups = division.groups + 1;
             for end in begin + 1..=count {
                 let ready_us = division.computed_us.max(copied_us(end, groups)) + costs.wait_us;
-                // What is computed after the copy takes at least so long, and longer the more is in the group.
+                // The layers from `begin` on take at least their compute time after the copy, and more layers in the
+                // group only delay it.
                 if ready_us + compute_us[count] - compute_us[begin] >= best.predicted_us {
                     break;
                 }
@@ -122,7 +126,7 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
                 insert(&mut later[end - begin - 1], Division { groups, computed_us, before: (begin, index) });
             }
         }
-        // Only the last boundary's divisions are whole.
+        // Only the divisions at the last boundary cover all layers.
         if let Some(last) = divisions[count].last().filter(|last| last.computed_us < best.predicted_us) {
             best.predicted_us = last.computed_us;
         }
@@ -139,8 +143,8 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
     Groups { predicted_us: predict(layers, costs, &ends), ends }
 }
 
-/// Adds a division to those of its boundary, unless one of them is as good in everything, and takes out those that it is as
-/// good as.
+/// Adds a division to those of its boundary, unless a known one is at least as good in both respects. Removes those
+/// that it is at least as good as.
 fn insert(divisions: &mut Vec<Division>, new: Division) {
     let at = divisions.partition_point(|known| known.groups < new.groups);
     let is_better = |known: &Division| known.groups <= new.groups && known.computed_us <= new.computed_us;
@@ -197,7 +201,7 @@ mod tests {
 
         #[test]
         fn a_start_takes_no_less_than_copying_and_than_computing(layers in layers(100), costs in costs()) {
-            // Sums in another order differ in their last bits.
+            // Sums in a different order differ in their last bits.
             let found = Grouping::Searched.divide(&layers, &costs).predicted_us * (1.0 + 1e-12);
             let least = found * (1.0 - 2e-12);
             let bytes: u64 = layers.iter().map(|layer| layer.bytes).sum();
@@ -209,7 +213,7 @@ mod tests {
         }
     }
 
-    /// ResNet-152's size and time on an H200: 241 MB, 3.9 ms, 467 layers, of which most weights come late.
+    /// The size and time of ResNet-152 on an H200: 241 MB, 3.9 ms, 467 layers, with most weights in the later ones.
     #[test]
     fn a_large_model_hides_what_can_be_hidden() {
         let layer = |index: u64| Layer {
@@ -218,7 +222,7 @@ mod tests {
             block: index as u32 / 9,
         };
         let layers: Vec<Layer> = (0..467).map(layer).collect();
-        // A search that prunes nothing does not end.
+        // Without pruning, the search would not end.
         let found = Grouping::Searched.divide(&layers, &COSTS);
         let copy_us = 241_000_000.0 / COSTS.bytes_per_us;
         assert!(found.predicted_us < 1.06 * copy_us, "{found:?}, {copy_us}");

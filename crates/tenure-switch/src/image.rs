@@ -12,46 +12,46 @@ use tenure_tier::{Part, Reader, Source};
 use crate::SwitchError;
 use crate::progress::{Arrived, Coming, FirstUse, Progress};
 
-/// What every tensor of an image begins at a multiple of, so that kernels read it in their widest words.
+/// The alignment of every tensor in an image, in bytes, so that kernels read it in their widest words.
 pub const ALIGNMENT: u64 = 256;
 
-/// Writes all of a tensor's bytes.
+/// A function that writes all of a tensor's bytes.
 pub type Make = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
 
-/// Where a tensor's bytes come from.
+/// The origin of a tensor's bytes.
 #[derive(Clone)]
 pub enum Origin {
-    /// A file has them, from a byte on.
+    /// A file, and the offset in it.
     File(Arc<Source>, u64),
-    /// A function writes them.
+    /// A function that writes them.
     Made(Make),
 }
 
 /// A tensor of a model.
 #[derive(Clone)]
 pub struct Entry {
-    /// For errors.
+    /// The name, for error messages.
     pub name: String,
-    /// How many.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Where they come from.
+    /// The origin of the bytes.
     pub origin: Origin,
 }
 
-/// What an image is made of: tensors in the order in which they are needed, in groups that are brought together.
+/// A description of an image: tensors in the order in which they are needed, in groups that are brought together.
 pub struct Manifest {
-    /// For errors.
+    /// The name, for error messages.
     name: String,
     entries: Vec<Entry>,
-    /// Where each begins in the image.
+    /// The offset of each tensor in the image, in bytes.
     offsets: Vec<u64>,
-    /// Of the image.
+    /// The byte range of each group in the image.
     groups: Vec<Range<u64>>,
-    /// The entry behind each group's last.
+    /// The index after each group's last tensor.
     ends: Vec<usize>,
 }
 
-/// A model's weights, once, for good: in memory that is sealed, pinned if devices are to have them. It may be on its way there.
+/// A model's weights in sealed memory, which is written once, and is pinned if devices use it. It may still be loading.
 pub struct Image {
     manifest: Arc<Manifest>,
     sealed: Sealed,
@@ -61,13 +61,14 @@ pub struct Image {
 }
 
 impl Manifest {
-    /// Tensors in the order in which they are needed; `ends` has the tensor behind each group's last.
+    /// Creates a manifest of tensors in the order in which they are needed; `ends` has the index after each group's
+    /// last tensor.
     ///
     /// # Errors
-    /// Sizes whose sum no memory has.
+    /// The sum of the sizes is larger than any memory.
     ///
     /// # Panics
-    /// `ends` does not divide the tensors.
+    /// If `ends` does not divide the tensors.
     pub fn new(name: &str, entries: Vec<Entry>, ends: Vec<usize>) -> Result<Self, SwitchError> {
         assert!(ends.is_sorted() && ends.last().copied().unwrap_or(0) == entries.len(), "groups are of all tensors");
         let too_large = || SwitchError::TooLarge { model: name.into() };
@@ -83,43 +84,43 @@ impl Manifest {
         Ok(Self { name: name.into(), entries, offsets, groups, ends })
     }
 
-    /// The model's name.
+    /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Where a tensor lies in the image.
+    /// Returns the byte range of a tensor in the image.
     pub fn place(&self, entry: usize) -> Range<u64> {
         self.offsets[entry]..self.offsets[entry] + self.entries[entry].bytes
     }
 
-    /// Bytes of the image that come together, in their order, without a gap.
+    /// Returns the byte range of each group, in order and without gaps.
     pub fn groups(&self) -> &[Range<u64>] {
         &self.groups
     }
 
-    /// The group that a tensor is in.
+    /// Returns the group of a tensor.
     pub fn group_of(&self, entry: usize) -> usize {
         self.ends.partition_point(|end| *end <= entry)
     }
 
-    /// Bytes of the whole image.
+    /// Returns the size of the whole image in bytes.
     pub fn bytes(&self) -> u64 {
         self.groups.last().map_or(0, |group| group.end)
     }
 }
 
 impl Image {
-    /// Takes memory for an image, and begins to read it, in the order of its groups. Functions have written theirs when this
-    /// returns.
+    /// Allocates memory for an image, and begins to read it in the order of its groups. Tensors that functions write
+    /// are complete when this returns.
     ///
     /// # Errors
-    /// No memory; the driver does not pin it. That a file cannot be read is told by [`wait`](Self::wait).
+    /// There is no memory; the driver does not pin it. If a file cannot be read, [`wait`](Self::wait) reports it.
     pub fn load(
         manifest: &Arc<Manifest>,
         reader: &Reader,
@@ -144,19 +145,19 @@ impl Image {
         Ok(Self { manifest: Arc::clone(manifest), sealed, reading, is_pinned: driver.is_some(), progress })
     }
 
-    /// What it is made of.
+    /// Returns the manifest of the image.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
 
-    /// The memory, to be sent to another process.
+    /// Returns the memory, to send to another process.
     pub fn sealed(&self) -> &Sealed {
         &self.sealed
     }
 
     /// Waits until a group is there, and returns its first byte.
     ///
-    /// # Errors
+    /// The group could not be read.
     /// It could not be read.
     pub fn wait(&self, group: usize) -> Result<*const u8, SwitchError> {
         self.progress.wait(group)?;
@@ -164,80 +165,80 @@ impl Image {
         Ok(self.reading.as_ptr().wrapping_add(begin))
     }
 
-    /// Waits until all of it is there.
+    /// Waits until the whole image is there.
     ///
     /// # Errors
-    /// It could not be read.
+    /// Some of it could not be read.
     pub fn wait_for_all(&self) -> Result<(), SwitchError> {
         (0..self.manifest.groups.len()).try_for_each(|group| self.wait(group).map(drop))
     }
 
-    /// The bytes of a group as a storage of the CPU, which keeps the image. Whoever uses them waits until they are there; if they
-    /// could not be read, they are any bytes, and [`wait`](Self::wait) says why. What this process writes to them, the image
-    /// of no other has.
+    /// Returns the bytes of a group as a storage of the CPU, which keeps the image. A thread that uses them waits until
+    /// they are there. If they could not be read, their contents are arbitrary, and [`wait`](Self::wait) reports the
+    /// error. Writes of this process do not reach the image in other processes.
     ///
     /// # Panics
-    /// The image is pinned.
+    /// If the image is pinned.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         assert!(!self.is_pinned, "an image that is pinned for devices is not written to");
         let Range { start, end } = self.manifest.groups[group];
         let (first, image) = (self.reading.as_ptr().wrapping_add(start as usize), Arc::clone(self));
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(image));
-        // SAFETY: mapped for reading and writing of this process's own as long as there is the image; what has arrived, nobody
-        // writes any more.
+        // SAFETY: mapped for reading and for this process's own writing as long as the image lives; after a group has
+        // arrived, no thread of the reader writes it.
         unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) }
     }
 
-    /// The bytes of a group as a storage of a device, whose kernels read them in place: over the link, a read at a time, with no
-    /// copy on the device. Its use waits until they are there. It keeps the image, and is to be read only; what was launched
-    /// with it must be done when it goes.
+    /// Returns the bytes of a group as a storage of a device, whose kernels read them in place: each read goes over the
+    /// link, and the device has no copy. A use of the storage waits until the bytes are there. The storage keeps the
+    /// image, and is for reading only. All work that uses it must be done before it is dropped.
     ///
     /// # Errors
-    /// The driver knows no address of it.
+    /// The driver knows no address of it on the device.
     ///
     /// # Panics
-    /// The image is not pinned.
+    /// If the image is not pinned.
     pub fn storage_on_device(self: &Arc<Self>, group: usize, driver: &dyn Driver) -> Result<Storage, SwitchError> {
         assert!(self.is_pinned, "an image that is pinned for devices");
         let Range { start, end } = self.manifest.groups[group];
         let first = driver.host_on_device(self.reading.as_ptr().wrapping_add(start as usize))?;
         let image = Arc::clone(self);
-        // A device's address is a number to the host, which never follows it.
+        // To the host, a device's address is only a number.
         let first = std::ptr::without_provenance_mut(first as usize);
         let data = DataPtr::foreign(first, driver.device(), move || drop(image));
-        // SAFETY: kernels read it as long as there is the image; what has arrived, nobody writes any more.
+        // SAFETY: the image lives as long as kernels read it; after a group has arrived, no thread writes it.
         Ok(unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) })
     }
 
-    /// When each group's [storage](Self::storage) was used first.
+    /// Returns when each group's [storage](Self::storage) was first used.
     pub fn first_uses(&self) -> Vec<Option<FirstUse>> {
         self.progress.first_uses()
     }
 
-    /// Calls `done` when nothing more of it is read: at once, or on a thread of the reader, which it should not keep for long.
+    /// Calls `done` when reading is over: at once, or on a thread of the reader, which it must not hold up for long.
     pub fn when_read(&self, done: impl FnOnce(Result<Duration, SwitchError>) + Send + 'static) {
         self.progress.when_over(done);
     }
 
-    /// Tells of groups that come no more: of those that do not now, and later of each other one. `watch` is called under a lock,
-    /// and must not use the image.
+    /// Calls `watch` for each group whose reading is over, whether it succeeded or failed: for those that are over now,
+    /// and later for each other one. `watch` is called under a lock, and must not use the image.
     pub fn watch(&self, watch: impl FnMut(&[Arrived]) + Send + 'static) {
         self.progress.watch(watch);
     }
 
-    /// How long it took until all of it was there; nothing before.
+    /// Returns the time it took until the whole image was there, or `None` before that.
     pub fn read_time(&self) -> Option<Duration> {
         self.progress.took()
     }
 
-    /// Why some of it could not be read, if that is so.
+    /// Returns why some of it could not be read, if so.
     pub fn failure(&self) -> Option<SwitchError> {
         self.progress.error()
     }
 }
 
 impl Manifest {
-    /// Writes what functions make of a group, and returns what files have of it.
+    /// Writes the tensors of a group that functions make, and returns the parts to read from files.
     fn fill(&self, group: usize, draft: &mut Draft) -> Vec<Part> {
         let start = self.groups[group].start;
         let begin = group.checked_sub(1).map_or(0, |before| self.ends[before]);

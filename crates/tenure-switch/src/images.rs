@@ -1,4 +1,4 @@
-//! Images of models in the host's memory, no more of them than a budget allows.
+//! Images of models in host memory, within a budget.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use tenure_tier::Reader;
 
 use crate::{Image, Manifest, SwitchError};
 
-/// Keeps images in memory. Those that nobody uses leave when others need room, the one that was used longest ago first; they
-/// come back from where they came from, as nobody ever writes to them.
+/// A cache of images in memory. When other images need room, unused images leave, the least recently used first. Images
+/// are never written, so an image that left is loaded again from its origin.
 pub struct Images {
     reader: Reader,
-    /// Pins them.
+    /// The driver that pins the images.
     driver: Option<Arc<dyn Driver>>,
     budget_bytes: u64,
     kept: Mutex<Kept>,
-    /// An image was forgotten.
+    /// Signalled when an image was forgotten.
     freed: Condvar,
 }
 
 #[derive(Default)]
 struct Kept {
-    /// By the address of its manifest, which the image keeps.
+    /// The images, by the address of their manifest, which the image keeps.
     images: HashMap<usize, Used>,
     bytes: u64,
     uses: u64,
@@ -33,46 +33,48 @@ struct Kept {
 
 struct Used {
     image: Arc<Image>,
-    /// Higher if it was used later.
+    /// The time of the last use: larger if it was later.
     at: u64,
 }
 
-/// What became of images, in bytes.
+/// The counts of images, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageStatistics {
-    /// In memory now.
+    /// The bytes in memory now.
     pub bytes: u64,
-    /// The most that were at once.
+    /// The most bytes in memory at once.
     pub peak_bytes: u64,
-    /// Of images that were made.
+    /// The bytes of images that were loaded.
     pub loaded_bytes: u64,
-    /// Of images that left for others.
+    /// The bytes of images that left for others.
     pub evicted_bytes: u64,
 }
 
 impl Images {
-    /// Keeps `budget_bytes` bytes of images at most, pinned by a driver if there is one. All devices of this process copy from what
-    /// one of them pins.
+    /// Creates a cache of at most `budget_bytes` bytes of images, pinned by `driver` if there is one. All devices of
+    /// this process can copy from memory that one driver pinned.
     ///
     /// # Errors
-    /// No threads to read files.
+    /// No threads can be started to read files.
     pub fn new(budget_bytes: u64, driver: Option<Arc<dyn Driver>>) -> Result<Self, SwitchError> {
         let reader = Reader::start().map_err(|source| SwitchError::Reader { source: Arc::new(source) })?;
         Ok(Self { reader, driver, budget_bytes, kept: Mutex::default(), freed: Condvar::new() })
     }
 
-    /// The image of a model: the one that there is, or one that is now on its way. It stays while the caller has it.
+    /// Returns the image of a model: the one in memory, or a new one, which begins to load. It stays while the caller
+    /// has it.
     ///
     /// # Errors
-    /// [`SwitchError::NoHostRoom`], also where it could never have room; those of [`Image::load`].
+    /// [`SwitchError::NoHostRoom`], also if the image is larger than the budget; those of [`Image::load`].
     pub fn acquire(&self, manifest: &Arc<Manifest>) -> Result<Arc<Image>, SwitchError> {
         self.acquire_within(manifest, Duration::ZERO)
     }
 
-    /// The same, and waits up to `patience` for room that others are about to give back by [`forget`](Self::forget).
+    /// Acquires an image, and waits up to `patience` for room that other threads are about to give back by
+    /// [`forget`](Self::forget).
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire). An image larger than the budget is not waited for.
+    /// Those of [`acquire`](Self::acquire). It does not wait for an image larger than the budget.
     pub fn acquire_within(&self, manifest: &Arc<Manifest>, patience: Duration) -> Result<Arc<Image>, SwitchError> {
         let key = key(manifest);
         let mut kept = self.kept.lock();
@@ -82,7 +84,7 @@ impl Images {
             used.at = at;
             return Ok(Arc::clone(&used.image));
         }
-        // One that could not be read is tried again.
+        // An image that could not be read is tried again.
         kept.remove(key);
         let end = Instant::now() + patience;
         while let Err(error) = kept.make_room(manifest, self.budget_bytes) {
@@ -98,18 +100,18 @@ impl Images {
         Ok(image)
     }
 
-    /// Lets go of a model's image: its memory is free when nobody uses it any more.
+    /// Removes a model's image: its memory is free once it is no longer used.
     pub fn forget(&self, manifest: &Arc<Manifest>) {
         self.kept.lock().remove(key(manifest));
         self.freed.notify_all();
     }
 
-    /// Whether a model's image is in memory, or on its way there.
+    /// Returns whether a model's image is in memory, or loading.
     pub fn has(&self, manifest: &Arc<Manifest>) -> bool {
         self.kept.lock().images.contains_key(&key(manifest))
     }
 
-    /// What became of images so far.
+    /// Returns the counts of images so far.
     pub fn statistics(&self) -> ImageStatistics {
         let kept = self.kept.lock();
         ImageStatistics { bytes: kept.bytes, ..kept.statistics }
@@ -172,7 +174,7 @@ mod tests {
     fn in_file(path: &Path, contents: &[u8], ends: Vec<usize>) -> Arc<Manifest> {
         fs::write(path, contents).unwrap();
         let source = Arc::new(Source::open(path).unwrap());
-        // In another order than in the file.
+        // In a different order than in the file.
         let entry = |begin: usize, end: usize| {
             let origin = Origin::File(Arc::clone(&source), begin as u64);
             Entry { name: format!("{begin}"), bytes: (end - begin) as u64, origin }
@@ -186,7 +188,7 @@ mod tests {
         let (manifest, group) = (image.manifest(), image.manifest().group_of(entry));
         let (start, place) = (image.wait(group).unwrap(), manifest.place(entry));
         let begin = (place.start - manifest.groups()[group].start) as usize;
-        // SAFETY: the group is there, and nobody writes it.
+        // SAFETY: the group is there, and no thread writes it.
         unsafe { std::slice::from_raw_parts(start.add(begin), (place.end - place.start) as usize) }.to_vec()
     }
 
@@ -216,7 +218,7 @@ mod tests {
         let storages = [0, 1].map(|group| image.storage(group));
         let bytes = |storage: &Storage| {
             let guard = storage.lock();
-            // SAFETY: the guard waited for the group, and nobody writes it.
+            // SAFETY: the guard waited for the group, and no thread writes it.
             unsafe { guard.as_slice() }.to_vec()
         };
         assert!(bytes(&storages[1])[..contents.len() / 2 + 3] == contents[..contents.len() / 2 + 3]);
@@ -226,7 +228,7 @@ mod tests {
         image.wait_for_all().unwrap();
         let [first, second] = image.first_uses()[..] else { panic!("two groups") };
         assert!(first.is_none() && second.is_some());
-        // SAFETY: nobody else uses it.
+        // SAFETY: no other code uses it.
         unsafe { storages[0].lock_exclusive().as_ptr().write(!contents[contents.len() / 2 + 3]) };
         assert_ne!(bytes(&storages[0])[0], contents[contents.len() / 2 + 3]);
         drop((image, images));
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_nobody_uses_leave_and_the_budget_is_kept() {
+    fn unused_images_leave_and_the_budget_is_kept() {
         let images = Images::new(3 * MIB, None).unwrap();
         let models: Vec<_> = (0..4).map(|value| made(&format!("m{value}"), MIB, value)).collect();
         let first = images.acquire(&models[0]).unwrap();
@@ -258,7 +260,7 @@ mod tests {
             drop(images.acquire(model).unwrap());
         }
         drop(images.acquire(&models[1]).unwrap());
-        // Of those that nobody uses, 2 was used longest ago.
+        // Of the unused images, 2 was used longest ago.
         assert!(read(&images.acquire(&models[3]).unwrap(), 0)[0] == 3);
         assert_eq!(
             images.statistics(),

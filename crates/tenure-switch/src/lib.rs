@@ -1,10 +1,10 @@
-//! More models than fit on a device, each computed with while its weights come.
+//! Serving of more models than fit on a device: each model computes while its weights are still being copied.
 //!
-//! [`Images`] keeps weights in host memory, within a budget; a [`Switch`] keeps as many of them on a device as its budget has room
-//! for. Which ones, its caller says: [`Model::load`] brings one, [`Model::evict`] makes room. [`groups`] divides a model's layers,
-//! [`residency`] says what a model is worth its memory.
-//! Other processes compute with a model without a copy: [`Model::lend`] and [`Standby`], or [`Model::lend_ahead`] and [`Borrowed`]
-//! while it is still being copied.
+//! [`Images`] keeps weights in host memory, within a budget. A [`Switch`] keeps as many of them on a device as its
+//! budget allows. The caller chooses which: [`Model::load`] brings a model, and [`Model::evict`] makes room. [`groups`]
+//! divides a model's layers, and [`residency`] rates how much a model is worth its memory. Other processes compute with
+//! a model without copying it: with [`Model::lend`] and [`Standby`], or, while it is still being copied, with
+//! [`Model::lend_ahead`] and [`Borrowed`].
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! An image that another process brings.
+//! An image that another process loads.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -10,9 +10,9 @@ use tenure_device::pinned::{Reading, Sealed};
 use crate::SwitchError;
 use crate::progress::{Arrived, Coming, FirstUse, Progress};
 
-/// The memory of another process's [`Image`](crate::Image), mapped here. That process says which groups are there.
+/// The memory of another process's [`Image`](crate::Image), mapped here. That process reports which groups are there.
 pub struct Mapped {
-    /// For errors.
+    /// The model's name, for error messages.
     model: String,
     reading: Reading,
     groups: Vec<Range<u64>>,
@@ -20,11 +20,11 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps the memory of an [`Image::sealed`](crate::Image::sealed), whose manifest has these groups. None of them are there
-    /// yet.
+    /// Maps the memory of an [`Image::sealed`](crate::Image::sealed), whose manifest has these groups. No group counts
+    /// as arrived yet.
     ///
     /// # Errors
-    /// Memory that is not sealed, or does not have all groups; no addresses.
+    /// The memory is not sealed, or does not cover all groups; there are no addresses.
     pub fn receive(model: &str, memory: OwnedFd, groups: Vec<Range<u64>>) -> Result<Self, SwitchError> {
         let sealed = Sealed::receive(memory)?;
         if !groups.iter().all(|group| group.start <= group.end && group.end <= sealed.bytes()) {
@@ -34,47 +34,47 @@ impl Mapped {
         Ok(Self { model: model.into(), reading: sealed.map_private()?, groups, progress })
     }
 
-    /// How many groups it has.
+    /// Returns the number of groups.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// Notes what the other process said.
+    /// Notes a group's arrival, or its failure, as the other process reported it.
     ///
     /// # Panics
-    /// There is no such group.
+    /// If there is no such group.
     pub fn arrived(&self, Arrived { group, is_there }: Arrived) {
         let not_there = || SwitchError::NotSent { model: self.model.clone() };
         self.progress.arrived(group, is_there.then_some(()).ok_or_else(not_there));
     }
 
-    /// The bytes of a group as a storage of the CPU, as those of [`Image::storage`](crate::Image::storage).
+    /// Returns the bytes of a group as a storage of the CPU, as [`Image::storage`](crate::Image::storage) does.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let Range { start, end } = self.groups[group];
         let (first, mapped) = (self.reading.as_ptr().wrapping_add(start as usize), Arc::clone(self));
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(mapped));
-        // SAFETY: within what is mapped for reading and writing of this process's own as long as there is `mapped`; what has
-        // arrived nobody writes, as its image's process says.
+        // SAFETY: within memory that is mapped for reading and for this process's own writing as long as `mapped`
+        // lives; a group that has arrived is no longer written, as its image's process promises.
         unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) }
     }
 
-    /// When each group's storage was used first.
+    /// Returns when each group's storage was first used.
     pub fn first_uses(&self) -> Vec<Option<FirstUse>> {
         self.progress.first_uses()
     }
 
-    /// Why some of it did not come, if that is so.
+    /// Returns why some of it did not arrive, if so.
     pub fn failure(&self) -> Option<SwitchError> {
         self.progress.error()
     }
 
-    /// Whoever uses a storage from now on, or waits for one, unwinds with [`Stopped`](crate::Stopped), without a message. So
-    /// computing ends at the next weight that it needs.
+    /// Stops uses: a thread that uses a storage from now on, or waits for one, unwinds with
+    /// [`Stopped`](crate::Stopped), without a message. So its computation ends at the next weight that it needs.
     pub fn stop(&self) {
         self.progress.set_stopped(true);
     }
 
-    /// Storages may be used again.
+    /// Allows storages to be used again.
     pub fn go_on(&self) {
         self.progress.set_stopped(false);
     }
@@ -93,7 +93,7 @@ mod tests {
         Entry { name: "t".into(), bytes: 5000, origin: Origin::Made(Arc::new(move |bytes| bytes.fill(value))) }
     }
 
-    /// An image of two groups, and its memory as another process has it.
+    /// Returns an image of two groups, and its memory as another process maps it.
     fn mapped() -> (Arc<crate::Image>, Arc<Mapped>) {
         let manifest = Arc::new(Manifest::new("model", vec![entry(1), entry(2)], vec![1, 2]).unwrap());
         let image = Images::new(1 << 20, None).unwrap().acquire(&manifest).unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn first(storage: &Storage) -> u8 {
-        // SAFETY: the guard waited for the group, and nobody writes it.
+        // SAFETY: the guard waited for the group, and no thread writes it.
         unsafe { storage.lock().as_slice()[0] }
     }
 

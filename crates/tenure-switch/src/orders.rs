@@ -1,4 +1,5 @@
-//! Orders in which models' tensors are used, kept in files: a process that knows a model's order need not measure it.
+//! Files that keep the orders in which models use their tensors: a process that finds a model's order need not measure
+//! it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,20 +7,20 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use tenure_device::cache;
 
-/// A folder of orders. A folder that cannot be read or written is done without.
+/// A folder of orders. If the folder cannot be read or written, no order is found or kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orders {
     folder: PathBuf,
 }
 
-/// The order in which a model's tensors are used, which have numbers from 0.
+/// The order in which a model uses its tensors, which are numbered from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownOrder {
-    /// Tensors that are copied, in the order of their use.
+    /// The tensors that are copied, in the order of their use.
     pub tensors: Vec<usize>,
-    /// The place behind each group's last tensor.
+    /// The index after each group's last tensor.
     pub ends: Vec<usize>,
-    /// Tensors of which only rows are used.
+    /// The tensors of which only rows are used.
     pub tables: Vec<usize>,
 }
 
@@ -31,8 +32,9 @@ pub struct OrderKey {
 }
 
 impl OrderKey {
-    /// The key of a model's order on a device. `tensors` says of each tensor all that its order may depend on, such as its name and
-    /// its bytes; `settings` the same of the device and of what divides the order into groups.
+    /// Returns the key of a model's order on a device. `tensors` has, for each tensor, everything that its order may
+    /// depend on, such as its name and its size. `settings` has the same for the device and for the division of the
+    /// order into groups.
     pub fn new(settings: &[&str], tensors: &[String]) -> Self {
         let parts = settings.iter().copied().chain(["tensors"]).chain(tensors.iter().map(String::as_str));
         Self { file: cache::digest(parts) + ".json", tensors: tensors.len() }
@@ -40,28 +42,28 @@ impl OrderKey {
 }
 
 impl Orders {
-    /// The orders of a folder, which need not be there yet.
+    /// Opens the orders of a folder, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// Those in the user's [cache], if there is one.
+    /// Opens the orders in the user's [cache], if there is one.
     pub fn of_user() -> Option<Self> {
         cache::folder("orders").map(Self::new)
     }
 
-    /// A model's order. `None` if none was kept, or none that is one of the model's tensors.
+    /// Returns a model's order, or `None` if none was kept, or the file does not fit the model's tensors.
     pub fn find(&self, key: &OrderKey) -> Option<KnownOrder> {
         let path = self.folder.join(&key.file);
-        // Reading something else may take for ever.
+        // Reading anything but a file may never end.
         fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
         let order: KnownOrder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         order.is_of(key.tensors).then_some(order)
     }
 
-    /// Keeps a model's order, in place of the one before.
+    /// Keeps a model's order, in place of an earlier one.
     pub fn keep(&self, key: &OrderKey, order: &KnownOrder) {
-        // Not kept is measured again.
+        // An order that is not kept is measured again.
         if let Ok(bytes) = serde_json::to_vec(order) {
             let _ = cache::replace(&self.folder.join(&key.file), &bytes);
         }
@@ -69,7 +71,7 @@ impl Orders {
 }
 
 impl KnownOrder {
-    /// Whether it has each of so many tensors once, and groups that end behind them.
+    /// Returns whether it has each of `count` tensors once, and groups that end within them.
     fn is_of(&self, count: usize) -> bool {
         let mut seen: Vec<usize> = self.tensors.iter().chain(&self.tables).copied().collect();
         seen.sort_unstable();

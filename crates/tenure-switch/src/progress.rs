@@ -1,4 +1,4 @@
-//! Which groups of an image are there, and who waits for them.
+//! The loading progress of an image: the groups that have arrived, and the threads that wait for them.
 
 use std::mem;
 use std::panic::resume_unwind;
@@ -14,22 +14,22 @@ use crate::SwitchError;
 /// The first time that a group of an image was used on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstUse {
-    /// When it was asked for.
+    /// The time of the use.
     pub at: Instant,
-    /// How long it was waited for then.
+    /// The time that the use waited.
     pub waited: Duration,
 }
 
-/// A group that comes no more: it is there, or it will not be.
+/// The end of a group's loading: it has arrived, or it will not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// Which.
+    /// The group.
     pub group: usize,
-    /// It is there.
+    /// Whether the group has arrived.
     pub is_there: bool,
 }
 
-/// The payload with which a thread unwinds that uses weights that are [stopped](crate::Mapped::stop).
+/// The payload with which a thread unwinds that uses [stopped](crate::Mapped::stop) weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
@@ -40,33 +40,33 @@ pub(crate) struct Progress {
     is_stopped: AtomicBool,
 }
 
-/// Is told how long it took until all were there, or why they are not.
+/// A function that is told how long it took until all groups were there, or why they are not.
 type Done = Box<dyn FnOnce(Result<Duration, SwitchError>) + Send>;
 
-/// Is told of groups, under the lock.
+/// A function that is told of groups whose loading is over. It is called under the lock.
 type Watch = Box<dyn FnMut(&[Arrived]) + Send>;
 
 struct State {
     groups: Vec<Group>,
-    /// Who is told when nothing more comes.
+    /// The functions to call when loading is over.
     done: Vec<Done>,
-    /// Until then.
+    /// The functions to call for each group until then.
     watches: Vec<Watch>,
-    /// How long it took until all were there.
+    /// The time it took until all groups were there.
     took: Option<Duration>,
-    /// Something that is not there will not come.
+    /// The error of a group that will not arrive.
     error: Option<SwitchError>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Group {
     is_there: bool,
-    /// It is there, or nobody tries to bring it any more.
+    /// Whether the group's loading is over, with or without success.
     is_over: bool,
     used: Option<FirstUse>,
 }
 
-/// A group on its way into a storage.
+/// A group that a storage waits for.
 pub(crate) struct Coming {
     progress: Arc<Progress>,
     group: usize,
@@ -81,7 +81,7 @@ impl Progress {
         Self { begun: Instant::now(), state, changed: Condvar::new(), is_stopped: AtomicBool::new(false) }
     }
 
-    /// A group came, or will not come.
+    /// Notes that a group has arrived, or will not.
     pub(crate) fn arrived(&self, group: usize, result: Result<(), SwitchError>) {
         let mut state = self.state.lock();
         let is_there = result.is_ok();
@@ -104,7 +104,7 @@ impl Progress {
         }
     }
 
-    /// Waits until a group is there.
+    /// Waits until a group has arrived.
     pub(crate) fn wait(&self, group: usize) -> Result<(), SwitchError> {
         let mut state = self.state.lock();
         while !state.groups[group].is_there {
@@ -147,9 +147,9 @@ impl Progress {
         self.state.lock().error.clone()
     }
 
-    /// Whether whoever waits for a group, also one that is there, is to unwind.
+    /// Sets whether threads that wait for a group, even one that is there, unwind.
     pub(crate) fn set_stopped(&self, is_stopped: bool) {
-        // Under the lock, so that nobody is between looking and waiting.
+        // Under the lock, so that no thread is between its check and its wait.
         let _state = self.state.lock();
         self.is_stopped.store(is_stopped, Ordering::Relaxed);
         self.changed.notify_all();
@@ -163,7 +163,7 @@ impl Progress {
 }
 
 impl State {
-    /// How it ended, if it has.
+    /// Returns the outcome of the loading, once it is over.
     fn outcome(&self) -> Option<Result<Duration, SwitchError>> {
         let is_over = self.groups.iter().all(|group| group.is_over);
         is_over.then(|| self.error.clone().map_or(Ok(self.took.unwrap_or_default()), Err))

@@ -1,44 +1,46 @@
-//! Which models are worth their memory on a device: those that are asked for often, take long to bring and have priority.
+//! The worth of keeping a model on a device: high for models that are used often, take long to bring or have priority.
 
 use std::f64::consts::LN_2;
 use std::time::Duration;
 
-/// The worth of a unit of memory that a model's weights have: the time that requests would wait for it if it were not there, requests a
-/// second × time to bring all of the weights × 2^priority / units. As twice its logarithm to base 2, rounded: smaller differences are
-/// noise. That of a model that is not asked for is the least there is.
+/// Returns the worth of a unit of memory that a model's weights take: the time that requests would wait for it if it
+/// were not there, that is requests per second × time to bring all of the weights × 2^priority / units. The result is
+/// twice its logarithm to base 2, rounded, since smaller differences are noise. A model without requests has the lowest
+/// worth.
 pub fn worth(rate: &Rate, now: Duration, reload: Duration, units: u64, priority: i32) -> i64 {
     let seconds = reload.as_secs_f64() / units.max(1) as f64;
     let worth = (rate.per_second(now) * seconds).log2() + f64::from(priority);
     (worth * 2.0).round() as i64
 }
 
-/// After how many uses of all models a use counts half.
+/// The half-life of a use, which counts half after this many uses of all models, counted as seconds.
 const HALF_LIFE: Duration = Duration::from_secs(100);
 
-/// Bytes a second from the host's memory to a device, and from files to the host's memory. What leaves depends on their ratio alone.
+/// The copy speed from host memory to a device, and the read speed from files to host memory, in bytes per second. Only
+/// their ratio decides which model leaves.
 const COPIED_PER_SECOND: f64 = 5e10;
 const READ_PER_SECOND: f64 = 5e9;
 
-/// The demand for one of several models. Its clock counts the uses of all of them, as seconds, so that which model leaves does not depend on
-/// how fast a machine is.
+/// The demand for one of several models. Its clock counts the uses of all models, as seconds, so that the choice of the
+/// model that leaves does not depend on the speed of the machine.
 #[derive(Clone, Debug)]
 pub struct Demand {
     rate: Rate,
 }
 
 impl Demand {
-    /// It was not used yet.
+    /// Creates the demand for a model that was not used yet.
     pub fn new() -> Self {
         Self { rate: Rate::new(HALF_LIFE) }
     }
 
-    /// It is used, after so many uses of all models.
+    /// Notes a use of the model, after `uses` uses of all models.
     pub fn used(&mut self, uses: u64) {
         self.rate.used(1, Duration::from_secs(uses));
     }
 
-    /// The [worth] of its bytes on a device, after so many uses of all models. It is higher where the model's image is not in the host's
-    /// memory.
+    /// Returns the [worth] of its bytes on a device, after `uses` uses of all models. It is higher if the model's image
+    /// is not in host memory.
     pub fn worth(&self, uses: u64, bytes: u64, has_image: bool, priority: i32) -> i64 {
         let mut seconds = bytes as f64 / COPIED_PER_SECOND;
         if !has_image {
@@ -54,30 +56,31 @@ impl Default for Demand {
     }
 }
 
-/// How often something is asked for: requests and seconds, both of which count half after each half-life.
+/// A rate of requests: requests and seconds, both of which count half after each half-life.
 #[derive(Clone, Debug)]
 pub struct Rate {
     half_life_seconds: f64,
     requests: f64,
     seconds: f64,
     last: Duration,
-    /// Between the last two uses. Within it the next one is not late yet, and the rate stays: models used in turn then have
-    /// the same rate, and not the lowest when they are needed next.
+    /// The time between the last two uses. Within it the next use is not late yet, and the rate stays. So models used
+    /// in turn have the same rate, rather than the lowest one just when they are needed next.
     gap: Option<Duration>,
 }
 
 impl Rate {
-    /// Nothing was asked for yet.
+    /// Creates a rate without requests.
     pub fn new(half_life: Duration) -> Self {
         let half_life_seconds = half_life.as_secs_f64().max(1e-9);
         Self { half_life_seconds, requests: 0.0, seconds: 0.0, last: Duration::ZERO, gap: None }
     }
 
-    /// So many requests came now. Times are since a moment that is the same for all calls, and do not go back.
+    /// Notes `requests` requests at `now`. Times count from a moment that is the same for all calls, and do not go
+    /// back.
     pub fn used(&mut self, requests: usize, now: Duration) {
         let requests = requests as f64;
         if self.seconds == 0.0 {
-            // Once in a half-life, until more is known.
+            // One use in a half-life, until more is known.
             (self.requests, self.seconds) = (requests, self.half_life_seconds);
         } else {
             if self.gap.is_none() {
@@ -90,7 +93,7 @@ impl Rate {
         self.last = now;
     }
 
-    /// Requests a second.
+    /// Returns the requests per second.
     pub fn per_second(&self, now: Duration) -> f64 {
         if self.seconds == 0.0 {
             return 0.0;

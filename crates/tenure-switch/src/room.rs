@@ -1,8 +1,8 @@
-//! A device's memory for weights, in chunks, each of which one model has at a time.
+//! A device's memory for weights, in chunks. One model at a time has each chunk.
 //!
-//! A model has addresses for all of its weights for as long as it is known, so that a captured graph stays right; chunks are
-//! mapped there when it is brought. What leaves is copied nowhere: its chunk is mapped for the next model at once, and
-//! unmapped where it was when there is time, after all that used it.
+//! A registered model keeps addresses for all of its weights, so that a captured graph stays right. Chunks are mapped
+//! there when the model is brought. Evicted weights are copied nowhere: their chunk is mapped for the next model at
+//! once. The old mapping is removed later, after all work that used it.
 
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark};
 use tenure_core::StreamId;
@@ -10,13 +10,13 @@ use tenure_device::memory::DeviceMemory;
 
 use crate::SwitchError;
 
-/// Chunks of a device, and who has them.
+/// The chunks of a device, and their owners.
 pub(crate) struct Room {
     memory: &'static DeviceMemory,
     chunk_bytes: u64,
-    /// Chunks that may be made yet.
+    /// The number of chunks that may still be created.
     unmade: usize,
-    /// Chunks that there are, and the most that there were at once.
+    /// The number of chunks that exist, and the most that existed at once.
     made: usize,
     peak: usize,
     free: Vec<Free>,
@@ -26,20 +26,20 @@ pub(crate) struct Room {
 /// A chunk that no model has.
 pub(crate) struct Free {
     chunk: ChunkId,
-    /// Work that may still use it.
+    /// The last work that may still use it.
     used: Option<Mark>,
 }
 
-/// An address at which a chunk is mapped that its model does not have any more.
+/// An address at which a chunk is still mapped that its model no longer has.
 struct Stale {
     address: Address,
     used: [Option<Mark>; 2],
 }
 
-/// Addresses of a model's weights, and the chunks that are there.
+/// The addresses of a model's weights, and the chunks mapped there.
 pub(crate) struct Window {
     pub(crate) address: Address,
-    /// In the order of addresses.
+    /// The chunks, in the order of addresses.
     pub(crate) chunks: Vec<Option<ChunkId>>,
 }
 
@@ -49,17 +49,18 @@ impl Room {
         Self { memory, chunk_bytes, unmade, made: 0, peak: 0, free: Vec::new(), stale: Vec::new() }
     }
 
-    /// Chunks that can be had without evicting anybody.
+    /// Returns the number of chunks that can be taken without an eviction.
     pub(crate) fn free_chunks(&self) -> usize {
         self.free.len() + self.unmade
     }
 
-    /// Bytes of the device that chunks take, whether or not a model has them; and the most that they took at once.
+    /// Returns the bytes of the device that chunks take, whether or not a model has them, and the most that they took
+    /// at once.
     pub(crate) fn taken_bytes(&self) -> (u64, u64) {
         (self.made as u64 * self.chunk_bytes, self.peak as u64 * self.chunk_bytes)
     }
 
-    /// Addresses for so many bytes.
+    /// Reserves addresses for `bytes` bytes.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Window, SwitchError> {
         let count = bytes.div_ceil(self.chunk_bytes);
         let address = match count {
@@ -69,10 +70,10 @@ impl Room {
         Ok(Window { address, chunks: vec![None; count as usize] })
     }
 
-    /// Takes chunks for empty places of a window, so that nobody else has them. There must be as many.
+    /// Takes chunks for empty places of a window, so that no other model gets them. There must be enough free chunks.
     pub(crate) fn take(&mut self, window: &Window, slots: &[usize]) -> Result<Vec<Free>, SwitchError> {
         for slot in slots {
-            // It was evicted, and is back before its place was cleared.
+            // The chunk was evicted, and its place is needed again before the old mapping is removed.
             let address = window.place(*slot, self.chunk_bytes);
             if let Some(stale) = self.stale.iter().position(|stale| stale.address == address) {
                 self.clear(stale, true)?;
@@ -85,25 +86,25 @@ impl Room {
             self.peak = self.peak.max(self.made);
             self.free.push(Free { chunk, used: None });
         }
-        // Those that were used longest ago: others wait for less.
+        // The chunks that were used longest ago: the copies wait less for them.
         Ok(self.free.drain(..slots.len()).collect())
     }
 
-    /// Gives back what was taken, and not mapped.
+    /// Gives back chunks that were taken, and not mapped.
     pub(crate) fn give_back(&mut self, taken: impl IntoIterator<Item = Free>) {
         self.free.extend(taken);
     }
 
-    /// Takes a window's chunk, if there is one. It was used by what comes before the marks.
+    /// Takes a window's chunk away, if there is one. Work up to the marks used it.
     pub(crate) fn empty(&mut self, window: &mut Window, slot: usize, copied: Option<Mark>, used: Option<Mark>) {
         if let Some(chunk) = window.chunks[slot].take() {
-            // Copies come one after the other.
+            // Copies run one after the other, so they need no mark here.
             self.free.push(Free { chunk, used });
             self.stale.push(Stale { address: window.place(slot, self.chunk_bytes), used: [copied, used] });
         }
     }
 
-    /// Unmaps what was used last by work that the device has passed.
+    /// Removes old mappings whose last use the device has passed.
     pub(crate) fn tidy(&mut self) -> Result<(), SwitchError> {
         for index in (0..self.stale.len()).rev() {
             self.clear(index, false)?;
@@ -111,7 +112,7 @@ impl Room {
         Ok(())
     }
 
-    /// Gives back addresses; waits for what uses them.
+    /// Gives back addresses, after a wait for the work that uses them.
     pub(crate) fn unreserve(&mut self, window: &Window) -> Result<(), SwitchError> {
         let bytes = window.chunks.len() as u64 * self.chunk_bytes;
         let range = window.address..window.address + bytes;
@@ -124,7 +125,7 @@ impl Room {
         Ok(())
     }
 
-    /// Gives chunks that no model has back to the device, which can be made again.
+    /// Gives unused chunks back to the device. They can be created again.
     pub(crate) fn trim(&mut self) -> Result<(), SwitchError> {
         while let Some(index) = self.stale.len().checked_sub(1) {
             self.clear(index, true)?;
@@ -140,7 +141,7 @@ impl Room {
         Ok(())
     }
 
-    /// Unmaps a stale mapping, if the device has passed what uses it, or when it has.
+    /// Removes an old mapping if the device has passed the work that uses it; if `waits` is set, waits for that.
     fn clear(&mut self, index: usize, waits: bool) -> Result<(), SwitchError> {
         let backing = self.memory.backing();
         for mark in self.stale[index].used.into_iter().flatten() {
@@ -158,7 +159,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // What the driver does not take back it keeps until the process ends.
+        // Chunks that the driver does not take back stay until the process ends.
         let _ = self.trim();
     }
 }
@@ -168,7 +169,7 @@ impl Window {
         self.address + slot as u64 * chunk_bytes
     }
 
-    /// Maps a chunk in a place where none is. What `copies` does from now on comes after all that used the chunk.
+    /// Maps a chunk in an empty place. Later work of `copies` runs after all work that used the chunk.
     pub(crate) fn map(
         &mut self,
         slot: usize,
@@ -183,7 +184,7 @@ impl Window {
         }
         backing.map(address, free.chunk)?;
         backing.set_access(address, chunk_bytes).inspect_err(|_| {
-            // The first error is the one to tell.
+            // The caller needs the first error.
             let _ = backing.unmap(address, chunk_bytes);
         })?;
         self.chunks[slot] = Some(free.chunk);

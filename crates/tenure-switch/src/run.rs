@@ -1,4 +1,4 @@
-//! Work on a device that computes with a model's storages, and what it waits for.
+//! Runs: work on a device that computes with a model's storages and waits for their groups.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tenure_device::{Driver, Event, EventKind, Stream};
 
 use crate::{Model, Stopped, SwitchError};
 
-/// Work that is put on a stream and computes with the [storages](Model::storage) of a model: the stream waits for each group
-/// once, where the work uses it first. A model has one run at a time.
+/// Work on a stream that computes with the [storages](Model::storage) of a model. The stream waits for each group once,
+/// where the work first uses it. A model has one run at a time.
 pub struct Run<'a> {
     model: &'a Model,
     stream: Stream,
@@ -23,10 +23,10 @@ pub struct Run<'a> {
 pub struct DeviceUse {
     /// The group.
     pub group: usize,
-    /// What the device computes from this use to the first one of another module ([`Site`]), or to the end of the run, in µs. It is
-    /// 0 if the use before was the same module's.
+    /// The compute time of the device from this use to the first use by another module ([`Site`]), or to the end of the
+    /// run, in µs. It is 0 if the previous use was by the same module.
     pub compute_us: f64,
-    /// The operation that uses it, if no other does.
+    /// The operation that uses the group, if no other operation does.
     pub operation: Option<Name>,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Runs {
 
 #[derive(Default)]
 struct Current {
-    /// That of the run; none while there is no run.
+    /// The stream of the run; `None` while there is no run.
     stream: Option<StreamId>,
     has_waited: Vec<bool>,
-    /// The first use of each group, if the run is measured, and whether there was one.
+    /// The first use of each group, if the run is measured. `is_used` has whether there was one.
     uses: Option<Vec<Use>>,
     is_used: Vec<bool>,
-    /// Why the stream does not wait for a group.
+    /// The reason why the stream does not wait for a group.
     failure: Option<SwitchError>,
 }
 
@@ -54,13 +54,13 @@ struct Current {
 struct Use {
     group: usize,
     module: Name,
-    /// When, if the use before was not the same module's.
+    /// The time of the use, if the previous use was by another module.
     at: Option<Event>,
-    /// Of all uses, if it is one.
+    /// The operation of all uses, if they have the same one.
     operation: Option<Name>,
 }
 
-/// A group of a model, as a storage has it.
+/// A group of a model, for a storage that waits for it.
 struct OnDevice {
     model: Arc<Model>,
     group: usize,
@@ -73,23 +73,25 @@ impl Arrival for OnDevice {
 }
 
 impl Model {
-    /// The bytes of a group as a storage of the device, at the address that the model keeps for it, with or without bytes there.
-    /// Its use makes the thread's current stream wait for the group: once in a [run](Self::run), and each time outside of
-    /// one. It is to be read only, while the model is on the device.
+    /// Returns the bytes of a group as a storage of the device, at the address that the model keeps for it, whether or
+    /// not the bytes are there. A use of the storage makes the thread's current stream wait for the group: once in a
+    /// [run](Self::run), and each time outside of one. The storage is for reading only, while the model is on the
+    /// device.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let range = &self.manifest().groups()[group];
         let (address, bytes) = (self.address() + range.start, (range.end - range.start) as usize);
-        // A device's address is a number to the host, which never follows it.
+        // To the host, a device's address is only a number.
         let first = std::ptr::without_provenance_mut(address as usize);
         let (model, kept) = (Arc::clone(self), Arc::clone(self));
         let data = DataPtr::foreign(first, self.device(), move || drop(kept));
-        // SAFETY: the addresses are the model's as long as there is `kept`. Bytes are there when the device has passed the wait
-        // that `Arrival::wait` puts on the stream; that the model was loaded before is the caller's to see to, as for any copy.
+        // SAFETY: the addresses belong to the model as long as `kept` lives. The bytes are there once the device has
+        // passed the wait that `Arrival::wait` puts on the stream; the caller must load the model before, as for any
+        // copy.
         unsafe { Storage::arriving(data, bytes, OnDevice { model, group }) }
     }
 
-    /// Begins work on a stream. [`used_by`](Self::used_by) is to be said when all of it is there; a capture uses nothing, its
-    /// launches do.
+    /// Begins a run on a stream. Call [`used_by`](Self::used_by) when all of its work is on the stream. A capture does
+    /// not use the model; its launches do.
     pub fn run(&self, stream: &Stream) -> Run<'_> {
         let only = self.runs().only.lock();
         let has_waited = vec![false; self.manifest().groups().len()];
@@ -97,20 +99,21 @@ impl Model {
         Run { model: self, stream: stream.clone(), _only: only }
     }
 
-    /// The same, on a stream that comes after all copies of the model: it waits for none.
+    /// Begins a run on a stream that comes after all copies of the model, and so waits for none.
     pub fn run_behind_copies(&self, stream: &Stream) -> Run<'_> {
         let run = self.run(stream);
         self.runs().current.lock().has_waited.fill(true);
         run
     }
 
-    /// The same; [`Run::uses`] says then in which order groups were used, and how long the device computed with each.
+    /// Begins a run that is measured: [`Run::uses`] then returns the order in which groups were used, and the device's
+    /// compute time with each.
     ///
     /// # Errors
     /// The stream cannot wait for the copies.
     pub fn measured_run(&self, stream: &Stream) -> Result<Run<'_>, SwitchError> {
         let groups = self.manifest().groups().len();
-        // Now, so that waits are in no time.
+        // The waits come now, so that no measured time has one.
         (0..groups).try_for_each(|group| self.wait(group, stream))?;
         let run = self.run_behind_copies(stream);
         let mut current = self.runs().current.lock();
@@ -119,18 +122,18 @@ impl Model {
         Ok(run)
     }
 
-    /// A thread that uses a storage of the model from now on unwinds with [`Stopped`], without a message: so putting work on
-    /// the device ends at the next weight.
+    /// Stops uses: a thread that uses a storage of the model from now on unwinds with [`Stopped`], without a message.
+    /// So it stops putting work on the device at the next weight.
     pub fn stop(&self) {
         self.runs().is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Storages may be used again.
+    /// Allows storages to be used again.
     pub fn go_on(&self) {
         self.runs().is_stopped.store(false, Ordering::Relaxed);
     }
 
-    /// A storage of a group is used now.
+    /// Makes the current stream wait for a group whose storage is used now.
     fn arrive(&self, group: usize) {
         if self.runs().is_stopped.load(Ordering::Relaxed) {
             resume_unwind(Box::new(Stopped));
@@ -155,7 +158,7 @@ impl Model {
 }
 
 impl Current {
-    /// Notes a use in a run that is measured.
+    /// Notes a use in a measured run.
     fn note(&mut self, group: usize, stream: &Stream, driver: &Arc<dyn Driver>) -> Result<(), SwitchError> {
         let (site, Some(uses)) = (Site::current(), &mut self.uses) else { return Ok(()) };
         let (module, operation) = (site.module(), site.operation());
@@ -174,15 +177,15 @@ impl Current {
 }
 
 impl Run<'_> {
-    /// Ends it.
+    /// Ends the run.
     ///
     /// # Errors
-    /// The stream could not wait for a group: what was computed is nothing.
+    /// The stream could not wait for a group: the results are not valid.
     pub fn end(self) -> Result<(), SwitchError> {
         self.model.runs().current.lock().failure.take().map_or(Ok(()), Err)
     }
 
-    /// Ends a measured run, waits for the device, and says which groups it used, in their order.
+    /// Ends a measured run, waits for the device, and returns the groups that it used, in order.
     ///
     /// # Errors
     /// Those of [`end`](Self::end); a driver call failed.

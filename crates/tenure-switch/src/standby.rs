@@ -1,23 +1,27 @@
-//! A model on a device, computed with by other processes too: PipeSwitch's active worker, and those that stand by.
+//! Models that several processes compute with, without a copy: PipeSwitch's active worker, and its standby workers.
 //!
-//! The process that brought a model [lends](Model::lend) it, and sends [terms](Lent::terms) and
-//! [descriptors](Lent::descriptors) over a connection of its own to a process that knows the same manifest. That one opens a
-//! [`Standby`]: the same bytes at addresses of its own, for reading. Nothing is copied, and no memory is taken.
+//! The process that brought a model [lends](Model::lend) it. It sends [terms](Lent::terms) and
+//! [descriptors](Lent::descriptors) over a connection of its own to a process that knows the same manifest. That
+//! process opens a [`Standby`]: the same bytes at addresses of its own, for reading. Nothing is copied, and no memory
+//! is allocated.
 //!
-//! The device's order of work ends with a process, so the connection keeps it between them:
+//! The device orders work only within a process, so the connection orders it between the two:
 //!
-//! - the bytes are there when [`Model::lend`] returns, and stay as long as there is the [`Lent`], which evictions pass by;
-//! - the other process says that it is done after it dropped its [`Standby`], which waits for its own work;
-//! - then the lender drops the [`Lent`]. It does the same when the connection ends without a word. Whoever died may still
-//!   compute for a moment, with bytes that become others; nobody sees what comes of it, and it writes nothing there.
+//! - the bytes are there when [`Model::lend`] returns, and stay as long as the [`Lent`] lives, since evictions skip the
+//!   model;
+//! - the other process drops its [`Standby`], which waits for its own work, and then says that it is done;
+//! - then the lender drops the [`Lent`]. It also does so when the connection ends without a word. Work of a process
+//!   that died may run on for a moment, and read bytes that by then belong to another model. Its results reach no
+//!   process, and it writes nothing there.
 //!
-//! If the lender ends first, the bytes stay for the standby: the driver keeps memory until its last mapping is gone. For the same
-//! reason, memory that the lender [trims](crate::Switch::trim) comes back to the device when no standby is left.
+//! If the lender ends first, the standby keeps the bytes: the driver keeps memory until its last mapping is gone. For
+//! the same reason, memory that the lender [trims](crate::Switch::trim) returns to the device only when no standby is
+//! left.
 //!
-//! A model that is still being copied is lent [ahead](Model::lend_ahead): the other process [borrows](Model::borrow) it at
-//! addresses that stay, and its work waits on the device for each group, by events that both processes see.
+//! A model that is still being copied is lent [ahead](Model::lend_ahead): the other process [borrows](Model::borrow) it
+//! at addresses that stay, and its work waits on the device for each group, by events that both processes see.
 //!
-//! Reading only is a guard against mistakes: CUDA lets a process change its own access.
+//! Read-only access guards against mistakes alone: CUDA lets a process change its own access.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,49 +37,49 @@ use tenure_device::{Access, EventHandle, Stream};
 use crate::switch::mark_use;
 use crate::{Manifest, Model, SwitchError};
 
-/// A model that another process may use. Until it is dropped, the model stays on the device: [`Model::evict`] takes nothing of
-/// it.
+/// A model that another process may use. The model stays on the device until this is dropped: [`Model::evict`] takes
+/// nothing of it.
 pub struct Lent {
     model: Arc<Model>,
     chunks: Vec<ChunkId>,
 }
 
-/// A chunk of a [`Lent`], which it does not keep.
+/// A chunk of a [`Lent`]. It does not keep the chunk alive.
 pub struct LentChunk {
     memory: &'static DeviceMemory,
     chunk: ChunkId,
 }
 
-/// A description of a lent model, for the other process to compare with what it knows.
+/// A description of a lent model, which the other process compares with its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// The device, as every process knows it.
+    /// The device's identifier, the same in every process.
     pub device: [u8; 16],
-    /// Bytes of a chunk; of each there is a descriptor.
+    /// The size of a chunk in bytes. There is one descriptor for each chunk.
     pub chunk_bytes: u64,
-    /// Bytes of the weights.
+    /// The size of the weights in bytes.
     pub bytes: u64,
-    /// A sum of the tensors' names and places and of the groups: the same where they are.
+    /// A checksum of the tensors' names and places and of the groups: equal where these are equal.
     pub layout: u64,
 }
 
-/// Another process's model, at addresses of this one, for reading. Dropped, it waits for the work that uses it, and unmaps it.
+/// Another process's model, mapped in this process for reading. A drop waits for the work that uses it, and unmaps it.
 pub struct Standby {
     memory: &'static DeviceMemory,
     manifest: Arc<Manifest>,
     address: Address,
-    /// Of address space.
+    /// The size of the address space in bytes.
     bytes: u64,
     chunks: Vec<ChunkId>,
-    /// From the start. All of them, once it is open.
+    /// The bytes mapped, from the start: all of them, once it is open.
     mapped_bytes: u64,
-    /// When what was computed with it last is done.
+    /// A mark after the last work that uses it.
     used: Mutex<Option<Mark>>,
 }
 
 impl Model {
-    /// Lends it to another process: all of it is on the device and stays there. Waits for the copies that bring it. It may be
-    /// lent more than once, and computed with meanwhile.
+    /// Lends the model to another process: all of it is on the device and stays there. Waits for the copies that bring
+    /// it. It may be lent more than once, and used meanwhile.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -105,17 +109,18 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// [`SwitchError::NotWhole`]: some of it is not there; a driver call failed. It is not lent then.
+    /// [`SwitchError::NotWhole`]: some of it is not on the device; a driver call failed. It is not lent then.
     pub fn lend(self: &Arc<Self>) -> Result<Lent, SwitchError> {
         let (chunks, copied) = self.hold()?;
-        // From here on, dropping it undoes what was done.
+        // From here on, a drop undoes the lending.
         let lent = Lent { model: Arc::clone(self), chunks };
         copied.map_or(Ok(()), |copied| self.memory().backing().synchronize(copied))?;
         Ok(lent)
     }
 
-    /// The same without waiting: the other process waits for groups by their [signals](Lent::signals). A model whose switch is
-    /// not [lending](crate::SwitchOptions::is_lending) has none, and its copies are waited for.
+    /// Lends the model without a wait: the other process waits for groups by their [signals](Lent::signals). If the
+    /// model's switch is not [lending](crate::SwitchOptions::is_lending), there are no signals, and this waits for the
+    /// copies.
     ///
     /// # Errors
     /// Those of [`lend`](Self::lend).
@@ -129,15 +134,16 @@ impl Model {
 }
 
 impl Lent {
-    /// The description that the other process needs beside the manifest.
+    /// Returns the description that the other process needs beside the manifest.
     pub fn terms(&self) -> Terms {
         let (manifest, chunk_bytes) = (self.model.manifest(), self.model.chunk_bytes());
         let device = self.model.memory().driver().uuid();
         Terms { device, chunk_bytes, bytes: manifest.bytes(), layout: layout(manifest) }
     }
 
-    /// A descriptor of each chunk, in their order, made as it is asked for: a large model has more of them than a process may have
-    /// open or a message carries. To be closed when it was sent. Each keeps its chunk's memory, whatever becomes of the model.
+    /// Returns a descriptor of each chunk, in order. Each one is made when the iterator reaches it: a large model has
+    /// more of them than a process may have open or a message can carry. Close each after it was sent. It keeps its
+    /// chunk's memory, whatever becomes of the model.
     ///
     /// # Errors
     /// The driver does not export a chunk.
@@ -145,14 +151,15 @@ impl Lent {
         self.chunks().map(|chunk| chunk.descriptor())
     }
 
-    /// The chunks, in their order, for a thread that makes descriptors later.
+    /// Returns the chunks, in order, for a thread that makes descriptors later.
     pub fn chunks(&self) -> impl Iterator<Item = LentChunk> + '_ {
         let memory = self.model.memory();
         self.chunks.iter().map(|chunk| LentChunk { memory, chunk: *chunk })
     }
 
-    /// The events that say when groups are there, by which the other process waits for them. They are the same each time that
-    /// this [`Model`] is lent. None if its switch is not [lending](crate::SwitchOptions::is_lending).
+    /// Returns the events that tell when groups are there, by which the other process waits for them. They are the same
+    /// each time that this [`Model`] is lent. There are none if its switch is not
+    /// [lending](crate::SwitchOptions::is_lending).
     ///
     /// # Errors
     /// The driver does not export an event.
@@ -162,11 +169,11 @@ impl Lent {
 }
 
 impl LentChunk {
-    /// A descriptor of the chunk, to be closed when it was sent. After the model was given back, the chunk may have become
-    /// another model's.
+    /// Returns a descriptor of the chunk. Close it after it was sent. Once the model is no longer lent, the chunk may
+    /// belong to another model.
     ///
     /// # Errors
-    /// The driver does not export it, or it is gone.
+    /// The driver does not export the chunk, or it is gone.
     pub fn descriptor(&self) -> Result<OwnedFd, SwitchError> {
         Ok(self.memory.driver().export(self.chunk)?)
     }
@@ -179,10 +186,10 @@ impl Drop for Lent {
 }
 
 impl Terms {
-    /// How many descriptors are to come, if this manifest on this device is what was lent.
+    /// Returns the number of descriptors to expect, if the lent model is this manifest on this device.
     ///
     /// # Errors
-    /// [`SwitchError::NotTheSame`]: it is not.
+    /// [`SwitchError::NotTheSame`]: it is another model or device.
     pub fn chunks(&self, memory: &DeviceMemory, manifest: &Manifest) -> Result<u64, SwitchError> {
         let driver = memory.driver();
         let [lent, known] = [self.device, driver.uuid()].map(|uuid| format!("{:032x}", u128::from_be_bytes(uuid)));
@@ -199,12 +206,13 @@ impl Terms {
 }
 
 impl Standby {
-    /// Maps a model that another process [lent](Model::lend), for reading. Takes the descriptors one after the other, as they
-    /// may come, and closes each.
+    /// Maps a model that another process [lent](Model::lend), for reading. Takes the descriptors one after the other,
+    /// as they arrive, and closes each.
     ///
     /// # Errors
-    /// [`SwitchError::NotTheSame`]: it is another model, or there are fewer descriptors or more; they are of no chunks, or of
-    /// chunks of another size; no addresses; a driver call failed. Nothing is left of it then.
+    /// [`SwitchError::NotTheSame`]: it is another model, or there are too few descriptors or too many; a descriptor is
+    /// not of a chunk, or of a chunk of another size; there are no addresses; a driver call failed. Nothing stays
+    /// mapped then.
     pub fn open(
         memory: &'static DeviceMemory,
         manifest: &Arc<Manifest>,
@@ -215,7 +223,7 @@ impl Standby {
         let (driver, bytes) = (memory.driver(), count * terms.chunk_bytes);
         let address = if count > 0 { driver.reserve(bytes)? } else { 0 };
         let (manifest, used) = (Arc::clone(manifest), Mutex::default());
-        // From here on, dropping it undoes what was done.
+        // From here on, a drop undoes the mapping.
         let mut standby = Self { memory, manifest, address, bytes, chunks: Vec::new(), mapped_bytes: 0, used };
         let mut descriptors = descriptors.into_iter();
         while standby.mapped_bytes < bytes {
@@ -236,33 +244,33 @@ impl Standby {
         Ok(standby)
     }
 
-    /// The manifest that it is made of.
+    /// Returns the manifest of the model.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
 
-    /// Where a tensor of it lies.
+    /// Returns the addresses of a tensor.
     pub fn place(&self, entry: usize) -> Range<Address> {
         let place = self.manifest.place(entry);
         self.address + place.start..self.address + place.end
     }
 
-    /// The bytes of a group as a storage of the device, which keeps the mapping. They are there: nobody waits. It is to be read
-    /// only; a write loses the context.
+    /// Returns the bytes of a group as a storage of the device, which keeps the mapping. The bytes are there, so no use
+    /// waits. The storage is for reading only; a write loses the context.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let range = &self.manifest.groups()[group];
         let (address, bytes) = (self.address + range.start, (range.end - range.start) as usize);
-        // A device's address is a number to the host, which never follows it.
+        // To the host, a device's address is only a number.
         let first = std::ptr::without_provenance_mut(address as usize);
         let kept = Arc::clone(self);
         let data = DataPtr::foreign(first, self.memory.device(), move || drop(kept));
-        // SAFETY: mapped as long as there is `kept`, for reading, which is all that may be done with it; the lender brought the
-        // bytes before it lent them, and lets nobody write them before it hears that they are not used.
+        // SAFETY: mapped for reading as long as `kept` lives, and only reads are allowed; the lender brought the bytes
+        // before it lent them, and does not let them be written before it hears that they are no longer used.
         unsafe { Storage::from_data_ptr(data, bytes, None) }
     }
 
-    /// Says that what is on a stream now uses it: it stays mapped until that is done. To be said after each use, also one that
-    /// failed in the middle.
+    /// Marks that the work now on a stream uses the model: it stays mapped until that work is done. Call it after each
+    /// use, even one that failed midway.
     ///
     /// # Errors
     /// A driver call failed.
@@ -278,7 +286,7 @@ impl Drop for Standby {
             Some(used) => backing.synchronize(used).is_ok() || driver.synchronize().is_ok(),
             None => true,
         };
-        // What the driver does not take back ends with the process.
+        // Chunks that the driver does not take back are freed when the process ends.
         if is_unused && (self.mapped_bytes == 0 || driver.unmap(self.address, self.mapped_bytes).is_ok()) {
             self.chunks.iter().for_each(|chunk| drop(driver.release(*chunk)));
             if self.bytes > 0 {
@@ -288,7 +296,7 @@ impl Drop for Standby {
     }
 }
 
-/// FNV-1a of what both processes must agree on.
+/// Returns a checksum (FNV-1a) of the properties that both processes must agree on.
 fn layout(manifest: &Manifest) -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
@@ -296,7 +304,7 @@ fn layout(manifest: &Manifest) -> u64 {
     };
     let mut add_range = |name: &str, range: &Range<u64>| {
         add(name.as_bytes());
-        // No name has such a byte.
+        // No name contains this byte.
         add(&[0xff]);
         add(&range.start.to_le_bytes());
         add(&range.end.to_le_bytes());

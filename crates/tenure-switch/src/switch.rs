@@ -1,4 +1,4 @@
-//! Models on a device: brought group by group while they are computed with, kept, evicted.
+//! Models on a device: brought group by group while they compute, kept, and evicted.
 
 use std::iter::Peekable;
 use std::ops::Range;
@@ -16,29 +16,32 @@ use crate::room::{Free, Room, Window};
 use crate::run::Runs;
 use crate::{Image, Manifest, SwitchError};
 
-/// What a device's weights are kept in.
+/// Settings of a [`Switch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchOptions {
-    /// Bytes for weights, of all models together.
+    /// The budget for the weights of all models together, in bytes.
     pub budget_bytes: u64,
-    /// In pieces of so many, a multiple of the device's granularity: models that are evicted in part keep whole ones.
+    /// The size of a chunk in bytes, a multiple of the device's granularity. A model that is evicted in part keeps
+    /// whole chunks.
     pub chunk_bytes: u64,
-    /// Other processes may [borrow](Model::borrow) models whose weights are still being copied: each group has an event
-    /// that they wait for.
+    /// Whether other processes may [borrow](Model::borrow) models whose weights are still being copied: each group then
+    /// has an event that they wait for.
     pub is_lending: bool,
 }
 
 impl SwitchOptions {
-    /// So many bytes, in chunks of 16 MiB: mapping one takes a tenth of the time that filling it does.
+    /// Returns settings with a budget of `budget_bytes`, and chunks of 16 MiB: mapping one takes a tenth of the time
+    /// that filling it does.
     pub fn new(budget_bytes: u64) -> Self {
         Self { budget_bytes, chunk_bytes: 16 << 20, is_lending: false }
     }
 }
 
-/// Chunks that are mapped before they are copied as one, at most: copying one takes ten times as long as mapping it.
+/// The most chunks that are mapped before they are copied as one: copying a chunk takes ten times as long as mapping
+/// it.
 const PIECE_CHUNKS: u64 = 8;
 
-/// Switches a device between models. A handle: clones are one.
+/// A switch of a device between models. This is a handle: clones share the same switch.
 #[derive(Clone)]
 pub struct Switch {
     shared: Arc<Shared>,
@@ -55,29 +58,29 @@ struct Shared {
 
 struct State {
     room: Room,
-    /// Images that are copied from, until the device has passed their copies.
+    /// The images of running copies, kept until the device has passed them.
     sources: Vec<(Mark, Arc<Image>)>,
     statistics: SwitchStatistics,
 }
 
-/// What a device did for its models, in all.
+/// The total work that a switch did for its models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStatistics {
-    /// How often a model was brought of which something was missing.
+    /// The number of times that a model was brought of which something was missing.
     pub loads: u64,
-    /// Bytes that were copied for that.
+    /// The bytes copied for that.
     pub copied_bytes: u64,
-    /// Bytes of models that were evicted.
+    /// The bytes of evicted models.
     pub evicted_bytes: u64,
-    /// Bytes of the device that weights take now, in whole chunks: those that no model has are given back by
-    /// [`Switch::trim`].
+    /// The bytes of the device that weights take now, in whole chunks. [`Switch::trim`] gives back the chunks that no
+    /// model has.
     pub taken_bytes: u64,
-    /// The most that they took at once: never more than the budget.
+    /// The most bytes taken at once: never more than the budget.
     pub peak_bytes: u64,
 }
 
-/// A model that a device knows: its weights have addresses there, whether or not they are there. Dropped, it waits for the
-/// work that uses them.
+/// A model registered on a device: its weights have addresses there, whether or not they are there. A drop waits for
+/// the work that uses them.
 pub struct Model {
     shared: Arc<Shared>,
     manifest: Arc<Manifest>,
@@ -90,33 +93,33 @@ pub struct Model {
 
 pub(crate) struct Residence {
     pub(crate) window: Window,
-    /// When the last copies to it are done.
+    /// A mark after the last copies to it.
     copied: Option<Mark>,
-    /// When what was computed with it last is done.
+    /// A mark after the last work that computes with it.
     pub(crate) used: Option<Mark>,
-    /// Around its last copies.
+    /// Events around its last copies.
     timed: Option<[Event; 2]>,
-    /// To how many other processes it is lent. One that is borrowed counts as lent to this one.
+    /// The number of other processes to which it is lent. A borrowed model counts as lent to this process.
     pub(crate) lent: usize,
 }
 
-/// What bringing a model took.
+/// The copies that a load made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Bytes that were not there.
+    /// The bytes that were missing, and were copied.
     pub copied_bytes: u64,
-    /// In how many copies.
+    /// The number of copies.
     pub copies: u64,
 }
 
 impl Switch {
-    /// Keeps weights in a device's memory. Nothing is taken yet.
+    /// Creates a switch that keeps weights in a device's memory. Allocates nothing yet.
     ///
     /// # Errors
-    /// No stream.
+    /// No stream can be created.
     ///
     /// # Panics
-    /// Chunks are no multiple of the device's granularity.
+    /// If chunks are no multiple of the device's granularity.
     pub fn new(memory: &'static DeviceMemory, options: SwitchOptions) -> Result<Self, SwitchError> {
         let SwitchOptions { budget_bytes, chunk_bytes, is_lending } = options;
         let granularity = memory.driver().granularity();
@@ -127,10 +130,10 @@ impl Switch {
         Ok(Self { shared: Arc::new(Shared { memory, copies, chunk_bytes, budget_bytes, is_lending, state }) })
     }
 
-    /// Gives a model addresses on the device.
+    /// Registers a model, which gets addresses on the device.
     ///
     /// # Errors
-    /// [`SwitchError::NoDeviceRoom`], if it is larger than the budget; no addresses or events.
+    /// [`SwitchError::NoDeviceRoom`], if it is larger than the budget; there are no addresses or events left.
     pub fn register(&self, manifest: &Arc<Manifest>) -> Result<Model, SwitchError> {
         let state = self.shared.state.lock();
         let needed = manifest.bytes().next_multiple_of(self.shared.chunk_bytes);
@@ -145,8 +148,8 @@ impl Switch {
         Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
     }
 
-    /// Calls `done` when all copies that were asked for are done, with the time from now until then; with nothing if the driver does not
-    /// tell. It is called on a thread of the driver's, and must not use the device.
+    /// Calls `done` when all copies that are queued now are done, with the time from now until then, or with `None` if
+    /// the driver does not tell. The call comes on a thread of the driver's, and must not use the device.
     pub fn when_copied(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
         let (done, begun) = (Arc::new(Mutex::new(Some(done))), Instant::now());
         let call = move |took: Option<Duration>| {
@@ -160,22 +163,22 @@ impl Switch {
         }
     }
 
-    /// Bytes that a model can have without anybody's eviction.
+    /// Returns the bytes that a model can have without an eviction.
     pub fn free_bytes(&self) -> u64 {
         self.shared.state.lock().room.free_chunks() as u64 * self.shared.chunk_bytes
     }
 
-    /// Bytes of the pieces in which models come and go.
+    /// Returns the size of a chunk in bytes: models come and go in whole chunks.
     pub fn chunk_bytes(&self) -> u64 {
         self.shared.chunk_bytes
     }
 
-    /// The stream of all copies, for whoever measures them.
+    /// Returns the stream of all copies, for callers that measure them.
     pub fn copies(&self) -> &Stream {
         &self.shared.copies
     }
 
-    /// What the device did so far.
+    /// Returns the total work so far.
     pub fn statistics(&self) -> SwitchStatistics {
         let state = self.shared.state.lock();
         let (taken_bytes, peak_bytes) = state.room.taken_bytes();
@@ -193,7 +196,7 @@ impl Switch {
         self.shared.state.lock().tidy(backing)
     }
 
-    /// Gives memory that no model has back to the device, for others; waits for what used it.
+    /// Gives memory that no model has back to the device, after a wait for the work that used it.
     ///
     /// # Errors
     /// A driver call failed.
@@ -210,7 +213,7 @@ impl Shared {
 }
 
 impl State {
-    /// Lets go of what the device has passed.
+    /// Drops the images whose copies the device has passed, and removes old mappings.
     fn tidy(&mut self, backing: &impl Backing) -> Result<(), SwitchError> {
         let mut result = Ok(());
         self.sources.retain(|(mark, _)| match backing.completed(*mark) {
@@ -225,7 +228,7 @@ impl State {
 }
 
 impl Model {
-    /// The manifest that it is made of.
+    /// Returns the manifest of the model.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
@@ -258,43 +261,43 @@ impl Model {
         &self.residence
     }
 
-    /// Where a tensor of it lies, when it is there.
+    /// Returns the addresses of a tensor, at which its bytes lie when they are there.
     pub fn place(&self, entry: usize) -> Range<Address> {
         let place = self.manifest.place(entry);
         self.address + place.start..self.address + place.end
     }
 
-    /// Bytes of it that are on the device, in whole chunks.
+    /// Returns the bytes of the model that are on the device, in whole chunks.
     pub fn resident_bytes(&self) -> u64 {
         let there = self.residence.lock().window.chunks.iter().flatten().count() as u64;
         there * self.shared.chunk_bytes
     }
 
-    /// Bytes that must be free for it to be brought, in whole chunks.
+    /// Returns the bytes that must be free to bring the model, in whole chunks.
     pub fn missing_bytes(&self) -> u64 {
         self.manifest.bytes().next_multiple_of(self.shared.chunk_bytes) - self.resident_bytes()
     }
 
-    /// Brings what is missing of it: when this returns, all copies are on their way, and whoever waits for a group, or
-    /// launches a graph that does, waits on the device. Waits itself only while the image is still read.
+    /// Brings the missing weights. When this returns, all copies are queued. Work that waits for a group, and launches
+    /// of graphs that do, wait on the device. The call itself waits only while the image is still read.
     ///
     /// # Errors
-    /// [`SwitchError::NoDeviceRoom`]: evict others; the image cannot be read; a driver call failed. What was not there is
-    /// then not there.
+    /// [`SwitchError::NoDeviceRoom`]: evict other models; the image cannot be read; a driver call failed. Weights that
+    /// were missing are then still missing.
     ///
     /// # Panics
-    /// It is another model's image.
+    /// If the image is another model's.
     pub fn load(&self, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
         self.load_groups(image, self.manifest.groups())
     }
 
-    /// The same in one copy, whatever the groups are, of an image that is there: as fast as the link is.
+    /// Brings the missing weights of a complete image in one copy, whatever the groups are: as fast as the link.
     ///
     /// # Errors
     /// Those of [`load`](Self::load).
     ///
     /// # Panics
-    /// It is another model's image.
+    /// If the image is another model's.
     pub fn load_at_once(&self, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
         image.wait_for_all()?;
         let all = 0..self.manifest.bytes();
@@ -313,7 +316,7 @@ impl Model {
         }
         let taken = {
             let mut state = self.shared.state.lock();
-            // Who lends its models never says that it has used them.
+            // A caller that lends its models never calls `used_by`, which tidies too.
             let _ = state.tidy(self.shared.memory.backing());
             if missing.len() > state.room.free_chunks() {
                 let needed = missing.len() as u64 * self.shared.chunk_bytes;
@@ -326,14 +329,14 @@ impl Model {
         residence.timed = Some([event(), event()]);
         let brought = self.bring(image, groups, &missing, &mut taken, &mut residence, &mut gates);
         let mut state = self.shared.state.lock();
-        // Of copies that are under way, too.
+        // The mark also covers copies that are already under way.
         let marked = match self.shared.memory.backing().record(self.shared.copies.id()) {
             Ok(mark) => {
                 residence.copied = Some(mark);
                 state.sources.push((mark, Arc::clone(image)));
                 Ok(())
             }
-            // What cannot be marked is waited for.
+            // If no mark can be made, the copies are waited for.
             Err(_) => self.shared.memory.driver().synchronize_stream(self.shared.copies.id()),
         };
         let loaded = brought.and_then(|loaded| Ok(marked.map(|()| loaded)?)).inspect_err(|_| {
@@ -346,8 +349,8 @@ impl Model {
         Ok(loaded)
     }
 
-    /// Maps and copies, group by group, in their order. Of a large group pieces are copied while later ones are mapped, the first
-    /// of them small, so that the device does not wait for the host.
+    /// Maps and copies, group by group, in order. In a large group, pieces are copied while later ones are mapped. The
+    /// first pieces are small, so that the device does not wait for the host.
     fn bring(
         &self,
         image: &Image,
@@ -378,8 +381,8 @@ impl Model {
                     if let Some([begun, _]) = timed.as_mut().filter(|_| loaded.copies == 0) {
                         begun.record(copies)?;
                     }
-                    // SAFETY: the group is there, and nobody writes it; the image is kept until the device has passed a mark
-                    // behind the copy.
+                    // SAFETY: the group is there, and no thread writes it; the image is kept until the device has
+                    // passed a mark after the copy.
                     unsafe { memory.driver().copy_to_device_async(target, source, bytes, copies.id())? };
                     loaded.copied_bytes += bytes;
                     loaded.copies += 1;
@@ -397,8 +400,8 @@ impl Model {
         Ok(loaded)
     }
 
-    /// How long its last copies took, from the first one's begin to the last one's end; they are waited for. Nothing before there
-    /// were any.
+    /// Returns the time that the last copies took, from the begin of the first to the end of the last, after a wait for
+    /// them. Returns `None` if there were none.
     ///
     /// # Errors
     /// A driver call failed.
@@ -411,7 +414,7 @@ impl Model {
         Ok(Some(Duration::from_secs_f64(begun.elapsed_us(ended)? / 1e6)))
     }
 
-    /// Waits until the copies to it that were asked for are done. Others may use it meanwhile.
+    /// Waits until the queued copies to this model are done. Other threads may use it meanwhile.
     ///
     /// # Errors
     /// A driver call failed.
@@ -420,7 +423,8 @@ impl Model {
         Ok(copied.map_or(Ok(()), |copied| self.shared.memory.backing().synchronize(copied))?)
     }
 
-    /// Makes later work of a stream wait until a group is there, and in a capture each launch of it.
+    /// Makes later work of a stream wait until a group is there; if the stream is captured, each launch of the graph
+    /// waits.
     ///
     /// # Errors
     /// A driver call failed.
@@ -428,21 +432,22 @@ impl Model {
         self.gates.lock()[group].wait(stream)
     }
 
-    /// Says that what is on a stream now uses the model: nobody else has its memory before that is done. To be said after
-    /// each use, also one that failed in the middle.
+    /// Marks that the work now on a stream uses the model: no other model gets its memory before that work is done.
+    /// Call it after each use, even one that failed midway.
     ///
     /// # Errors
     /// A driver call failed.
     pub fn used_by(&self, stream: &Stream) -> Result<(), SwitchError> {
         let backing = self.shared.memory.backing();
         mark_use(&mut self.residence.lock().used, backing, stream)?;
-        // While the device computes. What cannot be let go of yet is tried again.
+        // Here, while the device computes. The next call tries again to drop images that cannot be dropped yet.
         let _ = self.shared.state.lock().tidy(backing);
         Ok(())
     }
 
-    /// Lets others have so many chunks of its memory, from its end, which is needed last when it comes back. Copies nothing, and
-    /// waits for nothing. Returns the bytes that are free now: 0 while it is [lent](Self::lend).
+    /// Frees `chunks` chunks of the model's memory for other models, from its end, which is needed last when it comes
+    /// back. Copies nothing, and does not wait. Returns the bytes that this freed: 0 while the model is
+    /// [lent](Self::lend).
     pub fn evict(&self, chunks: usize) -> u64 {
         let mut residence = self.residence.lock();
         if residence.lent > 0 {
@@ -458,13 +463,13 @@ impl Model {
         bytes
     }
 
-    /// Whether it is [lent](Self::lend), so that it does not leave.
+    /// Returns whether it is [lent](Self::lend), and so cannot be evicted.
     pub fn is_lent(&self) -> bool {
         self.residence.lock().lent > 0
     }
 
-    /// Keeps all of it on the device until [`let_go`](Self::let_go) is called as often. Returns its chunks, and when the copies
-    /// to them are done.
+    /// Keeps all of the model on the device until [`let_go`](Self::let_go) was called once for each call. Returns its
+    /// chunks, and a mark after the copies to them.
     pub(crate) fn hold(&self) -> Result<(Vec<ChunkId>, Option<Mark>), SwitchError> {
         let mut residence = self.residence.lock();
         let chunks: Vec<ChunkId> = residence.window.chunks.iter().flatten().copied().collect();
@@ -499,18 +504,18 @@ impl Drop for Model {
     }
 }
 
-/// Moves a mark behind what is on a stream now. It stands for all before it too, whichever streams they are of.
+/// Moves a mark to the end of the work now on a stream. It also covers the work of the old mark, on any stream.
 pub(crate) fn mark_use(used: &mut Option<Mark>, backing: &impl Backing, stream: &Stream) -> Result<(), SwitchError> {
     let waited = used.map_or(Ok(()), |used| backing.wait(stream.id(), used));
     match waited.and_then(|()| backing.record(stream.id())) {
         Ok(mark) => *used = Some(mark),
-        // What cannot be marked is waited for.
+        // If no mark can be made, the stream is waited for.
         Err(_) => stream.synchronize()?,
     }
     Ok(())
 }
 
-/// What of a range lies in missing chunks, in as few pieces as can be.
+/// Returns the parts of a range that lie in missing chunks, as few pieces as possible.
 fn runs(missing: &[usize], chunk_bytes: u64, range: &Range<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for slot in missing {

@@ -1,4 +1,4 @@
-//! A model that is borrowed while it is still being copied: two simulated drivers stand for two processes.
+//! Borrowing a model while it is still being copied: two simulated drivers stand for two processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ fn simulated() -> (Arc<SimDriver>, Memory) {
     (driver, Box::leak(Box::new(memory)))
 }
 
-/// Three groups of three chunks and a bit, each full of one value.
+/// Returns a manifest of three groups with a little more than three chunks; each tensor is full of one value.
 fn manifest(first: u8) -> Arc<Manifest> {
     let entry = |(value, bytes): (u8, u64)| {
         let origin = Origin::Made(Arc::new(move |target: &mut [u8]| target.fill(value)));
@@ -35,7 +35,7 @@ fn manifest(first: u8) -> Arc<Manifest> {
     Arc::new(Manifest::new("lent", (first..).zip(sizes).map(entry).collect(), vec![1, 2, 4]).unwrap())
 }
 
-/// A process that has models, with room for one of them, and one that borrows.
+/// A process that has models, with room for one of them, and a process that borrows.
 struct Processes {
     lender: Arc<SimDriver>,
     images: Images,
@@ -63,7 +63,7 @@ impl Processes {
         model.load(&self.images.acquire(model.manifest()).unwrap()).unwrap();
     }
 
-    /// The values of all tensors, as a stream of the borrower sees them.
+    /// Checks the values of all tensors, as a stream of the borrower sees them.
     fn expect(&self, model: &Model, first: u8) {
         let stream = self.memory.streams().current();
         (0..model.manifest().groups().len()).for_each(|group| model.wait(group, &stream).unwrap());
@@ -126,7 +126,7 @@ fn a_graph_is_right_each_time_that_its_model_is_borrowed() {
         let lent = model.lend_ahead().unwrap();
         let borrowed = borrow(&lent, &other).unwrap();
         driver.memset(target, 0, bytes, processes.memory.streams().current_id()).unwrap();
-        // What is copied is captured where it is mapped, the first time.
+        // The first time, the copy is captured at the addresses where the model is mapped.
         let graph = graph.get_or_insert_with(|| Graph::capture(processes.memory, copy).unwrap().0);
         graph.launch().unwrap();
         other.used_by(&processes.memory.streams().current()).unwrap();
@@ -135,7 +135,7 @@ fn a_graph_is_right_each_time_that_its_model_is_borrowed() {
         assert!(copied.iter().all(|byte| *byte == 4));
         drop((borrowed, lent));
         assert_eq!(model.evict(usize::MAX), 4 * CHUNK);
-        // Its chunks are another's meanwhile, in another order.
+        // Meanwhile another model has its chunks, in another order.
         processes.load(&rival);
         rival.settle().unwrap();
         assert!((0..3).map(|_| rival.evict(1)).all(|bytes| bytes == CHUNK) && rival.evict(1) == CHUNK);
@@ -194,13 +194,14 @@ fn no_failing_call_of_the_borrower_leaves_anything() {
         }
         failures += 1;
     }
-    // An import and a mapping of each of four chunks, and access; an event, which is opened once, a wait and a record of each group.
+    // Four chunks take an import and a mapping each, and one access; each group takes an event, opened once, a wait and
+    // a record.
     assert!(failures >= 9 + 2 * 3, "{failures}");
     assert_eq!(processes.borrower.fault(), None);
 }
 
 #[test]
-fn a_model_that_is_stopped_is_used_by_nobody() {
+fn no_thread_uses_a_model_that_is_stopped() {
     let processes = Processes::new();
     let [model, _] = processes.register(1);
     processes.load(&model);

@@ -1,4 +1,5 @@
-//! A model that several processes compute with: on the simulated driver, and with `TENURE_TEST_DRIVER=cuda` on a real device.
+//! Models that several processes compute with: on the simulated driver, and with `TENURE_TEST_DRIVER=cuda` on a real
+//! device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::env;
@@ -21,17 +22,18 @@ use tenure_switch::{Entry, Images, Lent, Manifest, Model, Origin, Standby, Switc
 
 type Memory = &'static DeviceMemory;
 
-/// Of simulated devices.
+/// The granularity of simulated devices, in bytes.
 const GRANULE: u64 = 64 << 10;
 
-/// The environment variable that makes another process of this program, which says how it ends.
+/// The environment variable of a child process of this program: it says how the child ends.
 const ROLE: &str = "TENURE_STANDBY_ROLE";
 
 fn is_cuda() -> bool {
     env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda")
 }
 
-/// A test at a time: a process that is started holds all descriptors for a moment, and some look at how much is in use.
+/// Lets one test run at a time: a process that starts holds all descriptors for a moment, and some tests check the
+/// memory in use.
 fn alone() -> (MutexGuard<'static, ()>, Option<File>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock();
@@ -47,7 +49,7 @@ fn simulated() -> (Arc<SimDriver>, Memory) {
     (driver, Box::leak(Box::new(memory)))
 }
 
-/// The device that is tested, and chunks of it that are no small part of what is in use.
+/// Returns the device under test, and a chunk size that is no small part of the memory in use.
 fn tested() -> (Memory, u64) {
     if is_cuda() { (memory::device(0).unwrap(), 32 << 20) } else { (simulated().1, GRANULE) }
 }
@@ -56,17 +58,17 @@ fn free_bytes(memory: Memory) -> u64 {
     memory.driver().memory_info().unwrap().free
 }
 
-/// Whether as much is free as before, but for the little that the driver of a real device keeps for itself.
+/// Returns whether as much is free as before, but for the little that the driver of a real device keeps for itself.
 fn is_as_free(memory: Memory, before: u64) -> bool {
     free_bytes(memory) + if is_cuda() { 16 << 20 } else { 0 } >= before
 }
 
-/// Bytes that tell where they are.
+/// Fills bytes with a pattern that depends on their place.
 fn pattern(seed: u8, bytes: &mut [u8]) {
     bytes.iter_mut().enumerate().for_each(|(index, byte)| *byte = seed.wrapping_add((index % 251) as u8));
 }
 
-/// A model of three groups, of three chunks and a bit.
+/// Returns a model of three groups, with a little more than three chunks.
 fn manifest(chunk: u64, names: [&str; 4]) -> Arc<Manifest> {
     let sizes = [1, chunk + 17, 0, 2 * chunk + 300];
     let entry = |(name, bytes): (&str, u64)| {
@@ -80,7 +82,7 @@ fn lent_manifest(chunk: u64) -> Arc<Manifest> {
     manifest(chunk, ["a", "b", "c", "d"])
 }
 
-/// A model in the memory for six chunks, on its way.
+/// A model in a memory of six chunks, on its way to the device.
 struct Owner {
     images: Images,
     switch: Switch,
@@ -106,7 +108,7 @@ fn open(memory: Memory, lent: &Lent) -> Standby {
     Standby::open(memory, &lent_manifest(lent.terms().chunk_bytes), &lent.terms(), descriptors(lent)).unwrap()
 }
 
-/// Compares all that a standby has, as a stream of the device sees it.
+/// Checks all bytes of a standby, as a stream of the device sees them.
 fn expect_bytes(memory: Memory, standby: &Standby) {
     let stream = memory.streams().current();
     for (index, entry) in standby.manifest().entries().iter().enumerate() {
@@ -132,13 +134,13 @@ fn a_lent_model_has_its_bytes_elsewhere_takes_no_memory_and_stays_until_it_is_gi
     let _alone = alone();
     let (memory, chunk) = tested();
     let Owner { images, switch, model } = Owner::new(memory, chunk);
-    // While the copies are under way.
+    // The copies are still under way.
     let lent = model.lend().unwrap();
     let before = free_bytes(memory);
     let standby = open(memory, &lent);
     assert!(is_as_free(memory, before));
     expect_bytes(memory, &standby);
-    // It does not leave, in part or whole, and nobody else has its memory.
+    // It does not leave, in part or whole, and no other model has its memory.
     let room = switch.free_bytes();
     assert_eq!((model.evict(1), model.evict(usize::MAX), model.is_lent()), (0, 0, true));
     assert_eq!((model.missing_bytes(), model.resident_bytes(), switch.free_bytes()), (0, 4 * chunk, room));
@@ -146,7 +148,7 @@ fn a_lent_model_has_its_bytes_elsewhere_takes_no_memory_and_stays_until_it_is_gi
     let refused = other.load(&images.acquire(other.manifest()).unwrap());
     assert!(matches!(refused, Err(SwitchError::NoDeviceRoom { .. })));
     assert_eq!(model.load(&images.acquire(model.manifest()).unwrap()).unwrap().copied_bytes, 0);
-    // It is lent to another one too: both must be done.
+    // It is lent to another process too: both must be done.
     let second = model.lend().unwrap();
     drop(standby);
     drop(lent);
@@ -173,7 +175,7 @@ fn memory_that_comes_to_others_is_not_used_any_more_when_a_standby_is_gone() {
         memory.driver().copy_on_device(target + index as u64, source, 1, stream.id()).unwrap();
         standby.used_by(stream).unwrap();
     }
-    // The simulated device finds whoever does not wait for both.
+    // The simulated device finds work that does not wait for both.
     drop(standby);
     drop(lent);
     model.evict(usize::MAX);
@@ -193,7 +195,7 @@ fn a_standbys_storages_keep_it_and_wait_for_nothing() {
     let storage = standby.storage(1);
     let place = standby.place(1);
     assert_eq!(storage.lock().as_ptr() as u64, place.start);
-    // As long as the group, with the gap before the next one.
+    // The storage is as long as the group, with the gap before the next one.
     let group = standby.manifest().groups()[1].clone();
     assert_eq!((storage.bytes() as u64, storage.device()), (group.end - group.start, memory.device()));
     drop(standby);
@@ -230,7 +232,7 @@ fn only_a_whole_model_is_lent() {
     assert_eq!((model.is_lent(), model.evict(1)), (false, GRANULE));
     model.load(&images.acquire(model.manifest()).unwrap()).unwrap();
     assert!(model.lend().is_ok());
-    // Nothing is whole.
+    // An empty model is always whole.
     let empty = Arc::new(switch.register(&Arc::new(Manifest::new("empty", vec![], vec![]).unwrap())).unwrap());
     let lent = empty.lend().unwrap();
     let standby = Standby::open(memory, empty.manifest(), &lent.terms(), descriptors(&lent));
@@ -251,7 +253,7 @@ fn what_is_not_the_same_model_is_refused_and_leaves_nothing() {
     let refused = |manifest: &Arc<Manifest>, terms: Terms, descriptors: Vec<OwnedFd>| {
         Standby::open(other, manifest, &terms, descriptors).err().unwrap().to_string()
     };
-    // Of a model of other bytes, of another order, of other groups; of another device; in other chunks.
+    // Manifests of other bytes, another order and other groups; another device; other chunks.
     let entries = |manifest: &Manifest| manifest.entries().to_vec();
     let swapped = manifest(GRANULE, ["b", "a", "c", "d"]);
     let regrouped = Arc::new(Manifest::new("lent", entries(&known), vec![2, 3, 4]).unwrap());
@@ -267,7 +269,7 @@ fn what_is_not_the_same_model_is_refused_and_leaves_nothing() {
         let said = refused(&known, Terms { chunk_bytes, ..right }, descriptors(&lent));
         assert!(said.contains(&format!("chunks of {chunk_bytes}")), "{said}");
     }
-    // As many chunks as there are, of their size, and no other files.
+    // The terms must have the right number and size of chunks, and no other files.
     let twice = Terms { chunk_bytes: 2 * GRANULE, ..right };
     assert!(refused(&known, twice, descriptors(&lent)).contains(&GRANULE.to_string()));
     let mut fewer = descriptors(&lent);
@@ -286,7 +288,7 @@ fn what_is_not_the_same_model_is_refused_and_leaves_nothing() {
     assert_eq!(free_bytes(memory), before);
 }
 
-/// Whichever call fails, of the one who lends or of the one who opens, the next try does it, and nothing is left.
+/// Whichever call fails, the lender's or the standby's, nothing is left of the first try, and the next try succeeds.
 #[test]
 fn no_failing_call_leaves_anything() {
     let _alone = alone();
@@ -306,12 +308,12 @@ fn no_failing_call_leaves_anything() {
             let reserved_before = reserved();
             [&owners, &others][who].inject(Failure::of_any(call));
             let first = lend_and_open();
-            // What a driver does not take back when it goes ends with the process.
+            // Memory that a driver does not take back is freed when the process ends.
             [&owners, &others][who].clear_failures();
             let failed = first.is_err();
             drop(first);
             if failed {
-                // A reservation that failed was counted, too.
+                // A failed reservation was counted, too.
                 assert_eq!(reserved(), reserved_before + u64::from((who, call) == (1, 1)));
                 assert!(!model.is_lent());
                 has_failed[who] += 1;
@@ -329,7 +331,7 @@ fn no_failing_call_leaves_anything() {
             }
         }
     }
-    // A wait and four exports; a reservation, an import and a mapping of each of four, and access.
+    // The lender: a wait and four exports. The standby: a reservation, four imports and four mappings, and one access.
     assert_eq!(has_failed, [5, 10]);
 }
 
@@ -348,7 +350,7 @@ impl Process {
         Self { child, connection: BufReader::new(connection) }
     }
 
-    /// What a model is known by, and its descriptors.
+    /// Sends a model's terms and its descriptors.
     fn send(&self, lent: &Lent) {
         let terms = serde_json::to_vec(&lent.terms()).unwrap();
         let descriptors = descriptors(lent);
@@ -363,14 +365,14 @@ impl Process {
         writeln!(self.connection.get_ref(), "{what}").unwrap();
     }
 
-    /// What it says; empty if it has ended.
+    /// Returns the next line of the other process; empty if it has ended.
     fn hear(&mut self) -> String {
         let mut line = String::new();
         self.connection.read_line(&mut line).unwrap();
         line.trim().into()
     }
 
-    /// Ends it as a crash would. Its connection says so.
+    /// Ends the process as a crash would. Its connection shows the end.
     fn kill(mut self) {
         self.child.kill().unwrap();
         assert_eq!(self.hear(), "");
@@ -385,13 +387,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What the other process runs. On its own it does nothing.
+/// The code of the other process. On its own it does nothing.
 #[test]
 fn worker() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -408,7 +410,7 @@ fn worker() {
         connection.read_line(&mut line).unwrap();
         line
     };
-    // Until the parent wants it to go on, or has ended.
+    // The next line comes when the parent wants this to go on, or has ended.
     say("open");
     if role == "trespass" {
         let place = standby.place(1);
@@ -460,7 +462,7 @@ fn another_process_computes_with_a_model_until_it_says_that_it_is_done() {
 fn a_process_that_is_killed_leaves_nothing_behind() {
     let _alone = alone();
     let (memory, chunk) = tested();
-    // A process's first such things cost a real device's driver some memory.
+    // The first use costs a real device's driver some memory that it keeps.
     drop(Owner::new(memory, chunk));
     memory.driver().synchronize().unwrap();
     let before = free_bytes(memory);
@@ -488,7 +490,7 @@ fn a_lender_that_ends_leaves_the_bytes_with_the_standby() {
     let lent = model.lend().unwrap();
     process.send(&lent);
     assert_eq!(process.hear(), "open");
-    // As the system does with what a process had.
+    // The system does the same with the memory of a process that ends.
     drop((lent, model, switch, images));
     process.say("go on");
     assert_eq!(process.hear(), "done");

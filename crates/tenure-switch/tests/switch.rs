@@ -1,5 +1,5 @@
-//! Models on a device, brought and evicted in any order: on the simulated driver, which tells of every missing wait, and with
-//! `TENURE_TEST_DRIVER=cuda` on a real device.
+//! Models on a device, brought and evicted in any order: on the simulated driver, which finds every missing wait, and
+//! with `TENURE_TEST_DRIVER=cuda` on a real device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::env;
@@ -23,7 +23,7 @@ fn simulated(seed: u64) -> (Arc<SimDriver>, Memory) {
     (driver, Box::leak(Box::new(memory)))
 }
 
-/// Devices, and their smallest chunks.
+/// Returns the devices under test, and their smallest chunk size.
 fn memories() -> Vec<(Memory, u64)> {
     if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
         let memory = memory::device(0).unwrap();
@@ -32,14 +32,14 @@ fn memories() -> Vec<(Memory, u64)> {
     (0..4).map(|seed| (simulated(seed).1, CHUNK)).collect()
 }
 
-/// Room for images, and for so many bytes on the device.
+/// Creates room for images, and for `budget_bytes` on the device.
 fn opened(memory: Memory, chunk_bytes: u64, budget_bytes: u64) -> (Images, Switch) {
     let images = Images::new(100 * chunk_bytes, Some(Arc::clone(memory.driver()))).unwrap();
     let options = SwitchOptions { chunk_bytes, ..SwitchOptions::new(budget_bytes) };
     (images, Switch::new(memory, options).unwrap())
 }
 
-/// A model of tensors, each full of one value; a group for each number of tensors.
+/// Returns a model of tensors, each full of one value. `groups` has the number of tensors in each group.
 fn manifest(name: &str, tensors: &[(u64, u8)], groups: &[usize]) -> Arc<Manifest> {
     let entry = |&(bytes, value): &(u64, u8)| {
         let origin = Origin::Made(Arc::new(move |bytes: &mut [u8]| bytes.fill(value)));
@@ -52,14 +52,14 @@ fn manifest(name: &str, tensors: &[(u64, u8)], groups: &[usize]) -> Arc<Manifest
     Arc::new(Manifest::new(name, tensors.iter().map(entry).collect(), ends.collect()).unwrap())
 }
 
-/// A model of so many chunks, more or less, that begins with a value.
+/// Returns a model of roughly `chunks` chunks, whose first tensor has the value `first`.
 fn model(chunk: u64, chunks: u64, first: u8) -> Arc<Manifest> {
     let sizes = [1, chunk / 2 + 17, 0, chunk * (chunks - 1), 300, chunk / 3];
     let tensors: Vec<_> = sizes.into_iter().zip(first..).collect();
     manifest(&format!("model-{first}"), &tensors, &[1, 2, 1, 2])
 }
 
-/// Computes with a model: copies the last byte of each tensor, behind its group.
+/// Computes with a model: copies the last byte of each tensor, after a wait for its group.
 fn compute(memory: Memory, model: &Model, stream: &Stream, target: u64) -> Result<(), SwitchError> {
     let mut waited = None;
     for entry in 0..model.manifest().entries().len() {
@@ -75,7 +75,7 @@ fn compute(memory: Memory, model: &Model, stream: &Stream, target: u64) -> Resul
     Ok(())
 }
 
-/// What [`compute`] leaves behind.
+/// Checks the result of [`compute`].
 fn expect_answer(memory: Memory, model: &Model, stream: &Stream, target: u64) {
     let entries = model.manifest().entries();
     let mut answer = vec![0; entries.len()];
@@ -85,11 +85,11 @@ fn expect_answer(memory: Memory, model: &Model, stream: &Stream, target: u64) {
     }
 }
 
-/// Brings a model, computes, and says so.
+/// Brings a model, computes with it, and marks the use.
 fn run(memory: Memory, images: &Images, model: &Model, stream: &Stream, target: u64) -> Result<u64, SwitchError> {
     let image = images.acquire(model.manifest())?;
     let loaded = model.load(&image)?;
-    // Of what was put on the stream before it failed, too.
+    // Marks the use even of work that was put on the stream before a failure.
     compute(memory, model, stream, target).and(model.used_by(stream))?;
     Ok(loaded.copied_bytes)
 }
@@ -112,15 +112,15 @@ fn a_model_is_computed_with_while_it_comes_and_costs_nothing_while_it_stays() {
         assert_eq!(run(memory, &images, &models[0], &stream, target).unwrap(), bytes);
         expect_answer(memory, &models[0], &stream, target);
         assert_eq!(run(memory, &images, &models[0], &stream, target).unwrap(), 0);
-        // The other has no room before somebody leaves.
+        // The other model has no room before the first one is evicted.
         let said = run(memory, &images, &models[1], &stream, target).unwrap_err().to_string();
         assert!(said.contains("model-50") && said.contains(&format!("{} of the {}", 2 * chunk, 5 * chunk)), "{said}");
-        // From its end, and no more than is needed.
+        // Takes chunks from the model's end, and no more than are needed.
         assert_eq!(models[0].evict(1), chunk);
         assert_eq!((models[0].resident_bytes(), switch.free_bytes()), (2 * chunk, 3 * chunk));
         run(memory, &images, &models[1], &stream, target).unwrap();
         expect_answer(memory, &models[1], &stream, target);
-        // What stayed of the first is not copied again.
+        // The part of the first model that stayed is not copied again.
         models[1].evict(usize::MAX);
         assert_eq!(run(memory, &images, &models[0], &stream, target).unwrap(), bytes - 2 * chunk);
         expect_answer(memory, &models[0], &stream, target);
@@ -145,7 +145,7 @@ fn a_captured_graph_waits_for_groups_that_come_and_stays_right_when_its_model_le
         let models = [model(chunk, 3, 1), model(chunk, 3, 50)].map(|model| switch.register(&model).unwrap());
         let target = memory.driver().malloc(64).unwrap();
         let stream = memory.streams().current();
-        // Drivers capture no copy from where nothing is mapped.
+        // Drivers cannot capture a copy from where nothing is mapped.
         assert!(Graph::capture(memory, |stream| compute(memory, &models[0], stream, target)).is_err());
         let graphs = [0, 1].map(|index| {
             let (model, other) = (&models[index], &models[1 - index]);
@@ -175,7 +175,7 @@ fn a_captured_graph_waits_for_groups_that_come_and_stays_right_when_its_model_le
 }
 
 #[test]
-fn who_does_not_wait_for_a_group_is_found() {
+fn work_that_does_not_wait_for_a_group_is_found() {
     let (driver, memory) = simulated(1);
     let images = Images::new(1 << 20, Some(Arc::clone(&driver) as _)).unwrap();
     let switch = Switch::new(memory, SwitchOptions { chunk_bytes: CHUNK, ..SwitchOptions::new(4 * CHUNK) }).unwrap();
@@ -195,7 +195,7 @@ fn what_cannot_ever_be_there_is_refused_at_once() {
     assert!(switch.register(&manifest("empty", &[], &[])).is_ok());
 }
 
-/// What may happen.
+/// A random event of the test below.
 #[derive(Clone, Debug)]
 enum Event {
     Run { model: usize, stream: usize },
@@ -237,7 +237,7 @@ proptest! {
                     }
                     if let Err(error) = run(memory, &images, &models[model], &streams[stream], targets[stream]) {
                         prop_assert!(matches!(error, SwitchError::NoHostRoom { .. }), "{}", error);
-                        // Others are still copied.
+                        // Other images are still being copied.
                         switch.settle().unwrap();
                         run(memory, &images, &models[model], &streams[stream], targets[stream]).unwrap();
                     }
@@ -264,7 +264,7 @@ proptest! {
     }
 }
 
-/// Whichever call of the driver fails, what is computed afterwards is right, and no memory is lost.
+/// Whichever driver call fails, later results are right, and no memory is lost.
 #[test]
 fn no_failing_call_loses_memory_or_an_answer() {
     let mut has_failed = 0;

@@ -221,7 +221,7 @@ impl Blocks {
         }
     }
 
-    /// Gives back all free chunks. Those that cannot be given back because the driver fails stay mapped.
+    /// Gives back all free chunks. If the driver fails to take one back, it stays mapped.
     fn release(&self) {
         self.settle();
         let _ = self.allocator.release_cached();

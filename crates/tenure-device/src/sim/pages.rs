@@ -1,3 +1,5 @@
+//! The bytes of a simulated allocation, page by page.
+
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -6,7 +8,7 @@ use super::random::mix;
 
 const PAGE_BYTES: u64 = 64 << 10;
 
-/// Bytes of one physical allocation, held only where they were written.
+/// The bytes of one physical allocation, of which only written pages are held.
 ///
 /// Bytes that were not written read as junk, so that a missing initialisation shows.
 pub(super) struct Pages {
@@ -41,7 +43,7 @@ impl Pages {
         }
     }
 
-    /// The pages that were written to, the parts of them that were not included: offset and bytes.
+    /// Returns the offset and bytes of each page that was written to, unwritten parts of the page included.
     pub(super) fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.pages.iter().map(|(page, bytes)| (page * PAGE_BYTES, &**bytes))
     }
@@ -53,7 +55,8 @@ fn junk(seed: u64, offset: u64, target: &mut [u8]) {
     }
 }
 
-/// The pages that `len` bytes from `offset` lie on: page, first byte within it, and which of the bytes.
+/// Returns the pages under `len` bytes from `offset`: the page, the first byte within it, and the range of the `len`
+/// bytes that lies on it.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

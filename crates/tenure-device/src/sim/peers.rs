@@ -1,4 +1,4 @@
-//! Copies between simulated devices, each of which runs in its own time.
+//! Copies between simulated devices, each of which has its own clock.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tenure_core::StreamId;
 use super::{Kernel, SimDriver};
 use crate::{Call, CallError, Driver, Executor};
 
-/// What a copy reads, and where.
+/// The source of a copy, on another device.
 pub(crate) struct Source {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) address: Address,
@@ -17,7 +17,7 @@ pub(crate) struct Source {
 }
 
 impl SimDriver {
-    /// Puts a copy from another device on `stream`, which waits until the source's stream has come to it.
+    /// Puts a copy from another device on `stream`, which waits until the source's stream has reached the copy.
     #[track_caller]
     pub(crate) fn copy_from_peer(
         &self,
@@ -41,7 +41,7 @@ impl SimDriver {
                 memory.write(target, &all);
             }
         });
-        // It is taken once: a graph of one of the two would be launched without the other.
+        // The bytes are taken once: a captured graph of one of the two streams would be launched without the other.
         peer.call(Call::CopyToPeer, |state| {
             let from = state.timeline.stream(from)?;
             state.forbid_in_capture_of(from)
@@ -49,7 +49,7 @@ impl SimDriver {
         peer.launch(give)?;
         let giving = Arc::clone(&driver);
         let has_arrived = move || match giving.executor() {
-            // Perhaps nobody else makes it run.
+            // Perhaps no other thread runs the source's stream.
             Executor::Sim(peer) if waiter.lock().is_none() => peer.run_if_free() || waiter.lock().is_some(),
             _ => true,
         };
@@ -57,7 +57,7 @@ impl SimDriver {
         self.launch(take).map(drop)
     }
 
-    /// Runs everything that may run now, unless somebody is at it. Whether the context is lost.
+    /// Runs everything that may run now, unless another call is using the device. Returns whether the context is lost.
     fn run_if_free(&self) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         while state.fault().is_none() {

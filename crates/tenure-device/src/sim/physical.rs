@@ -1,4 +1,4 @@
-//! Physical memory: how much there is, who holds it, and its bytes.
+//! The simulated device's physical memory: its size, its holders, and its bytes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -10,27 +10,27 @@ use super::race::Shadow;
 use super::shared::{Abandoned, SharedBytes};
 use crate::{ErrorKind, MemoryHandle};
 
-/// The memory of a device, and memory of others that it imported.
+/// The memory of a device, and memory of other devices that it imported.
 pub(super) struct PhysicalMemory {
     total_bytes: u64,
-    /// What the context and others hold, for good.
+    /// The bytes that the context and other processes hold all the time.
     base_bytes: u64,
-    /// The base, and every allocation that was made here and that somebody holds.
+    /// The base, and every allocation that was made here and that any process holds.
     used_bytes: u64,
     peak_bytes: u64,
     next: u64,
     allocations: FxHashMap<u64, Allocation>,
     chunks: FxHashMap<ChunkId, Chunk>,
-    /// Released here, but maybe held elsewhere, with their sizes.
+    /// Allocations released here that other processes may still hold, with their sizes.
     abandoned: Vec<(Abandoned, u64)>,
 }
 
-/// One segment, or what one or several chunk handles stand for.
+/// A segment, or the memory of one or several chunk handles.
 struct Allocation {
     bytes: u64,
-    /// Made here, so that it is on this device's account.
+    /// Whether it was made here, so that it counts as used memory of this device.
     own: bool,
-    /// How many handles it has.
+    /// The number of its handles.
     handles: usize,
     data: Data,
     shadow: Shadow,
@@ -39,18 +39,18 @@ struct Allocation {
 enum Data {
     Private(Pages),
     Shared(SharedBytes),
-    /// Registered memory of the host, by its first byte's address.
+    /// Registered host memory, by the address of its first byte.
     Host(u64),
 }
 
 struct Chunk {
     allocation: u64,
-    /// At how many addresses.
+    /// The number of addresses at which it is mapped.
     mapped: usize,
 }
 
 impl PhysicalMemory {
-    /// `base_bytes` of `total_bytes` are in use from the start.
+    /// Creates memory of `total_bytes`, of which `base_bytes` are in use from the start.
     pub(super) fn new(total_bytes: u64, base_bytes: u64) -> Self {
         Self {
             total_bytes,
@@ -77,7 +77,7 @@ impl PhysicalMemory {
         self.peak_bytes
     }
 
-    /// What handles of this driver stand for, imports not counted.
+    /// Returns the bytes that this driver's handles hold, without imports.
     pub(super) fn held_bytes(&self) -> u64 {
         self.used_bytes - self.base_bytes - self.abandoned.iter().map(|(_, size)| size).sum::<u64>()
     }
@@ -87,7 +87,7 @@ impl PhysicalMemory {
         if requested > free { Err(ErrorKind::OutOfMemory { requested, free }) } else { Ok(()) }
     }
 
-    /// Memory that is no chunk. The caller checked that there is room.
+    /// Adds memory that is no chunk. The caller checked that there is room.
     pub(super) fn add_segment(&mut self, bytes: u64) -> u64 {
         let id = self.name();
         self.used_bytes += bytes;
@@ -96,14 +96,14 @@ impl PhysicalMemory {
         id
     }
 
-    /// Memory of the host, which is on no account of the device.
+    /// Adds host memory, which does not count as used memory of the device.
     pub(super) fn add_host(&mut self, first: u64, bytes: u64) -> u64 {
         let id = self.name();
         self.add(id, bytes, false, Data::Host(first));
         id
     }
 
-    /// Gives up a handle of an allocation. Returns its size.
+    /// Gives up a handle of an allocation. Returns the allocation's size.
     pub(super) fn remove(&mut self, id: u64) -> u64 {
         let Some(allocation) = self.allocations.get_mut(&id) else { return 0 };
         allocation.handles -= 1;
@@ -112,7 +112,7 @@ impl PhysicalMemory {
             && let Some(Allocation { own: true, data, .. }) = self.allocations.remove(&id)
         {
             let held = match data {
-                // Where the system refuses to look, nobody counts as holding it.
+                // Where the system refuses to check, no other process counts as a holder.
                 Data::Shared(shared) => shared.abandon().ok().filter(Abandoned::is_held),
                 Data::Private(_) | Data::Host(_) => None,
             };
@@ -131,7 +131,7 @@ impl PhysicalMemory {
         Ok(ChunkId(allocation))
     }
 
-    /// Gives up a chunk that is mapped nowhere. Returns its size.
+    /// Releases a chunk that is mapped nowhere. Returns its size.
     pub(super) fn release(&mut self, chunk: ChunkId) -> Result<u64, ErrorKind> {
         let &mut Chunk { allocation, mapped } = self.chunk(chunk)?;
         if mapped > 0 {
@@ -141,19 +141,19 @@ impl PhysicalMemory {
         Ok(self.remove(allocation))
     }
 
-    /// A descriptor of a chunk, whose bytes are shared from now on.
+    /// Returns a descriptor of a chunk. Its bytes are shared from now on.
     pub(super) fn export(&mut self, chunk: ChunkId) -> Result<OwnedFd, ErrorKind> {
         let id = self.chunk(chunk)?.allocation;
         self.share(id)?.export()
     }
 
-    /// The name of a segment, whose bytes are shared from now on.
+    /// Returns the name of a segment. Its bytes are shared from now on.
     pub(super) fn export_segment(&mut self, id: u64) -> Result<MemoryHandle, ErrorKind> {
         let bytes = self.allocation_mut(id).bytes;
         Ok(self.share(id)?.handle(bytes))
     }
 
-    /// Memory that another device made. Returns its allocation and size.
+    /// Opens memory that another device made. Returns its allocation and size.
     pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(u64, u64), ErrorKind> {
         let (shared, bytes) = SharedBytes::open(handle)?;
         let same = |known: &Allocation| matches!(&known.data, Data::Shared(other) if shared.is(other));
@@ -173,7 +173,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// The bytes of an allocation of the device, which are shared from now on.
+    /// Returns the bytes of an allocation of this device, which are shared from now on.
     fn share(&mut self, id: u64) -> Result<&SharedBytes, ErrorKind> {
         let allocation = self.allocation_mut(id);
         if let Data::Private(pages) = &allocation.data {
@@ -190,7 +190,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// Another handle of an allocation that was made here, or a handle of one that was made elsewhere.
+    /// Adds another handle of an allocation that was made here, or a handle of one that was made elsewhere.
     pub(super) fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, ErrorKind> {
         let shared = SharedBytes::import(descriptor, bytes)?;
         let same = |known: &Allocation| matches!(&known.data, Data::Shared(other) if shared.is(other));
@@ -204,7 +204,7 @@ impl PhysicalMemory {
         Ok(chunk)
     }
 
-    /// Which allocation a chunk stands for, and its size.
+    /// Returns the allocation of a chunk, and its size.
     pub(super) fn resolve(&mut self, chunk: ChunkId) -> Result<(u64, u64), ErrorKind> {
         let id = self.chunk(chunk)?.allocation;
         Ok((id, self.allocations[&id].bytes))
@@ -226,7 +226,8 @@ impl PhysicalMemory {
             Data::Shared(shared) => shared.read(offset, target),
             Data::Host(first) => {
                 let source = std::ptr::with_exposed_provenance::<u8>((first + offset) as usize);
-                // SAFETY: within what is registered, which its owner keeps mapped until it is unregistered; that takes this away.
+                // SAFETY: within registered memory, which its owner keeps mapped until it is unregistered; that removes
+                // this allocation.
                 unsafe { source.copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) }
             }
         }

@@ -1,3 +1,5 @@
+//! A platform of simulated devices.
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
@@ -5,16 +7,16 @@ use super::host::Registrations;
 use super::{SimConfig, SimDriver};
 use crate::{Call, CallError, Driver, ErrorKind, Link, Platform, Properties};
 
-/// The CUDA version that simulated devices serve.
+/// The CUDA version that simulated devices report.
 const VERSION: u32 = 13_000;
 
-/// Simulated devices, side by side as in an HGX H200: each reaches each over 18 links.
+/// Simulated devices, side by side as in an HGX H200: each pair is connected by 18 links.
 pub struct SimPlatform {
     count: Result<u32, ErrorKind>,
     devices: Vec<(SimConfig, OnceLock<Arc<SimDriver>>)>,
-    /// What was said about pairs of devices, the lower number first.
+    /// The scripted connections between pairs of devices, the lower number first.
     pairs: BTreeMap<(u8, u8), Pair>,
-    /// Memory of the host that is registered, for all devices.
+    /// Registered host memory, for all devices.
     registrations: Arc<Registrations>,
 }
 
@@ -24,29 +26,29 @@ struct Pair {
 }
 
 impl SimPlatform {
-    /// One device for each of `devices`, numbered from 0; none is an error of [`Platform::device_count`].
+    /// Creates one device for each of `devices`, numbered from 0. With none, [`Platform::device_count`] fails.
     pub fn new(devices: Vec<SimConfig>) -> Self {
         let count = if devices.is_empty() { Err(ErrorKind::NoDevice) } else { Ok(devices.len() as u32) };
         let devices = devices.into_iter().map(|config| (config, OnceLock::new())).collect();
         Self { count, devices, pairs: BTreeMap::new(), registrations: Arc::default() }
     }
 
-    /// The same platform, which counts its devices so, or fails to. Devices beyond the count are not there, and none
-    /// is if counting fails.
+    /// Makes the platform count its devices as `count` says, or fail to. Devices beyond the count do not exist, and
+    /// none exists if counting fails.
     pub fn with_count(self, count: Result<u32, ErrorKind>) -> Self {
         Self { count, ..self }
     }
 
-    /// The same platform, on which `a` and `b` reach each other so.
+    /// Sets how `a` and `b` reach each other.
     pub fn with_link(mut self, a: u8, b: u8, link: Option<Link>, peer_access: bool) -> Self {
         self.pairs.insert((a.min(b), a.max(b)), Pair { link, peer_access });
         self
     }
 
-    /// The driver that [`Platform::driver`] gives, with all that a simulated one can do beside.
+    /// Returns the driver that [`Platform::driver`] gives, as a simulated driver.
     ///
     /// # Errors
-    /// As [`Platform::driver`].
+    /// The errors of [`Platform::driver`].
     pub fn sim(&self, device: u8) -> Result<&Arc<SimDriver>, CallError> {
         let (config, driver) = self.device(Call::RetainContext, device)?;
         Ok(driver.get_or_init(|| {
@@ -71,7 +73,7 @@ impl SimPlatform {
         self.count.clone().map_err(|kind| CallError { call, kind })
     }
 
-    /// `None` for a device and itself.
+    /// Returns the connection of two devices, or `None` for a device and itself.
     fn pair(&self, device: u8, peer: u8) -> Option<&Pair> {
         const DEFAULT: Pair = Pair { link: Some(Link::NvLink { count: 18 }), peer_access: true };
         let pair = (device.min(peer), device.max(peer));
@@ -124,7 +126,7 @@ impl Platform for SimPlatform {
     }
 }
 
-/// What a simulated device is called.
+/// Returns the identifier of a simulated device.
 pub(super) fn uuid(device: u8) -> [u8; 16] {
     let mut uuid = *b"tenure simulated";
     uuid[15] = device;

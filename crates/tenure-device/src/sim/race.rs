@@ -1,7 +1,8 @@
-//! Who happens before whom, by vector clocks: streams order their own work, events order streams, and the host orders
-//! everything it has seen completed before everything it puts on a stream afterwards.
+//! Detection of races by vector clocks, which say what happens before what. Streams order their own work, events order
+//! streams, and the host orders everything that it has seen completed before everything that it puts on a stream
+//! afterwards.
 //!
-//! Nothing here depends on when work runs. What is found is found for every schedule.
+//! Nothing here depends on when work runs. So a race is found in every schedule.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use crate::Launch;
 
-/// For each stream, by its index, how many of its pieces of work are known to be complete.
+/// A vector clock: for each stream, by its index, the number of pieces of work that are known to be complete.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock(Vec<u64>);
 
@@ -31,13 +32,13 @@ impl Clock {
         self.0[stream]
     }
 
-    /// Whether work is complete for whoever has this clock.
+    /// Returns whether the work of `access` is complete according to this clock.
     pub(super) fn covers(&self, access: &Access) -> bool {
         self.0.get(access.stream).is_some_and(|&known| known >= access.epoch)
     }
 }
 
-/// A clock that an event keeps. `None` knows of no work: a program that declares none pays nothing.
+/// A clock that an event keeps. `None` knows of no work: a program that declares no work pays nothing.
 pub(super) type Stamp = Option<Arc<Clock>>;
 
 /// The clocks of the streams and of the host.
@@ -50,12 +51,12 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// What is known at the end of `stream` now.
+    /// Returns the work known to be complete at the current end of `stream`.
     pub(super) fn stamp(&self, stream: usize) -> Stamp {
         self.streams.get(stream).cloned().flatten()
     }
 
-    /// What is known at the ends of all streams now.
+    /// Returns the work known to be complete at the current ends of all streams.
     pub(super) fn stamp_of_all(&self) -> Stamp {
         let mut all = Stamp::default();
         for stamp in self.streams.iter().flatten() {
@@ -64,21 +65,21 @@ impl Order {
         all
     }
 
-    /// Later work of `stream` comes after `stamp`.
+    /// Orders later work of `stream` after `stamp`.
     pub(super) fn wait(&mut self, stream: usize, stamp: &Stamp) {
         if let Some(stamp) = stamp {
             Arc::make_mut(clock(&mut self.streams, stream)).join(stamp);
         }
     }
 
-    /// The host has seen `stamp` pass.
+    /// Notes that the host has seen `stamp` pass.
     pub(super) fn observe(&mut self, stamp: &Stamp) {
         if let Some(stamp) = stamp {
             self.host.join(stamp);
         }
     }
 
-    /// Puts a piece of work on `stream`. Returns what comes before it, too.
+    /// Puts a piece of work on `stream`. Also returns the clock of the work that comes before it, itself included.
     pub(super) fn launch(&mut self, stream: usize, launch: Arc<Launch>) -> (Access, Arc<Clock>) {
         let shared = clock(&mut self.streams, stream);
         let clock = Arc::make_mut(shared);
@@ -87,13 +88,13 @@ impl Order {
         (Access { stream, epoch, launch }, Arc::clone(shared))
     }
 
-    /// What the host has seen pass.
+    /// Returns the clock of the work that the host has seen complete.
     pub(super) fn host(&self) -> &Clock {
         &self.host
     }
 }
 
-/// The clock of `stream`, from now on there.
+/// Returns the clock of `stream`, which is created if it does not exist yet.
 fn clock(streams: &mut Vec<Stamp>, stream: usize) -> &mut Arc<Clock> {
     if streams.len() <= stream {
         streams.resize(stream + 1, None);
@@ -101,7 +102,7 @@ fn clock(streams: &mut Vec<Stamp>, stream: usize) -> &mut Arc<Clock> {
     streams[stream].get_or_insert_default()
 }
 
-/// One piece of work, as the clocks count it.
+/// One piece of work, as clocks count it.
 #[derive(Clone)]
 pub(super) struct Access {
     stream: usize,
@@ -110,16 +111,16 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Whether `later` is on the same stream, so that it stands for both.
+    /// Returns whether `later` is on the same stream, so that it stands for both.
     pub(super) fn is_superseded_by(&self, later: &Self) -> bool {
         self.stream == later.stream
     }
 }
 
-/// Who last touched which bytes of one physical allocation.
+/// The last accesses to each byte of one physical allocation.
 #[derive(Default)]
 pub(super) struct Shadow {
-    /// Ranges by their first byte; they do not overlap.
+    /// The ranges, by their first byte; they do not overlap.
     cells: BTreeMap<u64, Cell>,
 }
 
@@ -127,12 +128,12 @@ pub(super) struct Shadow {
 struct Cell {
     end: u64,
     write: Option<Access>,
-    /// Reads since the write, the last of each stream.
+    /// The reads since the write, the last one of each stream.
     reads: Vec<Access>,
 }
 
 impl Shadow {
-    /// The first access to a part of `range` that `clock` does not cover and that conflicts, and what part that is.
+    /// Returns the first access to a part of `range` that conflicts and that `clock` does not cover, and that part.
     pub(super) fn conflict(&self, range: &Range<u64>, write: bool, clock: &Clock) -> Option<(Arc<Launch>, Range<u64>)> {
         let first = self.cells.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
         self.cells.range(first..range.end).filter(|(_, cell)| cell.end > range.start).find_map(|(&start, cell)| {

@@ -1,3 +1,5 @@
+//! A random number generator for the simulated device.
+
 /// A small generator that gives the same numbers on every machine and in every version (splitmix64).
 pub(super) struct Random(u64);
 
@@ -6,14 +8,14 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `bound`, which is small, and not 0.
+    /// Returns a number below `bound`, which must be small, and not 0.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         (mix(self.0) % bound as u64) as usize
     }
 }
 
-/// A number that has nothing to do with `value` to the eye, always the same for the same one.
+/// Returns a number that looks unrelated to `value`, and is always the same for the same value.
 pub(super) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! Bytes that several processes share.
+//! The bytes of a simulated allocation that several processes share.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -9,26 +9,27 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_
 
 use crate::{ErrorKind, MemoryHandle};
 
-/// Stands behind the bytes of every shared chunk, so that no other file is taken for one.
+/// The bytes after those of every shared chunk, so that no other file is taken for one.
 const TRAILER: [u8; 16] = *b"tenure sim chunk";
 
-/// Begins the handle of all memory, so that other bytes are not taken for one.
+/// The first bytes of every memory handle, so that other bytes are not taken for one.
 const MAGIC: [u8; 16] = *b"tenure simmemory";
 
-/// The size is what the exporter made it: no holder meets the end of the file within a chunk.
+/// The seals of the file, whose size the exporter sets once: no holder meets the end of the file within a chunk.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// The bytes of an exported chunk: a file in memory, which takes only what was written. The rest reads as 0.
+/// The bytes of an exported chunk: a file in memory, which takes only as much memory as was written. The rest reads as
+/// 0.
 ///
-/// Whoever holds the chunk, in whichever process, holds a descriptor of one open file, and with it that file's lock.
-/// The kernel gives the lock up with the last descriptor, however its process ended.
+/// Each holder of the chunk, in any process, holds a descriptor of one open file, and with it that file's lock. The
+/// kernel releases the lock with the last descriptor, however its process ended.
 pub(super) struct SharedBytes {
     file: File,
     identity: (u64, u64),
 }
 
 impl SharedBytes {
-    /// `bytes` bytes of 0.
+    /// Creates `bytes` bytes of 0.
     pub(super) fn new(bytes: u64) -> Result<Self, ErrorKind> {
         let file = File::from(memfd_create("tenure-sim-chunk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.write_all_at(&TRAILER, bytes)?;
@@ -37,7 +38,7 @@ impl SharedBytes {
         Ok(Self { identity: identity(&file)?, file })
     }
 
-    /// What [`export`](Self::export) gave, which must have `bytes` bytes.
+    /// Imports a descriptor of [`export`](Self::export), whose memory must have `bytes` bytes.
     pub(super) fn import(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, ErrorKind> {
         let unknown = ErrorKind::UnknownHandle { what: "shared chunk", handle: descriptor.as_raw_fd() as u64 };
         let file = File::from(descriptor.try_clone_to_owned()?);
@@ -55,7 +56,8 @@ impl SharedBytes {
         Ok(Self { identity: identity(&file)?, file })
     }
 
-    /// What [`open`](Self::open) takes: where the file is open, which file it is, and the size.
+    /// Returns a handle for [`open`](Self::open): the process and descriptor of the file, its identity, and the size in
+    /// bytes.
     pub(super) fn handle(&self, bytes: u64) -> MemoryHandle {
         let mut handle = [0; 64];
         handle[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -67,7 +69,7 @@ impl SharedBytes {
         MemoryHandle(handle)
     }
 
-    /// The bytes behind a handle, whose process must hold them still, and how many they are.
+    /// Opens the bytes of a handle, whose process must still hold them. Also returns their number.
     pub(super) fn open(handle: &MemoryHandle) -> Result<(Self, u64), ErrorKind> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i]));
         let [process, descriptor, device, inode, bytes] = [16, 24, 32, 40, 48].map(word);
@@ -83,12 +85,12 @@ impl SharedBytes {
         Ok((Self::import(file.as_fd(), bytes)?, bytes))
     }
 
-    /// A descriptor that keeps the bytes, and can be sent to other processes.
+    /// Returns a descriptor that keeps the bytes, and can be sent to other processes.
     pub(super) fn export(&self) -> Result<OwnedFd, ErrorKind> {
         Ok(self.file.as_fd().try_clone_to_owned()?)
     }
 
-    /// Whether both are the same bytes.
+    /// Returns whether both are the same bytes.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
@@ -101,32 +103,32 @@ impl SharedBytes {
         self.file.write_all_at(source, offset).expect("a file in memory can be written while the host has memory");
     }
 
-    /// Lets go of the bytes, and keeps an eye on who else holds them.
+    /// Gives up the bytes. The result tells whether others still hold them.
     pub(super) fn abandon(self) -> Result<Abandoned, ErrorKind> {
-        // Opened anew: a clone of the descriptor would hold the lock that others are to be found by.
+        // Opened anew: a clone of the descriptor would hold the very lock that reveals other holders.
         let probe = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
         Ok(Abandoned(probe))
     }
 }
 
-/// Shared bytes that only others may still hold.
+/// Shared bytes that this process gave up and others may still hold.
 pub(super) struct Abandoned(File);
 
 impl Abandoned {
-    /// Whether a descriptor or an import is left, anywhere.
+    /// Returns whether a descriptor or an import is left in any process.
     pub(super) fn is_held(&self) -> bool {
         matches!(self.0.try_lock(), Err(TryLockError::WouldBlock))
     }
 }
 
-/// The same whoever opened a file, and of no two files at once.
+/// Returns a file's identity: the same through every descriptor, and different for any two files that exist at once.
 pub(super) fn identity(file: &File) -> io::Result<(u64, u64)> {
     let metadata = file.metadata()?;
     Ok((metadata.dev(), metadata.ino()))
 }
 
 impl From<io::Error> for ErrorKind {
-    /// The host's system refused what the simulated device needs.
+    /// Turns a failure of the host's system into a device error.
     fn from(error: io::Error) -> Self {
         let name = "CUDA_ERROR_OPERATING_SYSTEM".to_owned();
         Self::Device { code: 304, name, description: error.to_string(), in_flight: Vec::new() }

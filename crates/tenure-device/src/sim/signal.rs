@@ -1,4 +1,4 @@
-//! Events that several processes see.
+//! Events of the simulated device that several processes see.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -9,18 +9,18 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::shared::identity;
 use crate::{ErrorKind, EventHandle};
 
-/// Begins the handle of every event, so that other bytes are not taken for one.
+/// The first bytes of every event handle, so that other bytes are not taken for one.
 const MAGIC: [u8; 16] = *b"tenure sim event";
 
-/// How many records of one event may be unfinished at once before the oldest is taken for passed.
+/// The number of records of one event that may be unfinished at once; with more, the oldest counts as passed.
 const SLOTS: u64 = 512;
 
 const WORD: u64 = size_of::<u64>() as u64;
 
-/// How often an event was recorded, by whichever process, and which of the records were passed.
+/// The number of records of an event, by any process, and which of them were passed.
 ///
-/// This is a file in memory: how many records there are, and for each slot the last record in it that was passed. A
-/// handle says in which process the file is open, so nothing is left of it once no process holds it.
+/// This is a file in memory. It has the number of records, and for each slot the last record in it that was passed. A
+/// handle says in which process the file is open, so the file is gone once no process holds it.
 pub(super) struct Signal {
     file: File,
     identity: (u64, u64),
@@ -33,7 +33,7 @@ impl Signal {
         Ok(Self { identity: identity(&file)?, file })
     }
 
-    /// The signal behind a handle, whose process must hold it still.
+    /// Opens the signal of a handle, whose process must still hold it.
     pub(super) fn open(handle: &EventHandle) -> Result<Self, ErrorKind> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i]));
         let [process, descriptor, device, inode] = [16, 24, 32, 40].map(word);
@@ -47,7 +47,7 @@ impl Signal {
         if identity == (device, inode) { Ok(Self { file, identity }) } else { Err(unknown) }
     }
 
-    /// What [`open`](Self::open) takes.
+    /// Returns a handle for [`open`](Self::open).
     pub(super) fn handle(&self) -> EventHandle {
         let mut handle = [0; 64];
         handle[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -58,12 +58,12 @@ impl Signal {
         EventHandle(handle)
     }
 
-    /// Whether both are the same event.
+    /// Returns whether both are the same event.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// The number of the last record, or 0.
+    /// Returns the number of the last record, or 0.
     pub(super) fn records(&self) -> u64 {
         self.word(0)
     }
@@ -77,7 +77,7 @@ impl Signal {
         Ok(record)
     }
 
-    /// The device has passed `record`.
+    /// Notes that the device has passed `record`.
     pub(super) fn pass(&self, record: u64) {
         let slot = 1 + record % SLOTS;
         self.set_word(slot, record.max(self.word(slot)));

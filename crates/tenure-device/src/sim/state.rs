@@ -1,3 +1,5 @@
+//! The state of a simulated device, and the calls that change it.
+
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,20 +24,20 @@ use crate::cost::HOST_SYNC_US;
 use crate::deferred::{InHostFunction, in_host_function};
 use crate::{Call, CallError, Counters, ErrorKind, EventId, GraphId, Launch, ProcessMemory};
 
-/// How often the host looks whether another process has passed an event that it waits for.
+/// The interval at which the host checks whether another process has passed an event that it waits for.
 const POLL: Duration = Duration::from_micros(50);
 
-/// What the host waits for.
+/// A goal of a wait of the host.
 pub(super) enum Goal {
     Nothing,
-    /// A point, and what the host knows to be complete then.
+    /// A point, and the work that the host knows to be complete once it is passed.
     Point(Point, Stamp),
     Points(Vec<Point>, Stamp),
     /// A record of an event by another process.
     Elsewhere(Arc<Signal>, u64),
 }
 
-/// Everything about a device.
+/// The whole state of a device.
 pub(super) struct State {
     pub(super) memory: Memory,
     pub(super) host: HostMemory,
@@ -43,7 +45,7 @@ pub(super) struct State {
     pub(super) order: Order,
     pub(super) failures: Failures,
     pub(super) counters: Counters,
-    /// What to say about processes, if that was scripted.
+    /// The scripted list of processes, if there is one.
     pub(super) processes: Option<Option<Vec<ProcessMemory>>>,
     pub(super) captures: Vec<Capture>,
     pub(super) graphs: FxHashMap<GraphId, Arc<Graph>>,
@@ -77,7 +79,7 @@ impl State {
         self.lost.clone()
     }
 
-    /// The processes that hold memory of the device, as scripted, or this one.
+    /// Returns the processes that hold memory of the device: the scripted list, or this process.
     pub(super) fn processes(&self) -> Option<Vec<ProcessMemory>> {
         self.processes.clone().unwrap_or_else(|| {
             let bytes = Some(self.context_bytes + self.memory.physical.held_bytes());
@@ -106,7 +108,7 @@ impl State {
     ) -> Result<(), ErrorKind> {
         let launch = Launch { name: call.name(), stream, number: self.launches, grid: None, block: None, at: None };
         let index = self.timeline.stream(stream)?;
-        // Of a kernel a driver does not know what it touches.
+        // A driver does not know what a kernel touches, so only calls are checked.
         if self.capture_of(index).is_some()
             && self.memory.check(&touches, &Arc::new(launch)).is_err()
             && let Some(capture) = self.capture_of(index)
@@ -139,7 +141,7 @@ impl State {
         Ok(())
     }
 
-    /// Runs one thing that may run now; whether there was one.
+    /// Runs one item that may run now. Returns whether there was one.
     pub(super) fn step(&mut self) -> Result<bool, ErrorKind> {
         match self.timeline.step() {
             None => Ok(false),
@@ -151,7 +153,8 @@ impl State {
         }
     }
 
-    /// Whether `point` is passed, after letting the device run for as long as it likes. If so the host knows.
+    /// Returns whether `point` is passed, after it lets the device run for a random while. If it is passed, the host
+    /// knows.
     pub(super) fn query(&mut self, point: Point, stamp: &Stamp) -> Result<bool, ErrorKind> {
         while !self.timeline.passed(point) && !self.timeline.is_idle() && self.timeline.flips_heads() {
             self.step()?;
@@ -163,8 +166,8 @@ impl State {
         Ok(passed)
     }
 
-    /// Records `event` at the end of `stream`. What other processes may wait for runs at once: nothing else would run
-    /// it while this process waits for them.
+    /// Records `event` at the end of `stream`. Work that other processes may wait for runs at once: nothing else would
+    /// run it while this process waits for them.
     pub(super) fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(stream)?;
         self.timeline.events.get(event)?;
@@ -218,7 +221,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes `stream` wait for an event that no capture knows of, whether it is captured or not.
+    /// Makes `stream`, captured or not, wait for an event recorded outside any capture.
     pub(super) fn wait_event_outside(&mut self, stream: StreamId, event: EventId) -> Result<(), ErrorKind> {
         let index = self.timeline.stream(stream)?;
         self.timeline.events.get(event)?;
@@ -231,14 +234,14 @@ impl State {
         }
     }
 
-    /// Everything on `stream`.
+    /// Returns the goal of a wait for everything on `stream`.
     pub(super) fn stream_goal(&mut self, stream: StreamId) -> Result<Goal, ErrorKind> {
         let stream = self.timeline.stream(stream)?;
         self.forbid_in_capture_of(stream)?;
         Ok(Goal::Point(self.timeline.tail(stream), self.order.stamp(stream)))
     }
 
-    /// The last record of `event`.
+    /// Returns the goal of a wait for the last record of `event`.
     pub(super) fn event_goal(&mut self, event: EventId) -> Result<Goal, ErrorKind> {
         self.forbid_while_capturing()?;
         Ok(match self.timeline.events.recorded(event)? {
@@ -248,12 +251,13 @@ impl State {
         })
     }
 
-    /// Everything on the device.
+    /// Returns the goal of a wait for everything on the device.
     pub(super) fn device_goal(&self) -> Goal {
         Goal::Points(self.timeline.tails(), self.order.stamp_of_all())
     }
 
-    /// Runs what leads to `goal`, and notes that the host has seen it. Returns false if that is up to another process.
+    /// Runs the work that leads to `goal`, and notes that the host has seen it. Returns false if another process must
+    /// act first.
     fn reach(&mut self, goal: &Goal) -> Result<bool, ErrorKind> {
         let (points, stamp) = match goal {
             Goal::Nothing => return Ok(true),
@@ -272,7 +276,7 @@ impl State {
         Ok(true)
     }
 
-    /// An error as the caller sees it. Some end the context.
+    /// Returns an error as the caller sees it. Some errors lose the context.
     pub(super) fn fail(&mut self, call: Call, kind: ErrorKind) -> CallError {
         let error = CallError { call, kind };
         if error.kind.loses_context() {
@@ -285,7 +289,7 @@ impl State {
 }
 
 impl SimDriver {
-    /// Makes a driver call: counted, refused when the context is lost, failed when that was asked for.
+    /// Makes a driver call: counts it, refuses it if the context is lost, and fails it if a test asked for that.
     pub(super) fn call<T>(
         &self,
         call: Call,
@@ -303,7 +307,7 @@ impl SimDriver {
         result.map_err(|kind| state.fail(call, kind))
     }
 
-    /// Makes a driver call that blocks the host until what `start` names has passed, and counts that.
+    /// Makes a driver call that blocks the host until the goal of `start` has passed, and counts the wait.
     pub(super) fn synchronize_with(
         &self,
         call: Call,
@@ -324,8 +328,8 @@ impl SimDriver {
         })
     }
 
-    /// Makes a driver call that blocks the host until what `start` names has passed, and then does `finish`. Others
-    /// can use the device while that is up to another process.
+    /// Makes a driver call that blocks the host until the goal of `start` has passed, and then runs `finish`. Other
+    /// threads can use the device while another process must act first.
     pub(super) fn block<T>(
         &self,
         call: Call,
@@ -350,7 +354,7 @@ impl SimDriver {
         }
     }
 
-    /// Does more of a driver call, or something that is none but finds errors.
+    /// Runs a further part of a driver call, or an action that is no driver call but can find errors.
     pub(super) fn resume<T>(
         &self,
         call: Call,
@@ -364,7 +368,7 @@ impl SimDriver {
     }
 }
 
-/// The state, behind a lock that work running under it cannot take again.
+/// The state under a lock, which work that runs under the lock cannot take again.
 pub(super) struct Guarded(Mutex<State>);
 
 impl Guarded {
@@ -372,12 +376,12 @@ impl Guarded {
         Self(Mutex::new(state))
     }
 
-    /// `None` when called from work.
+    /// Locks the state. Returns `None` when called from work.
     pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, State>> {
         (!in_host_function()).then(|| self.0.lock())
     }
 
-    /// `None` while somebody uses the device, which may be this thread.
+    /// Locks the state, or returns `None` while another call uses the device, perhaps of this thread.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         self.0.try_lock()
     }

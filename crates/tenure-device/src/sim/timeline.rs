@@ -1,4 +1,4 @@
-//! Streams and the virtual clock: what has run, what may run next, and what waits.
+//! The simulated device's streams and virtual clock: work that has run, work that may run next, and waits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use super::random::Random;
 use super::signal::Signal;
 use crate::{ErrorKind, EventId, EventKind, Priority};
 
-/// Work on real bytes.
+/// Work that reads and writes real bytes.
 pub(super) type Work = Box<dyn FnOnce(&mut Memory) -> Result<(), ErrorKind> + Send>;
 
-/// Whether something outside of the device has happened.
+/// A condition outside the device. Returns whether it holds.
 pub(crate) type Condition = Box<dyn Fn() -> bool + Send>;
 
-/// The first handle that a new stream gets; CUDA keeps the lowest for streams of its own.
+/// The first handle for a new stream; CUDA keeps the lowest numbers for its own streams.
 const FIRST_STREAM: u64 = 0x10;
 
 /// A point in a stream, passed when the work before it has run and the clock has reached its time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     stream: usize,
-    /// Items of the stream before the point.
+    /// The number of the stream's items before the point.
     position: u64,
-    /// µs.
+    /// The time, in µs.
     at_us: u64,
 }
 
 impl Point {
-    /// The index of the stream it is on.
+    /// Returns the index of the point's stream.
     pub(super) fn stream(self) -> usize {
         self.stream
     }
@@ -41,28 +41,28 @@ impl Point {
 
 enum Item {
     Work(Work),
-    /// Until a point of another stream is passed.
+    /// A wait for a point of another stream.
     Wait(Point),
-    /// Until the clock has come to a time, in µs.
+    /// A wait until the clock has reached a time, in µs.
     Busy(u64),
-    /// Notes the time at which an event's record of that number was passed.
+    /// Notes the time at which an event's record with this number was passed.
     Note(EventId, u64),
     /// Tells other processes that a record was passed.
     Signal(Arc<Signal>, u64),
-    /// Until another process has passed a record.
+    /// A wait until another process has passed a record.
     WaitElsewhere(Arc<Signal>, u64),
-    /// Until something has happened outside.
+    /// A wait until a condition outside the device holds.
     WaitOutside(Condition),
 }
 
-/// One stream. Programs that only tell the time never queue anything: `ready_us` says it all.
+/// One stream. Programs that only measure time never queue anything: `ready_us` is then the whole state.
 #[derive(Default)]
 struct Stream {
-    /// Kept to be asked for; every order that events allow is tried, so it decides nothing.
+    /// Kept only to be queried: every order that events allow may run, so the priority decides nothing.
     priority: Priority,
     queue: VecDeque<Item>,
     executed: u64,
-    /// What is queued does not start before, in µs.
+    /// The earliest time at which queued items start, in µs.
     ready_us: u64,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Timeline {
     by_id: FxHashMap<StreamId, usize>,
     next_stream: u64,
     pub(super) events: Events,
-    /// Items on all streams.
+    /// The number of items on all streams.
     queued: usize,
     random: Random,
 }
@@ -126,18 +126,18 @@ impl Timeline {
         Ok(())
     }
 
-    /// The index of a stream, never used for another.
+    /// Returns the index of a stream, which is never used for another.
     pub(super) fn stream(&self, stream: StreamId) -> Result<usize, ErrorKind> {
         self.by_id.get(&stream).copied().ok_or_else(|| unknown("stream", stream.0))
     }
 
-    /// The end of what is on a stream now.
+    /// Returns the current end of a stream.
     pub(super) fn tail(&self, stream: usize) -> Point {
         let Stream { queue, executed, ready_us, .. } = &self.streams[stream];
         Point { stream, position: executed + queue.len() as u64, at_us: *ready_us }
     }
 
-    /// The ends of all streams, of destroyed ones too.
+    /// Returns the ends of all streams, destroyed ones included.
     pub(super) fn tails(&self) -> Vec<Point> {
         (0..self.streams.len()).map(|stream| self.tail(stream)).collect()
     }
@@ -150,7 +150,7 @@ impl Timeline {
         self.push(stream, Item::Work(work));
     }
 
-    /// Keeps `stream` busy until the clock comes to `until_us`.
+    /// Keeps `stream` busy until the clock reaches `until_us`.
     pub(super) fn push_busy(&mut self, stream: usize, until_us: u64) {
         let idle = self.streams[stream].queue.is_empty();
         if idle {
@@ -180,7 +180,7 @@ impl Timeline {
         }
     }
 
-    /// Makes `stream` wait for something outside.
+    /// Makes `stream` wait for a condition outside the device.
     pub(super) fn push_wait_outside(&mut self, stream: usize, condition: Condition) {
         self.push(stream, Item::WaitOutside(condition));
     }
@@ -190,8 +190,8 @@ impl Timeline {
         self.queued += 1;
     }
 
-    /// Records `event` at the end of `stream`, where `stamp` is what came before. Returns the point if other processes
-    /// may wait for it.
+    /// Records `event` at the end of `stream`; `stamp` is the work before it. Returns the point if other processes may
+    /// wait for it.
     pub(super) fn record_event(
         &mut self,
         event: EventId,
@@ -217,31 +217,31 @@ impl Timeline {
         Ok(is_shared.then_some(point))
     }
 
-    /// When `event` was passed, in µs.
+    /// Returns the time at which `event` was passed, in µs.
     pub(super) fn passed_us(&self, event: EventId) -> Result<u64, ErrorKind> {
         let found = self.events.get(event)?;
         found.check_kind(event, EventKind::Timing)?;
         found.passed_us.filter(|&us| us <= self.now_us).ok_or(ErrorKind::NotPassed(event.0))
     }
 
-    /// Whether anything is queued on any stream.
+    /// Returns whether no stream has queued items.
     pub(super) fn is_idle(&self) -> bool {
         self.queued == 0
     }
 
-    /// Forgets everything that is queued. What waits for it never passes.
+    /// Drops all queued items. Events after them never pass.
     pub(super) fn abandon(&mut self) {
         self.queued = 0;
         self.streams.iter_mut().for_each(|stream| stream.queue.clear());
     }
 
-    /// Whether a query should let the device run a little before it answers.
+    /// Returns whether a query should let the device run a little before it answers, at random.
     pub(super) fn flips_heads(&mut self) -> bool {
         self.random.below(2) == 0
     }
 
-    /// Takes the first item of some stream on which one may run now. `None`: there is none; `Some(None)`: the item
-    /// was no work.
+    /// Takes the first item of a random stream whose first item may run now. Returns `None` if there is none, and
+    /// `Some(None)` if the item was no work.
     pub(super) fn step(&mut self) -> Option<Option<Work>> {
         let starts = |&stream: &usize| self.starts_us(stream).is_some_and(|us| us <= self.now_us);
         let runnable: Vec<usize> = (0..self.streams.len()).filter(starts).collect();
@@ -267,13 +267,13 @@ impl Timeline {
         Some(None)
     }
 
-    /// Moves the clock to the next time at which something can happen that brings `point` nearer, when nothing can
-    /// run before. Returns false if that is up to another process or device.
+    /// Moves the clock to the next time at which an item can run or `point` passes, when nothing can run before.
+    /// Returns false if another process or device must act first.
     pub(super) fn skip_ahead(&mut self, point: Point) -> bool {
         let starts = (0..self.streams.len()).filter_map(|stream| self.starts_us(stream));
         let passes = (self.streams[point.stream].executed >= point.position).then_some(point.at_us);
         let Some(next) = starts.chain(passes).min() else {
-            // Waits are for points recorded before them, so the oldest item of all can run once its time has come.
+            // A wait is for a point recorded before it, so the oldest item of all can run once its time has come.
             let elsewhere =
                 |stream: &Stream| matches!(stream.queue.front(), Some(Item::WaitElsewhere(..) | Item::WaitOutside(_)));
             assert!(self.streams.iter().any(elsewhere), "waits form no circle");
@@ -283,7 +283,7 @@ impl Timeline {
         true
     }
 
-    /// When the first item of a stream can run, if it waits for nothing but the clock.
+    /// Returns the time at which the first item of a stream can run, if it waits only for the clock.
     fn starts_us(&self, stream: usize) -> Option<u64> {
         let stream = &self.streams[stream];
         let own_us = match stream.queue.front()? {
@@ -300,7 +300,7 @@ impl Timeline {
     }
 }
 
-/// Apart, since building and dropping an error that did not occur costs more than finding an event.
+/// Creates an error out of line: to build and drop an error that did not occur costs more than to find an event.
 #[cold]
 pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
     ErrorKind::UnknownHandle { what, handle }

@@ -1,4 +1,4 @@
-//! Marks, and errors, of the backing that a driver gives an allocator.
+//! Marks and errors of an allocator's backing on a driver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,7 @@ fn events_are_reused() {
 }
 
 #[test]
-fn marks_that_nobody_asks_about_do_not_pile_up() {
+fn marks_that_are_not_queried_do_not_pile_up() {
     let (driver, backing) = backing();
     let first = backing.record(StreamId::NULL).unwrap();
     for _ in 0..10_000 {
@@ -196,7 +196,7 @@ fn overhead_that_the_system_does_not_tell_counts_as_none() {
     assert_eq!(backing.known_overhead_bytes(), Some(0), "an old figure is no reason to underflow");
 }
 
-/// 1 GiB comes and goes all the time, and nothing is overhead.
+/// A thread allocates and frees 1 GiB all the time, and none of it is overhead.
 #[test]
 fn memory_on_its_way_is_no_overhead() {
     let driver = Arc::new(SimDriver::new(SimConfig { context_bytes: 0, ..SimConfig::default() }));
@@ -213,7 +213,7 @@ fn memory_on_its_way_is_no_overhead() {
         let threads = [scope.spawn(comes_and_goes), scope.spawn(comes_and_goes)];
         let (mut looks, mut most) = (0, 0);
         while looks < 10 || driver.calls(Some(Call::Create)) < 1000 {
-            // What was known is too old each time.
+            // The last measurement is too old each time.
             clock.advance(Duration::from_millis(100));
             most = most.max(backing.overhead_bytes());
             looks += 1;

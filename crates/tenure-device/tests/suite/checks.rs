@@ -1,4 +1,4 @@
-//! What the simulated device finds that a real one may let pass: faults of addressing, of chunks and of handles.
+//! Faults of addressing, of chunks and of handles that the simulated device finds and a real one may let pass.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Devices that work together: simulated ones, and real ones where there are two.
+//! Collective operations between devices: simulated ones, and real ones where there are two.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tenure_device::{Call, Driver, Executor, Platform, cuda};
 
 use crate::common::eventually;
 
-/// Pairs of devices.
+/// Returns groups of devices to test.
 fn groups() -> Vec<Vec<Arc<dyn Driver>>> {
     let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
     let mut groups = Vec::new();
@@ -87,7 +87,7 @@ fn all_devices_have_what_one_of_them_had() {
 fn waits_for_others(driver: &dyn Driver) {
     match driver.executor() {
         Executor::Sim(driver) => eventually("it waits", || driver.calls(Some(Call::Synchronize)) > 0),
-        // Nothing tells. Most likely it does after a while; if not, the test holds all the same.
+        // The driver does not tell. Most likely it waits after a while; if not, the test passes all the same.
         Executor::Cuda(_) => thread::sleep(Duration::from_millis(500)),
     }
 }
@@ -99,7 +99,7 @@ fn a_device_that_ends_the_group_leaves_none_waiting() {
             let address = driver.malloc(4000).unwrap();
             let sum = || communicator.all_reduce(address, 1000, DType::F32, Reduction::Sum, StreamId::NULL);
             if communicator.rank() == 0 {
-                // The others are in their first call, in which they find the ways to this one.
+                // The others are in their first call, in which they connect to this device.
                 drivers[1..].iter().for_each(|other| waits_for_others(&**other));
                 communicator.abort();
             } else {

@@ -1,4 +1,4 @@
-//! What the suites share: devices to test on, and a chunk to work with.
+//! Helpers that the tests share: devices to test on, and a mapped chunk.
 
 use std::env;
 use std::fs::File;
@@ -14,12 +14,12 @@ use tenure_device::{Access, Driver, ErrorKind, Platform, cuda};
 /// A device under test.
 pub(crate) struct Tested {
     driver: Arc<dyn Driver>,
-    /// Held while a real device is used, so that no other test, of any process, changes its free memory.
+    /// Held while a real device is used, so that no other test, in any process, changes its free memory.
     _alone: Option<File>,
 }
 
 impl Tested {
-    /// The driver, for what holds on to one. Drop that before this.
+    /// Returns the driver, for objects that keep one. Drop them before this.
     pub(crate) fn shared(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
@@ -33,8 +33,8 @@ impl Deref for Tested {
     }
 }
 
-/// Each kind of device, one after another: simulated ones, and the first NVIDIA one if there is any. The environment
-/// variable `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; `cuda` insists that there is one.
+/// Returns each kind of device, one after another: simulated ones, and the first NVIDIA one if there is any. The
+/// environment variable `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; with `cuda` there must be one.
 pub(crate) fn drivers() -> impl Iterator<Item = Tested> {
     let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
     let seeds = if chosen == "cuda" { 0..0 } else { 0..8 };
@@ -48,16 +48,16 @@ pub(crate) fn drivers() -> impl Iterator<Item = Tested> {
     sims.map(|driver| Tested { driver, _alone: None }).chain(cuda)
 }
 
-/// One granule of the small device.
+/// The granularity of the small device, in bytes.
 pub(crate) const GRANULE: u64 = 64 << 10;
 
-/// A simulated device with room for 64 granules.
+/// Creates a simulated device with room for 64 granules.
 pub(crate) fn sim(seed: u64) -> Arc<SimDriver> {
     let config = SimConfig { capacity_bytes: 64 * GRANULE, granularity_bytes: GRANULE, seed, ..SimConfig::default() };
     Arc::new(SimDriver::new(config))
 }
 
-/// Waits until `condition` holds. The limit is a guard against waiting for ever.
+/// Waits until `condition` holds. The deadline keeps a failing test from waiting for ever.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
@@ -66,13 +66,13 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A chunk of `bytes` bytes, mapped and accessible at an address of its own.
+/// Creates a chunk of `bytes` bytes, mapped and accessible at an address of its own.
 pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
     let chunk = driver.create(bytes).unwrap();
     (map_anywhere(driver, chunk, bytes), chunk)
 }
 
-/// The address, reserved for it, at which a chunk of `bytes` bytes is mapped and accessible.
+/// Maps a chunk of `bytes` bytes at an address reserved for it, makes it accessible, and returns the address.
 pub(crate) fn map_anywhere(driver: &dyn Driver, chunk: ChunkId, bytes: u64) -> Address {
     let address = driver.reserve(bytes).unwrap();
     driver.map(address, chunk).unwrap();
@@ -80,20 +80,20 @@ pub(crate) fn map_anywhere(driver: &dyn Driver, chunk: ChunkId, bytes: u64) -> A
     address
 }
 
-/// Gives back what [`map_anywhere`] took.
+/// Undoes [`map_anywhere`].
 pub(crate) fn unmap_again(driver: &dyn Driver, address: Address, bytes: u64) {
     driver.unmap(address, bytes).unwrap();
     driver.unreserve(address, bytes).unwrap();
 }
 
-/// `count` bytes at `address`, after everything on the null stream.
+/// Reads `count` bytes at `address`, after everything on the null stream.
 pub(crate) fn read(driver: &dyn Driver, address: Address, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     driver.copy_from_device(&mut bytes, address, tenure_core::StreamId::NULL).unwrap();
     bytes
 }
 
-/// Why a call failed.
+/// Returns the reason of a failed call.
 pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, tenure_device::CallError>) -> ErrorKind {
     result.unwrap_err().kind
 }

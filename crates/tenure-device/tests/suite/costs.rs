@@ -1,4 +1,4 @@
-//! What is counted, what it costs, scripted addresses, and failures on demand.
+//! The simulated device's counters, costs, scripted addresses, and failures on demand.
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
@@ -49,7 +49,7 @@ fn mapping_calls_cost_by_the_chunk() {
 #[test]
 fn registering_host_memory_costs_by_its_size() {
     let (driver, mut memory) = (sim(0), vec![0; 1 << 20]);
-    // SAFETY: the memory outlives the driver's note of it.
+    // SAFETY: the memory outlives the driver's record of it.
     unsafe { driver.register_host(memory.as_mut_ptr(), 1 << 20, Access::ReadWrite).unwrap() };
     assert_cost(driver.counters(), 113_000.0 / 1024.0);
     assert_eq!((driver.counters().register_host, driver.counters().memory_calls()), (1, 0));
@@ -138,7 +138,7 @@ fn a_scripted_address_is_kept_for_the_next_call_when_this_one_fails() {
     assert_eq!(driver.malloc(GRANULE).unwrap(), 0x7f00_0010_0000);
 }
 
-/// Every kind of call of the mapping interface, and some work.
+/// Makes every kind of call of the mapping interface, and some work.
 fn workload(driver: &SimDriver) -> Result<(), CallError> {
     let (stream, event) = (driver.create_stream(Priority::Default)?, driver.create_event(EventKind::Timing)?);
     let (address, chunk) = (driver.reserve(GRANULE)?, driver.create(GRANULE)?);

@@ -1,7 +1,7 @@
-//! What every driver does. The suite knows only `dyn Driver`, and runs once for each kind of device.
+//! The behaviour that all drivers share. The tests know only `dyn Driver`, and run once for each kind of device.
 //!
-//! A real device has other users, other tests among them: every test gives back what it took, asks for no memory that
-//! others might miss, and compares free memory by large amounts only.
+//! A real device has other users, other tests among them. So every test gives back the memory it took, allocates none
+//! that others might miss, and compares free memory by large amounts only.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use tenure_device::{Access, Driver, ErrorKind, EventId, EventKind, Priority};
 
 use crate::common::{drivers, kind, map_anywhere, mapped_chunk, read, unmap_again};
 
-/// Free memory may change by less than this while a test runs, whatever it does.
+/// The most, in bytes, by which other users may change the free memory while a test runs.
 const OTHERS_BYTES: u64 = 1 << 30;
 
 fn stream(driver: &dyn Driver) -> StreamId {
@@ -474,7 +474,7 @@ fn registered_host_memory_is_read_in_place_by_the_device() {
         unsafe { driver.register_host(source, 4096, Access::Read).unwrap() };
         let there = driver.host_on_device(source).unwrap();
         assert_eq!(driver.host_on_device(source.wrapping_add(100)).unwrap(), there + 100);
-        // What is there when it is read.
+        // The device reads the bytes that are there at the time of the read.
         page.0[100..164].fill(7);
         driver.copy_on_device(address, there + 100, 64, stream).unwrap();
         driver.synchronize_stream(stream).unwrap();
@@ -544,7 +544,7 @@ fn a_destroyed_stream_still_does_its_work() {
     }
 }
 
-/// A change of some of the bytes that the test below looks at.
+/// A change of some of the bytes in the test below.
 #[derive(Clone, Debug)]
 enum Change {
     Copy { at: usize, bytes: Vec<u8> },
@@ -552,7 +552,7 @@ enum Change {
     Move { to: usize, from: usize, len: usize },
 }
 
-/// How many bytes lie on each side of a border between chunks.
+/// The number of bytes on each side of a border between chunks.
 const SIDE: usize = 300;
 
 fn change() -> impl Strategy<Value = Change> {

@@ -1,4 +1,4 @@
-//! Events: created when first used, ended when dropped, and what each kind can do.
+//! Events: their creation at the first use, their end, and the abilities of each kind.
 
 use std::sync::Arc;
 

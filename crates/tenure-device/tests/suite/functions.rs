@@ -1,4 +1,4 @@
-//! Devices by their index: how many there are, what they are, which one is current.
+//! Devices by their index: their number, their properties, and the current one.
 
 use std::panic::catch_unwind;
 use std::thread;
@@ -15,7 +15,7 @@ fn platform(devices: usize) -> SimPlatform {
     SimPlatform::new(vec![SimConfig::default(); devices])
 }
 
-/// A platform that counts its devices so.
+/// Returns a platform whose count of devices is `count`.
 fn counting(count: Result<u32, ErrorKind>) -> SimPlatform {
     platform(1).with_count(count)
 }

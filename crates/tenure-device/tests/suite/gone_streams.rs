@@ -1,4 +1,4 @@
-//! Memory whose stream was destroyed: what was put on it is waited for, and nobody else is held up.
+//! Memory whose stream was destroyed: the allocator waits for the stream's work, and other streams go on.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tenure_device::{DeviceBacking, Driver, Priority};
 
 const MIB: u64 = 1 << 20;
 
-/// A device of one GiB, and a stream of it that is busy until 10 µs.
+/// Creates a device of 1 GiB, and a stream of it that is busy until 10 µs.
 fn device() -> (Arc<SimDriver>, StreamId) {
     let driver = Arc::new(SimDriver::new(SimConfig { capacity_bytes: 1 << 30, ..SimConfig::default() }));
     let stream = driver.create_stream(Priority::Default).unwrap();

@@ -1,4 +1,4 @@
-//! Graphs: work that is captured, and launched any number of times.
+//! Graphs: work that is captured once, and launched any number of times.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -11,12 +11,12 @@ use tenure_device::{Call, Driver, EventKind, Priority, STREAMS_PER_POOL, Stream,
 
 use crate::common::{Tested, drivers, read, sim};
 
-/// The memory of a device for the rest of the process, as graphs want it.
+/// Returns the memory of a device for the rest of the process, as graphs need it.
 fn memory(driver: &Tested) -> &'static DeviceMemory {
     memory_by("paged", driver)
 }
 
-/// The same with another policy.
+/// Returns such memory with another policy.
 fn memory_by(policy: &str, driver: &Tested) -> &'static DeviceMemory {
     let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
     Box::leak(Box::new(DeviceMemory::new(driver.shared(), config).unwrap()))
@@ -71,7 +71,7 @@ fn a_side_stream_joins_a_capture_by_its_events() {
         driver.memset(address, 2, 4, main).unwrap();
         let graph = driver.end_capture(main).unwrap();
 
-        // The events may go, and the streams: what they ordered is in the graph.
+        // The events and the streams may be destroyed: the order that they gave is in the graph.
         [fork, join].into_iter().for_each(|event| driver.destroy_event(event).unwrap());
         driver.destroy_stream(side).unwrap();
         for _ in 0..3 {
@@ -122,7 +122,7 @@ fn waiting_for_a_captured_stream_ends_its_capture() {
             driver.begin_capture(stream).unwrap();
             assert!(wait(&*driver, stream));
             let ended = driver.end_capture(stream);
-            // The driver never heard of the function.
+            // The driver never saw the host function.
             assert!(ended.is_err() || number == 2);
             let _ = ended.map(|graph| driver.destroy_graph(graph).unwrap());
             driver.memset(0, 0, 0, stream).unwrap();
@@ -187,7 +187,7 @@ fn memory_of_a_capture_is_the_graphs_own_until_both_are_gone() {
             Ok::<_, MemoryError>(two)
         };
         let (graph, out) = Graph::capture(memory, body).unwrap();
-        // What lives outside is elsewhere, though a block of the pool is free.
+        // A block from outside the capture lies elsewhere, though a block of the pool is free.
         let outside = memory.allocate(Request::new(4096, StreamId::NULL)).unwrap().address;
         driver.memset(outside, 1, 4096, StreamId::NULL).unwrap();
         graph.launch().unwrap();
@@ -307,7 +307,7 @@ fn a_capture_that_fails_leaves_no_graph() {
 }
 
 #[test]
-fn a_captured_stream_is_nobody_elses() {
+fn a_captured_stream_is_given_to_no_other_caller() {
     for driver in drivers() {
         let memory = memory(&driver);
         let others = || (0..STREAMS_PER_POOL).map(|_| memory.streams().pooled(Priority::Default).unwrap());

@@ -1,4 +1,4 @@
-//! Registered memory of the host, where the simulated device is stricter than a real one.
+//! Registered host memory, where the simulated device is stricter than a real one.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::common::{kind, sim};
 
 /// Registers `memory`, which the caller keeps for as long as the driver.
 fn register(driver: &SimDriver, memory: &mut [u8], access: Access) -> Result<(), CallError> {
-    // SAFETY: the tests keep the memory, and the simulated device only takes note of it.
+    // SAFETY: the tests keep the memory, and the simulated device only records it.
     unsafe { driver.register_host(memory.as_mut_ptr(), memory.len() as u64, access) }
 }
 

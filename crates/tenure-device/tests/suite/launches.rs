@@ -18,13 +18,13 @@ use crate::common::{GRANULE, drivers, kind, mapped_chunk, sim};
 
 const NAMES: [&str; 3] = ["axpy", "matmul", "softmax"];
 
-/// A launch of which every part tells which one it is.
+/// Records a launch in which every part shows the launch's number.
 fn record(registry: &LaunchRegistry, i: u32) -> u64 {
     let (grid, block) = ([i, i + 1, i + 2], [i + 3, i + 4, i + 5]);
     registry.record(NAMES[i as usize % 3], StreamId(i.into()), grid, block, Location::caller())
 }
 
-/// Whether all parts of `launch` belong to one launch.
+/// Returns whether all parts of `launch` belong to one launch.
 fn is_whole(launch: &Launch) -> bool {
     let i = launch.stream.0 as u32;
     launch.name == NAMES[i as usize % 3]
@@ -81,7 +81,7 @@ fn no_launch_is_torn_while_threads_go_round_the_buffer() {
     assert!(registry.recent(RECENT_LAUNCHES).iter().all(is_whole));
 }
 
-/// What is known of a launch of `axpy`.
+/// Returns a launch of `axpy`.
 #[track_caller]
 fn axpy(stream: StreamId) -> Launch {
     let (grid, block) = (Some([128, 1, 1]), Some([256, 1, 1]));
@@ -161,7 +161,7 @@ fn the_launch_check_names_the_launch_and_the_error_and_its_own_place() {
     }
 }
 
-/// Keeps what is logged: level, then fields and message in one line.
+/// A log that keeps each record: its level, and its fields and message in one line.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 

@@ -1,5 +1,5 @@
-//! The suite of drivers. [`drivers`] holds what every driver does, [`backing`] what allocators stand on; the rest is
-//! what only the simulated driver does.
+//! Tests of drivers. [`drivers`] tests the behaviour that all drivers share, and [`backing`] that of an allocator's
+//! backing; most others test the simulated driver alone.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod backing;

@@ -1,4 +1,4 @@
-//! A process's memory on a device, on every driver; and what an out-of-memory error says.
+//! A process's memory on a device, on every driver, and the text of out-of-memory errors.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::common::{Tested, drivers, read};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A device of one GiB.
+/// Creates a device of 1 GiB.
 fn gibibyte() -> Arc<SimDriver> {
     Arc::new(SimDriver::new(SimConfig { capacity_bytes: GIB, ..SimConfig::default() }))
 }
@@ -27,13 +27,13 @@ fn memory(driver: &Arc<SimDriver>, config: MemoryConfig) -> DeviceMemory {
     DeviceMemory::new(Arc::clone(driver) as _, config).unwrap()
 }
 
-/// Memory that lives as long as the test process, as storages want it.
+/// Returns memory that lives as long as the test process, as storages need it.
 fn lasting(driver: Arc<dyn Driver>, policy: Policy) -> &'static DeviceMemory {
     let config = MemoryConfig { policy, ..MemoryConfig::default() };
     Box::leak(Box::new(DeviceMemory::new(driver, config).unwrap()))
 }
 
-/// Runs `test` with every policy on every kind of device, and leaves nothing there.
+/// Runs `test` with every policy on every kind of device, and checks that no memory is left allocated.
 fn everywhere(test: impl Fn(&Tested, &'static DeviceMemory)) {
     for device in drivers() {
         for policy in policies() {
@@ -41,7 +41,7 @@ fn everywhere(test: impl Fn(&Tested, &'static DeviceMemory)) {
             test(&device, memory);
             memory.allocator().release_cached().unwrap();
             assert_eq!(memory.backing().held_bytes(), 0);
-            // SAFETY: made by `lasting`, and every storage of the test is gone.
+            // SAFETY: `lasting` leaked it, and every storage of the test is gone.
             drop(unsafe { Box::from_raw(std::ptr::from_ref(memory).cast_mut()) });
         }
     }
@@ -123,7 +123,7 @@ fn a_resized_storage_keeps_its_bytes() {
     });
 }
 
-/// The simulated device finds a race if the old bytes are given to their own stream before the copy has run.
+/// The simulated device finds a race if the old bytes are reused on their own stream before the copy has run.
 #[test]
 fn a_copy_on_another_stream_outlives_the_free_of_its_source() {
     const BYTES: u64 = 64 << 10;
@@ -134,7 +134,7 @@ fn a_copy_on_another_stream_outlives_the_free_of_its_source() {
         device.synchronize_stream(other).unwrap();
 
         let target = Allocator::allocate(&memory, BYTES as usize).unwrap();
-        // SAFETY: both are blocks of so many bytes.
+        // SAFETY: both are blocks of at least `BYTES` bytes.
         unsafe { Allocator::copy(&memory, old.address as *const u8, target.as_ptr(), BYTES as usize).unwrap() };
         memory.free(old.address).unwrap();
         let reused = memory.allocate(Request::new(BYTES, other)).unwrap();
@@ -171,7 +171,7 @@ fn a_storage_carries_its_purpose() {
     });
 }
 
-/// The simulated device finds a race if the bytes are given away before the other stream is done with them.
+/// The simulated device finds a race if the bytes are reused before the other stream is done with them.
 #[test]
 fn a_recorded_storage_is_not_reused_before_the_other_stream_has_passed() {
     let platform = SimPlatform::new(vec![SimConfig::default(); 6]);
@@ -282,7 +282,7 @@ fn bad_settings_are_refused() {
     assert!(matches!(error, MemoryError::Allocator(AllocError::InvalidSetting { .. })), "{error}");
 }
 
-/// What the figures of a full, shared device look like.
+/// Returns the report of a full, shared device.
 fn sample() -> OutOfMemoryReport {
     let key = |module: &str| {
         KeyId::intern(Key { module: module.into(), op: "matmul".into(), role: "out".into(), occurrence: 0 })
@@ -352,7 +352,7 @@ What to try:
     assert_eq!(report.to_string(), expected);
 }
 
-/// What people know, and programs look for, comes first and whole.
+/// PyTorch's text, which people know and programs search for, comes first and whole.
 #[test]
 fn a_report_in_pytorchs_words() {
     let report = OutOfMemoryReport { pooled_bytes: 256 * MIB, ..sample() };
@@ -386,7 +386,7 @@ fn advice_fits_the_cause() {
     assert!(first(in_pieces.clone()).contains("18.00 GiB is reserved and not allocated"), "{in_pieces}");
 }
 
-/// A host function must not call the driver: what it frees is freed with the next call elsewhere.
+/// A host function must not call the driver: blocks that it frees are freed with the next call elsewhere.
 #[test]
 fn what_a_host_function_frees_is_freed() {
     everywhere(|device, memory| {

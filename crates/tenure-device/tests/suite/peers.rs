@@ -1,4 +1,4 @@
-//! Memory that another device may reach.
+//! Device memory that another device reaches, and copies between devices.
 
 use std::env;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ fn every_block_of_a_memory_is_in_the_reach_of_its_peer() {
     }
 }
 
-/// Simulated devices that run in different orders, and real ones where there are two.
+/// Returns pairs of devices: simulated ones that run in different orders, and real ones where there are two.
 fn pairs() -> Vec<[Arc<dyn Driver>; 2]> {
     let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
     let mut pairs = Vec::new();
@@ -115,14 +115,14 @@ fn a_copy_to_a_peer_is_in_the_order_of_both_streams() {
                 here.memset(source, value, BYTES, from.id()).unwrap();
                 from.copy_to_peer(source, &to, target, BYTES / 2).unwrap();
                 here.memset(source, 8, BYTES, from.id()).unwrap();
-                // And back, elsewhere.
+                // And back, to another place.
                 to.copy_to_peer(target, &from, source + BYTES / 2, 8).unwrap();
                 there.memset(target, 7, 4, to.id()).unwrap();
                 to.synchronize().unwrap();
                 assert_eq!(read(&**there, target, 8), [7, 7, 7, 7, value, value, value, value], "{policy}");
                 assert_eq!(read(&**there, target + BYTES / 2 - 2, 4), [value, value, 9, 9], "{policy}");
                 from.synchronize().unwrap();
-                // What was written over there came after.
+                // The write on the other device came after the copy.
                 let back = [&[8; 2][..], &[value; 8], &[8; 2]].concat();
                 assert_eq!(read(&**here, source + BYTES / 2 - 2, 12), back, "{policy}");
             }
@@ -136,7 +136,7 @@ fn a_copy_to_a_peer_is_in_the_order_of_both_streams() {
 }
 
 #[test]
-fn a_copy_to_a_peer_that_nobody_waits_for_is_a_race() {
+fn a_copy_to_a_peer_that_no_stream_waits_for_is_a_race() {
     let drivers = devices();
     let [from, to] = drivers.each_ref().map(|driver| Streams::new(Arc::clone(driver) as _).null());
     let [source, target] = drivers.each_ref().map(|driver| driver.malloc(64).unwrap());

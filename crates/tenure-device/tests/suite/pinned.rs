@@ -1,4 +1,4 @@
-//! Pinned host memory: reused when no copy needs it any more, limited, and given back whole.
+//! Pinned host memory: reused once no copy needs it, limited, and given back whole.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::common::drivers;
 
 const MIB: u64 = 1 << 20;
 
-/// At most 64 MiB in chunks of 8.
+/// Returns settings of at most 64 MiB, in chunks of 8 MiB.
 fn small() -> PinnedConfig {
     PinnedConfig { chunk_bytes: 8 * MIB, ..PinnedConfig::new(64 * MIB) }
 }
@@ -31,7 +31,7 @@ fn mib(pool: &PinnedPool, count: usize) -> Result<PinnedBuffer, PinnedError> {
     pool.allocate(count << 20)
 }
 
-/// Registrations and their ends.
+/// Returns the number of registrations, and of their ends.
 fn calls(driver: &SimDriver) -> (u64, u64) {
     (driver.calls(Some(Call::RegisterHost)), driver.calls(Some(Call::UnregisterHost)))
 }
@@ -55,7 +55,7 @@ fn bytes_go_to_the_device_and_back() {
     }
 }
 
-/// Each buffer is dropped as soon as its copy is asked for, and the next is filled while copies are on their way.
+/// Each buffer is dropped as soon as its copy is queued, and the next is filled while copies run.
 #[test]
 fn buffers_dropped_under_recorded_copies_keep_their_bytes() {
     const ROUNDS: u64 = 20;
@@ -165,7 +165,7 @@ fn the_last_bytes_of_a_limit_are_used() {
     assert!(matches!(mib(&pool, 2), Err(PinnedError::LimitReached { .. })));
 }
 
-/// A host function must not call the driver: what it drops is freed by whoever comes next.
+/// A host function must not call the driver: the next call of another thread frees the buffers that it drops.
 #[test]
 fn a_buffer_dropped_in_a_host_function_is_freed() {
     for device in drivers() {
@@ -181,7 +181,7 @@ fn a_buffer_dropped_in_a_host_function_is_freed() {
     }
 }
 
-/// As in a callback that Tenure does not know of, where the driver refuses.
+/// The failure stands for a callback that Tenure does not know of, in which the driver refuses calls.
 #[test]
 fn a_drop_that_fails_is_made_up_for_by_the_next_call() {
     let driver = sim();
@@ -254,8 +254,9 @@ fn a_failed_registration_leaves_nothing_mapped() {
     mib(&pool, 1).unwrap();
 }
 
-/// Bytes of memory that this process holds; 0 where the system does not tell. Chunks are touched before they are
-/// registered, so what stays mapped shows. Address space would not do: a real device's driver takes much of it.
+/// Returns the bytes of memory that this process holds; 0 where the system does not tell. Chunks are touched before
+/// they are registered, so memory that stays mapped shows. Address space would not do: a real device's driver takes
+/// much of it.
 fn resident_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).map_or(0, |pages: u64| pages * 4096)
@@ -306,7 +307,7 @@ fn memory_comes_from_the_node_asked_for_or_not_at_all() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Whatever comes and goes, live buffers share no byte, and the limit holds.
+    /// Live buffers share no byte, and the limit holds, in any order of allocations and drops.
     #[test]
     fn live_buffers_are_apart(steps in prop::collection::vec((0..12_usize, 1..6_000_000_usize), 1..60)) {
         let pool = pool(&sim(), small());

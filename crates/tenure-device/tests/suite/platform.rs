@@ -24,7 +24,7 @@ fn devices_are_numbered_from_zero() {
 }
 
 #[test]
-fn a_device_has_one_driver_whoever_asks() {
+fn a_device_has_one_driver_for_all_callers() {
     let platform = platform(2);
     let (driver, sim) = (platform.driver(1).unwrap(), platform.sim(1).unwrap());
     driver.malloc(1000).unwrap();

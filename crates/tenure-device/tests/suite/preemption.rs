@@ -1,4 +1,4 @@
-//! Preemption: a process that yields its device, on the simulated driver and a clock of the test's.
+//! Preemption: a process that yields its device, on the simulated driver and a manual clock.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -25,7 +25,7 @@ struct Preempted {
     memory: &'static DeviceMemory,
     preemption: Arc<Preemption>,
     clock: Clock,
-    /// When what is on each stream will be done, in ms.
+    /// The time at which the work on each stream will be done, in ms.
     ends: Mutex<HashMap<StreamId, u64>>,
 }
 
@@ -52,7 +52,7 @@ impl Preempted {
         self.memory.free(block.address).unwrap();
     }
 
-    /// Allocates, puts work of `ms` on the stream, and tells how far the stream's end is then.
+    /// Allocates, puts work of `ms` on the stream, and returns the time until the stream's end, in ms.
     fn operation(&self, stream: StreamId, ms: u64) -> u64 {
         self.allocate(stream);
         let mut ends = self.ends.lock();
@@ -62,7 +62,7 @@ impl Preempted {
         end.saturating_sub(self.now_ms())
     }
 
-    /// A millisecond passes.
+    /// Lets a millisecond pass.
     fn tick(&self) {
         self.clock.advance(Duration::from_millis(1));
         self.driver.advance(1000);
@@ -73,7 +73,7 @@ impl Preempted {
         self.ends.lock().values().all(|end| *end <= self.now_ms())
     }
 
-    /// Stops the process while time passes only for what is on the device: in how many ms.
+    /// Stops the process, while time passes only for work on the device. Returns how many ms that took.
     fn stop(&self) -> u64 {
         let mut ms = 0;
         thread::scope(|scope| {
@@ -81,7 +81,7 @@ impl Preempted {
             wait_for(|| self.preemption.is_stopped());
             while !yielding.is_finished() {
                 if self.is_idle() {
-                    // A mark may have been made behind what is done.
+                    // A thread may have made a mark after the work that is done.
                     self.driver.run().unwrap();
                     thread::yield_now();
                 } else {

@@ -1,5 +1,5 @@
 //! Two real processes with a simulated device each, which share a chunk and an event. The child is this program again,
-//! running one test: it gets the chunk as its standard input, and the event in its environment.
+//! running one test. It gets the chunk as its standard input, and the event in its environment.
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -16,7 +16,7 @@ use crate::common::{GRANULE, map_anywhere, mapped_chunk, read, sim};
 const EVENT: &str = "TENURE_TEST_EVENT";
 const HANGS: &str = "TENURE_TEST_HANGS";
 
-/// A child that has the chunk at `address`, and the event.
+/// A child process that has the chunk at `address`, and the event.
 struct Peer {
     child: Child,
     address: Address,

@@ -1,4 +1,4 @@
-//! The race detector: what is unordered is found with every seed, what is ordered never reported.
+//! The race detector: it finds unordered accesses with every seed, and never reports ordered ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::common::{GRANULE, kind, mapped_chunk, sim};
 
 const SEEDS: std::ops::Range<u64> = 0..32;
 
-/// As small as an allocator can be that knows streams: blocks of one size, free lists per stream.
+/// An allocator that knows streams, as small as can be: blocks of one size, and a free list for each stream.
 struct TinyAllocator {
     driver: Arc<SimDriver>,
     free: HashMap<StreamId, Vec<Address>>,
@@ -54,7 +54,7 @@ impl TinyAllocator {
     }
 }
 
-/// A tensor made on one stream is read on another, and freed there and then; the next one is made.
+/// Makes a tensor on one stream, reads it on another and frees it at once, then makes the next one.
 fn producer_and_consumer(seed: u64, record_stream: bool) -> Result<(), CallError> {
     let driver = sim(seed);
     let mut allocator = TinyAllocator::new(&driver);
@@ -184,7 +184,7 @@ fn addresses_of_one_chunk_race_with_each_other() {
     assert!(matches!(kind(driver.memset(second + 8, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
 }
 
-/// One step of a random program of two events, three streams and sixteen bytes.
+/// One step of a random program with two events, three streams and sixteen bytes.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Touch { stream: usize, start: u64, len: u64, write: bool },
@@ -203,7 +203,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Which of the steps is the first to race, found from the definition: sets of everything that came before.
+/// Returns the index of the first step that races, by the definition: each step's set of earlier steps.
 fn first_race(steps: &[Step]) -> Option<usize> {
     let (mut streams, mut events, mut host) = ([0u64; 3], [0u64; 2], 0u64);
     for (index, &step) in steps.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Lazy streams, seeds, and the virtual clock.
+//! Lazy streams, seeds, and the virtual clock of the simulated device.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use tenure_device::{Driver, ErrorKind, EventKind, Priority};
 
 use crate::common::{kind, read, sim};
 
-/// Puts functions on three streams, the third waiting for the first; returns the order in which they ran.
+/// Puts functions on three streams, the third of which waits for the first. Returns the order in which they ran.
 fn order_of_work(seed: u64) -> Vec<&'static str> {
     let driver = sim(seed);
     let streams: Vec<_> = (0..3).map(|_| driver.create_stream(Priority::Default).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Chunks that several simulated devices hold, each of them the device as one process sees it.
+//! Chunks that several simulated devices hold, each of which stands for the device as one process sees it.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use tenure_device::{Call, Driver, ErrorKind, Priority};
 
 use crate::common::{GRANULE, kind, map_anywhere, mapped_chunk, read, sim};
 
-/// A chunk of another device, mapped and accessible.
+/// Imports a chunk of another device, maps it and makes it accessible.
 fn imported_chunk(driver: &dyn Driver, descriptor: impl AsFd, bytes: u64) -> (Address, ChunkId) {
     let chunk = driver.import(descriptor.as_fd(), bytes).unwrap();
     (map_anywhere(driver, chunk, bytes), chunk)

@@ -8,7 +8,7 @@ use tenure_device::{Call, Driver, ErrorKind, EventHandle, EventId, EventKind, Pr
 
 use crate::common::{eventually, kind, read, sim};
 
-/// Two processes: the event as the first made it, and as the second opened it.
+/// Returns two processes: the event as the first created it, and as the second opened it.
 fn processes() -> [(Arc<SimDriver>, EventId); 2] {
     let (first, second) = (sim(0), sim(1));
     let event = first.create_event(EventKind::Interprocess).unwrap();

@@ -16,7 +16,7 @@ use tenure_device::{
 
 use crate::common::{drivers, kind, read, sim};
 
-/// One stream of each of two devices, and the devices' streams.
+/// Returns a stream of each of two devices, and the devices' streams.
 fn two_devices() -> [(Streams, Stream); 2] {
     let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
     [0, 1].map(|device| {
