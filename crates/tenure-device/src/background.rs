@@ -28,9 +28,7 @@ pub trait Background: Sync {
 impl Background for Arc<Preemption> {
     fn stop(&self) {
         if !self.yield_now() {
-            tracing::warn!(
-                "work that this program has put on a device goes on for longer than a second: it yields late"
-            );
+            tracing::warn!("this program's work still runs on a device after a second: the program yields late");
         }
     }
 

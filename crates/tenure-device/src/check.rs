@@ -16,10 +16,10 @@ pub struct LaunchError {
 
 /// Checks for an error after `launch`. c10's `C10_CUDA_KERNEL_LAUNCH_CHECK`.
 ///
-/// Takes what `launch` of the [CUDA](crate::cuda::CudaDriver::launch) or the
-/// [simulated](crate::sim::SimDriver::launch) driver returned. Never waits, so an error of the launch itself may turn up
-/// only in a later call; `CUDA_LAUNCH_BLOCKING=1` in the environment makes the CUDA driver wait for each launch. May be
-/// used while the stream is captured.
+/// Takes the value that `launch` of the [CUDA](crate::cuda::CudaDriver::launch) or the
+/// [simulated](crate::sim::SimDriver::launch) driver returned. Never waits, so an error of the launch itself may turn
+/// up only in a later call; `CUDA_LAUNCH_BLOCKING=1` in the environment makes the CUDA driver wait for each launch. May
+/// be used while the stream is captured.
 ///
 /// # Errors
 /// The error that the driver [knows](Driver::check_stream) of the launch's stream.

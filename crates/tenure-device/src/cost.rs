@@ -1,5 +1,5 @@
 //! The costs of driver calls: a model that replays use, fitted to medians at sizes from 2 MiB to 1 GiB on one NVIDIA
-//! H200 (driver 580, CUDA 13.0). `tests/cuda/speed.rs` measures the calls and prints them beside this model.
+//! H200 (driver 580, CUDA 13.0). `benches/calls.rs` measures the calls and prints them beside this model.
 //!
 //! Mapping calls cost per chunk, not per call: one `cuMemSetAccess` over 512 chunks takes as long as 512 of them.
 

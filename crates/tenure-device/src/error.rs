@@ -296,7 +296,7 @@ pub enum ErrorKind {
     /// The driver was called from work that runs on a stream.
     #[error("called from a host function or kernel, which must not call the driver")]
     CalledFromWork,
-    /// A failure asked for by a test.
+    /// A test injected the failure.
     #[error("injected failure")]
     Injected,
     /// Work touches an address where nothing is mapped.

@@ -97,8 +97,8 @@ impl Event {
     /// Returns the device time from this event to `end`, in µs.
     ///
     /// # Errors
-    /// One of the two is not of [`EventKind::Timing`] ([`ErrorKind::WrongEventKind`]), or was not recorded or passed yet
-    /// ([`ErrorKind::NotPassed`]).
+    /// One of the two is not of [`EventKind::Timing`] ([`ErrorKind::WrongEventKind`]), or was not recorded or not
+    /// passed yet ([`ErrorKind::NotPassed`]).
     #[track_caller]
     pub fn elapsed_us(&self, end: &Self) -> Result<f64, DriverError> {
         let (start, end) = (self.timing()?, end.timing()?);

@@ -249,7 +249,7 @@ impl Gate {
     }
 }
 
-/// Returns the name of a pool that no other graph has, and that differs from those that programs choose.
+/// Returns a name for a pool that no other graph has, nor a program's own pool.
 fn next_pool() -> PoolId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     PoolId(NEXT.fetch_add(1, Ordering::Relaxed), u64::MAX)

@@ -274,8 +274,8 @@ impl Small {
     }
 }
 
-/// Counts held bytes as allocated bytes are counted: other memory around small blocks belongs to the language's
-/// allocator.
+/// Applies `change` to the held bytes of small blocks, which are counted as held only while they are allocated: the
+/// free memory around them belongs to the language's allocator.
 fn count_held(small: &mut Statistics, change: impl Fn(&mut Stat)) {
     small.both(PoolKind::Small).into_iter().for_each(|pool| change(&mut pool.reserved_bytes));
 }

@@ -11,9 +11,9 @@ use crate::ring::Ring;
 /// The number of launches that a [`LaunchRegistry`] keeps.
 pub const RECENT_LAUNCHES: usize = 1024;
 
-/// The last [`RECENT_LAUNCHES`] kernel launches of a device, so that an error which turns up later can name what it may
-/// come from. c10's `CUDAKernelLaunchRegistry` (`c10/cuda/CUDADeviceAssertionHost.h`), without its lock: noting a launch
-/// is two atomic operations and a row of stores into one cache line, cheap enough to leave on.
+/// The last [`RECENT_LAUNCHES`] kernel launches of a device, so that an error that turns up later can name the launches
+/// it may come from. c10's `CUDAKernelLaunchRegistry` (`c10/cuda/CUDADeviceAssertionHost.h`), without its lock:
+/// recording a launch is two atomic operations and a row of stores into one cache line, cheap enough to leave on.
 pub struct LaunchRegistry(Ring<RECENT_LAUNCHES, WORDS>);
 
 impl LaunchRegistry {
@@ -22,8 +22,8 @@ impl LaunchRegistry {
         Self(Ring::new())
     }
 
-    /// Notes a launch of kernel `name` with `grid` blocks of `block` threads, made at `at`. Returns its number, which is
-    /// larger than that of every launch noted before.
+    /// Records a launch of kernel `name` with `grid` blocks of `block` threads, made at `at`. Returns its number, which
+    /// is larger than that of every launch recorded before.
     #[inline]
     pub fn record(
         &self,

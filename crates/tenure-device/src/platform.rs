@@ -44,7 +44,7 @@ pub struct Properties {
     pub multiprocessors: u32,
     /// Level 2 cache, in bytes.
     pub l2_bytes: u64,
-    /// Engines that copy beside running kernels.
+    /// The number of engines that copy while kernels run.
     pub copy_engines: u32,
     /// Whether physical chunks and address space can be allocated apart.
     pub has_virtual_memory: bool,

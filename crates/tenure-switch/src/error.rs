@@ -8,7 +8,7 @@ use tenure_device::pinned::SealedError;
 use tenure_device::{CallError, DriverError};
 use tenure_tier::TierError;
 
-/// An error of a model's weights. Whatever the failed call had begun is undone.
+/// An error of a model's weights. The failed call undoes all that it began.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwitchError {

@@ -157,8 +157,8 @@ impl Image {
 
     /// Waits until a group is there, and returns its first byte.
     ///
+    /// # Errors
     /// The group could not be read.
-    /// It could not be read.
     pub fn wait(&self, group: usize) -> Result<*const u8, SwitchError> {
         self.progress.wait(group)?;
         let begin = self.manifest.groups[group].start as usize;

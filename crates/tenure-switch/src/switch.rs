@@ -79,7 +79,7 @@ pub struct SwitchStatistics {
     pub peak_bytes: u64,
 }
 
-/// A model registered on a device: its weights have addresses there, whether or not they are there. A drop waits for
+/// A model registered on a device: its weights have addresses there, even while they are evicted. A drop waits for
 /// the work that uses them.
 pub struct Model {
     shared: Arc<Shared>,
@@ -261,7 +261,7 @@ impl Model {
         &self.residence
     }
 
-    /// Returns the addresses of a tensor, at which its bytes lie when they are there.
+    /// Returns the addresses of a tensor, which hold its bytes while they are on the device.
     pub fn place(&self, entry: usize) -> Range<Address> {
         let place = self.manifest.place(entry);
         self.address + place.start..self.address + place.end

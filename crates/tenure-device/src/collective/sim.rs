@@ -27,7 +27,7 @@ struct State {
 /// One call of all devices.
 #[derive(Default)]
 struct Round {
-    /// The bytes of each device that has come.
+    /// The bytes of each device that has made the call.
     given: Vec<Option<Vec<u8>>>,
     /// When the first device began to wait.
     awaited: Option<Instant>,
@@ -55,7 +55,7 @@ impl Meeting {
         Ok(state.made[rank])
     }
 
-    /// Notes that a device has come to a call, with its bytes.
+    /// Notes that a device has made a call, with its bytes.
     fn give(&self, number: usize, rank: usize, bytes: Vec<u8>) {
         let mut state = self.0.lock();
         let size = state.made.len();
@@ -64,7 +64,7 @@ impl Meeting {
         round.given[rank] = Some(bytes);
     }
 
-    /// Returns whether all devices have come to a call, or the waiting has ended.
+    /// Returns whether all devices have made a call, or the waiting has ended.
     fn is_over(&self, number: usize) -> bool {
         let state = &mut *self.0.lock();
         let Some(round) = state.rounds.get_mut(&number) else { return state.is_broken };
@@ -75,7 +75,7 @@ impl Meeting {
         true
     }
 
-    /// Returns what `merge` makes of all devices' bytes, in order of rank, or `None` if a device did not come.
+    /// Returns what `merge` makes of all devices' bytes, in order of rank, or `None` if a device did not make the call.
     fn take(&self, number: usize, merge: impl Fn(Vec<Vec<u8>>) -> Vec<u8>) -> Option<Arc<Vec<u8>>> {
         let state = &mut *self.0.lock();
         let round = state.rounds.get_mut(&number)?;

@@ -1,4 +1,4 @@
-//! A process's memory on a device: a driver, an allocator on it, and errors that say who holds what.
+//! A process's memory on a device: a driver, an allocator on it, and errors that list the holders of memory.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -51,8 +51,7 @@ const PER_THREAD: StreamId = StreamId(2);
 pub struct DeviceMemory {
     allocator: Allocator,
     backing: Arc<DeviceBacking>,
-    /// The streams; the last field to be dropped but for plain values, since streams must outlive the allocator that
-    /// knows them.
+    /// The streams. They are dropped after the allocator, which knows them.
     streams: Streams,
     device: Device,
     /// Blocks imported from other processes.

@@ -26,7 +26,8 @@ const FIRST_STRIDE: u32 = 4;
 const MAX_STRIDE: u32 = 4096;
 /// The number of lanes to which streams are mapped, a power of two. Streams that share a lane are treated as one.
 const LANES: usize = 16;
-/// A program that allocates nothing for this long launches nothing that takes long.
+/// The time that a yield leaves a program to launch work that it has begun to prepare. A program that allocates nothing
+/// for this long launches nothing that takes long.
 const GRACE: Duration = Duration::from_millis(10);
 /// The longest wait for the device to become idle.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Detection of races by vector clocks, which say what happens before what. Streams order their own work, events order
+//! Detection of races by vector clocks, which give the order of work. Streams order their own work, events order
 //! streams, and the host orders everything that it has seen completed before everything that it puts on a stream
 //! afterwards.
 //!

@@ -27,7 +27,7 @@ use crate::{Call, CallError, Counters, ErrorKind, EventId, GraphId, Launch, Proc
 /// The interval at which the host checks whether another process has passed an event that it waits for.
 const POLL: Duration = Duration::from_micros(50);
 
-/// A goal of a wait of the host.
+/// The point or record that the host waits for.
 pub(super) enum Goal {
     Nothing,
     /// A point, and the work that the host knows to be complete once it is passed.

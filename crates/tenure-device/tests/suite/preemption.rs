@@ -238,7 +238,7 @@ fn without_preemption_allocations_call_no_driver() {
     assert_eq!(driver.calls(Some(Call::HostFunction)), 1);
 }
 
-/// Notes what it is told.
+/// A program that records the calls of its server.
 #[derive(Default)]
 struct Told(Mutex<Vec<&'static str>>);
 
