@@ -49,12 +49,12 @@ impl DeviceBacking {
         self
     }
 
-    /// The driver underneath.
+    /// Returns the driver underneath.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// The chunks that other processes may map.
+    /// Returns the chunks that other processes may map.
     pub(crate) fn exports(&self) -> &Exports {
         &self.exports
     }
@@ -294,7 +294,7 @@ fn own_bytes(driver: &dyn Driver) -> Option<u64> {
 #[derive(Default)]
 struct Marks {
     streams: FxHashMap<StreamId, StreamMarks>,
-    /// Events that mark nothing.
+    /// Unused events.
     spare: Vec<EventId>,
 }
 

@@ -73,7 +73,7 @@ pub enum Call {
 impl Call {
     pub(crate) const COUNT: usize = Self::RunGraph as usize + 1;
 
-    /// The driver function's name.
+    /// Returns the driver function's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Start => "cuInit",

@@ -94,7 +94,7 @@ pub enum ErrorKind {
     /// The driver is there, but did not start.
     #[error("the CUDA driver failed to start ({reason}): check `nvidia-smi`, and the device's permissions")]
     StartFailed {
-        /// The driver's words.
+        /// The driver's error text.
         reason: String,
     },
     /// Counting the devices failed, with an error that does not say that it concerns the count.
@@ -103,7 +103,7 @@ pub enum ErrorKind {
          CUDA_VISIBLE_DEVICES was not changed after the program started"
     )]
     CountFailed(Box<ErrorKind>),
-    /// More than [`MAX_DEVICES`](crate::memory::MAX_DEVICES) devices.
+    /// The driver found more than [`MAX_DEVICES`](crate::memory::MAX_DEVICES) devices.
     #[error("the driver found {0} devices, more than Tenure can number: please report this to its developers")]
     TooManyDevices(u32),
     /// A device's index is out of range.
@@ -111,7 +111,7 @@ pub enum ErrorKind {
     NoSuchDevice {
         /// The index given.
         device: u8,
-        /// How many devices there are.
+        /// The number of devices.
         count: u8,
     },
     /// Peer access was requested between a device and itself.
@@ -236,7 +236,7 @@ pub enum ErrorKind {
         /// The registered range.
         existing: Range<u64>,
     },
-    /// No host memory is registered that begins at the address.
+    /// No registered host memory begins at the address.
     #[error("no host memory is registered at {0:#x}: give the address that it was registered with")]
     HostNotRegistered(u64),
     /// Host memory is unregistered while the host cannot know that copies from or to it have completed.
@@ -331,7 +331,7 @@ pub enum ErrorKind {
         /// The work that uses it.
         launch: Arc<Launch>,
     },
-    /// Two pieces of work touch the same physical bytes, one of them writes, and nothing orders them.
+    /// Two pieces of work touch the same physical bytes, at least one of them writes, and nothing orders them.
     #[error(
         "race: {first} and {second} both touch the memory at {}, at least one writes it, and neither waits for the \
          other: wait on an event, or record the second stream on the block",

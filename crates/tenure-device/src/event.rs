@@ -50,7 +50,7 @@ impl Event {
         self.id
     }
 
-    /// Moves the event to the end of what is on `stream` now. Waits put on streams before stay with the old point.
+    /// Moves the event to the end of what is on `stream` now. Waits already put on streams stay with the old point.
     ///
     /// # Errors
     /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event then stays
@@ -108,7 +108,7 @@ impl Event {
     /// Returns a name under which another process can [`open`](Self::open) the event, recorded or not.
     ///
     /// # Errors
-    /// It is not of [`EventKind::Interprocess`] ([`ErrorKind::WrongEventKind`]), or a driver call failed.
+    /// The event is not of [`EventKind::Interprocess`] ([`ErrorKind::WrongEventKind`]), or a driver call failed.
     #[track_caller]
     pub fn export(&mut self) -> Result<EventHandle, DriverError> {
         self.require(EventKind::Interprocess, Call::ExportEvent)?;

@@ -43,7 +43,7 @@ impl OpenedMemory {
     /// Reads `target.len()` bytes from `offset` on, and waits until they are read.
     ///
     /// # Errors
-    /// They are not all inside the allocation ([`ErrorKind::OutsideMemory`]); a driver call failed.
+    /// The bytes are not all inside the allocation ([`ErrorKind::OutsideMemory`]); a driver call failed.
     #[track_caller]
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DriverError> {
         let source = self.at(Call::CopyFromDevice, offset, target.len())?;

@@ -150,7 +150,7 @@ impl Pools {
         })
     }
 
-    /// Makes a stream current, and returns the one before.
+    /// Makes a stream current, and returns the previous one.
     pub(crate) fn exchange_current(self: &Arc<Self>, place: Place) -> Place {
         let before = self.current();
         if place.id != StreamId::NULL {

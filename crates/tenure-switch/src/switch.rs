@@ -87,7 +87,7 @@ pub struct Model {
     address: Address,
     gates: Mutex<Vec<GroupGate>>,
     runs: Runs,
-    /// Locked before the switch's state.
+    /// This lock is taken before that of the switch's state.
     residence: Mutex<Residence>,
 }
 

@@ -36,7 +36,7 @@ pub enum CollectiveError {
     Failed {
         /// NCCL's function.
         call: &'static str,
-        /// NCCL's words.
+        /// NCCL's error text.
         reason: String,
     },
     /// The devices are simulated and real ones mixed, or none, or one device is given twice.

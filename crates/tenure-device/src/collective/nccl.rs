@@ -7,7 +7,6 @@
 //! communicators of one process, each abort but the last only tells running work to stop; the last one frees them all.
 //! So the thread that ends a group first aborts the others' communicators, whatever calls they are in. Then it waits
 //! until these calls have returned; no new ones begin. Last it aborts its own.
-//! aborts its own.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;

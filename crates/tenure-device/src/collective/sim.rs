@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Meeting(Mutex<State>);
 
 struct State {
-    /// How many calls each device has made.
+    /// The number of calls that each device has made.
     made: Vec<usize>,
     rounds: BTreeMap<usize, Round>,
     is_broken: bool,
@@ -29,7 +29,7 @@ struct State {
 struct Round {
     /// The bytes of each device that has made the call.
     given: Vec<Option<Vec<u8>>>,
-    /// When the first device began to wait.
+    /// The time at which the first device began to wait.
     awaited: Option<Instant>,
     result: Option<Arc<Vec<u8>>>,
     gone: usize,

@@ -4,7 +4,6 @@
 //! of device time apart, and at most 20 ms of them are outstanding: beyond that, the thread that allocates waits for
 //! the device. So the device never lags far behind the host, and is soon idle when the host stops. A mark needs no
 //! query: a query from one thread would break a capture that another thread makes.
-//! thread would break a capture that another one makes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -173,7 +173,7 @@ impl Driver for SimDriver {
         for device in self.registrations.devices() {
             let mut state = device.state.lock();
             if state.fault().is_some() {
-                // Its work is over.
+                // The device's work is over.
                 continue;
             }
             let State { host, memory, order, .. } = &mut *state;
