@@ -1,4 +1,5 @@
-//! Models to begin with: small ones whose weights are drawn, the same ones each time, and a real one if somebody has it.
+//! Example models: small ones with randomly drawn weights, the same in every run, and optionally a real sentence
+//! encoder.
 
 use std::fs;
 use std::io;
@@ -12,13 +13,13 @@ use tenure_tensor::random::Generator;
 
 use crate::repository::{RepositoryError, check_encoder};
 
-/// The files of a sentence encoder's model that are served, and the tokenizer's.
+/// The files of a sentence encoder that are served: its model's and its tokenizer's.
 const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
 
-/// The files beside them that state how long a text may be, where there are some.
+/// Optional files beside them, which state the longest text in tokens.
 const TEXT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
 
-const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels: of weights that nobody trained.
+const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels, from untrained weights.
 architecture = "resnet18"
 timeout_ms = 10000
 
@@ -41,7 +42,7 @@ shape = [-1, 10]
 max_rows = 16
 "#;
 
-const NEXT_BYTE: &str = r#"# Scores of the byte that follows each byte of a text: of weights that nobody trained.
+const NEXT_BYTE: &str = r#"# Scores of the byte that follows each byte of a text, from untrained weights.
 architecture = "llama"
 timeout_ms = 10000
 
@@ -67,7 +68,7 @@ shape = [-1, -1, 256]
 max_rows = 16
 "#;
 
-/// Behind what is an encoder's own.
+/// The end of the configuration of a sentence encoder; the lines that differ by encoder come before it.
 const SENTENCES: &str = r#"architecture = "sentences"
 config = "config.json"
 timeout_ms = 10000
@@ -102,25 +103,25 @@ const TINY_CONFIG: &str = r#"{
 }
 "#;
 
-/// Why examples are not written.
+/// The reason why the examples were not written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExampleError {
-    /// The system refused.
+    /// The system refused to read or write a file.
     #[error("{}: {source}", .path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// Its words.
+        /// The system's message.
         source: io::Error,
     },
-    /// It would be overwritten.
+    /// The folder exists and would be overwritten.
     #[error("{}: there is something already, which is not overwritten: remove it, or name another folder", .path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
     },
-    /// The encoder has modules that are not computed here.
+    /// The encoder has modules that the server does not compute.
     #[error(transparent)]
     Encoder(#[from] RepositoryError),
     /// Weights could not be drawn or written, or the encoder's tokenizer cannot be used.
@@ -128,13 +129,13 @@ pub enum ExampleError {
     Weights(#[from] Error),
 }
 
-/// Writes three models into a folder, which is made if it is not there, and returns their names: `digits`, a ResNet;
-/// `next-byte`, a Llama; and the sentence encoder of the folder `encoder`, such as all-MiniLM-L6-v2, by the name of `name`. If
-/// there is none, `tiny-sentences` stands in its place, whose weights are drawn as the others' are.
+/// Writes three models into a folder and returns their names: `digits`, a ResNet; `next-byte`, a Llama; and the
+/// sentence encoder of the folder `encoder`, such as all-MiniLM-L6-v2, under the name `name`. Creates the folder if it
+/// does not exist. Without an encoder it writes `tiny-sentences` instead, whose weights are drawn like the others'.
 ///
 /// # Errors
-/// A model of such a name is there; a file cannot be read or written; the vectors of the encoder are not averages of length
-/// 1, which are all that the server computes.
+/// A model with such a name exists; a file cannot be read or written; or the encoder's vectors are not averages
+/// normalized to length 1, the only ones that the server computes.
 pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String>, ExampleError> {
     let third = encoder.map_or("tiny-sentences", |(name, _)| name);
     let names = ["digits", "next-byte", third];

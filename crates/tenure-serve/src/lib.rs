@@ -1,4 +1,4 @@
-//! Serves models, more of them than fit on a device.
+//! A model server for more models than fit on a device.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is counted and timed, for Prometheus and for the live page.
+//! Counters and times of a server, for Prometheus and for the live page.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -19,59 +19,59 @@ use crate::serving::background::BackgroundMetrics;
 /// The media type of [`Metrics::to_text`].
 pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
 
-/// Of how many answers of a model the quantiles are known.
+/// The number of a model's latest answers that the quantiles cover.
 const RECENT: usize = 1024;
 
-/// How many of the latest switches are kept.
+/// The number of latest switches that are kept.
 const SWITCHES: usize = 32;
 
-/// From 100 µs to 52 s.
+/// Creates a histogram with buckets from 100 µs to 52 s.
 fn latency_histogram() -> Histogram {
     Histogram::new(exponential_buckets(100e-6, 2.0, 20))
 }
 
-/// Where the time of an answered request went. What happens at once is counted once: `wait` is what computing lost.
+/// The phases of an answered request. Overlapping time is counted once: `wait` is only the time that computing lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// From when the request came until it was chosen.
+    /// The time from the request's arrival until the scheduler chose it.
     pub queue: Duration,
-    /// Copying of weights that the request waited for, before computing began.
+    /// The time spent copying weights before computing began.
     pub copy: Duration,
-    /// Waiting for weights after computing began.
+    /// The time spent waiting for weights after computing began.
     pub wait: Duration,
-    /// Computing.
+    /// The time spent computing.
     pub compute: Duration,
 }
 
 impl Phases {
-    /// Their sum.
+    /// Returns the sum of the phases.
     pub fn total(&self) -> Duration {
         self.queue + self.copy + self.wait + self.compute
     }
 }
 
-/// The time of one of the phases.
+/// A function that returns the time of one phase.
 type PhaseTime = fn(&Phases) -> Duration;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was answered.
     Answered,
-    /// It could not be answered by anybody: malformed, unknown, or not allowed.
+    /// The request was malformed, unknown or not allowed.
     Refused,
-    /// There was no room for it, or the server or model was not ready.
+    /// There was no room for the request, or the server or model was not ready.
     Unavailable,
-    /// Its time passed.
+    /// The request's time limit passed.
     TimedOut,
-    /// Its client went away.
+    /// The client went away.
     Cancelled,
-    /// Something went wrong here.
+    /// The server failed.
     Failed,
 }
 
 impl Outcome {
-    /// Its label.
+    /// Returns the label in the metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Answered => "answered",
@@ -84,17 +84,17 @@ impl Outcome {
     }
 }
 
-/// Where a request found its model's weights.
+/// The place where a request found its model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// On the device.
     Resident,
-    /// Elsewhere: they came for its batch.
+    /// Elsewhere: they were loaded for the request's batch.
     Switched,
 }
 
 impl Found {
-    /// Its label.
+    /// Returns the label in the metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Resident => "resident",
@@ -103,27 +103,27 @@ impl Found {
     }
 }
 
-/// Latencies of a model's last answers, at most 1,024 of them.
+/// The latency quantiles of a model's last answers, at most 1,024 of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
-    /// Half of them took no longer.
+    /// The median: half of the answers took no longer.
     pub median: Duration,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile: 99 of 100 answers took no longer.
     pub p99: Duration,
 }
 
-/// A model that was brought to a device.
+/// A switch: the loading of a model's weights to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switch {
     /// The model's name.
     pub model: String,
-    /// When its weights were there.
+    /// The time at which its weights were there.
     pub ended: Instant,
-    /// How long copying them took.
+    /// The duration of copying them.
     pub took: Duration,
 }
 
-/// A time in milliseconds, to a microsecond: a number that is short when it is written.
+/// Converts a time to milliseconds, truncated to a microsecond, so that the number is short in text.
 pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
@@ -163,7 +163,7 @@ type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Counters and latencies of a server. All methods may be called from any thread, at any rate.
 ///
-/// A model's name is a label, and every label is kept: only names of models that there are may be given.
+/// A model's name is a label, and every label is kept: callers must give only names of existing models.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -180,7 +180,7 @@ pub struct Metrics {
     statistics: Mutex<HashMap<String, ModelStatistics>>,
     /// The latest switches, oldest first.
     latest_switches: Mutex<VecDeque<Switch>>,
-    /// This changes when something is counted that the live page shows.
+    /// A signal that the numbers on the live page changed.
     changes: watch::Sender<()>,
 }
 
@@ -228,7 +228,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A request ended, so long after it came. The server calls this.
+    /// Counts a request that ended after `took`. The server calls this.
     pub fn ended(&self, model: &str, outcome: Outcome, took: Duration) {
         self.requests.get_or_create(&OfOutcome { model: model.into(), outcome: outcome.name() }).inc();
         self.count(model, |counted| match outcome {
@@ -238,12 +238,12 @@ impl Metrics {
         self.changed();
     }
 
-    /// A request was computed. Whoever computes calls this.
+    /// Counts a computed request. The service that computes calls this.
     pub fn computed(&self, model: &str, phases: Phases, found: Found) {
         self.all_computed(model, &[phases], found);
     }
 
-    /// Requests were computed together. What counts them is looked up once.
+    /// Counts requests that were computed together, looking up their metrics once.
     pub(crate) fn all_computed(&self, model: &str, requests: &[Phases], found: Found) {
         let times: [(_, PhaseTime); 4] = [
             ("queue", |phases| phases.queue),
@@ -276,8 +276,8 @@ impl Metrics {
         });
     }
 
-    /// A batch of so many rows was computed, of one request or of several; nobody waits in a queue here. Whoever computes calls
-    /// this before the requests are answered.
+    /// Counts a computed batch of `rows` rows, of one request or several. `phases.queue` is ignored. The service that
+    /// computes calls this before it answers the requests.
     pub fn executed(&self, model: &str, rows: u64, phases: Phases) {
         let Phases { copy, wait, compute, .. } = phases;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -300,7 +300,7 @@ impl Metrics {
         count(self.statistics.lock().entry(model.into()).or_default());
     }
 
-    /// A model was brought to a device: copying its weights took so long.
+    /// Counts a switch: the model's weights were copied to a device in `took`.
     pub fn switched(&self, model: &str, took: Duration) {
         self.switches.get_or_create(&OfModel { model: model.into() }).inc();
         let mut latest = self.latest_switches.lock();
@@ -312,78 +312,78 @@ impl Metrics {
         self.changed();
     }
 
-    /// Bytes of weights were copied from one tier to another, such as from `pinned` to `cuda:0`.
+    /// Counts bytes of weights copied from one tier to another, such as from `pinned` to `cuda:0`.
     pub fn copied(&self, from: &str, to: &str, bytes: u64) {
         self.copied.get_or_create(&OfLink { from: from.into(), to: to.into() }).inc_by(bytes);
     }
 
-    /// So many bytes of a model's weights are in a tier from now on.
+    /// Sets the bytes of a model's weights in a tier.
     pub fn resident(&self, model: &str, tier: &str, bytes: u64) {
         self.resident.get_or_create(&OfTier { model: model.into(), tier: tier.into() }).set(bytes);
         self.changed();
     }
 
-    /// So many requests for a model wait from now on.
+    /// Sets the number of requests that wait for a model.
     pub fn queued(&self, model: &str, requests: u64) {
         self.queued.get_or_create(&OfModel { model: model.into() }).set(requests);
         self.changed();
     }
 
-    /// Tells those that [`watch`](Self::watch). It costs next to nothing while there are none.
+    /// Notifies the receivers of [`watch`](Self::watch). It costs next to nothing while there are none.
     fn changed(&self) {
         if self.changes.receiver_count() > 0 {
             self.changes.send_replace(());
         }
     }
 
-    /// Receives whenever something is counted that the live page shows.
+    /// Returns a receiver that is notified whenever a number on the live page changes.
     pub(crate) fn watch(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
-    /// Counts workers that end before the server.
+    /// Returns the counter of workers that ended before the server.
     pub(crate) fn worker_deaths(&self) -> Counter {
         self.worker_deaths.clone()
     }
 
-    /// How often a model was brought to a device.
+    /// Returns how often a model was loaded to a device.
     pub fn switches(&self, model: &str) -> u64 {
         self.switches.get(&OfModel { model: model.into() }).map_or(0, |counter| counter.get())
     }
 
-    /// The latest switches of all models, newest first: at most 32.
+    /// Returns the latest switches of all models, newest first: at most 32.
     pub fn latest_switches(&self) -> Vec<Switch> {
         self.latest_switches.lock().iter().rev().cloned().collect()
     }
 
-    /// How many requests for a model were answered.
+    /// Returns how many requests for a model were answered.
     pub fn answered(&self, model: &str) -> u64 {
         let labels = OfOutcome { model: model.into(), outcome: Outcome::Answered.name() };
         self.requests.get(&labels).map_or(0, |counter| counter.get())
     }
 
-    /// The counts of a model's requests, without its name and version.
+    /// Returns the statistics of a model's requests, without its name and version.
     pub fn statistics(&self, model: &str) -> ModelStatistics {
         self.statistics.lock().get(model).cloned().unwrap_or_default()
     }
 
-    /// Latencies of a model's last answers; nothing before the first.
+    /// Returns the latency quantiles of a model's last answers, or `None` before the first.
     pub fn latency(&self, model: &str) -> Option<Latency> {
         let mut latencies: Vec<Duration> = self.recent.lock().get(model)?.iter().copied().collect();
         latencies.sort_unstable();
-        // The smallest that so many hundredths of all are not above.
+        // The smallest latency that at least this share of the answers does not exceed.
         let quantile = |hundredths: usize| latencies.get((latencies.len() * hundredths).div_ceil(100) - 1).copied();
         Some(Latency { median: quantile(50)?, p99: quantile(99)? })
     }
 
-    /// How long a model's last answers took, oldest first: at most `count`.
+    /// Returns the latencies of a model's last answers, oldest first: at most `count`.
     pub fn last_latencies(&self, model: &str, count: usize) -> Vec<Duration> {
         let recent = self.recent.lock();
         let Some(recent) = recent.get(model) else { return Vec::new() };
         recent.iter().skip(recent.len().saturating_sub(count)).copied().collect()
     }
 
-    /// All of them, as Prometheus reads it: of type [`CONTENT_TYPE`].
+    /// Returns all metrics in Prometheus's text format, whose media type is [`CONTENT_TYPE`].
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         prometheus_text::encode(&mut text, &self.registry).expect("a string takes every character");

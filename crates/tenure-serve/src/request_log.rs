@@ -1,16 +1,17 @@
-//! The log of requests, over HTTP and over gRPC: one event of `tracing` a request, at level INFO and of the target [`TARGET`].
+//! The request log, over HTTP and gRPC: one `tracing` event for each request, at level INFO with the target [`TARGET`].
 //!
 //! | field | |
 //! | --- | --- |
 //! | `id` | the header `X-Request-Id`: the client's, or one that the server makes |
-//! | `protocol`, `method`, `path` | `http` or `grpc`, and what was asked for |
-//! | `model`, `rows` | the model that was asked, if there is one of the name, and the rows that were computed |
-//! | `status`, `outcome` | the status of HTTP or the code of gRPC, and an [`Outcome`] |
+//! | `protocol`, `method`, `path` | `http` or `grpc`, and the request's method and path |
+//! | `model`, `rows` | the requested model, if it exists, and the number of rows that were computed |
+//! | `status`, `outcome` | the HTTP status or gRPC code, and an [`Outcome`] |
 //! | `queue_ms`, `copy_ms`, `wait_ms`, `compute_ms` | the [`Phases`] of a request that was computed |
-//! | `total_ms` | from when the request's head came until there was an answer |
-//! | `bytes_in`, `bytes_out` | the bodies, without their heads, as they were sent |
+//! | `total_ms` | the time from the arrival of the request's head until there was an answer |
+//! | `bytes_in`, `bytes_out` | the bytes of the bodies, without their heads, as they were sent |
 //!
-//! A field that says nothing of a request is left out. A stream of gRPC has an event for each of its messages, and one at its end.
+//! A field that does not apply to a request is left out. A gRPC stream has an event for each of its messages, and one
+//! at its end.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,14 +30,14 @@ pub const TARGET: &str = "tenure_serve::request";
 /// The header that has a request's id.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The longest id that is taken from a client, in bytes.
+/// The longest id that is accepted from a client, in bytes.
 const ID_BYTES: usize = 128;
 
 tokio::task_local! {
     static CURRENT: Arc<RequestRecord>;
 }
 
-/// A request, with all that its event says.
+/// A request, with everything that its event reports.
 pub(crate) struct RequestRecord {
     id: HeaderValue,
     protocol: &'static str,
@@ -46,7 +47,7 @@ pub(crate) struct RequestRecord {
     found: Mutex<Found>,
 }
 
-/// Facts about a request that come to light while it is answered.
+/// Facts about a request that become known while it is answered.
 #[derive(Default)]
 struct Found {
     model: Option<String>,
@@ -56,13 +57,13 @@ struct Found {
 }
 
 impl RequestRecord {
-    /// A request that comes now. Its id is the client's, if that is one.
+    /// Creates the record of a request that arrives now. Its id is the client's if that is valid.
     pub(crate) fn new(headers: &HeaderMap, protocol: &'static str, method: &str, path: &str) -> Arc<Self> {
         let id = headers.get(REQUEST_ID).filter(|id| is_id(id)).cloned().unwrap_or_else(new_id);
         Self::of(id, protocol, method, path)
     }
 
-    /// The next message of a stream, which has the stream's id.
+    /// Creates the record of the next message of a stream, with the stream's id.
     pub(crate) fn next(&self) -> Arc<Self> {
         Self::of(self.id.clone(), self.protocol, &self.method, &self.path)
     }
@@ -72,27 +73,27 @@ impl RequestRecord {
         Arc::new(Self { id, protocol, method, path, arrived: Instant::now(), found: Mutex::default() })
     }
 
-    /// The request's id.
+    /// Returns the request's id.
     pub(crate) fn id(&self) -> &HeaderValue {
         &self.id
     }
 
-    /// Answers the request: [`current`] is this record meanwhile.
+    /// Runs the future that answers the request; [`current`] returns this record meanwhile.
     pub(crate) async fn scope<F: Future>(self: &Arc<Self>, answer: F) -> F::Output {
         CURRENT.scope(Arc::clone(self), answer).await
     }
 
-    /// The request asks a model that there is.
+    /// Records that the request asks an existing model.
     pub(crate) fn asks(&self, model: &str) {
         self.found.lock().model = Some(model.into());
     }
 
-    /// So many bytes of the request's body came.
+    /// Adds bytes of the request's body that arrived.
     pub(crate) fn received(&self, bytes: usize) {
         self.found.lock().bytes_in += bytes as u64;
     }
 
-    /// Rows of the request were computed. Of a request that is computed in parts, the phases are those of the longest.
+    /// Records computed rows of the request. If it is computed in parts, the phases are those of the longest part.
     pub(crate) fn computed(&self, rows: u32, phases: Phases) {
         let mut found = self.found.lock();
         *found.rows.get_or_insert(0) += u64::from(rows);
@@ -100,12 +101,13 @@ impl RequestRecord {
     }
 }
 
-/// The record of the request that the current task answers.
+/// Returns the record of the request that the current task answers.
 pub(crate) fn current() -> Option<Arc<RequestRecord>> {
     CURRENT.try_with(Arc::clone).ok()
 }
 
-/// The event of a request, which is sent once it is dropped. Unless it was answered, its client went away.
+/// The event of a request, which is sent when this is dropped. Without an answer, the event says that the client went
+/// away.
 pub(crate) struct RequestEvent {
     record: Arc<RequestRecord>,
     outcome: Outcome,
@@ -114,17 +116,17 @@ pub(crate) struct RequestEvent {
 }
 
 impl RequestEvent {
-    /// The event of a request that is not answered yet.
+    /// Creates the event of a request that is not answered yet.
     pub(crate) fn new(record: Arc<RequestRecord>) -> Self {
         Self { record, outcome: Outcome::Cancelled, status: None, bytes_out: None }
     }
 
-    /// The request's record.
+    /// Returns the request's record.
     pub(crate) fn record(&self) -> &Arc<RequestRecord> {
         &self.record
     }
 
-    /// There is an answer, of so many bytes if that is known.
+    /// Records the answer, with its number of bytes if that is known.
     pub(crate) fn answered(&mut self, outcome: Outcome, status: u16, bytes_out: Option<u64>) {
         (self.outcome, self.status, self.bytes_out) = (outcome, Some(status), bytes_out);
     }
@@ -157,12 +159,12 @@ impl Drop for RequestEvent {
     }
 }
 
-/// Whether a client's id is one that can be logged as it is: visible ASCII, and not too long.
+/// Returns whether a client's id can be logged unescaped: visible ASCII, and not too long.
 fn is_id(id: &HeaderValue) -> bool {
     (1..=ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// An id that no other request has, here or in another server.
+/// Creates an id that no other request has, on this server or another.
 fn new_id() -> HeaderValue {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -1,4 +1,4 @@
-//! A device that serves models: its memory for weights, and what computes there.
+//! The interface to a device that serves models: it holds weights in its memory and computes with them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,68 +11,69 @@ use super::tensors::RawTensor;
 use crate::http::Tier;
 use crate::repository::StoredModel;
 
-/// A device that has the weights of models and computes them.
+/// A device that holds the weights of models and computes with them.
 pub(crate) trait Backend: Send + Sync {
-    /// A model's weights, which were found and none of which are read yet.
+    /// Finds a model's weights in its files, and reads none of them yet.
     fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError>;
 
-    /// The weights of a PyTorch module, which is loaded to see how many bytes they are.
+    /// Opens the weights of a PyTorch module, which is loaded to learn how many bytes they take.
     fn open_python(&self, _: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
         Err(ModelError::NoPython)
     }
 
-    /// The name of the memory that models are computed in, and of that which weights come from.
+    /// Returns the names of the memory that models are computed in and of the memory that weights come from.
     fn tiers(&self) -> [&str; 2];
 
-    /// The memory that weights take.
+    /// Returns how much memory weights take, by tier.
     fn usage(&self) -> Vec<Tier>;
 
-    /// Gives memory of the device that no model has back to the driver, for other processes.
+    /// Returns device memory that no model uses to the driver, for other processes.
     fn trim(&self) {}
 
-    /// Ends what is computed now as early as can be: its answer is for nobody.
+    /// Ends the batch that is computed now as early as possible: no request waits for its answer any more.
     fn abandon(&self) {}
 
-    /// Waits for nothing any more that is not computed yet.
+    /// Stops waiting for results that are not computed yet.
     fn end(&self) {}
 
-    /// The processes that compute, the active one first; none beside this one.
+    /// Returns the ids of the worker processes, the active one first; empty if this process computes.
     fn processes(&self) -> Vec<u32> {
         Vec::new()
     }
 }
 
-/// Is told how long weights took to come, or that they do not come.
+/// A callback that receives how long weights took to arrive, or `None` if they did not.
 pub(crate) type Done = Box<dyn FnOnce(Option<Duration>) + Send>;
 
-/// The weights of one model on a [`Backend`]. Dropped, they give back their memory.
+/// The weights of one model on a [`Backend`]. Dropping them frees their memory.
 pub(crate) trait Weights: Send + Sync {
-    /// Bytes of all of them, whatever their order.
+    /// Returns the bytes of all weights, in any order.
     fn bytes(&self) -> u64;
 
-    /// Bytes of them in the backend's memory now, or on their way.
+    /// Returns the bytes of weights that are in the backend's memory or on their way to it.
     fn resident_bytes(&self) -> u64;
 
-    /// Begins to bring them, if they are not there. Room that others still give back is waited for so long.
+    /// Starts to load the weights if they are not there. Waits up to `patience` for memory that other models are still
+    /// releasing.
     fn load(&self, patience: Duration) -> Result<(), ModelError>;
 
-    /// Calls `done` when all of them are there, or do not come.
+    /// Calls `done` when all weights are there, or when loading failed.
     fn when_loaded(&self, done: Done);
 
-    /// Waits until all of them are there, of the files that were looked at.
+    /// Waits until all weights are there, and checks that they came from the files that were inspected.
     fn loaded(&self) -> Result<(), ModelError>;
 
-    /// Frees so many bytes of their memory, or more.
+    /// Frees at least this many bytes of their memory.
     fn evict(&self, bytes: u64);
 
-    /// Answers inputs. Weights are waited for.
+    /// Computes the answers to inputs. Waits for weights.
     fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError>;
 }
 
-/// The answers to a batch, and where its time went.
+/// The answers to a batch, and how its time was spent.
 pub(crate) struct Timed {
     pub(crate) outputs: Vec<RawTensor>,
-    /// The time that was waited for the first weights, and for later ones.
+    /// The time spent waiting for the first weights, and for later ones.
     pub(crate) copy: Duration,
     pub(crate) wait: Duration,
     pub(crate) compute: Duration,

@@ -14,13 +14,13 @@ use super::ModelError;
 use super::network::{Computed, unwound};
 use super::tensors::RawTensor;
 
-/// A network that this process built once, and that weights are lent for again and again.
+/// A network that this process builds once and binds to lent weights again and again.
 pub(crate) type LentNetwork = Arc<Mutex<Option<BorrowedNetwork>>>;
 
 /// Weights that are lent to this process until they are given back.
 pub(crate) struct Loan {
     network: LentNetwork,
-    /// Why they cannot be computed with.
+    /// The reason why the weights cannot be used.
     failure: Mutex<Option<ModelError>>,
     stop: Mutex<Stop>,
 }
@@ -28,17 +28,17 @@ pub(crate) struct Loan {
 #[derive(Default)]
 struct Stop {
     is_stopped: bool,
-    /// Known when the weights are mapped.
+    /// Set once the weights are mapped.
     model: Option<Arc<Model>>,
 }
 
 impl Loan {
-    /// Weights that are to be mapped.
+    /// Creates a loan whose weights are still to be mapped.
     pub(crate) fn new(network: LentNetwork) -> Self {
         Self { network, failure: Mutex::default(), stop: Mutex::default() }
     }
 
-    /// Maps them, as the descriptors of their chunks come. A loan that fails answers the reason when it is computed.
+    /// Maps the weights as the descriptors of their chunks arrive. If this fails, [`Loan::compute`] returns the reason.
     pub(crate) fn borrow(
         &self,
         device: &Borrower,
@@ -66,7 +66,7 @@ impl Loan {
         }
     }
 
-    /// Answers inputs. Weights are waited for.
+    /// Computes the answers to inputs. Waits for weights.
     pub(crate) fn compute(&self, device: &Borrower, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         if let Some(failure) = self.failure.lock().take() {
             return Err(failure);
@@ -77,26 +77,26 @@ impl Loan {
         let begun = Instant::now();
         let computed = catch_unwind(AssertUnwindSafe(|| network.forward(device, &inputs)));
         let (answers, measured) = computed.map_err(unwound)??;
-        // Waits for the device.
+        // This waits for the device.
         let outputs = answers.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
         Ok(Computed { outputs, begun, ended: Instant::now(), first_uses: Vec::new(), measured })
     }
 
-    /// A call unwinds at the next weight that it uses.
+    /// Stops the model: a running call unwinds at the next weight that it uses.
     pub(crate) fn stop(&self) {
         let mut stop = self.stop.lock();
         stop.is_stopped = true;
         stop.model.iter().for_each(|model| model.stop());
     }
 
-    /// It can be computed again.
+    /// Allows the model to be computed again.
     pub(crate) fn go_on(&self) {
         let mut stop = self.stop.lock();
         stop.is_stopped = false;
         stop.model.iter().for_each(|model| model.go_on());
     }
 
-    /// Unmaps them, when what was computed with them is done.
+    /// Unmaps the weights once the computation that uses them is done.
     pub(crate) fn give_back(&self) {
         if let Some(network) = &mut *self.network.lock() {
             network.give_back();

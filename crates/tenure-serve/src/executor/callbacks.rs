@@ -1,9 +1,10 @@
-//! A thread for calls that may free a model, which whoever learns that weights are there must not do itself.
+//! A thread for calls that may free a model. The threads that report arrived weights must not make these calls
+//! themselves.
 
 use std::sync::mpsc;
 use std::{io, thread};
 
-/// The thread, which ends with the last of these.
+/// A handle to the thread, which ends with its last handle.
 #[derive(Clone)]
 pub(crate) struct Callbacks(mpsc::Sender<Box<dyn FnOnce() + Send>>);
 
@@ -14,9 +15,9 @@ impl Callbacks {
         Ok(Self(calls))
     }
 
-    /// Has the thread make a call.
+    /// Runs a call on the thread.
     pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
-        // Without the thread, nobody is left to be told.
+        // If the thread is gone, there is nothing left to notify.
         let _ = self.0.send(Box::new(call));
     }
 }

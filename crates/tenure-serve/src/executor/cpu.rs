@@ -1,4 +1,4 @@
-//! Models that are computed on the CPU: their images in the host's memory are what is computed with.
+//! Models that are computed on the CPU, directly from their images in host memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use super::stored::Stored;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 
-/// The host's memory above a disk, and a [`Place`] that computes.
+/// Host memory above a disk, and a [`Place`] that computes.
 pub(crate) struct CpuBackend {
     images: Arc<Images>,
     memory_bytes: u64,
@@ -29,7 +29,7 @@ pub(crate) struct CpuBackend {
 struct OnCpu {
     images: Arc<Images>,
     bytes: u64,
-    /// Bytes of its weights that are in memory.
+    /// Bytes of the model's weights that are in memory.
     resident: AtomicU64,
     state: Mutex<State>,
 }
@@ -37,21 +37,21 @@ struct OnCpu {
 struct State {
     computer: Box<dyn Computer>,
     weights: Stored,
-    /// The order of the image that there is, or else of the next.
+    /// The tensor order of the current image, or of the next one if there is none.
     order: Order,
     manifest: Arc<Manifest>,
-    /// Its weights, if they are there.
+    /// The weights, if they are in memory.
     resident: Option<Arc<Image>>,
-    /// They are all there, and of the files that were looked at.
+    /// Whether all weights are in memory and came from the files that were inspected.
     is_whole: bool,
-    /// The first run, which tells the order, and when it ended.
+    /// The uses in the first run, which determine the order, and the time when that run ended.
     first_run: Option<(Vec<Option<FirstUse>>, Instant)>,
-    /// The order of all images after the first.
+    /// The tensor order of all images after the first.
     recorded: Option<Order>,
 }
 
 impl CpuBackend {
-    /// So many bytes for weights.
+    /// Creates a backend with this many bytes of memory for weights.
     pub(crate) fn new(memory_bytes: u64, place: Arc<dyn Place>) -> Result<Self, SwitchError> {
         Ok(Self { images: Arc::new(Images::new(memory_bytes, None)?), memory_bytes, place })
     }
@@ -115,7 +115,7 @@ impl Weights for OnCpu {
 
     fn load(&self, patience: Duration) -> Result<(), ModelError> {
         let mut state = self.state.lock();
-        // What could not be read is tried again.
+        // An image that could not be read is read again.
         if state.resident.as_ref().is_some_and(|image| image.failure().is_some()) {
             state.unbind(&self.images);
         }
@@ -138,12 +138,12 @@ impl Weights for OnCpu {
     fn loaded(&self) -> Result<(), ModelError> {
         let state = &mut *self.state.lock();
         let Some(image) = &state.resident else {
-            // Another thread, which was to bring them again, has let go of them since they were computed with.
+            // Another thread, which was to load the weights again, has released them since the computation.
             return state.weights.files.check_unchanged();
         };
         if !state.is_whole {
             image.wait_for_all()?;
-            // Who writes a file again while it is read leaves some of both.
+            // A file that is rewritten while it is read yields a mix of both contents.
             state.weights.files.check_unchanged()?;
             state.is_whole = true;
         }
@@ -179,12 +179,12 @@ impl Drop for OnCpu {
 }
 
 impl State {
-    /// Whether the order is still to be recorded.
+    /// Returns whether the order is still to be recorded.
     fn is_first_run(&self) -> bool {
         !self.order.is_recorded() && self.recorded.is_none()
     }
 
-    /// Has an image computed with.
+    /// Binds the model to an image.
     fn bind(&mut self, image: Arc<Image>) -> Result<(), ModelError> {
         let placed = self.weights.tensors.placed(&self.order, &self.manifest);
         let placed = placed.map(|placed| Placed {
@@ -211,7 +211,7 @@ impl State {
     }
 }
 
-/// The time that a run waited for the first group, and for the others.
+/// Returns the time that a run waited for the first group, and for all later ones.
 fn waited(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
     let mut uses: Vec<_> = uses.iter().flatten().filter(|used| used.at >= begun).collect();
     uses.sort_by_key(|used| used.at);
@@ -278,7 +278,7 @@ mod tests {
             used.map(|name| place(names, name)).is_sorted()
         };
         assert!(!is_in_order(&names(&model)));
-        // One that ends early tells nothing of the rest.
+        // A run that ends early does not determine the rest of the order.
         assert!(matches!(ask(&model, [72, 1000]), Err(ModelError::Compute(_))));
         let first = ask(&model, [72, 105]).unwrap();
         assert!(!is_in_order(&names(&model)), "the image that there is stays");

@@ -1,4 +1,4 @@
-//! Models that are computed on a CUDA device in this process: a switcher brings their weights while they are computed with.
+//! Models that are computed on a CUDA device in this process. A switcher loads their weights during the computation.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ pub(crate) struct CudaBackend {
     weights: DeviceWeights,
 }
 
-/// A model that is computed in this process.
+/// A model that this process computes.
 struct OnCuda(ResidentModel);
 
 impl CudaBackend {
-    /// A device that has these weights.
+    /// Creates a backend for a device with these weights.
     pub(crate) fn new(weights: DeviceWeights) -> Self {
         Self { weights }
     }
@@ -76,7 +76,7 @@ impl Weights for OnCuda {
         let inputs = inputs.iter().map(RawTensor::to_tensor).collect::<Result<Vec<_>, _>>()?;
         let begun = Instant::now();
         let answers = catch_unwind(AssertUnwindSafe(|| self.0.model.forward(&inputs))).map_err(unwound)??;
-        // Waits for the device.
+        // This waits for the device.
         let outputs = answers.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
         let took = begun.elapsed();
         self.0.count()?;

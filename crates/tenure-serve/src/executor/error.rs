@@ -1,3 +1,5 @@
+//! Errors of served models.
+
 use std::path::PathBuf;
 
 use tenure_core::DType;
@@ -7,11 +9,11 @@ use tenure_tensor::TensorError;
 
 use crate::protocol::{Datatype, ProtocolError};
 
-/// Why a model cannot be served. Always one line.
+/// The reason why a model cannot be served. The message is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// Another number of inputs or outputs.
+    /// The configuration lists a different number of inputs or outputs than the architecture has.
     #[error(
         "{architecture} has {expected} {role}, and the configuration {found}: list them in the architecture's order"
     )]
@@ -20,9 +22,9 @@ pub enum ModelError {
         architecture: String,
         /// `inputs` or `outputs`.
         role: &'static str,
-        /// The architecture's.
+        /// The number that the architecture has.
         expected: usize,
-        /// The configuration's.
+        /// The number that the configuration lists.
         found: usize,
     },
     /// A datatype that tensors cannot have.
@@ -30,12 +32,12 @@ pub enum ModelError {
         "tensor {name:?} cannot be of {datatype}: networks compute with BOOL, UINT8, INT8 to INT64 and FP16 to FP64"
     )]
     Datatype {
-        /// An input or output.
+        /// The name of an input or output.
         name: String,
-        /// What the configuration says.
+        /// The datatype in the configuration.
         datatype: Datatype,
     },
-    /// Weights that would have to be converted.
+    /// The configuration asks for a dtype that would require a conversion.
     #[error(
         "{tensor} is stored in {stored}, and weights are served as they are stored: convert the file to {wanted}, or leave \
          dtype out"
@@ -43,12 +45,12 @@ pub enum ModelError {
     Conversion {
         /// The tensor.
         tensor: String,
-        /// What its file has.
+        /// The dtype in the file.
         stored: DType,
-        /// What the configuration says.
+        /// The dtype in the configuration.
         wanted: DType,
     },
-    /// The files are not those that were looked at.
+    /// The files changed since they were inspected.
     #[error("{}: it is gone or was written again, and is looked at again now: ask again", path.display())]
     Changed {
         /// The file.
@@ -57,51 +59,51 @@ pub enum ModelError {
     /// The network cannot be built, or its weights are not in the files.
     #[error(transparent)]
     Network(#[from] Error),
-    /// Nothing is computed without weights.
+    /// The model has no weights to compute with.
     #[error("the weights are not there")]
     NoWeights,
-    /// The weights cannot be had.
+    /// The weights could not be loaded.
     #[error(transparent)]
     Switch(#[from] SwitchError),
-    /// The network does not compute this.
+    /// The network cannot compute these inputs.
     #[error(transparent)]
     Compute(#[from] TensorError),
-    /// What it computed is no answer.
+    /// The network's output differs from the configuration.
     #[error("the network answers {found}, and the configuration says {expected}: correct one of them")]
     Output {
-        /// What came.
+        /// The tensor that the network returned.
         found: String,
-        /// What was to come.
+        /// The tensor that the configuration describes.
         expected: String,
     },
-    /// An answer that no message can say.
+    /// An answer that cannot be expressed in a message of the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
-    /// Another process computes, and says why it has no answer.
+    /// The process that computes the model reported why there is no answer.
     #[error("{0}")]
     Elsewhere(String),
-    /// Another process computes, and says what is wrong with what was asked.
+    /// The process that computes the model reported an error in the request.
     #[error("{0}")]
     Asked(String),
-    /// The process that computed it is gone.
+    /// The process that computed the model ended.
     #[error("the worker that computed it ended with {0}: ask again")]
     Lost(String),
-    /// There is no process to compute it.
+    /// There is no process to compute the model.
     #[error("no worker computes it: {0}")]
     NoWorker(String),
-    /// A PyTorch module where none is computed.
+    /// A PyTorch module on a server without a Python that computes such modules.
     #[error("PyTorch modules are computed by a Python with tenure and PyTorch: name one with --python")]
     NoPython,
-    /// Nobody waited for it any more.
-    #[error("nobody waits for the answer")]
+    /// The batch was abandoned: no request waited for it any more.
+    #[error("the request was abandoned")]
     Abandoned,
-    /// The network's code gave up.
+    /// The network's code panicked.
     #[error("the network panicked: {0}")]
     Panic(String),
 }
 
 impl ModelError {
-    /// Whether it may be gone when the same is asked again.
+    /// Returns whether the same request may succeed when it is sent again.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -112,7 +114,7 @@ impl ModelError {
         )
     }
 
-    /// Whether it is what was asked that is wrong, such as a token that there is not.
+    /// Returns whether the request itself is wrong, for example a token outside the vocabulary.
     pub(crate) fn is_asked(&self) -> bool {
         matches!(
             self,

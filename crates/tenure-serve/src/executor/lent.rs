@@ -1,4 +1,4 @@
-//! Models on a CUDA device that workers compute: this process has their weights, and lends them.
+//! Models on a CUDA device that workers compute. This process holds their weights and lends them.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use super::tensors::RawTensor;
 use crate::http::Tier;
 use crate::worker::{LentWeights, WorkerCommand, Workers};
 
-/// A CUDA device whose memory is this process's, and workers that compute on it.
+/// A CUDA device whose memory this process manages, and workers that compute on it.
 pub(crate) struct LentBackend {
     weights: DeviceWeights,
     workers: Workers,
@@ -25,13 +25,13 @@ pub(crate) struct LentBackend {
 
 /// A model that workers compute.
 struct OnLent {
-    /// Dropped first, so that no worker has the weights when they leave.
+    /// Dropped first, so that no worker holds the weights when they are freed.
     lent: Mutex<LentWeights>,
     resident: ResidentModel,
 }
 
 impl LentBackend {
-    /// A device that has these weights, which are lent. Waits for the first worker.
+    /// Creates a backend that lends these weights. Waits for the first worker.
     pub(crate) fn new(
         device: Device,
         weights: DeviceWeights,
@@ -89,7 +89,7 @@ impl Weights for OnLent {
 
     fn when_loaded(&self, done: Done) {
         let (model, begun) = (self.resident.model.clone(), Instant::now());
-        // Copies come one after the other, and so does what waits for them.
+        // Copies run one after the other, and so do the calls that wait for them.
         self.resident.calls.call(move || done(model.settle().ok().map(|()| begun.elapsed())));
     }
 
@@ -110,7 +110,7 @@ impl Weights for OnLent {
         let took = ended - begun;
         let copy = self.resident.copy_time(took)?;
         if let Some(measured) = measured {
-            // Its weights are arranged anew, and nobody has them meanwhile.
+            // The weights are rearranged, and no worker may hold them meanwhile.
             lent.give_back();
             if let Err(error) = self.resident.model.learn(&measured) {
                 tracing::warn!("{}: its order is not learned: {error}", self.resident.model.name());

@@ -1,11 +1,11 @@
 //! Models on our own tensors, computed by a [`Backend`].
 //!
-//! A [`Model`] is a network without values, and a description of its image: the tensors of its files in the order in which they
-//! are needed. On a CUDA device a [`Switcher`](tenure_nn::switched::Switcher) has them, and lends them to the process that computes,
-//! unless that is this one. On the CPU they are computed in this process or
-//! in a [`Place`] elsewhere, and the image in the host's memory is what is computed with: tensors are views of it, and a group that
-//! is still read is waited for by who uses it first. The first time, each tensor is a group, which tells the order; from the
-//! next on, groups are those that let the last layer end soonest. A model that leaves is freed, as its files have it.
+//! A [`Model`] is a network without values and a description of its image: the tensors of its files in the order in
+//! which they are needed. On a CUDA device a [`Switcher`](tenure_nn::switched::Switcher) holds the weights. It lends
+//! them to the process that computes, unless that is this process. On the CPU this process or a [`Place`] elsewhere
+//! computes directly on the image in host memory: tensors are views of it, and the first use of a group waits until the
+//! group is read. In the first run each tensor is its own group, which reveals the order. Later runs use the groups
+//! that let the last layer end soonest. Evicting a model frees its image, since its files hold the same bytes.
 
 mod backend;
 mod borrowed;

@@ -13,28 +13,28 @@ use crate::protocol;
 use crate::repository::{StoredModel, TensorSpec};
 use crate::scheduler::DeviceId;
 
-/// A model that can be asked. Dropped, it gives back all that it held.
+/// A model that answers requests. Dropping it frees everything that it held.
 pub(crate) struct Model {
     stored: Arc<StoredModel>,
-    /// On each device.
+    /// The weights on each device.
     weights: Vec<Box<dyn Weights>>,
-    /// Closed when all else is gone.
+    /// Dropped last: the receiver then learns that the model is gone.
     _gone: oneshot::Sender<()>,
 }
 
-/// What a batch was answered.
+/// The answer to a batch.
 pub(crate) struct Answer {
     /// The outputs of each request.
     pub(crate) outputs: Vec<Vec<protocol::Tensor>>,
-    /// As of [`Timed`].
+    /// The times of [`Timed`].
     pub(crate) copy: Duration,
     pub(crate) wait: Duration,
     pub(crate) compute: Duration,
 }
 
 impl Model {
-    /// Builds the network for each device's backend, and finds its weights once, none of which are read. The receiver's sender is gone
-    /// when the model is.
+    /// Builds the network for each device's backend, and finds its weights once without reading them. The receiver
+    /// resolves when the model is dropped.
     pub(crate) fn open<'a>(
         stored: &Arc<StoredModel>,
         architectures: &Architectures,
@@ -67,32 +67,33 @@ impl Model {
         self.stored.name.as_str()
     }
 
-    /// Bytes of all its weights.
+    /// Returns the bytes of all weights.
     pub(crate) fn bytes(&self) -> u64 {
         self.weights.iter().map(|weights| weights.bytes()).max().unwrap_or(0)
     }
 
-    /// Its weights on a device.
+    /// Returns the weights on a device.
     pub(crate) fn on(&self, device: DeviceId) -> &dyn Weights {
         &*self.weights[device.index()]
     }
 
-    /// As of [`Weights::load`].
+    /// Loads the weights: see [`Weights::load`].
     pub(crate) fn load(&self, device: DeviceId, patience: Duration) -> Result<(), ModelError> {
         self.on(device).load(patience).map_err(|error| self.changed_or(error))
     }
 
-    /// As of [`Weights::loaded`].
+    /// Waits for the weights: see [`Weights::loaded`].
     pub(crate) fn loaded(&self, device: DeviceId) -> Result<(), ModelError> {
         self.on(device).loaded().map_err(|error| self.changed_or(error))
     }
 
-    /// Why weights do not come: their files are not what they were, or else an error.
+    /// Returns why weights did not load: their files changed, or else `error`.
     fn changed_or(&self, error: ModelError) -> ModelError {
         self.stored.changed().map_or(error, |path| ModelError::Changed { path: path.to_owned() })
     }
 
-    /// Answers requests on a device, each of which has the model's inputs in their order, and its rows. Their weights are waited for.
+    /// Answers requests on a device. Each request has the model's inputs in their order, and `rows` has its number of
+    /// rows. Waits for weights.
     pub(crate) fn compute(
         &self,
         device: DeviceId,
@@ -127,7 +128,7 @@ fn build(stored: &StoredModel, architectures: &Architectures) -> Result<Box<dyn 
     Ok(network)
 }
 
-/// Refuses datatypes that nothing computes with.
+/// Rejects datatypes that networks cannot compute with.
 fn check_datatypes(specs: &[TensorSpec]) -> Result<(), ModelError> {
     match specs.iter().find(|spec| dtype(spec.datatype).is_none()) {
         Some(spec) => Err(ModelError::Datatype { name: spec.name.clone(), datatype: spec.datatype }),

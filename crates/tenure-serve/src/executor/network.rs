@@ -1,4 +1,4 @@
-//! A network, with weights or without, and what it answers.
+//! A network, with or without its weights, and its results.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,31 +15,31 @@ use tenure_tensor::{DType, autograd};
 use super::tensors::RawTensor;
 use super::{ModelError, text};
 
-/// Where a tensor of a network lies in its image, row by row.
+/// The position of a network's tensor in its image, stored row by row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Placed {
-    /// One of the network's.
+    /// The name of a tensor of the network.
     pub(crate) name: String,
     #[serde(with = "text")]
     pub(crate) dtype: DType,
     pub(crate) group: usize,
-    /// Bytes from the group's first.
+    /// The offset in bytes from the start of the group.
     pub(crate) begin: u64,
 }
 
-/// What a batch was answered, and when.
+/// The result of a batch, and its times.
 #[derive(Debug)]
 pub(crate) struct Computed {
     pub(crate) outputs: Vec<RawTensor>,
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
-    /// Of each group, in this run or before it.
+    /// The first use of each group, in this run or an earlier one.
     pub(crate) first_uses: Vec<Option<FirstUse>>,
-    /// The order in which lent weights were used, if that was measured.
+    /// The order in which lent weights were used, if it was measured.
     pub(crate) measured: Option<Measured>,
 }
 
-/// Weights that are there or come, in groups.
+/// Weights in groups, loaded or still on their way.
 pub(crate) trait Groups {
     fn storage(&self, group: usize) -> Storage;
     fn first_uses(&self) -> Vec<Option<FirstUse>>;
@@ -94,7 +94,7 @@ impl<G: Groups> Bound<G> {
         self.weights.is_some()
     }
 
-    /// Puts views of groups in the places of tensors that have no values.
+    /// Puts views of the groups in the places of the network's empty tensors.
     pub(crate) fn bind(&mut self, groups: G, placed: &[Placed]) -> Result<(), ModelError> {
         let placed = placed.iter().map(|Placed { name, dtype, group, begin }| switched::Placed {
             name,
@@ -107,7 +107,7 @@ impl<G: Groups> Bound<G> {
         Ok(())
     }
 
-    /// Lets go of the groups.
+    /// Releases the groups.
     pub(crate) fn unbind(&mut self) {
         let Some(Weights { bound, .. }) = self.weights.take() else { return };
         if let Err(error) = bound.unbind(&mut *self.network) {
@@ -115,16 +115,16 @@ impl<G: Groups> Bound<G> {
         }
     }
 
-    /// Answers inputs. Weights are waited for.
+    /// Computes the answers to inputs. Waits for weights.
     pub(crate) fn compute(&self, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         let groups = &self.weights.as_ref().ok_or(ModelError::NoWeights)?.groups;
         let inputs = inputs.iter().map(RawTensor::to_tensor).collect::<Result<Vec<_>, _>>()?;
         let begun = Instant::now();
-        // A network that panics is asked again: it has no state but its values, which it does not write.
+        // A network that panicked can be used again: its only state is its values, which it does not write.
         let forward = AssertUnwindSafe(|| autograd::no_grad(|| self.network.forward(&inputs)));
         let computed = catch_unwind(forward).map_err(unwound)?;
         let ended = Instant::now();
-        // What was computed of weights that did not come is nothing.
+        // A result that was computed from weights that failed to load is invalid.
         if let Some(error) = groups.failure() {
             return Err(error.into());
         }
@@ -133,7 +133,7 @@ impl<G: Groups> Bound<G> {
     }
 }
 
-/// Why a call of a network unwound.
+/// Returns the reason why a call of a network unwound.
 pub(super) fn unwound(panic: Box<dyn Any + Send>) -> ModelError {
     match panic.is::<Stopped>() {
         true => ModelError::Abandoned,

@@ -1,4 +1,4 @@
-//! Where models are computed.
+//! The interface to the process that computes models.
 
 use std::sync::Arc;
 
@@ -12,30 +12,30 @@ use crate::repository::StoredModel;
 
 /// A place that computes one batch at a time.
 pub(crate) trait Place: Send + Sync {
-    /// What computes a model there, whose network was built.
+    /// Creates the computer of a model there, from the network that was built for it.
     fn open(&self, network: Box<dyn Network>, stored: &StoredModel) -> Box<dyn Computer>;
 
-    /// Nobody waits for what is computed there now. It may end early.
+    /// Says that no request waits for the current batch any more. The batch may end early.
     fn abandon(&self) {}
 
-    /// Nothing is waited for any more that is not computed yet.
+    /// Stops waiting for results that are not computed yet.
     fn end(&self) {}
 
-    /// The processes that compute, the active one first; none beside this one.
+    /// Returns the ids of the worker processes, the active one first; empty if this process computes.
     fn processes(&self) -> Vec<u32> {
         Vec::new()
     }
 }
 
-/// What computes one model.
+/// The computer of one model.
 pub(crate) trait Computer: Send {
-    /// Takes an image, which may be on its way, in the place of none.
+    /// Binds an image, which may still be loading. No image may be bound before.
     fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError>;
 
-    /// Lets go of the image: nobody there uses it any more.
+    /// Releases the image: afterwards the place no longer uses it.
     fn unbind(&mut self);
 
-    /// Answers inputs. Weights are waited for.
+    /// Computes the answers to inputs. Waits for weights.
     fn compute(&mut self, inputs: &[RawTensor]) -> Result<Computed, ModelError>;
 }
 

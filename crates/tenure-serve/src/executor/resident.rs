@@ -1,4 +1,4 @@
-//! The weights of models on a CUDA device, whichever process computes them.
+//! The weights of models on a CUDA device, for any process that computes them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,16 +13,16 @@ use super::callbacks::Callbacks;
 use super::stored::{Files, Stored};
 use crate::http::Tier;
 
-/// A CUDA device above pinned memory of the host, which it may share with others.
+/// A CUDA device, above pinned host memory that several devices may share.
 pub(crate) struct DeviceWeights {
-    /// Such as `cuda:0`.
+    /// The device's name, such as `cuda:0`.
     name: String,
     switcher: Switcher,
     device_bytes: u64,
-    /// Bytes for images, of all devices. The first device tells of them.
+    /// Bytes for the images of all devices. Only the first device reports them.
     host_bytes: Option<u64>,
     resident: Arc<AtomicU64>,
-    /// Numbers models, so that one may take the place of another with its name.
+    /// The next number of a model, which distinguishes models that replace each other under one name.
     models: AtomicU64,
     calls: Callbacks,
 }
@@ -32,18 +32,18 @@ pub(super) struct ResidentModel {
     pub(super) model: SwitchedModel,
     files: Files,
     bytes: u64,
-    /// Bytes of its weights that are on the device, and of all models' weights.
+    /// Bytes of this model's weights on the device, and of all models' weights.
     resident: AtomicU64,
     all_resident: Arc<AtomicU64>,
-    /// Weights were brought since it was computed last, and since the files were looked at.
+    /// Whether weights were loaded since the last computation, and since the files were last checked.
     is_brought: AtomicBool,
     is_unchecked: AtomicBool,
     pub(super) calls: Callbacks,
 }
 
 impl DeviceWeights {
-    /// Devices with so many bytes for weights on each, and for images in the host's memory, which they share. If they are
-    /// lending, other processes compute.
+    /// Creates one for each device, with `device_bytes` for weights on each, and `host_bytes` for images in host
+    /// memory, which the devices share. If `is_lending` is set, other processes compute.
     pub(crate) fn on_devices(
         devices: &[Device],
         device_bytes: u64,
@@ -64,7 +64,7 @@ impl DeviceWeights {
         Ok(Self { name: device.to_string(), switcher, device_bytes, host_bytes, resident, models, calls })
     }
 
-    /// Bytes of the chunks in which weights come and go.
+    /// Returns the size in bytes of the chunks in which weights are loaded and evicted.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.switcher.chunk_bytes()
     }
@@ -85,7 +85,7 @@ impl DeviceWeights {
         })
     }
 
-    /// The name of the device's memory, and of the memory that weights come from.
+    /// Returns the names of the device's memory and of the memory that weights come from.
     pub(super) fn tiers(&self) -> [&str; 2] {
         [&self.name, "pinned"]
     }
@@ -100,7 +100,7 @@ impl DeviceWeights {
         ]
     }
 
-    /// Gives memory of the device that no model has back to the driver.
+    /// Returns device memory that no model uses to the driver.
     pub(super) fn trim(&self) {
         if let Err(error) = self.switcher.trim() {
             tracing::warn!("{}: memory is not given back: {error}", self.name);
@@ -129,9 +129,9 @@ impl ResidentModel {
 
     pub(super) fn loaded(&self) -> Result<(), ModelError> {
         if self.is_unchecked.swap(false, Ordering::Relaxed) {
-            // Who writes a file again while it is read leaves some of both.
+            // A file that is rewritten while it is read yields a mix of both contents.
             self.files.check_unchanged().inspect_err(|_| {
-                // One that was removed has no image.
+                // A removed model has no image.
                 let _ = self.model.forget();
             })?;
         }
@@ -139,14 +139,14 @@ impl ResidentModel {
     }
 
     pub(super) fn evict(&self, bytes: u64) {
-        // One that was removed has no memory.
+        // A removed model has no memory.
         if self.model.evict_bytes(bytes).is_ok() {
             let _ = self.count();
         }
     }
 
-    /// How much of a call that took so long, and is over, was copying: computing begins before copies end, and what is left then
-    /// counts as computing.
+    /// Returns the part of a finished call's time `took` that was copying. Computation begins before the copies end;
+    /// the time after them counts as computing.
     pub(super) fn copy_time(&self, took: Duration) -> Result<Duration, ModelError> {
         Ok(match self.is_brought.swap(false, Ordering::Relaxed) {
             true => self.model.copy_time()?.unwrap_or_default().min(took),
@@ -158,7 +158,7 @@ impl ResidentModel {
     pub(super) fn count(&self) -> Result<(), ModelError> {
         let now = self.model.resident_bytes()?;
         let before = self.resident.swap(now, Ordering::Relaxed);
-        // Wraps around where it falls.
+        // The sum wraps around if the number fell.
         self.all_resident.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
         Ok(())
     }
@@ -167,7 +167,7 @@ impl ResidentModel {
 impl Drop for ResidentModel {
     fn drop(&mut self) {
         self.evict(u64::MAX);
-        // It is removed once.
+        // The model is removed only once.
         let _ = self.model.remove();
     }
 }

@@ -1,8 +1,8 @@
-//! A device's memory that two switchers take weights to, each in a process of its own.
+//! Device memory into which two switchers load weights, each in its own process.
 //!
-//! A switcher keeps chunks that no model has, for the next one. So before either brings a model, the other gives back what it
-//! keeps, if something of it has left since it last did. Both together never take more than there is, however decisions of the
-//! scheduler's and their effects cross.
+//! A switcher keeps chunks that no model uses, for its next model. So before either loads a model, the other returns
+//! its kept chunks if any of its weights have left since it last did so. Together the two never take more than the
+//! capacity, in whatever order the scheduler's decisions take effect.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::ModelError;
 use super::backend::{Done, Timed, Weights};
 use super::tensors::RawTensor;
 
-/// Whose weights are in the room.
+/// The switcher that owns weights in this memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Native,
@@ -25,7 +25,7 @@ pub(super) enum Owner {
 pub(crate) struct SharedRoom {
     capacity_bytes: u64,
     chunk_bytes: u64,
-    /// Held while weights begin to come.
+    /// Held while weights start to load.
     bringing: Mutex<()>,
     state: Mutex<RoomState>,
     freed: Condvar,
@@ -33,20 +33,20 @@ pub(crate) struct SharedRoom {
 
 #[derive(Default)]
 struct RoomState {
-    /// By all models, in whole chunks.
+    /// Bytes taken by all models, in whole chunks.
     taken_bytes: u64,
-    /// Who may keep chunks that no model has.
+    /// The owners that may keep chunks which no model uses.
     keepers: Vec<Owner>,
 }
 
-/// Weights of a model in the room.
+/// Weights of a model in the shared memory.
 pub(super) struct InRoom {
     room: Arc<SharedRoom>,
-    /// Of the model.
+    /// The model's name.
     name: String,
     owner: Owner,
     weights: Box<dyn Weights>,
-    /// Has the other owner give back what it keeps.
+    /// Makes the other owner return its kept chunks.
     trim_other: Box<dyn Fn() + Send + Sync>,
     /// Locked before the room's state.
     taken_bytes: Mutex<u64>,
@@ -58,7 +58,7 @@ impl SharedRoom {
         Self { capacity_bytes, chunk_bytes, bringing, state, freed }
     }
 
-    /// Waits for so many bytes, at most so long, and takes them. Returns whether an owner other than theirs may keep chunks.
+    /// Waits up to `patience` for this many bytes, and takes them. Returns whether the other owner may keep chunks.
     fn take(&self, bytes: u64, by: &InRoom, patience: Duration) -> Result<bool, SwitchError> {
         let mut state = self.state.lock();
         let end = Instant::now() + patience;
@@ -97,7 +97,7 @@ impl InRoom {
         Self { room, name, owner, weights, trim_other, taken_bytes }
     }
 
-    /// Gives back all but so many bytes.
+    /// Gives back all but this many bytes.
     fn keep(&self, taken_bytes: &mut u64, bytes: u64) {
         if bytes < *taken_bytes {
             self.room.give_back(*taken_bytes - bytes, self.owner);
@@ -161,7 +161,7 @@ mod tests {
 
     const CHUNK: u64 = 16;
 
-    /// Weights of some bytes, which come and leave at once in whole chunks.
+    /// Weights of some bytes, which are loaded and evicted at once in whole chunks.
     struct Fake {
         bytes: u64,
         resident: AtomicU64,
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Weights, and how often the other owner gave back what it kept.
+    /// Creates weights, and a counter of how often the other owner gave back its kept chunks.
     fn weights(room: &Arc<SharedRoom>, owner: Owner, bytes: u64, comes: bool) -> (InRoom, Arc<AtomicU64>) {
         let trims: Arc<AtomicU64> = Arc::default();
         let trimmed = Arc::clone(&trims);

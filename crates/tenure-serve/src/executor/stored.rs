@@ -1,4 +1,4 @@
-//! A served model's weights: tensors of files that may be written again.
+//! A served model's weights: tensors of files that may be rewritten.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use tenure_tensor::{DType, Tensor};
 use super::ModelError;
 use crate::repository::{StoredModel, WeightDtype};
 
-/// All tensors of a network, in the files of its model: the same for all devices.
+/// All tensors of a network in the files of its model, the same for all devices.
 #[derive(Clone)]
 pub(crate) struct Stored {
     pub(super) files: Files,
     pub(super) tensors: Arc<StoredTensors>,
 }
 
-/// The files of a model, as they were when they were looked at.
+/// The files of a model, as they were when they were inspected.
 #[derive(Clone)]
 pub(super) struct Files(Arc<StoredModel>);
 
@@ -34,12 +34,12 @@ impl Stored {
 }
 
 impl Files {
-    /// The model that they are of.
+    /// Returns the model that the files belong to.
     pub(super) fn model(&self) -> &Arc<StoredModel> {
         &self.0
     }
 
-    /// Whether the files are still those that were looked at.
+    /// Checks that the files have not changed since they were inspected.
     pub(super) fn check_unchanged(&self) -> Result<(), ModelError> {
         self.0.changed().map_or(Ok(()), |path| Err(ModelError::Changed { path: path.to_owned() }))
     }

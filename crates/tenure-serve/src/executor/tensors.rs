@@ -1,4 +1,4 @@
-//! Tensors of messages as tensors that are computed with, and back: several requests as one batch.
+//! Conversions between the tensors of messages and the tensors of networks; several requests become one batch.
 
 use bytes::Bytes;
 use tenure_tensor::{DType, Tensor, TensorError};
@@ -7,7 +7,7 @@ use super::ModelError;
 use crate::protocol::{self, Datatype};
 use crate::repository::{Dimension, TensorSpec};
 
-/// What elements of a datatype are computed as; nothing for those that are not.
+/// Returns the dtype that computes elements of a datatype, or `None` if there is none.
 pub(crate) fn dtype(datatype: Datatype) -> Option<DType> {
     Some(match datatype {
         Datatype::Bool => DType::Bool,
@@ -29,7 +29,7 @@ pub(crate) fn dtype(datatype: Datatype) -> Option<DType> {
 pub(crate) struct RawTensor {
     pub(crate) dtype: DType,
     pub(crate) sizes: Vec<usize>,
-    /// One behind the other.
+    /// The bytes, in consecutive parts.
     pub(crate) parts: Vec<Bytes>,
 }
 
@@ -43,7 +43,7 @@ impl RawTensor {
         Tensor::from_bytes(&self.bytes(), &self.sizes, self.dtype)
     }
 
-    /// All of them together, which are copied if they are in several parts.
+    /// Returns all bytes together, copied if they are in several parts.
     fn bytes(&self) -> Bytes {
         match &self.parts[..] {
             [only] => only.clone(),
@@ -52,7 +52,7 @@ impl RawTensor {
     }
 }
 
-/// The tensors of several requests one behind the other, along their first dimension. There is at least one.
+/// Concatenates the tensors of several requests along their first dimension. There must be at least one.
 pub(super) fn join(parts: &[&protocol::Tensor]) -> Result<RawTensor, ModelError> {
     let (first, datatype) = (parts[0], parts[0].datatype());
     let dtype = dtype(datatype).ok_or_else(|| ModelError::Datatype { name: first.name().into(), datatype })?;
@@ -63,7 +63,7 @@ pub(super) fn join(parts: &[&protocol::Tensor]) -> Result<RawTensor, ModelError>
     Ok(RawTensor { dtype, sizes, parts: parts.iter().map(|part| part.bytes().clone()).collect() })
 }
 
-/// What of an output each request gets: so many rows each, or all of it if there is one request.
+/// Splits an output into the rows of each request, or gives all of it to the only request.
 pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Result<Vec<protocol::Tensor>, ModelError> {
     let RawTensor { dtype: found, sizes, .. } = output;
     let fits = |(size, dimension): (&usize, &Dimension)| match dimension {

@@ -1,4 +1,4 @@
-//! What is written as its text: `#[serde(with = "text")]`.
+//! Serde support for values that are written as their text: `#[serde(with = "text")]`.
 
 use std::fmt::Display;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! PyTorch modules beside networks of ours, in one budget.
+//! A backend that adds PyTorch modules to our own networks, in one memory budget.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::worker::Python;
 pub(crate) struct WithPython {
     native: Arc<dyn Backend>,
     python: Arc<Python>,
-    /// The device's memory that both take, and the pinned memory of the host for images of PyTorch's; none on the CPU, where memory
-    /// that is freed is anybody's.
+    /// The device memory that both use, and the bytes of pinned host memory for PyTorch images. `None` on the CPU,
+    /// where freed memory is available to every process.
     shared: Option<(Arc<SharedRoom>, u64)>,
 }
 
@@ -30,7 +30,7 @@ impl WithPython {
         Self { native: native.into(), python: Arc::new(python), shared: Some((Arc::new(room), host_bytes)) }
     }
 
-    /// Weights of one of both. Before they are brought, the other one gives back memory that no model of it has.
+    /// Wraps the weights of either owner, so that the other owner returns its unused memory before they are loaded.
     fn in_room(&self, owner: Owner, weights: Box<dyn Weights>, stored: &StoredModel) -> Box<dyn Weights> {
         let Some((room, _)) = &self.shared else { return weights };
         let (native, python) = (Arc::clone(&self.native), Arc::clone(&self.python));

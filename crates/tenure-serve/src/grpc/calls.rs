@@ -1,4 +1,4 @@
-//! Calls, and how each is answered.
+//! gRPC calls and their dispatch.
 
 use std::io;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ use crate::shared_memory::Peer;
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
 
-/// Answers a call, if there are fewer under way than `places`. It ends when the client cancels it.
+/// Answers a call once one of `places` is free. The call ends when the client cancels it.
 ///
 /// # Errors
-/// The client takes no answer.
+/// The client does not accept an answer.
 pub(super) async fn answer(
     shared: Arc<Shared>,
     places: Arc<Semaphore>,
@@ -84,14 +84,14 @@ fn is_grpc(head: &Parts) -> bool {
     head.method == Method::POST && matches!(kind, Some(b"application/grpc" | b"application/grpc+proto"))
 }
 
-/// A call that is under way.
+/// A call in progress.
 pub(super) struct Call<'a> {
     pub(super) shared: &'a Shared,
     pub(super) peer: Peer,
     method: &'a str,
     path: &'a str,
     pub(super) arrived: Instant,
-    /// How long it may take.
+    /// The time limit that the client set.
     pub(super) limit: Option<Duration>,
     pub(super) incoming: Incoming,
     pub(super) share: Share,
@@ -107,7 +107,7 @@ impl<'a> Call<'a> {
     ) -> Result<Self, ServeError> {
         let path = head.uri.path();
         let method = path.strip_prefix(SERVICE).unwrap_or_default();
-        // Whoever looks whether the server is there has no token.
+        // Health checks carry no token.
         if !matches!(method, "ServerLive" | "ServerReady") {
             shared.authorize(&head.headers)?;
         }
@@ -116,7 +116,7 @@ impl<'a> Call<'a> {
         Ok(Self { shared, peer, method, path, arrived, limit, incoming, share: shared.share() })
     }
 
-    /// Waits until another call may be under way.
+    /// Waits until another call may begin.
     async fn place<'p>(&self, places: &'p Semaphore) -> Result<SemaphorePermit<'p>, ServeError> {
         let place = match self.limit {
             None => places.acquire().await,
@@ -125,13 +125,13 @@ impl<'a> Call<'a> {
                 in_time.map_err(|_| ServeError::DeadlinePassed(limit))?
             }
         };
-        // It is closed when the server is gone.
+        // The semaphore is closed when the server is gone.
         place.map_err(|_| ServeError::ShuttingDown)
     }
 
-    /// The answer to a call of one message, behind its length.
+    /// Returns the framed answer to a call of one message.
     async fn unary(&mut self) -> Result<Bytes, ServeError> {
-        // This has the limit from where the model is asked, and counts how it ends.
+        // This call applies the limit itself once the model is known, and counts how it ends.
         if self.method == "ModelInfer" {
             return self.infer().await;
         }
@@ -184,7 +184,7 @@ impl<'a> Call<'a> {
                 frame(&RepositoryModelResponse {})
             }
             "RepositoryModelUnload" => {
-                // No model depends on another, so that `unload_dependents` says nothing.
+                // No model depends on another, so `unload_dependents` has no effect.
                 let RepositoryModelRequest { model_name, .. } = self.message().await?;
                 self.shared.service.unload(&model_name).await?;
                 frame(&RepositoryModelResponse {})
@@ -197,12 +197,12 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The error of a call that is not implemented.
+    /// Returns the error of a call that is not implemented.
     pub(super) fn unknown(&self) -> ServeError {
         ServeError::UnknownRoute(self.path.into())
     }
 
-    /// A model that is not known is not ready. That is no error, as it is none of Triton's.
+    /// Answers that an unknown model is not ready. Triton reports no error in this case either.
     async fn model_ready(&mut self) -> Result<Bytes, ServeError> {
         let ModelReadyRequest { name, version } = self.message().await?;
         let ready = match self.shared.service.is_model_ready(&name, said(version).as_deref()) {
@@ -212,7 +212,7 @@ impl<'a> Call<'a> {
         frame(&ModelReadyResponse { ready })
     }
 
-    /// The call's only message.
+    /// Receives the call's only message.
     pub(super) async fn message<M: Message + Default>(&mut self) -> Result<M, ServeError> {
         decode(self.incoming.only(&mut self.share).await?)
     }

@@ -1,4 +1,4 @@
-//! Connections, and their limits.
+//! gRPC connections and their limits.
 
 use std::io;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::http::connections::{Closing, Connections, Stream};
 use crate::http::shared::Shared;
 use crate::shared_memory::Peer;
 
-/// The most calls of one connection at once.
+/// The largest number of concurrent calls on one connection.
 const CALLS: u32 = 128;
 
-/// Bytes of a body that may come before they are asked for.
+/// The flow-control window: bytes of a body that may arrive before the server asks for them.
 const WINDOW: u32 = 1 << 20;
 
-/// Serves the protocol over gRPC until `shutdown`, and what is then under way for no longer than that may take.
+/// Serves the protocol over gRPC until `shutdown`, then lets calls in progress finish within their time limit.
 pub(crate) async fn serve(connections: Connections, shared: Arc<Shared>, shutdown: impl Future<Output = ()>) {
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
     let serve = move |stream, peer, closing| {
@@ -33,14 +33,14 @@ pub(crate) async fn serve(connections: Connections, shared: Arc<Shared>, shutdow
 /// The settings of a connection.
 struct Connection {
     shared: Arc<Shared>,
-    /// One for each call that may be under way.
+    /// One permit for each call that may be in progress.
     calls: Arc<Semaphore>,
     peer: Peer,
     closing: Closing,
 }
 
 impl Connection {
-    /// Answers calls until the client closes it, or has none for too long, or the server ends.
+    /// Answers calls until the client closes the connection, has no call for too long, or the server ends.
     async fn serve(mut self, stream: Stream) -> io::Result<()> {
         let limits = self.shared.config.limits;
         let handshake = builder(limits.header_bytes).handshake(stream);

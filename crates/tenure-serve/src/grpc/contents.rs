@@ -1,11 +1,11 @@
-//! A tensor's elements as numbers of a message.
+//! A tensor's elements as the typed contents of a message.
 
 use bytes::Bytes;
 
 use super::messages::InferTensorContents;
 use crate::protocol::{Datatype, Tensor, TensorError, push_string};
 
-/// The field that has the elements of a type, by the protocol's name; half precision has none.
+/// Returns the protocol's name of the field that holds elements of a type, or `None` for half precision.
 fn field(datatype: Datatype) -> Option<&'static str> {
     match datatype {
         Datatype::Bool => Some("bool_contents"),
@@ -20,7 +20,7 @@ fn field(datatype: Datatype) -> Option<&'static str> {
     }
 }
 
-/// Whether there are no elements.
+/// Returns whether there are no elements.
 pub(super) fn is_empty(contents: &InferTensorContents) -> bool {
     lengths(contents).iter().all(|(_, length)| *length == 0)
 }
@@ -39,10 +39,10 @@ fn lengths(contents: &InferTensorContents) -> [(&'static str, usize); 8] {
     ]
 }
 
-/// The elements as a tensor of a type has them.
+/// Converts the elements to the bytes of a tensor of a type.
 ///
 /// # Errors
-/// They are not of this type.
+/// The elements have another type.
 pub(super) fn read(contents: InferTensorContents, datatype: Datatype) -> Result<Vec<u8>, TensorError> {
     let field = field(datatype).ok_or(TensorError::NotContents(datatype))?;
     if lengths(&contents).iter().any(|(name, length)| *length > 0 && *name != field) {
@@ -91,7 +91,7 @@ fn narrow<Wide: Copy + Into<i64>, T: TryFrom<Wide>, const SIZE: usize>(
     Ok(bytes)
 }
 
-/// A tensor's elements; nothing if its type has no field.
+/// Returns a tensor's elements, or `None` if its type has no field.
 pub(super) fn write(tensor: &Tensor) -> Option<InferTensorContents> {
     let mut contents = InferTensorContents::default();
     match tensor.datatype() {

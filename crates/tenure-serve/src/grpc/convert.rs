@@ -18,17 +18,17 @@ use crate::protocol::{
     WantedOutput, shape,
 };
 
-/// Bytes that a field of a request, and a string in its contents, may take in memory beyond its own.
+/// Bytes of memory that a field of a request, and a string in its contents, may take beyond their own bytes.
 const FIELD_BYTES: usize = 384;
 const STRING_BYTES: usize = 32;
 
 /// Bytes that the uncounted fields of a request may take.
 const FREE_BYTES: usize = 64 << 10;
 
-/// The message that bytes say.
+/// Decodes a message.
 ///
 /// # Errors
-/// They are none of this form.
+/// The bytes are not such a message.
 pub(super) fn decode<M: Message + Default>(bytes: Bytes) -> Result<M, ServeError> {
     M::decode(bytes).map_err(|error| malformed(&error))
 }
@@ -37,10 +37,11 @@ fn malformed(error: &DecodeError) -> ServeError {
     ServeError::Malformed(format!("not a message of the protocol: {error}"))
 }
 
-/// How many bytes a request takes beyond its own when it is decoded. A field of two bytes may become a tensor.
+/// Returns how many bytes of memory a request takes beyond its own when it is decoded. A field of two bytes may become
+/// a tensor.
 ///
 /// # Errors
-/// It is no message.
+/// The bytes are not a message.
 pub(super) fn decoded_bytes(request: &[u8]) -> Result<usize, ServeError> {
     let bytes = nested_bytes(request, 0).map_err(|error| malformed(&error))?;
     Ok(bytes.saturating_sub(FREE_BYTES))
@@ -56,12 +57,12 @@ fn nested_bytes(mut message: &[u8], depth: u32) -> Result<usize, DecodeError> {
         }
         let length = usize::try_from(decode_varint(&mut message)?).ok();
         let Some((field, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
-            // What is decoded after this says so.
+            // The decoder reports the error later.
             return Ok(sum);
         };
         message = rest;
         sum = sum.saturating_add(if depth < 2 { FIELD_BYTES } else { STRING_BYTES });
-        // Inputs and outputs, and the contents of inputs.
+        // Fields 5 and 6 are inputs and outputs; field 5 of an input is its contents.
         if matches!((depth, tag), (0, 5 | 6) | (1, 5)) {
             sum = sum.saturating_add(nested_bytes(field, depth + 1)?);
         }
@@ -69,24 +70,24 @@ fn nested_bytes(mut message: &[u8], depth: u32) -> Result<usize, DecodeError> {
     Ok(sum)
 }
 
-/// A string that says something; in a message, one that is not there is empty.
+/// Returns a string unless it is empty; an absent string of a message is empty.
 pub(super) fn said(string: String) -> Option<String> {
     Some(string).filter(|string| !string.is_empty())
 }
 
-/// How an answer's tensors are sent.
+/// The form in which an answer's tensors are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// All as bytes.
+    /// All tensors as raw bytes.
     Raw,
-    /// In their contents, unless one has none.
+    /// All tensors in their `contents`, unless one of them has a type without contents.
     Contents,
 }
 
-/// The request that a message says, and how it is to be answered: as it came.
+/// Converts a message to a request, and returns the form of its answer, which is the form of its inputs.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The message is not a valid request.
 pub(super) fn infer_request(message: ModelInferRequest) -> Result<(InferRequest, Form), ServeError> {
     let ModelInferRequest { model_name, model_version, id, parameters, inputs, outputs, raw_input_contents } = message;
     if parameters.contains_key("sequence_id") {
@@ -112,7 +113,7 @@ pub(super) fn infer_request(message: ModelInferRequest) -> Result<(InferRequest,
     Ok((request, form))
 }
 
-/// A parameter, if it is there.
+/// Returns a numeric parameter if it is present.
 fn number(parameters: &Parameters, name: &str) -> Result<Option<u64>, ServeError> {
     let Some(InferParameter { choice }) = parameters.get(name) else { return Ok(None) };
     let number = match choice {
@@ -124,7 +125,7 @@ fn number(parameters: &Parameters, name: &str) -> Result<Option<u64>, ServeError
     number.map(Some).ok_or_else(malformed)
 }
 
-/// The part of shared memory that the parameters of a tensor say, if they say one.
+/// Returns the span of shared memory that a tensor's parameters name, if they name one.
 fn span(tensor: &str, parameters: &Parameters) -> Result<Option<Span>, ServeError> {
     let region = match parameters.get("shared_memory_region") {
         None => None,
@@ -136,7 +137,7 @@ fn span(tensor: &str, parameters: &Parameters) -> Result<Option<Span>, ServeErro
     Span::of(region, offset, byte_size).map_err(|error| ServeError::Invalid(error.of(tensor)))
 }
 
-/// The tensors whose elements are in the message, and those whose elements are in shared memory.
+/// Returns the tensors whose elements are in the message, and those whose elements are in shared memory.
 fn tensors(
     inputs: Vec<InferTensor>,
     raw: Vec<Bytes>,
@@ -206,14 +207,14 @@ fn wanted(outputs: Vec<InferRequestedOutput>) -> Result<Wanted, ServeError> {
         let span = span(&name, &parameters)?;
         Ok(WantedOutput { name, encoding: None, span })
     };
-    // All types can be sent.
+    // Every type can be sent.
     Ok(Wanted { outputs: outputs.into_iter().map(wanted).collect::<Result<_, _>>()?, encoding: Encoding::Binary })
 }
 
-/// The message that says an answer: those outputs that are wanted. Those in shared memory have no elements in it.
+/// Converts an answer to a message with the wanted outputs. Outputs in shared memory have no elements in it.
 ///
 /// # Errors
-/// One of them is not there.
+/// A wanted output is missing.
 pub(super) fn infer_response(
     response: &InferResponse,
     wanted: &Wanted,
@@ -230,7 +231,7 @@ pub(super) fn infer_response(
             .map(|(output, _)| if is_sent(output) { contents::write(output).map(Some) } else { Some(None) })
             .collect::<Option<Vec<Option<InferTensorContents>>>>(),
     };
-    // One for each output: clients count them.
+    // There is one entry for each output, since clients count them.
     let raw = |output: &Tensor| if is_sent(output) { output.bytes().clone() } else { Bytes::new() };
     let raw_output_contents = match &contents {
         None => outputs.iter().map(|(output, _)| raw(output)).collect(),
@@ -240,7 +241,7 @@ pub(super) fn infer_response(
     let tensor = |(output, _): &(&Tensor, Encoding)| InferTensor {
         name: output.name().into(),
         datatype: output.datatype().name().into(),
-        // No dimension of a tensor in memory is longer.
+        // No tensor in memory has a longer dimension.
         shape: output.shape().iter().map(|&size| i64::try_from(size).unwrap_or(i64::MAX)).collect(),
         parameters: Parameters::new(),
         contents: contents.next().flatten(),

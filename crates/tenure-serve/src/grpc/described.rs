@@ -1,4 +1,4 @@
-//! Messages that describe the server and its models.
+//! Conversions to the messages that describe the server and its models.
 
 use super::messages::{
     DataType, DynamicBatching, InferBatchStatistics, InferStatistics, ModelConfig, ModelIndex, ModelInput,
@@ -78,7 +78,7 @@ impl From<protocol::DynamicBatching> for DynamicBatching {
     }
 }
 
-/// Rows of a batch as a message has them.
+/// Converts the rows of a batch to the type of the message.
 fn rows(rows: u32) -> i32 {
     rows.try_into().unwrap_or(i32::MAX)
 }

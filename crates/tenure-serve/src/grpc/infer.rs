@@ -1,4 +1,4 @@
-//! Calls that ask models.
+//! The calls for inference.
 
 use std::io;
 use std::time::Duration;
@@ -32,10 +32,10 @@ impl Call<'_> {
         answer
     }
 
-    /// Answers one message after the other. What is wrong with one ends no other.
+    /// Answers one message after the other. An error in one message does not end the others.
     pub(super) async fn stream(mut self, mut outgoing: Outgoing) -> io::Result<()> {
         loop {
-            // What the last one took is free.
+            // The share of the previous message is free again.
             self.share = self.shared.share();
             let message = tokio::select! {
                 () = outgoing.cancelled() => return Ok(()),
@@ -91,13 +91,12 @@ struct Asked<'a> {
     shared: &'a Shared,
     peer: Peer,
     arrived: Instant,
-    /// How long it may take, whatever it says.
+    /// The time limit of the call, which holds even if the message states another.
     limit: Option<Duration>,
 }
 
 impl Asked<'_> {
-    /// The answer to a message, as `frame` makes it. `known` becomes the model's name, when it is known that there is such a
-    /// model.
+    /// Answers a message and encodes the answer with `frame`. Sets `known` to the model's name once the model is found.
     async fn answer(
         &self,
         message: Bytes,

@@ -1,27 +1,27 @@
 //! The protocol over gRPC: the service `inference.GRPCInferenceService` of KServe and Triton, for the same
 //! [`Service`](crate::http::Service) as over HTTP, with the same limits, tokens and errors.
 //!
-//! A [`Server`](crate::http::Server) has it where [`Config::grpc`](crate::http::Config::grpc) says. It is HTTP/2, over TLS if
-//! [`Config::tls`](crate::http::Config::tls) has files.
+//! A [`Server`](crate::http::Server) listens for it at the address [`Config::grpc`](crate::http::Config::grpc). It uses
+//! HTTP/2, over TLS if [`Config::tls`](crate::http::Config::tls) has files.
 //!
 //! | call | |
 //! | --- | --- |
-//! | `ServerLive`, `ServerReady` | for whoever starts servers and spreads requests; needs no token |
+//! | `ServerLive`, `ServerReady` | health checks for orchestrators and load balancers; need no token |
 //! | `ServerMetadata` | the server's metadata |
-//! | `ModelMetadata`, `ModelReady` | a model's metadata; whether it is ready, which a model that is not known is not |
-//! | `ModelConfig`, `ModelStatistics` | a model's configuration; what became of its requests, or of all models' |
+//! | `ModelMetadata`, `ModelReady` | a model's metadata; whether it is ready, which is false for an unknown model |
+//! | `ModelConfig`, `ModelStatistics` | a model's configuration; statistics of its requests, or of all models' |
 //! | `ModelInfer`, `ModelStreamInfer` | asks a model, once or again and again |
 //! | `RepositoryIndex` | lists models |
 //! | `RepositoryModelLoad`, `RepositoryModelUnload` | loads and unloads a model |
 //! | `SystemSharedMemoryRegister`, `-Unregister`, `-Status` | regions of shared memory, the same as over HTTP |
 //! | `CudaSharedMemoryRegister`, `-Unregister`, `-Status` | regions of CUDA devices' memory, the same as over HTTP |
 //!
-//! Others are not implemented. Tensors come as `raw_input_contents` or as `contents`, and answers as the request's tensors
-//! came; half precision has no `contents`. Those in shared memory are in neither: `raw_output_contents` has an empty one for each
-//! such output. A call whose client cancels it, or whose time passes, is dropped. Messages may be
-//! compressed by gzip or deflate. A stream whose next message does not come within
-//! [`Limits::receive`](crate::http::Limits::receive) ends. The metadata of every answer has `x-request-id`, which is the call's or one
-//! that the server makes, and under which [the log](crate::request_log) has it.
+//! Other calls are not implemented. Tensors arrive as `raw_input_contents` or as `contents`, and answers have the form
+//! of the request's tensors; half precision has no `contents`. Tensors in shared memory are in neither:
+//! `raw_output_contents` has an empty entry for each such output. A call is dropped when its client cancels it or its
+//! time limit passes. Messages may be compressed with gzip or deflate. A stream ends if its next message does not
+//! arrive within [`Limits::receive`](crate::http::Limits::receive). The metadata of every answer has `x-request-id`,
+//! which the client or the server chose, and under which [the log](crate::request_log) records the call.
 
 mod calls;
 mod connection;

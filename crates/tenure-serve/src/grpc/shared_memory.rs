@@ -33,7 +33,7 @@ impl Call<'_> {
         }
     }
 
-    /// The same for memory of CUDA devices.
+    /// Answers a call about the memory of CUDA devices: `what` is the rest of its name.
     pub(super) async fn cuda_shared_memory(&mut self, what: &str) -> Result<Bytes, ServeError> {
         self.shared.neighbour(Some(self.peer))?;
         match what {
@@ -53,7 +53,7 @@ impl Call<'_> {
         }
     }
 
-    /// The region that is asked for, or all of a kind.
+    /// Returns the requested region, or all regions of a kind.
     async fn regions<T: Clone>(&mut self, kind: Kind<T>) -> Result<Vec<T>, ServeError> {
         let RegionRequest { name } = self.message().await?;
         let regions = &self.shared.regions;

@@ -1,4 +1,4 @@
-//! How a call ended, in its trailers.
+//! The trailers that say how a call ended.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// A number of gRPC's for how a call ended.
+/// gRPC's status code of an ended call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     Ok = 0,
@@ -26,7 +26,7 @@ pub(super) enum Code {
     Unauthenticated = 16,
 }
 
-/// The code that says an error. What may be asked again later is `UNAVAILABLE`, as it is 503 over HTTP.
+/// Returns the code of an error. Errors that allow a later retry are `UNAVAILABLE`, like 503 over HTTP.
 fn code(error: &ServeError) -> Code {
     match error {
         ServeError::Invalid(_) | ServeError::Malformed(_) => Code::InvalidArgument,
@@ -50,7 +50,7 @@ fn code(error: &ServeError) -> Code {
     }
 }
 
-/// The code that says an error of shared memory.
+/// Returns the code of a shared-memory error.
 fn shared_memory(error: &SharedMemoryError) -> Code {
     match error {
         SharedMemoryError::Elsewhere => Code::PermissionDenied,
@@ -62,12 +62,12 @@ fn shared_memory(error: &SharedMemoryError) -> Code {
     }
 }
 
-/// The number of the code that says how a call ended.
+/// Returns the number of the code that says how a call ended.
 pub(super) fn number<T>(ended: &Result<T, ServeError>) -> u16 {
     ended.as_ref().map_or_else(code, |_| Code::Ok) as u16
 }
 
-/// The trailers of a call that ended so.
+/// Returns the trailers of a call that ended this way.
 pub(super) fn trailers(ended: &Result<(), ServeError>) -> HeaderMap {
     let mut trailers = HeaderMap::new();
     trailers.insert(STATUS, HeaderValue::from(number(ended)));
@@ -81,14 +81,14 @@ pub(super) fn trailers(ended: &Result<(), ServeError>) -> HeaderMap {
     trailers
 }
 
-/// A message as a header has it: what is not plain ASCII as `%` and two digits a byte.
+/// Percent-encodes a message for a header: every byte that is not plain ASCII becomes `%` and two digits.
 fn escape(message: &str) -> String {
     let mut escaped = String::with_capacity(message.len());
     for byte in message.bytes() {
         if matches!(byte, b' '..=b'~') && byte != b'%' {
             escaped.push(byte.into());
         } else {
-            // Nothing fails to be written to memory.
+            // Writing to memory does not fail.
             let _ = write!(escaped, "%{byte:02X}");
         }
     }

@@ -1,4 +1,4 @@
-//! The messages of a call as HTTP/2 has them: each behind whether it is compressed, and its length.
+//! The messages of a call in HTTP/2: each follows a compression flag and its length.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,14 +22,14 @@ use crate::request_log::{self, REQUEST_ID, RequestEvent, RequestRecord};
 /// Bytes before a message.
 const HEAD_BYTES: usize = 5;
 
-/// How a call says that its messages may be compressed, and may not.
+/// The header that names a call's compression, and the compressions that the server accepts.
 const ENCODING: &str = "grpc-encoding";
 const ENCODINGS: HeaderValue = HeaderValue::from_static("identity,gzip,deflate");
 
-/// How long a call may take, if it says so: at most eight digits and a unit.
+/// Returns a call's time limit, if it has one: at most eight digits and a unit.
 ///
 /// # Errors
-/// It says something else.
+/// The header has another form.
 pub(super) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, ServeError> {
     let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
     let limit = || {
@@ -57,7 +57,7 @@ enum Packing {
     Zlib,
 }
 
-/// A call's messages as they come.
+/// A call's incoming messages.
 pub(super) struct Incoming {
     stream: RecvStream,
     limits: Limits,
@@ -76,7 +76,8 @@ impl Incoming {
         Ok(Self { stream, limits, packing, bytes: BytesMut::new() })
     }
 
-    /// The next message as it was before it was compressed, which takes a share of the memory for bodies; nothing at the end.
+    /// Receives the next message and decompresses it, counting it against `share`. Returns `None` at the end of the
+    /// stream.
     pub(super) async fn next(&mut self, share: &mut Share) -> Result<Option<Bytes>, ServeError> {
         let Limits { receive, body_bytes: limit, .. } = self.limits;
         let received = timeout(receive, self.receive(share)).await;
@@ -84,7 +85,7 @@ impl Incoming {
         if let Some(record) = request_log::current() {
             record.received(HEAD_BYTES + message.len());
         }
-        // Few bytes may become many.
+        // A few bytes may decompress to many.
         let message = match (is_packed, self.packing) {
             (0, _) => return Ok(Some(message)),
             (1, Packing::Gzip) => aside(usize::MAX, move || unpack(MultiGzDecoder::new(&message[..]), limit)).await?,
@@ -99,7 +100,7 @@ impl Incoming {
         Ok(Some(message))
     }
 
-    /// The only message.
+    /// Receives the call's only message.
     pub(super) async fn only(&mut self, share: &mut Share) -> Result<Bytes, ServeError> {
         let message = self.next(share).await?;
         let message = message.ok_or_else(|| ServeError::Malformed("the call has no message".into()))?;
@@ -125,14 +126,14 @@ impl Incoming {
         Ok(Some((is_packed, self.bytes.split_to(bytes).freeze())))
     }
 
-    /// Waits for so many bytes; not, if the stream ends before.
+    /// Waits until this many bytes have arrived. Returns `false` if the stream ends before.
     async fn fill(&mut self, bytes: usize, share: &mut Share) -> Result<bool, ServeError> {
         while self.bytes.len() < bytes {
             let Some(data) = self.stream.data().await else { return Ok(false) };
             let cut = |error| ServeError::Malformed(format!("the body was cut off: {error}"));
             let data = data.map_err(cut)?;
             self.stream.flow_control().release_capacity(data.len()).map_err(cut)?;
-            // What was only announced takes no share.
+            // Bytes that were only announced take no share.
             share.grow(self.bytes.len() + data.len())?;
             self.bytes.extend_from_slice(&data);
         }
@@ -140,7 +141,7 @@ impl Incoming {
     }
 }
 
-/// A message behind its length.
+/// Encodes a message after its length.
 pub(super) fn frame(message: &impl Message) -> Result<Bytes, ServeError> {
     let failed =
         |reason: &dyn ToString| ServeError::Failed(format!("an answer cannot be sent: {}", reason.to_string()));
@@ -153,13 +154,13 @@ pub(super) fn frame(message: &impl Message) -> Result<Bytes, ServeError> {
     Ok(frame.freeze())
 }
 
-/// A call's answers as they go. Errors say that the client no longer takes them.
+/// A call's outgoing answers. Errors mean that the client no longer accepts them.
 pub(super) struct Outgoing {
     event: RequestEvent,
     sent_bytes: u64,
     respond: SendResponse<Bytes>,
     stream: Option<SendStream<Bytes>>,
-    /// How long a client may take nothing.
+    /// The longest time that a client may accept no bytes.
     patience: Duration,
 }
 
@@ -168,15 +169,15 @@ impl Outgoing {
         Self { event: RequestEvent::new(record), sent_bytes: 0, respond, stream: None, patience }
     }
 
-    /// The call's record.
+    /// Returns the call's record.
     pub(super) fn record(&self) -> &RequestRecord {
         self.event.record()
     }
 
-    /// Waits until the client cancels the call, or the connection ends.
+    /// Waits until the client cancels the call or the connection ends.
     pub(super) async fn cancelled(&mut self) {
         let Self { respond, stream, .. } = self;
-        // Either way, nobody is there.
+        // The client is gone in both cases.
         let _ = poll_fn(|context| match stream {
             Some(stream) => stream.poll_reset(context),
             None => respond.poll_reset(context),
@@ -184,7 +185,7 @@ impl Outgoing {
         .await;
     }
 
-    /// Sends a message that is behind its length.
+    /// Sends a message that already follows its length.
     pub(super) async fn send(&mut self, mut frame: Bytes) -> io::Result<()> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
@@ -221,7 +222,7 @@ impl Outgoing {
         .map_err(io::Error::other)
     }
 
-    /// Ends what is no call.
+    /// Rejects a request that is not a gRPC call.
     pub(super) fn refuse(mut self) -> io::Result<()> {
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         self.event.answered(Outcome::Refused, status.as_u16(), None);

@@ -1,8 +1,8 @@
-//! Bytes in JSON.
+//! Base64, for bytes in JSON.
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The text of bytes.
+/// Encodes bytes as base64.
 pub(super) fn encode(bytes: &[u8]) -> String {
     let digits = |chunk: &[u8]| {
         let (length, bytes) = (chunk.len(), [0, 1, 2].map(|place| chunk.get(place).copied().unwrap_or(0)));
@@ -15,7 +15,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     bytes.chunks(3).flat_map(digits).collect()
 }
 
-/// The bytes of a text; `None` if it is none of theirs. Clients written in C++ break lines in it.
+/// Decodes base64; returns `None` if the text is invalid. C++ clients insert line breaks, which are skipped.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let text: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let padding = text.iter().rev().take(2).take_while(|byte| **byte == b'=').count();
@@ -30,7 +30,7 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
             let value = chunk.get(place).map_or(Some(0), |byte| DIGITS.iter().position(|digit| digit == byte));
             word = word << 6 | value? as u32;
         }
-        // Four digits are three bytes, three are two, and two are one.
+        // Four digits make three bytes, three make two, and two make one.
         bytes.extend_from_slice(&word.to_be_bytes()[1..chunk.len()]);
     }
     Some(bytes)

@@ -1,4 +1,4 @@
-//! The bodies of requests: within their limits, and unpacked.
+//! The bodies of requests: received within their limits, and decompressed.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -18,16 +18,17 @@ use tokio::time::timeout;
 use super::{Limits, ServeError};
 use crate::request_log;
 
-/// Work with more bytes than these, which takes some 100 µs, is not done where other requests would wait for it.
+/// Work on more bytes than this takes about 100 µs or more, and runs where it does not delay other requests.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Bytes that are made room for before they come.
+/// Bytes that are reserved before they arrive.
 const FIRST_BYTES: usize = 1 << 20;
 
-/// How long what follows a body's limit is listened to. Who is cut off while it sends does not see the answer.
+/// How long the server reads on after a body exceeds its limit. A client that is cut off while it sends does not see
+/// the answer.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// A part of the memory that there is for all bodies, until it is dropped. It is counted in KiB.
+/// A share of the memory for all bodies, held until it is dropped. It is counted in KiB.
 pub(crate) struct Share {
     free: Arc<Semaphore>,
     taken: Option<OwnedSemaphorePermit>,
@@ -38,7 +39,8 @@ impl Share {
         Self { free, taken: None }
     }
 
-    /// Makes it so many bytes, if there are as many. It does not wait: those who hold the rest may wait too.
+    /// Grows the share to this many bytes if they are free. It does not wait: the requests that hold the rest may wait
+    /// too.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), ServeError> {
         let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = u32::try_from(bytes.div_ceil(1024).saturating_sub(taken)).map_err(|_| ServeError::Busy)?;
@@ -51,7 +53,7 @@ impl Share {
     }
 }
 
-/// A body as it was before it was compressed, which takes a share of the memory for bodies.
+/// Receives a body and decompresses it, counting it against `share`.
 pub(super) async fn receive(
     headers: &HeaderMap,
     body: impl Body<Data = Bytes, Error: Display>,
@@ -59,7 +61,7 @@ pub(super) async fn receive(
     share: &mut Share,
 ) -> Result<Bytes, ServeError> {
     let limit = limits.body_bytes;
-    // Who asks whether to send a body that is too large is not told to.
+    // A client that sends `Expect` for a body that is too large gets the error before it sends the body.
     if headers.contains_key(header::EXPECT) && body.size_hint().lower() > limit as u64 {
         return Err(ServeError::TooLarge(limit));
     }
@@ -68,7 +70,7 @@ pub(super) async fn receive(
     if let Some(record) = request_log::current() {
         record.received(body.len());
     }
-    // Few bytes may become many.
+    // A few bytes may decompress to many.
     let unpack: fn(&[u8], usize) -> Result<Bytes, ServeError> =
         match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
             None | Some(b"identity") => return Ok(body),
@@ -98,7 +100,7 @@ async fn collect(
         if data.len() > limit - bytes.len() {
             refusal = Some(ServeError::TooLarge(limit));
         } else {
-            // What was only announced takes no share.
+            // Bytes that were only announced take no share.
             refusal = share.grow(bytes.len() + data.len()).err();
             bytes.extend_from_slice(&data);
         }
@@ -116,7 +118,7 @@ pub(crate) fn unpack(packed: impl Read, limit: usize) -> Result<Bytes, ServeErro
     if bytes.len() > limit { Err(ServeError::TooLarge(limit)) } else { Ok(bytes.into()) }
 }
 
-/// Does work with so many bytes: aside, if that takes long.
+/// Runs work on this many bytes, on another thread if it takes long.
 pub(crate) async fn aside<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The connections of a listener, over HTTP and over gRPC: their number, their handshakes, and their end.
+//! The connections of a listener, over HTTP and gRPC: their number, their handshakes and their end.
 
 use std::io;
 use std::pin::pin;
@@ -17,34 +17,34 @@ use tokio_util::either::Either;
 use super::Limits;
 use crate::shared_memory::Peer;
 
-/// After a connection could not be accepted, such as for want of descriptors, which others may give back.
+/// The pause after a connection could not be accepted, for example for lack of descriptors, which others may free.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A connection's bytes.
+/// A connection's byte stream.
 pub(crate) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
 
-/// A listener, and what its connections are to keep to.
+/// A listener, and the settings of its connections.
 pub(crate) struct Connections {
     pub(crate) listener: TcpListener,
     pub(crate) limits: Limits,
-    /// Without it, connections are not encrypted.
+    /// The TLS acceptor; without it, connections are not encrypted.
     pub(crate) tls: Option<TlsAcceptor>,
 }
 
-/// Whether connections are to end once they have answered what they have begun.
+/// A signal that connections are to end after the answers that they have begun.
 #[derive(Clone)]
 pub(crate) struct Closing(watch::Receiver<bool>);
 
 impl Closing {
-    /// Waits until they are.
+    /// Waits until the signal is given.
     pub(crate) async fn begun(&mut self) {
-        // An error is that the listener is gone, and its connections with it.
+        // An error means that the listener is gone, and its connections with it.
         drop(self.0.wait_for(|is_closing| *is_closing).await);
     }
 }
 
 impl Connections {
-    /// Serves each connection by `serve` until `shutdown`. Connections then have [`Limits::drain`] to end.
+    /// Serves each connection with `serve` until `shutdown`. Connections then have [`Limits::drain`] to end.
     pub(crate) async fn serve<F>(
         self,
         shutdown: impl Future<Output = ()>,
@@ -56,7 +56,7 @@ impl Connections {
         let places = Arc::new(Semaphore::new(limits.connections));
         let (close, closing) = watch::channel(false);
         let closing = Closing(closing);
-        // Dropped with this future, and then ends them all.
+        // Dropping this future drops the set, which ends all connections.
         let mut connections = JoinSet::new();
         let mut shutdown = pin!(shutdown);
         loop {
@@ -100,7 +100,8 @@ impl Connections {
     }
 }
 
-/// The next connection, when there is a place for it. It ends when what is sent is not taken for so long.
+/// Accepts the next connection once there is a place for it. The connection ends if the peer acknowledges no sent bytes
+/// for `patience`.
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
@@ -109,12 +110,12 @@ async fn accept(
     let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, peer) = listener.accept().await?;
     let patience_ms = patience.as_millis().try_into().unwrap_or(u32::MAX);
-    // Answers are written whole. If either fails, nobody is there.
+    // Answers are written whole, so nothing is gained by delaying packets. A failure means that the peer is gone.
     let _ = stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_tcp_user_timeout(&stream, patience_ms)?));
     Ok((stream, Peer(peer.ip()), place))
 }
 
-/// A connection's stream, after the handshake if there is to be one.
+/// Returns a connection's stream, after the TLS handshake if there is an acceptor.
 async fn encrypt(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Stream> {
     match tls {
         Some(tls) => Ok(Either::Right(tls.accept(stream).await?)),

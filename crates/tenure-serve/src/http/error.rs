@@ -1,4 +1,4 @@
-//! Why a request has no answer, and the status that says so.
+//! The errors of requests, and their HTTP statuses.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::shared_memory::SharedMemoryError;
 /// The longest message, in bytes: names that a client chose may be longer.
 const MESSAGE_BYTES: usize = 2 << 10;
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// No request that can be answered. What is wrong with an answer is [`ServeError::Failed`].
+    /// The request is invalid. An invalid answer is [`ServeError::Failed`] instead.
     #[error(transparent)]
     Invalid(ProtocolError),
-    /// A body or header of another form.
+    /// A body or header is malformed.
     #[error("{0}")]
     Malformed(String),
-    /// A fault of shared memory.
+    /// A shared-memory error.
     #[error(transparent)]
     SharedMemory(#[from] SharedMemoryError),
-    /// No such model, or version of it.
+    /// There is no such model, or no such version of it.
     #[error("there is no model {model:?}{}: POST v2/repository/index lists models", of_version(version))]
     UnknownModel {
         /// The model's name.
@@ -33,31 +33,31 @@ pub enum ServeError {
         /// Its version, if one was asked for.
         version: Option<String>,
     },
-    /// No such route.
+    /// There is no such route.
     #[error("nothing is served at {0}")]
     UnknownRoute(String),
-    /// An extension of the protocol that is not served.
+    /// The server does not support this extension of the protocol.
     #[error("the extension {0} is not served: GET v2 lists those that are")]
     NoExtension(&'static str),
-    /// A route that is asked in another way.
+    /// The route does not support this method.
     #[error("{0} is not served here: see the header Allow")]
     Method(String),
-    /// No token, or another.
+    /// The token is missing or wrong.
     #[error("the server asks for a token: send the header Authorization: Bearer TOKEN")]
     Token,
-    /// A request that another site's page makes a browser send.
+    /// The request comes from another site's page in a browser.
     #[error("pages of other sites may not use this server: ask from the server's own site, or not from a browser")]
     OtherSite,
-    /// A body that did not come in time.
+    /// The body did not arrive in time.
     #[error("the body did not come within {0:?}")]
     Slow(Duration),
-    /// A body that is too long, compressed or not.
+    /// The body is too long, compressed or not.
     #[error("the body is longer than {0} bytes, which is the server's limit")]
     TooLarge(usize),
-    /// A compression that is not known.
+    /// The compression is unknown.
     #[error("Content-Encoding {0:?} is not known: gzip, deflate and identity are")]
     ContentEncoding(String),
-    /// A model that cannot be asked now.
+    /// The model cannot be asked now.
     #[error("model {model:?} is not ready: {reason}")]
     NotReady {
         /// The model's name.
@@ -70,25 +70,25 @@ pub enum ServeError {
     QueueFull {
         /// The model's name.
         model: String,
-        /// When there may be room.
+        /// The estimated time until there is room.
         retry_after: Duration,
     },
-    /// No memory for another body.
+    /// There is no memory for another body.
     #[error("requests that are under way hold as much as the server has memory for: try again in a second")]
     Busy,
-    /// It cannot be answered now and soon can: its worker is gone, its weights were written again, or others have its memory.
+    /// A passing failure: the model's worker is gone, its weights were rewritten, or other models occupy its memory.
     #[error("{0}")]
     TryAgain(String),
-    /// The request's time passed.
+    /// The request's time limit passed.
     #[error("there was no answer within {0:?}, which was the request's timeout")]
     DeadlinePassed(Duration),
-    /// The server answers nothing yet.
+    /// The server does not answer requests yet.
     #[error("the server is not ready yet")]
     NotServing,
-    /// The server ends.
+    /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// Something went wrong here.
+    /// The server failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -98,7 +98,7 @@ fn of_version(version: &Option<String>) -> String {
 }
 
 impl ServeError {
-    /// The status of HTTP.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Invalid(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
@@ -121,7 +121,7 @@ impl ServeError {
         }
     }
 
-    /// The message for a client: not more than fits into a header.
+    /// Returns the message for a client, short enough for a header.
     pub(crate) fn message(&self) -> String {
         let mut message = self.to_string();
         if message.len() > MESSAGE_BYTES {
@@ -131,12 +131,12 @@ impl ServeError {
         message
     }
 
-    /// The outcome of a request that has this error for an answer.
+    /// Returns the outcome of a request that is answered with this error.
     pub(crate) fn outcome(&self) -> Outcome {
         outcome(self.status())
     }
 
-    /// When to try again, if that may help.
+    /// Returns when to try again, if that may help.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull { retry_after, .. } => Some(*retry_after),
@@ -146,7 +146,7 @@ impl ServeError {
     }
 }
 
-/// The outcome of a request that has this status for an answer.
+/// Returns the outcome of a request that is answered with this status.
 pub(super) fn outcome(status: StatusCode) -> Outcome {
     match status {
         StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,
@@ -163,14 +163,14 @@ impl IntoResponse for ServeError {
         let mut response = (self.status(), [(header::CONTENT_TYPE, "application/json")], body).into_response();
         let headers = response.headers_mut();
         if let Some(retry_after) = self.retry_after() {
-            // Whole seconds, and not none.
+            // The header has whole seconds, and at least one.
             headers.insert(header::RETRY_AFTER, retry_after.as_secs().saturating_add(1).into());
         }
         match self {
             Self::Token => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // The rest of the body, if it still comes, is no request.
+            // Any remaining bytes of the body are not a request.
             Self::Slow(_) | Self::TooLarge(_) => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

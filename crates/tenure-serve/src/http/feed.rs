@@ -1,7 +1,7 @@
 //! The feed of the live page: snapshots as server-sent events, each one a JSON object.
 //!
-//! A snapshot is made once for all pages that are open, about once a second and when something happens, and not at all while
-//! no page is open. A client that is slow to read misses snapshots and holds no more than the newest.
+//! The server makes a snapshot once for all open pages, about once a second and when something happens, and none while
+//! no page is open. A slow client misses snapshots and holds at most the newest.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -34,10 +34,10 @@ enum Sent {
     End,
 }
 
-/// The feed, to which any number of pages listen.
+/// The feed, which any number of pages read.
 pub(crate) struct Feed {
     sent: watch::Sender<Sent>,
-    /// Each page that begins to listen notifies this.
+    /// Notified by each page that begins to read.
     opened: Notify,
 }
 
@@ -48,7 +48,7 @@ impl Default for Feed {
 }
 
 impl Feed {
-    /// The body of an answer that has each snapshot from now on, until the server ends.
+    /// Returns a body that has each snapshot from now on, until the server ends.
     pub(super) fn body(&self) -> Body {
         let mut events = self.sent.subscribe();
         if matches!(*events.borrow_and_update(), Sent::End) {
@@ -62,7 +62,7 @@ impl Feed {
         }))
     }
 
-    /// Sends snapshots while pages listen. Ends all streams at `shutdown`.
+    /// Sends snapshots while pages are open. Ends all streams at `shutdown`.
     pub(super) async fn run(&self, service: &dyn Service, shutdown: impl Future<Output = ()>) {
         tokio::select! {
             () = self.send(service) => {}
@@ -85,14 +85,14 @@ impl Feed {
                         () = self.opened.notified() => {}
                     }
                 };
-                // If nothing happens, the next is due all the same.
+                // If nothing happens, the next snapshot is due all the same.
                 let _ = timeout(PERIOD - PAUSE, next).await;
             }
         }
     }
 }
 
-/// A snapshot as an event.
+/// Encodes a snapshot as an event.
 fn event(snapshot: &Snapshot) -> Bytes {
     let Snapshot { uptime, tiers, models, switches } = snapshot;
     let json = json!({

@@ -17,7 +17,7 @@ use super::shared::{Ending, Shared};
 use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
 use crate::shared_memory::{InPlace, Peer};
 
-/// As the router finds it.
+/// Answers an inference request that came through the router.
 pub(super) async fn infer(
     State(shared): Sharing,
     path: ModelPath,
@@ -28,7 +28,7 @@ pub(super) async fn infer(
     answer(&shared, path, peer.map(|Extension(peer)| peer), &headers, body).await
 }
 
-/// A model's answer.
+/// Answers an inference request.
 pub(super) async fn answer(
     shared: &Shared,
     path: ModelPath,
@@ -74,7 +74,7 @@ async fn ask(
 
 fn encode(response: &InferResponse, wanted: &Wanted) -> Result<Encoded, ServeError> {
     response.encode(wanted).map_err(|error| match error {
-        // It was asked for in JSON.
+        // The client asked for JSON.
         ProtocolError::Write(_) => ServeError::Invalid(error),
         _ => ServeError::Failed(format!("the server answered something else: {error}")),
     })

@@ -1,4 +1,4 @@
-//! Vectors of texts, and which models there are, as OpenAI's clients ask for them.
+//! OpenAI's API: embeddings of texts, and the list of models.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::protocol::{
     Datatype, Encoding, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
 };
 
-/// Texts of a request, at most: OpenAI's own limit.
+/// The largest number of texts in a request, which is OpenAI's own limit.
 const MAX_INPUTS: usize = 2048;
 
-/// Tokens of a request to a model that has several rows, with those that they are filled up with.
+/// The largest number of tokens, padding included, in a request to a model with several rows.
 const MAX_FILLED: usize = 1 << 16;
 
 const INPUT: &str = "input must be a text, texts, tokens or lists of tokens";
@@ -40,7 +40,7 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
 /// An error in OpenAI's form.
 pub(super) struct Refused {
     error: ServeError,
-    /// What of the request is wrong.
+    /// The name of the invalid parameter.
     param: Option<&'static str>,
 }
 
@@ -80,7 +80,7 @@ impl IntoResponse for Refused {
 struct ModelObject {
     id: String,
     object: &'static str,
-    /// When it was made, which nobody knows.
+    /// The creation time, which is unknown.
     created: u64,
     owned_by: &'static str,
 }
@@ -100,7 +100,7 @@ async fn model(State(shared): Sharing, Path(name): Path<String>) -> Result<Respo
     Ok(json(&model_object(name)))
 }
 
-/// Whatever else is in it changes nothing, and may be there.
+/// A request for embeddings. Other fields are allowed and ignored.
 #[derive(Deserialize)]
 struct EmbeddingsRequest {
     model: String,
@@ -109,7 +109,7 @@ struct EmbeddingsRequest {
     dimensions: Option<i64>,
 }
 
-/// What vectors are asked of.
+/// The inputs to embed.
 enum Input {
     Texts(Vec<String>),
     Tokens(Vec<Vec<u32>>),
@@ -140,7 +140,7 @@ impl Input {
     }
 }
 
-/// How vectors are written.
+/// The encoding of vectors.
 #[derive(Clone, Copy)]
 enum Format {
     Float,
@@ -205,7 +205,7 @@ async fn embeddings(State(shared): Sharing, headers: HeaderMap, body: Body) -> R
     answer
 }
 
-/// `known` becomes the model's name, when it is known that there is such a model.
+/// Answers a request for embeddings. Sets `known` to the model's name once the model is found.
 async fn answer(shared: &Shared, headers: &HeaderMap, body: Body, known: &mut String) -> Result<Response, Refused> {
     let mut share = shared.share();
     let body = receive(headers, body, &shared.config.limits, &mut share).await?;
@@ -220,7 +220,7 @@ async fn answer(shared: &Shared, headers: &HeaderMap, body: Body, known: &mut St
     let body_bytes = body.len();
     drop(body);
     let takes_texts = matches!(encoder.takes, Takes::Texts(_));
-    // Tokens take longer to make than JSON to read.
+    // Tokenizing takes longer than reading JSON.
     let rows = aside(body_bytes.saturating_mul(64), move || Ok(rows(&request.input, takes_texts, &texts))).await??;
     let prompt_tokens = rows.tokens();
     let vectors = vectors(shared, &metadata, &encoder, &rows, max_rows).await?;
@@ -246,7 +246,7 @@ fn encode(
     Ok(json(&Embeddings { object: "list", data: data.collect(), model, usage }))
 }
 
-/// The first numbers of a vector, of length 1 again.
+/// Truncates a vector to its first `dimensions` numbers and normalizes it to length 1 again.
 fn shortened(mut vector: Vec<f32>, dimensions: Option<i64>) -> Result<Vec<f32>, Refused> {
     if !vector.iter().all(|number| number.is_finite()) {
         return Err(ServeError::Failed("the model answered infinite numbers, or none".into()).into());
@@ -260,20 +260,20 @@ fn shortened(mut vector: Vec<f32>, dimensions: Option<i64>) -> Result<Vec<f32>, 
     if kept < width {
         vector.truncate(kept);
         let norm = vector.iter().map(|number| f64::from(*number).powi(2)).sum::<f64>().sqrt();
-        // Zeros stay zeros.
+        // A zero vector stays zero.
         vector.iter_mut().filter(|_| norm > 0.0).for_each(|number| *number = (f64::from(*number) / norm) as f32);
     }
     Ok(vector)
 }
 
-/// Rows that are sent to a model: one for each text.
+/// The rows that are sent to a model: one for each text.
 enum Rows {
     Texts(Vec<String>),
     Tokens(Vec<Vec<u32>>),
 }
 
 impl Rows {
-    /// None where nobody knows.
+    /// Returns the number of tokens, or 0 if it is unknown.
     fn tokens(&self) -> usize {
         match self {
             Self::Texts(_) => 0,
@@ -298,21 +298,21 @@ fn rows(input: &RawValue, takes_texts: bool, texts: &Texts) -> Result<Rows, Refu
     }
 }
 
-/// A model that answers vectors.
+/// A model that returns embeddings.
 struct Encoder {
     takes: Takes,
     output: String,
 }
 
-/// The names of what it takes.
+/// The inputs that the model takes.
 enum Takes {
     Texts(TensorMetadata),
     Tokens(Vec<TensorMetadata>),
 }
 
 impl Encoder {
-    /// One whose only output is a matrix, of texts or of tokens as Hugging Face's encoders take them. That of a classifier is
-    /// called `logits`.
+    /// Recognizes a model whose only output is a matrix, and which takes texts, or tokens as Hugging Face's encoders
+    /// do. A classifier's output, called `logits`, is refused.
     fn of(metadata: &ModelMetadata) -> Result<Self, Refused> {
         let other = || Refused::of("model", format!("the model {:?} answers no vectors of texts", metadata.name));
         let [output] = &metadata.outputs[..] else { return Err(other()) };
@@ -337,7 +337,7 @@ impl Encoder {
         Ok(Self { takes, output: output.name.clone() })
     }
 
-    /// The inputs of some rows, in the order of `places`.
+    /// Returns the inputs for some rows, in the order of `places`.
     fn inputs(&self, rows: &Rows, places: &[usize]) -> Result<Vec<Tensor>, Refused> {
         match (&self.takes, rows) {
             (Takes::Texts(input), Rows::Texts(texts)) => {
@@ -357,7 +357,7 @@ impl Encoder {
     }
 }
 
-/// One of the inputs that tokens are sent as, each list filled up to the longest.
+/// Builds one token input, with each list padded to the longest.
 fn of_tokens(input: &TensorMetadata, lists: &[&[u32]]) -> Result<Tensor, crate::protocol::ProtocolError> {
     let longest = lists.iter().map(|list| list.len()).max().unwrap_or(0);
     let mut bytes = Vec::new();
@@ -369,7 +369,7 @@ fn of_tokens(input: &TensorMetadata, lists: &[&[u32]]) -> Result<Tensor, crate::
                 _ => 0,
             };
             match input.datatype {
-                // Beyond all vocabularies, where it does not fit.
+                // A token that does not fit becomes the largest number, beyond all vocabularies.
                 Datatype::Int32 => bytes.extend(i32::try_from(value).unwrap_or(i32::MAX).to_le_bytes()),
                 _ => bytes.extend(value.to_le_bytes()),
             }
@@ -378,7 +378,7 @@ fn of_tokens(input: &TensorMetadata, lists: &[&[u32]]) -> Result<Tensor, crate::
     Tensor::new(&input.name, input.datatype, vec![lists.len(), longest], bytes)
 }
 
-/// A vector for each row. Rows of like length are computed together.
+/// Computes a vector for each row. Rows of similar length are computed together.
 async fn vectors(
     shared: &Shared,
     metadata: &ModelMetadata,
@@ -393,7 +393,7 @@ async fn vectors(
     let mut places: Vec<usize> = (0..lengths.len()).collect();
     places.sort_by_key(|place| lengths[*place]);
     let mut vectors = vec![Vec::new(); places.len()];
-    // Few long rows must not make many short ones as long.
+    // A few long rows must not pad many short ones to their length.
     let goes_with = |rows: usize, place: usize| rows < max_rows && (rows + 1) * lengths[place] <= MAX_FILLED;
     let mut rest = &places[..];
     while !rest.is_empty() {
@@ -401,7 +401,7 @@ async fn vectors(
         let (places, others) = rest.split_at(1 + more);
         rest = others;
         let inputs = encoder.inputs(rows, places)?;
-        // JSON has no half precision.
+        // JSON cannot express half precision.
         let wanted = Wanted { encoding: Encoding::Binary, ..Wanted::default() };
         let request = InferRequest { model: metadata.name.clone(), inputs, wanted, ..Default::default() };
         metadata.check(&request).map_err(ServeError::Invalid)?;
@@ -412,7 +412,7 @@ async fn vectors(
     Ok(vectors)
 }
 
-/// The rows of an answer.
+/// Splits an answer into its rows.
 fn split(response: &InferResponse, output: &str, rows: usize) -> Result<Vec<Vec<f32>>, ServeError> {
     let other = || ServeError::Failed(format!("the model did not answer {rows} vectors as {output:?}"));
     let output = response.outputs.iter().find(|found| found.name() == output).ok_or_else(other)?;
@@ -423,10 +423,10 @@ fn split(response: &InferResponse, output: &str, rows: usize) -> Result<Vec<Vec<
     Ok(output.bytes().chunks(output.bytes().len() / rows).map(numbers).collect())
 }
 
-/// Reads the numbers of a vector.
+/// A function that reads the numbers of a vector.
 type ReadVector = fn(&[u8]) -> Vec<f32>;
 
-/// The reader of vectors of a datatype, if vectors may be of it.
+/// Returns the reader for vectors of a datatype, or `None` if the datatype is not supported.
 fn reader(datatype: Datatype) -> Option<ReadVector> {
     Some(match datatype {
         Datatype::Fp32 => |bytes| bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect(),

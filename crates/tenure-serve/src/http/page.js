@@ -1,8 +1,8 @@
-// Keeps the live page up to date: each event of the feed is a snapshot of the server. The feed is read by `fetch`, not by an
-// EventSource, which sends no token.
+// Keeps the live page up to date: each event of the feed is a snapshot of the server. The feed is read with `fetch`,
+// since an EventSource cannot send a token.
 "use strict";
 
-// Milliseconds until the next attempt to connect, and without an event until the connection is taken for dead.
+// Milliseconds until the next attempt to connect, and without an event until the connection counts as dead.
 const RETRY_MS = 1000;
 const SILENCE_MS = 10000;
 const SWITCHES = 12;
@@ -25,12 +25,12 @@ function duration(seconds) {
   return `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
 }
 
-// What is the same stays as it is, so that a reader's selection does too.
+// Unchanged text is not written again, so that the reader's selection survives.
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Makes an element's children as many as there are items, and shows one in each.
+// Gives an element as many children as there are items, and shows one item in each.
 function fill(parent, items, make, show) {
   while (parent.children.length > items.length) parent.lastElementChild.remove();
   while (parent.children.length < items.length) parent.append(make());
@@ -134,7 +134,7 @@ function headers() {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
-// Shows what comes until the stream ends. Where a token is asked for, it returns once the reader has given one.
+// Shows snapshots until the stream ends. If the server asks for a token, it returns once the reader has given one.
 async function follow() {
   const silence = new AbortController();
   let timer = setTimeout(() => silence.abort(), SILENCE_MS);
@@ -158,7 +158,7 @@ async function follow() {
       timer = setTimeout(() => silence.abort(), SILENCE_MS);
       const events = (rest + value).split("\n\n");
       rest = events.pop();
-      // Those before the last are of the past.
+      // Events before the last one are out of date.
       if (events.length > 0) {
         show(JSON.parse(events[events.length - 1].replace(/^data: /, "")));
         say("live");
@@ -169,7 +169,7 @@ async function follow() {
   }
 }
 
-// Takes the page from the server, which shows nothing of itself without a token.
+// Loads the page from the server, which shows no details without a token.
 async function openPage() {
   const answer = await fetch("./", { headers: headers(), cache: "no-store" });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -195,7 +195,7 @@ async function run() {
     try {
       await follow();
     } catch {
-      // The server is away, or was; the next attempt tells.
+      // The server is or was unreachable; the next attempt shows whether it still is.
     }
     if (link.textContent === "live") say("connecting again");
     if (form.hidden) await sleep(link.textContent === "" ? 0 : RETRY_MS);

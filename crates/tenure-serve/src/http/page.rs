@@ -1,5 +1,5 @@
-//! The live page: what a server does at a moment, as HTML. A script keeps it up to date from the feed; without scripts the page is
-//! loaded again and again.
+//! The live page: the server's current state as HTML. A script keeps it up to date from the feed; without scripts the
+//! browser reloads the page periodically.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use crate::protocol::ModelState;
 /// The page's style.
 pub(super) const STYLE: &str = include_str!("page.css");
 
-/// The page's script, which shows what the feed sends.
+/// The page's script, which shows the snapshots of the feed.
 pub(super) const SCRIPT: &str = include_str!("page.js");
 
-/// How often the page is loaded again where no scripts run, in seconds.
+/// The reload period without scripts, in seconds.
 const REFRESH: u32 = 2;
 
-/// How many of the latest switches are shown.
+/// The number of latest switches that are shown.
 const SWITCHES: usize = 12;
 
-/// What a server does at a moment, to be shown.
+/// A snapshot of the server's state, for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// How long it has run.
+    /// The time since the server started.
     pub uptime: Duration,
-    /// Where weights are, fastest first.
+    /// The tiers of memory for weights, fastest first.
     pub tiers: Vec<Tier>,
-    /// The models, in the order in which they are shown.
+    /// The models, in display order.
     pub models: Vec<ModelSnapshot>,
     /// The latest switches, newest first.
     pub switches: Vec<Switch>,
@@ -39,33 +39,33 @@ pub struct Tier {
     pub name: String,
     /// Bytes of weights in it.
     pub used_bytes: u64,
-    /// How many it may have.
+    /// The most bytes that it may hold.
     pub capacity_bytes: u64,
 }
 
-/// A model at a moment.
+/// A snapshot of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSnapshot {
     /// Its name.
     pub name: String,
-    /// Whether it can be asked.
+    /// The state, which says whether the model can be asked.
     pub state: ModelState,
-    /// Where its weights are, fastest first.
+    /// The tiers that hold its weights, fastest first.
     pub resident: Vec<Resident>,
-    /// Requests that wait.
+    /// The number of waiting requests.
     pub queued: u64,
-    /// Requests that were answered.
+    /// The number of answered requests.
     pub answered: u64,
-    /// How often it was brought to a device.
+    /// The number of times that it was loaded to a device.
     pub switches: u64,
     /// The latency of its last answers.
     pub latency: Option<Latency>,
-    /// How long its last answers took, oldest first: at most [`ModelSnapshot::LATENCIES`].
+    /// The latencies of its last answers, oldest first: at most [`ModelSnapshot::LATENCIES`].
     pub last_latencies: Vec<Duration>,
 }
 
 impl ModelSnapshot {
-    /// How many of a model's last latencies are shown.
+    /// The number of a model's last latencies that are shown.
     pub const LATENCIES: usize = 32;
 }
 
@@ -74,11 +74,11 @@ impl ModelSnapshot {
 pub struct Resident {
     /// The tier's name.
     pub tier: String,
-    /// How many bytes of them.
+    /// The bytes of its weights there.
     pub bytes: u64,
 }
 
-/// The page as HTML, which is XML too.
+/// Returns the page as HTML that is also well-formed XML.
 pub(super) fn page(snapshot: &Snapshot) -> String {
     let Snapshot { uptime, tiers, models, switches } = snapshot;
     let seconds = uptime.as_secs();
@@ -110,7 +110,7 @@ pub(super) fn page(snapshot: &Snapshot) -> String {
     )
 }
 
-/// The page for a client without a token: it asks for one, and says nothing of the server.
+/// Returns the page for a client without a token: it asks for one and reveals nothing about the server.
 pub(super) fn locked() -> String {
     document(
         "",
@@ -119,7 +119,7 @@ pub(super) fn locked() -> String {
     )
 }
 
-/// A document with the page's title, style and script.
+/// Returns a document with the page's title, style and script.
 fn document(head: &str, body: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -182,7 +182,7 @@ fn bytes(bytes: u64) -> String {
     }
 }
 
-/// `text` as it stands in HTML or XML.
+/// Escapes `text` for HTML or XML.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -191,7 +191,7 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // XML has no place for control characters.
+            // XML does not allow control characters.
             character if character.is_control() => {
                 write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
             }
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(well_formed(&locked()), Ok(()));
     }
 
-    /// Whether tags are closed in the order in which they were opened.
+    /// Checks that tags are closed in the reverse order of their opening.
     fn well_formed(page: &str) -> Result<(), String> {
         let mut open = Vec::new();
         for piece in page.split('<').skip(1) {

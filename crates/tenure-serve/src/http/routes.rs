@@ -1,4 +1,4 @@
-//! What is served where.
+//! The routes of the HTTP server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use tower::ServiceExt;
 
 pub(super) type Sharing = State<Arc<Shared>>;
 
-/// All routes.
+/// Builds the router of all routes.
 fn router(shared: Arc<Shared>) -> Router {
     let mut router = Router::new()
         .route("/events", get(events))
         .route("/metrics", get(prometheus))
         .route("/v2", get(metadata_of_server))
-        // As the protocol's OpenAPI file has it.
+        // The protocol's OpenAPI file has the trailing slash.
         .route("/v2/", get(metadata_of_server))
         .route("/v2/models/stats", get(all_statistics))
         .route("/v2/repository/index", post(index))
@@ -52,7 +52,7 @@ fn router(shared: Arc<Shared>) -> Router {
     router = router.merge(openai::routes());
     router
         .layer(middleware::from_fn_with_state(shared.clone(), authorize))
-        // Below the layer: whoever looks whether the server is there has no token, and the page asks for it.
+        // These routes are outside the layer: health checks carry no token, and the page asks for one itself.
         .route("/", get(live_page))
         .route("/page.css", get(async || file("text/css; charset=utf-8", page::STYLE)))
         .route("/page.js", get(async || file("text/javascript; charset=utf-8", page::SCRIPT)))
@@ -67,12 +67,12 @@ fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// An error in the form that clients of a route read.
+/// Returns an error in the form that clients of the route expect.
 fn refusal(uri: &Uri, error: ServeError) -> Response {
     if uri.path().starts_with("/v1/") { openai::Refused::from(error).into_response() } else { error.into_response() }
 }
 
-/// All routes, of which that for inference is asked most by far, and found without the router: it allocates a dozen times a
+/// All routes. Inference, by far the most frequent, bypasses the router, which allocates a dozen times for each
 /// request.
 pub(super) struct Routes {
     router: Router,
@@ -87,7 +87,7 @@ impl Routes {
     pub(super) async fn answer(&self, peer: Peer, mut request: Request<Incoming>) -> Result<Response, ServeError> {
         let Some(path) = ModelPath::of_inference(request.method(), request.uri().path()) else {
             request.extensions_mut().insert(peer);
-            // Boxed, so that what is seldom does not make all requests larger.
+            // Boxed, so that rare requests do not enlarge the futures of all.
             return Box::pin(self.router.clone().oneshot(request)).await.map_err(|error| match error {});
         };
         admit(&self.shared, request.method(), request.headers())?;
@@ -96,7 +96,7 @@ impl Routes {
     }
 }
 
-/// Lets those pass who may ask for more than the server's health.
+/// Middleware for all routes except health and the page: rejects requests that [`admit`] does not let through.
 async fn authorize(State(shared): Sharing, request: Request<Body>, next: Next) -> Response {
     match admit(&shared, request.method(), request.headers()) {
         Ok(()) => next.run(request).await,
@@ -104,28 +104,28 @@ async fn authorize(State(shared): Sharing, request: Request<Body>, next: Next) -
     }
 }
 
-/// Lets those pass who have a token, if there are tokens, and do not come from another site.
+/// Checks that a request has a valid token, if tokens are required, and does not come from another site's page.
 fn admit(shared: &Shared, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
-    // A page that somebody looks at on this host reaches what listens on this host alone.
+    // A page that a user of this host has open in a browser can reach a server that listens only on this host.
     let is_from_elsewhere = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
     if is_from_elsewhere && method != Method::GET { Err(ServeError::OtherSite) } else { shared.authorize(headers) }
 }
 
-/// Some clients go by the status, others by the body.
+/// Answers a liveness check in the status and in the body: clients read one or the other.
 async fn live(State(shared): Sharing) -> Result<Response, ServeError> {
     let failed = || ServeError::Failed("the server no longer works: start it again".into());
     shared.service.is_live().then(|| json(&serde_json::json!({ "live": true }))).ok_or_else(failed)
 }
 
-/// The protocol's text names `live` where it means `ready`.
+/// Answers a readiness check. The protocol's text says `live` where it means `ready`.
 async fn ready(State(shared): Sharing) -> Result<Response, ServeError> {
     let is_ready = shared.service.is_ready();
     is_ready.then(|| json(&serde_json::json!({ "ready": true, "live": true }))).ok_or(ServeError::NotServing)
 }
 
-/// The page as it is now. Without a token, where there are tokens, it is one that asks for it.
+/// Returns the page with the current state, or one that asks for a token if the client lacks a required one.
 async fn live_page(State(shared): Sharing, headers: HeaderMap) -> Response {
-    // Nothing but the page's own style and script is loaded or run, whatever names are in it.
+    // The browser loads and runs only the page's own style and script, whatever the model names contain.
     let policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
                   base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let headers_of_page = [(header::CONTENT_SECURITY_POLICY, policy), (header::CACHE_CONTROL, "no-store")];
@@ -138,7 +138,7 @@ async fn live_page(State(shared): Sharing, headers: HeaderMap) -> Response {
     }
 }
 
-/// A file of the page, which may be another after the server was started again.
+/// Returns a file of the page, which may differ after a restart and so is not cached.
 fn file(media_type: &'static str, text: &'static str) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, media_type), (header::CACHE_CONTROL, "no-store")], text)
 }
@@ -173,7 +173,7 @@ async fn unload(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ServeError> {
-    // No model depends on another, so that `unload_dependents` says nothing.
+    // No model depends on another, so `unload_dependents` has no effect.
     let body = receive(&headers, body, shared.limits(), &mut shared.share()).await?;
     let LoadRequest { .. } = parameters(&body)?;
     shared.service.unload(&path.model).await?;
@@ -222,7 +222,7 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    /// The model that is asked, if a request asks one and its path says its name as it is.
+    /// Returns the model of an inference request, if the path has its name unescaped.
     fn of_inference(method: &Method, path: &str) -> Option<Self> {
         let path = path.strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
         let (model, version) = match path.split_once('/') {
@@ -244,13 +244,13 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
     }
 }
 
-/// What a model is loaded or unloaded with.
+/// The body of a request to load or unload a model.
 #[derive(Default, Deserialize)]
 struct LoadRequest {
     parameters: Option<BTreeMap<String, IgnoredAny>>,
 }
 
-/// What a body says that may be empty.
+/// Parses a body that may be empty.
 fn parameters<T: Default + for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, ServeError> {
     if body.trim_ascii().is_empty() {
         return Ok(T::default());

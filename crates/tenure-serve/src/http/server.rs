@@ -1,4 +1,4 @@
-//! The server: connections, their limits, and its end.
+//! The server: its connections, their limits, and its shutdown.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -30,51 +30,52 @@ use crate::grpc;
 use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
 use crate::shared_memory::Peer;
 
-/// How a [`Server`] serves.
+/// The settings of a [`Server`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where it listens for HTTP.
+    /// The address to listen on for HTTP.
     pub address: SocketAddr,
-    /// Where it listens for gRPC, if it does.
+    /// The address to listen on for gRPC, if it is served.
     pub grpc: Option<SocketAddr>,
-    /// Who may ask: each request must have one of these tokens, but those for the server's health. Without tokens,
-    /// everybody may.
+    /// The accepted tokens: each request must carry one of them, except health checks. Without tokens, every client may
+    /// ask.
     pub tokens: Vec<String>,
-    /// Encrypts all connections, if there are such files.
+    /// The certificate and key that encrypt all connections. Without them, connections are not encrypted.
     pub tls: Option<TlsFiles>,
-    /// What it takes on.
+    /// The limits of the server.
     pub limits: Limits,
 }
 
 impl Default for Config {
-    /// HTTP on port 8000 of this host alone, for everybody.
+    /// HTTP on port 8000 of this host only, without tokens.
     fn default() -> Self {
         let address = (Ipv4Addr::LOCALHOST, 8000).into();
         Self { address, grpc: None, tokens: Vec::new(), tls: None, limits: Limits::default() }
     }
 }
 
-/// What a [`Server`] takes on.
+/// The limits of a [`Server`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest body in bytes, both as it comes and unpacked.
+    /// The longest body in bytes, both as received and decompressed.
     pub body_bytes: usize,
-    /// Bytes of the bodies of all requests that are under way. What does not fit is to come again later.
+    /// The bytes of the bodies of all requests in progress. A request that does not fit is told to come again later.
     pub all_body_bytes: usize,
     /// The longest request line and headers in bytes.
     pub header_bytes: usize,
-    /// The most connections at once, each with at most one request under way. More of them wait to be accepted. As many are
-    /// there for gRPC, and together they have as many calls under way.
+    /// The most connections at once, each with at most one request in progress. Further connections wait to be
+    /// accepted. gRPC has as many connections of its own, which together have at most as many calls in progress.
     pub connections: usize,
-    /// How long a handshake of TLS may take, headers to come, and a body after them; how long a connection may be idle; and how
-    /// long a client may take nothing of its answer.
+    /// The time limit of a TLS handshake, of receiving headers, and of receiving a body after them; also the longest
+    /// idle time of a connection, and the longest time that a client may accept no bytes of its answer.
     pub receive: Duration,
-    /// How long requests that are under way when the server ends may take.
+    /// The time that requests in progress have to end when the server shuts down.
     pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// Bodies of 64 MiB and 1 GiB together, headers of 32 KiB, 1,024 connections, a minute to receive, and half of one to end.
+    /// Bodies of 64 MiB, and 1 GiB together; headers of 32 KiB; 1,024 connections; a minute to receive and half a
+    /// minute to shut down.
     fn default() -> Self {
         Self {
             body_bytes: 64 << 20,
@@ -87,24 +88,24 @@ impl Default for Limits {
     }
 }
 
-/// A server cannot begin.
+/// The reason why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// It cannot listen.
+    /// The server cannot listen at an address.
     #[error("{address}: nothing can be served here: {reason}; is another port free?")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// The system's words.
+        /// The system's error.
         reason: io::Error,
     },
-    /// It has no certificate to show.
+    /// The server has no usable certificate.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// A server of the protocol over HTTP/1.1 and, if [`Config::grpc`] says where, over gRPC.
+/// A server of the protocol over HTTP/1.1 and, if [`Config::grpc`] is set, over gRPC.
 pub struct Server {
     connections: Connections,
     address: SocketAddr,
@@ -113,10 +114,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Begins to listen: on a port that is free, if that of the address is 0.
+    /// Starts to listen. Port 0 stands for any free port.
     ///
     /// # Errors
-    /// It cannot listen there, or the files of TLS are not what they are to be.
+    /// The server cannot listen there, or the TLS files are invalid.
     pub async fn bind(config: Config, service: Arc<dyn Service>) -> Result<Self, BindError> {
         let shared = Arc::new(Shared::new(service, config));
         let (connections, address) = listen(shared.config.address, &shared.config, b"http/1.1").await?;
@@ -127,24 +128,24 @@ impl Server {
         Ok(Self { connections, address, grpc, shared })
     }
 
-    /// Where it listens for HTTP.
+    /// Returns the address on which it listens for HTTP.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens for gRPC, if it does.
+    /// Returns the address on which it listens for gRPC, if it does.
     pub fn grpc_address(&self) -> Option<SocketAddr> {
         self.grpc.as_ref().map(|(_, address)| *address)
     }
 
-    /// Serves until `shutdown`. Then no connection is accepted, the live page's streams end, and requests that are under way
-    /// have [`Limits::drain`] to end.
+    /// Serves until `shutdown`. Then the server accepts no more connections, ends the live page's streams, and gives
+    /// requests in progress [`Limits::drain`] to end.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { connections, grpc, shared, .. } = self;
         let (stop, stopped) = watch::channel(false);
         let until_stopped = || {
             let mut stopped = stopped.clone();
-            // An error is that the sender is gone, which it is after the shutdown only.
+            // An error means that the sender is gone, which happens only after the shutdown.
             async move { drop(stopped.wait_for(|is_stopped| *is_stopped).await) }
         };
         let shutdown = async {
@@ -164,19 +165,19 @@ impl Server {
     }
 }
 
-/// Begins to listen for connections that speak `protocol`, and says so where that may not be what is wanted.
+/// Starts to listen for connections that speak `protocol`, and warns if every client in reach may use the server.
 async fn listen(address: SocketAddr, config: &Config, protocol: &[u8]) -> Result<(Connections, SocketAddr), BindError> {
     let tls = config.tls.as_ref().map(|files| files.acceptor(protocol)).transpose()?;
     let error = |reason| BindError::Listen { address, reason };
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
     if !address.ip().is_loopback() && config.tokens.is_empty() {
-        tracing::warn!("whoever reaches {address} may use models, and load and unload them: there are no tokens");
+        tracing::warn!("every client that reaches {address} may use, load and unload models: there are no tokens");
     }
     Ok((Connections { listener, limits: config.limits, tls }, address))
 }
 
-/// Serves HTTP/1.1 over a connection until its client closes it, or the server ends.
+/// Serves HTTP/1.1 over a connection until its client closes it or the server ends.
 async fn serve(
     stream: Stream,
     peer: Peer,
@@ -195,11 +196,11 @@ async fn serve(
     connection.await.map_err(io::Error::other)
 }
 
-/// The answer of a route.
+/// Returns the answer of a route.
 async fn answer(routes: Arc<Routes>, peer: Peer, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let record = RequestRecord::new(request.headers(), "http", request.method().as_str(), request.uri().path());
     let mut event = RequestEvent::new(record.clone());
-    // Boxed, since it has a few KiB, which would be copied each time it is moved.
+    // Boxed, since it has a few KiB, which would be copied at each move.
     let routed = Box::pin(routes.answer(peer, request));
     let mut answer = record.scope(guarded(routed)).await.unwrap_or_else(ServeError::into_response);
     answer.headers_mut().insert(REQUEST_ID, record.id().clone());
@@ -208,7 +209,7 @@ async fn answer(routes: Arc<Routes>, peer: Peer, request: Request<Incoming>) -> 
     Ok(answer)
 }
 
-/// What a request is answered. If something panics, that is one request's misfortune, not its connection's.
+/// Runs a request's future. If it panics, only this request fails and its connection goes on.
 pub(crate) async fn guarded<T>(answer: impl Future<Output = Result<T, ServeError>>) -> Result<T, ServeError> {
     let mut answer = pin!(answer);
     poll_fn(|context| {

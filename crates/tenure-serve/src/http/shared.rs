@@ -1,4 +1,4 @@
-//! State that requests need over HTTP and over gRPC.
+//! State that requests share over HTTP and gRPC.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,15 +16,15 @@ use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelStatistics};
 use crate::request_log;
 use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions, SharedMemoryError};
 
-/// State that all requests need.
+/// State that all requests share.
 pub(crate) struct Shared {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) config: Config,
-    /// Of shared memory.
+    /// The registered regions of shared memory.
     pub(crate) regions: Regions,
     /// The feed of the live page.
     pub(super) feed: Feed,
-    /// KiB for bodies.
+    /// The memory for bodies, in KiB.
     memory: Arc<Semaphore>,
 }
 
@@ -38,32 +38,32 @@ impl Shared {
         &self.config.limits
     }
 
-    /// Lets those use shared memory who are on this host, or have shown a token. No other client needs it.
+    /// Allows shared memory to clients on this host and to clients with a token. Other clients have no use for it.
     pub(crate) fn neighbour(&self, peer: Option<Peer>) -> Result<(), SharedMemoryError> {
         let is_here = peer.is_some_and(|peer| peer.is_here());
-        // Where there are tokens, no request comes as far as this without one.
+        // If tokens are required, every request that reaches this point carries one.
         if is_here || !self.config.tokens.is_empty() { Ok(()) } else { Err(SharedMemoryError::Elsewhere) }
     }
 
-    /// Whether models are computed on a CUDA device.
+    /// Returns whether models are computed on a CUDA device.
     pub(crate) fn has_cuda(&self) -> bool {
         self.service.devices().iter().any(|device| !device.is_cpu())
     }
 
-    /// Opens memory of a client's CUDA device and keeps it as a region. The driver is waited for aside.
+    /// Opens memory of a client's CUDA device and keeps it as a region. Waits for the driver on another thread.
     pub(crate) async fn register_cuda(&self, name: String, registration: CudaRegistration) -> Result<(), ServeError> {
         let served = self.service.devices().to_vec();
         let region = aside(usize::MAX, move || Ok(CudaRegion::open(name, registration, &served)?)).await?;
         Ok(self.regions.register(Region::Cuda(region))?)
     }
 
-    /// Counts of the requests of a model, or of all models.
+    /// Returns the request statistics of one model or of all models.
     ///
     /// # Errors
-    /// No such model, or version of it.
+    /// There is no such model, or no such version of it.
     pub(crate) fn statistics(&self, model: Option<(&str, Option<&str>)>) -> Result<Vec<ModelStatistics>, ServeError> {
         if let Some((name, version)) = model {
-            // Says whether there is such a model, and such a version of it.
+            // Fails if there is no such model or version.
             self.service.is_model_ready(name, version)?;
         }
         let mut entries = self.service.index();
@@ -79,18 +79,18 @@ impl Shared {
         Share::new(self.memory.clone())
     }
 
-    /// Lets those pass who have a token, if there are tokens.
+    /// Checks that a request carries one of the tokens, if tokens are required.
     pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<(), ServeError> {
         let tokens = &self.config.tokens;
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked(7));
         let given =
             given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer ")).map_or(&[][..], |(_, token)| token);
-        // All are compared, each whole, so that the time tells nothing of how near a guess was.
+        // Every token is compared in full, so that timing does not reveal how close a guess was.
         let is_known = tokens.iter().fold(Choice::from(0), |known, token| known | token.as_bytes().ct_eq(given));
         if tokens.is_empty() || is_known.into() { Ok(()) } else { Err(ServeError::Token) }
     }
 
-    /// Asks a model, for no longer than the request's timeout from when it arrived. The answer has the request's id.
+    /// Asks a model, until the request's timeout after `arrived`. The answer carries the request's id.
     pub(crate) async fn infer(&self, request: InferRequest, arrived: Instant) -> Result<InferResponse, ServeError> {
         let (id, timeout) = (request.id.clone(), request.timeout);
         let inferred = self.service.infer(request);
@@ -106,7 +106,7 @@ impl Shared {
     }
 }
 
-/// Refuses to load a model with parameters: what is asked for would not be what is loaded.
+/// Refuses to load a model with parameters, since they would be ignored.
 pub(crate) fn refuse_parameters<'a>(mut names: impl Iterator<Item = &'a String>) -> Result<(), ServeError> {
     let Some(name) = names.next() else { return Ok(()) };
     Err(ServeError::Malformed(format!("the parameter {name:?} is not supported: a model is loaded as its files say")))
@@ -115,7 +115,7 @@ pub(crate) fn refuse_parameters<'a>(mut names: impl Iterator<Item = &'a String>)
 /// Counts how a request ended, even if it is dropped.
 pub(crate) struct Ending<'a> {
     metrics: &'a Metrics,
-    /// The model's name, when it is known that there is such a model.
+    /// The model's name, once it is known that there is such a model.
     pub(crate) model: String,
     pub(super) arrived: Instant,
     pub(super) outcome: Outcome,
@@ -126,7 +126,7 @@ impl<'a> Ending<'a> {
         Self { metrics, model: String::new(), arrived, outcome: Outcome::Cancelled }
     }
 
-    /// It ended with this answer.
+    /// Records the outcome of this answer.
     pub(crate) fn of<T>(&mut self, answer: &Result<T, ServeError>) {
         self.outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
     }

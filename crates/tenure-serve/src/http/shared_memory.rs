@@ -17,12 +17,12 @@ use super::shared::Shared;
 use super::{ServeError, base64};
 use crate::shared_memory::{CudaRegistration, Kind, Region, SharedMemoryError, SystemRegion, SystemRegistration};
 
-/// The routes below `/v2/systemsharedmemory`.
+/// Returns the routes below `/v2/systemsharedmemory`.
 pub(super) fn system() -> Router<Arc<Shared>> {
     router(Region::system, post(register_system))
 }
 
-/// The routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` ask them on every server.
+/// Returns the routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` call them on every server.
 pub(super) fn cuda() -> Router<Arc<Shared>> {
     router(Region::cuda, post(register_cuda))
 }
@@ -32,7 +32,7 @@ fn router<T: Clone + Serialize + 'static>(kind: Kind<T>, register: MethodRouter<
     let status = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
         Ok::<_, ServeError>(json(&[shared.regions.status(kind, &name.0)?]))
     };
-    // As with Triton, nothing is wrong with a region that is not there: clients begin with this.
+    // As in Triton, unregistering an absent region is not an error: clients start with this call.
     let unregister = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
         shared.regions.unregister(kind, &name.0).await
     };
@@ -57,7 +57,7 @@ impl FromRequestParts<Arc<Shared>> for Neighbour {
     }
 }
 
-/// The name of a region that a route has.
+/// The region's name in a route.
 struct RegionName(String);
 
 impl FromRequestParts<Arc<Shared>> for RegionName {

@@ -1,4 +1,4 @@
-//! TLS: a server's certificate and key, from files of PEM.
+//! TLS: a server's certificate and key, from PEM files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,52 +9,52 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 
-/// Files by which a server shows who it is.
+/// The files with which a server proves its identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and those between it and one that clients know, as PEM.
+    /// The path of the server's certificate and the intermediate ones up to one that clients know, as PEM.
     pub certificate: PathBuf,
-    /// The certificate's private key, as PEM.
+    /// The path of the certificate's private key, as PEM.
     pub key: PathBuf,
 }
 
-/// A certificate or a key cannot be used.
+/// The reason why a certificate or key cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file cannot be read, or is no PEM.
+    /// A file cannot be read, or is not PEM.
     #[error("{}: it cannot be read as PEM: {reason}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The fault.
+        /// The error.
         reason: pem::Error,
     },
-    /// A file without a certificate.
+    /// The file has no certificate.
     #[error("{}: there is no certificate in it: it is to have -----BEGIN CERTIFICATE-----", .0.display())]
     NoCertificate(PathBuf),
-    /// A file without a key that is not encrypted.
+    /// The file has no unencrypted private key.
     #[error(
         "{}: there is no private key in it: it is to have -----BEGIN PRIVATE KEY-----, and a key that is encrypted is to be \
          decrypted first",
         .0.display()
     )]
     NoKey(PathBuf),
-    /// The two do not go together, or are of a kind that is not supported.
+    /// The certificate and the key do not match, or are of an unsupported kind.
     #[error("{} and {} cannot be used together: {reason}", files.certificate.display(), files.key.display())]
     Unusable {
         /// The files.
         files: TlsFiles,
-        /// The fault.
+        /// The error.
         reason: rustls::Error,
     },
 }
 
 impl TlsFiles {
-    /// Reads the files, for connections that speak `protocol`, a name of ALPN.
+    /// Reads the files, for connections that speak `protocol`, an ALPN name.
     ///
     /// # Errors
-    /// They are not what they are to be.
+    /// The files are missing or invalid.
     pub(super) fn acceptor(&self, protocol: &[u8]) -> Result<TlsAcceptor, TlsError> {
         let Self { certificate, key } = self;
         let unread = |path: &PathBuf, reason| TlsError::Read { path: path.clone(), reason };

@@ -1,4 +1,4 @@
-//! A message's body: JSON, and behind it the bytes of those tensors that are not in it.
+//! The body of a message: JSON, followed by the bytes of the tensors that are not in the JSON.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -12,20 +12,20 @@ use super::elements::{self, Elements};
 use super::error::TensorError;
 use super::{Datatype, Encoding, ProtocolError, SharedTensor, Span, Tensor, tensor};
 
-/// The JSON's length is told by this header of a message that has bytes behind it, and by nothing else.
+/// The header that states the JSON's length in a message with bytes after the JSON. Nothing else states it.
 pub const JSON_LENGTH: &str = "inference-header-content-length";
 
-/// A body that is to be sent.
+/// A body to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// All of it.
+    /// The whole body.
     pub body: Bytes,
-    /// How many of its bytes are JSON, for the header `Inference-Header-Content-Length`; nothing if all are.
+    /// The number of its bytes that are JSON, for the header `Inference-Header-Content-Length`; `None` if all are.
     pub json_bytes: Option<usize>,
 }
 
 impl Encoded {
-    /// The body that says `message`, with the bytes of those tensors behind it that are not in it.
+    /// Encodes `message`, followed by the bytes of the binary tensors.
     pub(super) fn new<'a>(
         message: &impl Serialize,
         tensors: impl Iterator<Item = (&'a Tensor, Encoding)>,
@@ -41,7 +41,7 @@ impl Encoded {
     }
 }
 
-/// The JSON of a body, and what is behind it.
+/// Splits a body into its JSON and the bytes after it.
 pub(super) fn split(mut body: Bytes, json_bytes: Option<usize>) -> Result<(Bytes, Bytes), ProtocolError> {
     let json_bytes = json_bytes.unwrap_or(body.len());
     if json_bytes > body.len() {
@@ -51,9 +51,9 @@ pub(super) fn split(mut body: Bytes, json_bytes: Option<usize>) -> Result<(Bytes
     Ok((body, binary))
 }
 
-/// A message, which is an object.
+/// Parses a message, which must be a JSON object.
 pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, ProtocolError> {
-    // serde would take the values of an array for those of a message's fields.
+    // serde would accept an array as the values of a message's fields.
     if json.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
         return Err(serde_json::Error::custom("a message is an object").into());
     }
@@ -65,14 +65,14 @@ pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Protoc
     })
 }
 
-/// Whether an error is about a floating number that JSON does not have, and other languages write there.
+/// Returns whether an error is at a `NaN` or `Infinity`, which JSON lacks but other languages write.
 fn is_at_a_number_of_none(json: &[u8], error: &serde_json::Error) -> bool {
     let line = json.split(|byte| *byte == b'\n').nth(error.line().saturating_sub(1));
     let rest = line.and_then(|line| line.get(error.column().saturating_sub(1)..)).unwrap_or_default();
     error.is_syntax() && [&b"NaN"[..], b"Infinity"].into_iter().any(|number| rest.starts_with(number))
 }
 
-/// A tensor as JSON says it.
+/// A tensor as read from JSON.
 #[derive(Deserialize)]
 pub(super) struct TensorIn<'a> {
     name: String,
@@ -92,7 +92,7 @@ struct TensorParameters {
     shared_memory_byte_size: Option<u64>,
 }
 
-/// The tensors, whose bytes lie one behind the other in `binary`, and those whose bytes are in shared memory.
+/// Reads the tensors whose bytes follow each other in `binary`, and those whose bytes are in shared memory.
 pub(super) fn read(
     tensors: Vec<TensorIn<'_>>,
     mut binary: Bytes,
@@ -111,7 +111,7 @@ pub(super) fn read(
     if binary.is_empty() { Ok((here, shared)) } else { Err(ProtocolError::Trailing(binary.len())) }
 }
 
-/// A tensor, wherever its elements are.
+/// A tensor that was read, with its elements in the message or in shared memory.
 enum Read {
     Here(Tensor),
     Shared(SharedTensor),
@@ -148,13 +148,13 @@ impl TensorIn<'_> {
     }
 }
 
-/// Where a tensor's elements are.
+/// The place of a tensor's elements.
 enum Place {
     Bytes(Bytes),
     Span(Span),
 }
 
-/// A tensor as JSON says it.
+/// A tensor to be written as JSON.
 #[derive(Serialize)]
 pub(super) struct TensorOut<'a> {
     name: &'a str,
@@ -189,8 +189,8 @@ impl<'a> TensorOut<'a> {
         Self { name: tensor.name(), datatype: tensor.datatype(), shape: tensor.shape(), parameters, data }
     }
 
-    /// A tensor whose elements were written where the client knows. Nothing says where that is: Triton's client for C++ takes an
-    /// output that has parameters for one that is sent as bytes.
+    /// Describes a tensor whose elements were written to shared memory. The message does not repeat where, which the
+    /// client knows: Triton's C++ client would take an output with parameters for one that is sent as bytes.
     pub(super) fn written(tensor: &'a Tensor) -> Self {
         let (name, datatype, shape) = (tensor.name(), tensor.datatype(), tensor.shape());
         Self { name, datatype, shape, parameters: None, data: None }

@@ -1,4 +1,4 @@
-//! How a model is configured, as Triton's extension `model_configuration` says it.
+//! The configuration of a model, in the form of Triton's extension `model_configuration`.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use serde::{Serialize, Serializer};
 
 use super::{Datatype, ModelMetadata, TensorMetadata};
 
-/// How requests of a model run together: along the first dimension of all its tensors.
+/// The batching of a model's requests, along the first dimension of all its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batching {
-    /// Rows of a batch, at most; also those of one request.
+    /// The most rows of a batch, and of one request.
     pub max_rows: u32,
-    /// For how long a request waits for others.
+    /// The longest time that a request waits for others.
     pub max_delay: Duration,
 }
 
-/// A model's configuration: what clients that measure or generate requests need to know beside its [`ModelMetadata`].
+/// A model's configuration: facts beside its [`ModelMetadata`] that load generators and other clients need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelConfig {
     pub(crate) name: String,
     pub(crate) platform: String,
     pub(crate) backend: &'static str,
     pub(crate) version_policy: VersionPolicy,
-    /// 0 where shapes have no dimension of batches.
+    /// The most rows of a batch; 0 if shapes have no batch dimension.
     pub(crate) max_batch_size: u32,
     pub(crate) input: Vec<TensorConfig>,
     pub(crate) output: Vec<TensorConfig>,
@@ -37,7 +37,7 @@ pub(crate) struct VersionPolicy {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Versions {
-    /// Triton's are numbers.
+    /// Triton's versions are numbers.
     pub(crate) versions: Vec<i64>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct TensorConfig {
     pub(crate) name: String,
     #[serde(serialize_with = "data_type")]
     pub(crate) data_type: Datatype,
-    /// Without the dimension of batches.
+    /// The shape without the batch dimension.
     pub(crate) dims: Vec<i64>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct DynamicBatching {
 }
 
 impl ModelConfig {
-    /// The configuration of a model.
+    /// Builds the configuration of a model.
     pub fn new(model: &ModelMetadata) -> Self {
         let ModelMetadata { name, versions, platform, inputs, outputs, batching } = model;
         let tensors = |tensors: &[TensorMetadata]| {
@@ -89,7 +89,7 @@ impl TensorConfig {
     }
 }
 
-/// Triton's name of a datatype in a configuration.
+/// Writes Triton's name of a datatype in a configuration.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn data_type<S: Serializer>(datatype: &Datatype, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match datatype {

@@ -1,4 +1,4 @@
-//! What a tensor's elements are.
+//! The datatypes of tensors.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,12 +23,12 @@ pub enum Datatype {
     Bf16,
     Fp32,
     Fp64,
-    /// Strings of bytes, each behind its length in four bytes.
+    /// Byte strings, each after its length in four bytes.
     Bytes,
 }
 
 impl Datatype {
-    /// All of them.
+    /// All datatypes.
     pub const ALL: [Self; 14] = [
         Self::Bool,
         Self::Uint8,
@@ -46,7 +46,7 @@ impl Datatype {
         Self::Bytes,
     ];
 
-    /// Bytes of an element; nothing for [`Datatype::Bytes`], whose elements differ.
+    /// Returns the bytes of an element, or `None` for [`Datatype::Bytes`], whose elements differ in size.
     pub fn size(self) -> Option<usize> {
         match self {
             Self::Bool | Self::Uint8 | Self::Int8 => Some(1),
@@ -57,12 +57,12 @@ impl Datatype {
         }
     }
 
-    /// Whether JSON has a form for it. Half precision has none in the protocol.
+    /// Returns whether JSON has a form for it. The protocol has none for half precision.
     pub fn has_json(self) -> bool {
         !matches!(self, Self::Fp16 | Self::Bf16)
     }
 
-    /// Its name in the protocol, such as `FP32`.
+    /// Returns its name in the protocol, such as `FP32`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -89,7 +89,7 @@ impl fmt::Display for Datatype {
     }
 }
 
-/// Not the name of a datatype.
+/// The error of a name that is not a datatype's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no datatype: they are BOOL, UINT8 to UINT64, INT8 to INT64, FP16, BF16, FP32, FP64 and BYTES")]
 pub struct UnknownDatatype(String);

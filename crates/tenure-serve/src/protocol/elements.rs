@@ -1,4 +1,4 @@
-//! A tensor's elements as JSON.
+//! The conversion of a tensor's elements from and to JSON.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,12 +13,12 @@ use super::error::TensorError;
 use super::tensor::push_string;
 use super::{Datatype, Tensor};
 
-/// The bytes of the elements of `data`: an array of them all, or arrays in arrays as the shape has it. A number is rounded to
-/// the nearest of a floating-point type. An integer is in the range of its type; it may be written with a fraction of zero, as
-/// clients do whose numbers are all floating-point.
+/// Parses the elements of `data`: one flat array, or arrays nested like the shape. A number is rounded to the nearest
+/// value of a floating-point type. An integer must be in the range of its type; it may be written with a fraction of
+/// zero, as clients do that know only floating-point numbers.
 ///
 /// # Errors
-/// They are not of the datatype or shape.
+/// The elements do not match the datatype or shape.
 pub(super) fn parse(data: &RawValue, datatype: Datatype, shape: &[usize]) -> Result<Vec<u8>, TensorError> {
     let parsed = match datatype {
         Datatype::Bool => parse_as::<bool>(data, shape),
@@ -49,7 +49,7 @@ fn parse_as<'de, T: Element<'de>>(data: &'de RawValue, shape: &[usize]) -> serde
     Ok(bytes)
 }
 
-/// What JSON has as one value.
+/// An element that JSON writes as one value.
 trait Element<'de>: Deserialize<'de> {
     fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError>;
 }
@@ -57,7 +57,7 @@ trait Element<'de>: Deserialize<'de> {
 /// An integer, which JSON may write as `5`, `5.0` or `5e0`.
 struct Integer<T>(T);
 
-/// The largest integer up to which every integer is a number of double precision.
+/// The largest integer up to which every integer has an exact double.
 const EXACT: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
 
 macro_rules! integers {
@@ -130,7 +130,7 @@ impl<'de> Element<'de> for Cow<'de, str> {
     }
 }
 
-/// An array of as many elements, or arrays of them, as the first of the sizes says.
+/// A seed for one nesting level: an array with as many elements, or arrays of them, as the first size says.
 struct Level<'a, T> {
     sizes: &'a [usize],
     bytes: &'a mut Vec<u8>,
@@ -163,13 +163,13 @@ impl<'de, T: Element<'de>> Visitor<'de> for Level<'_, T> {
             };
             next.ok_or_else(|| A::Error::custom(format_args!("an array ends after {found} of {size}")))?;
         }
-        // Whatever is there, is not looked at.
+        // A surplus element is an error, whatever its value.
         let more = array.next_element::<IgnoredAny>()?;
         more.map_or(Ok(()), |_| Err(A::Error::custom(format_args!("an array has more than {size}"))))
     }
 }
 
-/// A tensor's elements, to be written as an array of them all.
+/// A tensor's elements, which serialize to one flat array.
 pub(super) struct Elements<'a>(pub(super) &'a Tensor);
 
 impl Serialize for Elements<'_> {
@@ -213,7 +213,7 @@ fn fault<E: serde::ser::Error>(tensor: &Tensor, reason: &str) -> E {
     E::custom(format_args!("tensor {:?}: {reason}", tensor.name()))
 }
 
-/// `read` is given the bytes of an element each.
+/// Writes the elements as an array; `read` converts the bytes of one element.
 fn write<S: Serializer, T: Serialize, const SIZE: usize>(
     tensor: &Tensor,
     serializer: S,
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_number_is_rounded_once() {
-        // Halfway between two of single precision but for its last digits, which double precision has no room for.
+        // Halfway between two single-precision numbers, except for the last digits, which double precision cannot hold.
         let data = "[1.00000005960464477540000001]";
         assert_eq!(parsed(data, Datatype::Fp32, &[1]).unwrap(), 1.000_000_1_f32.to_le_bytes());
     }

@@ -1,158 +1,158 @@
-//! What can be wrong with a message.
+//! The errors of messages.
 
 use super::Datatype;
 use super::datatype::UnknownDatatype;
 
-/// Why a message is none of the protocol, or cannot be written as it was asked for. Always one line.
+/// The reason why a message is invalid, or cannot be written as requested. The text is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// Not JSON, or of another form.
+    /// The body is not JSON, or has another form.
     #[error("not a message of the protocol: {}", .0.to_string().replace('\n', " "))]
     Json(#[from] serde_json::Error),
-    /// What JSON cannot say.
+    /// A value cannot be written as JSON.
     #[error("{0}")]
     Write(serde_json::Error),
-    /// The JSON is said to be longer than all.
+    /// The stated length of the JSON exceeds the body.
     #[error("Inference-Header-Content-Length says {json_bytes} bytes of JSON, and the body has {body_bytes}")]
     JsonLength {
-        /// What was said.
+        /// The stated bytes of JSON.
         json_bytes: usize,
-        /// What there is.
+        /// The bytes of the body.
         body_bytes: usize,
     },
-    /// Bytes that belong to no tensor.
+    /// Bytes follow the last tensor.
     #[error("{0} bytes follow the last tensor: the sizes of the tensors must sum up to what follows the JSON")]
     Trailing(usize),
-    /// Not as many tensors as bytes as there are inputs.
+    /// The numbers of raw tensors and of inputs differ.
     #[error(
         "raw_input_contents has {raw} tensors, and there are {inputs} inputs outside shared memory: it must have all, and contents none"
     )]
     RawContents {
-        /// Inputs that are not in shared memory.
+        /// The number of inputs that are not in shared memory.
         inputs: usize,
-        /// Those as bytes.
+        /// The number of tensors sent as raw bytes.
         raw: usize,
     },
-    /// Two tensors of a name.
+    /// Two tensors have the same name.
     #[error("there are two tensors {0:?}: a name must be one tensor's")]
     Twice(String),
-    /// What this server does not do.
+    /// The server does not support the request.
     #[error("{what} is not supported: {instead}")]
     Unsupported {
-        /// What was asked for.
+        /// The unsupported feature.
         what: &'static str,
-        /// What to do.
+        /// The advice to the client.
         instead: &'static str,
     },
-    /// A tensor that cannot be.
+    /// A tensor is invalid.
     #[error("tensor {name:?}: {reason}")]
     Tensor {
-        /// Its name.
+        /// The tensor's name.
         name: String,
-        /// What is wrong with it.
+        /// The error.
         reason: TensorError,
     },
-    /// A tensor that the model does not have.
+    /// The model has no such tensor.
     #[error("model {model:?} has no {role} {name:?}: it has {known:?}")]
     Unknown {
-        /// The model.
+        /// The model's name.
         model: String,
         /// `input` or `output`.
         role: &'static str,
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// Those that it has.
+        /// The names of the model's tensors.
         known: Vec<String>,
     },
-    /// An input that the model needs.
+    /// The request lacks an input that the model needs.
     #[error("model {model:?} needs an input {name:?}, and the request has none")]
     Missing {
-        /// The model.
+        /// The model's name.
         model: String,
-        /// The input.
+        /// The input's name.
         name: String,
     },
 }
 
-/// What is wrong with a tensor. Always one line.
+/// The reason why a tensor is invalid. The text is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// No datatype.
+    /// The datatype is unknown.
     #[error(transparent)]
     Datatype(#[from] UnknownDatatype),
-    /// Sizes that no memory has, or below zero.
+    /// A size is negative, or the tensor would not fit in memory.
     #[error("a tensor cannot have the shape {0:?}")]
     Shape(Vec<i64>),
-    /// Not as many bytes as the shape says.
+    /// The number of bytes does not match the shape.
     #[error("{datatype} of shape {shape:?} takes {expected} bytes, and there are {found}")]
     Length {
-        /// Its type.
+        /// The tensor's datatype.
         datatype: Datatype,
-        /// Its shape.
+        /// The tensor's shape.
         shape: Vec<usize>,
-        /// What the shape says.
+        /// The bytes that the shape requires.
         expected: usize,
-        /// What there is.
+        /// The bytes that were given.
         found: usize,
     },
-    /// Bytes that are not as many strings as the shape says.
+    /// The bytes are not as many strings as the shape says.
     #[error("BYTES of shape {shape:?} are {expected} strings, each behind its length in 4 bytes: {reason}")]
     Strings {
-        /// Its shape.
+        /// The tensor's shape.
         shape: Vec<usize>,
-        /// What the shape says.
+        /// The number of strings that the shape requires.
         expected: usize,
-        /// What there is.
+        /// The error.
         reason: &'static str,
     },
-    /// A byte that is neither true nor false.
+    /// A byte is neither true nor false.
     #[error("a BOOL is a byte of 0 or 1, not {0}")]
     Bool(u8),
-    /// Fewer bytes behind the JSON than the tensor's.
+    /// Fewer bytes follow the JSON than the tensor has.
     #[error(
         "its binary_data_size is {size}, and {left} bytes are left behind the JSON; does the header \
          Inference-Header-Content-Length say where the JSON ends?"
     )]
     Cut {
-        /// What it says.
+        /// The tensor's `binary_data_size` in bytes.
         size: u64,
-        /// What there is.
+        /// The bytes that are left.
         left: usize,
     },
-    /// No elements, or twice.
+    /// The tensor has no elements, or has them twice.
     #[error("it must have one of data, a parameter binary_data_size and a parameter shared_memory_region")]
     NoData,
-    /// Elements in a message and in shared memory.
+    /// The tensor has elements both in the message and in shared memory.
     #[error("it has contents, and a parameter shared_memory_region: it must have one of them")]
     BothContents,
-    /// A region of shared memory, and nobody knows how much of it.
+    /// The tensor names a region of shared memory but not the size of its part.
     #[error("its parameter shared_memory_region needs a parameter shared_memory_byte_size")]
     NoByteSize,
-    /// Elements in JSON that are not those of the shape.
+    /// Elements in JSON do not match the shape.
     #[error("data of {datatype} and shape {shape:?}: {}", reason.to_string().replace('\n', " "))]
     Data {
-        /// Its type.
+        /// The tensor's datatype.
         datatype: Datatype,
-        /// Its shape.
+        /// The tensor's shape.
         shape: Vec<usize>,
-        /// What is wrong.
+        /// The error.
         reason: serde_json::Error,
     },
-    /// A type that JSON does not have.
+    /// JSON cannot express this datatype.
     #[error("JSON has no {0}: send it, and ask for it, as binary data")]
     NotJson(Datatype),
-    /// A type that messages of gRPC have only as bytes.
+    /// The datatype can be sent over gRPC only as raw bytes.
     #[error("contents have no {0}: send it as raw_input_contents")]
     NotContents(Datatype),
-    /// Contents of another type.
+    /// The contents are in the field of another datatype.
     #[error("{0} has its elements in {1}, and there are others")]
     OtherContents(Datatype, &'static str),
-    /// A number that the type does not have.
+    /// A number is out of the datatype's range.
     #[error("{0} has no {1}")]
     Range(Datatype, i64),
-    /// Not what the model takes.
+    /// The tensor differs from the model's input.
     #[error("the model takes {expected} of shape {expected_shape:?} (-1 is any size), not {found} of {found_shape:?}")]
     Mismatch {
         /// The model's type.
@@ -167,7 +167,7 @@ pub enum TensorError {
 }
 
 impl TensorError {
-    /// The error of the tensor with a name.
+    /// Attributes the error to the tensor with this name.
     pub(crate) fn of(self, name: &str) -> ProtocolError {
         ProtocolError::Tensor { name: name.into(), reason: self }
     }

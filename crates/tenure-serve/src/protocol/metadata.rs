@@ -1,30 +1,30 @@
-//! What a server and its models say of themselves.
+//! The metadata of a server and its models.
 
 use serde::{Deserialize, Serialize};
 
 use super::error::TensorError;
 use super::{Batching, Datatype, Encoding, InferRequest, ProtocolError, Tensor};
 
-/// What a server is.
+/// The metadata of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServerMetadata {
-    /// Its name.
+    /// The server's name.
     pub name: &'static str,
-    /// Its version.
+    /// The server's version.
     pub version: &'static str,
-    /// The protocol's extensions that it has.
+    /// The supported extensions of the protocol.
     pub extensions: Vec<&'static str>,
 }
 
 impl ServerMetadata {
-    /// Tenure's over HTTP, of a server that computes on a CUDA device or does not.
+    /// Returns Tenure's metadata over HTTP; `has_cuda` says whether the server computes on a CUDA device.
     pub(crate) fn http(has_cuda: bool) -> Self {
         let mut metadata = Self::grpc(has_cuda);
         metadata.extensions.insert(0, "binary_tensor_data");
         metadata
     }
 
-    /// Tenure's over gRPC, where tensors as bytes are no extension.
+    /// Returns Tenure's metadata over gRPC, where sending tensors as bytes is not an extension.
     pub(crate) fn grpc(has_cuda: bool) -> Self {
         let mut extensions = vec!["model_repository", "model_configuration", "statistics", "system_shared_memory"];
         extensions.extend(has_cuda.then_some("cuda_shared_memory"));
@@ -32,20 +32,20 @@ impl ServerMetadata {
     }
 }
 
-/// What a model takes and answers.
+/// The metadata of a model: its inputs and outputs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelMetadata {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// Its versions, oldest first.
     pub versions: Vec<String>,
-    /// What computes it.
+    /// The name of the framework that computes it.
     pub platform: String,
-    /// What it takes.
+    /// The inputs.
     pub inputs: Vec<TensorMetadata>,
-    /// What it answers.
+    /// The outputs.
     pub outputs: Vec<TensorMetadata>,
-    /// How its requests run together, if they may; said by its [`ModelConfig`](super::ModelConfig).
+    /// The batching of its requests, if they may run together; reported in its [`ModelConfig`](super::ModelConfig).
     #[serde(skip)]
     pub batching: Option<Batching>,
 }
@@ -53,26 +53,26 @@ pub struct ModelMetadata {
 /// A model's input or output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorMetadata {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
     /// The type of its elements.
     pub datatype: Datatype,
-    /// Its sizes; -1 is any.
+    /// The sizes; -1 stands for any.
     pub shape: Vec<i64>,
 }
 
 impl ModelMetadata {
-    /// Whether the model can be asked this: with all its inputs and no other, for outputs that it has, as they can be sent. Inputs
-    /// in shared memory are to be read before.
+    /// Checks that a request fits the model: it has all inputs of the model and no others, and asks only for existing
+    /// outputs in a form that can be sent. Inputs in shared memory must have been read before.
     ///
     /// # Errors
-    /// What is wrong, naming the tensor.
+    /// The first fault found, with the name of the tensor.
     pub fn check(&self, request: &InferRequest) -> Result<(), ProtocolError> {
         for input in &request.inputs {
             let known = self.inputs.iter().find(|known| known.name == input.name());
             known.ok_or_else(|| self.unknown("input", input.name(), &self.inputs))?.check(input)?;
         }
-        // Names are there once each, so that fewer inputs than the model's lack one.
+        // Names are unique, so a request with fewer inputs than the model lacks one.
         for TensorMetadata { name, .. } in &self.inputs {
             if !request.inputs.iter().any(|input| input.name() == name) {
                 return Err(ProtocolError::Missing { model: self.name.clone(), name: name.clone() });
@@ -126,32 +126,32 @@ impl TensorMetadata {
 /// A model in the index of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IndexEntry {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Its version.
+    /// The model's version.
     pub version: String,
-    /// Whether it can be asked.
+    /// The state, which says whether it can be asked.
     pub state: ModelState,
-    /// Why it is in this state, if that is not plain; else empty.
+    /// The reason for its state, if it is not obvious; else empty.
     pub reason: String,
 }
 
-/// Whether a model can be asked.
+/// The state of a model, which says whether it can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ModelState {
-    /// It can.
+    /// The model can be asked.
     Ready,
-    /// It cannot, before it is loaded.
+    /// The model cannot be asked until it is loaded.
     Unavailable,
-    /// It can soon.
+    /// The model is being loaded.
     Loading,
-    /// It no longer can.
+    /// The model is being unloaded.
     Unloading,
 }
 
 impl ModelState {
-    /// Its name in the protocol, such as `READY`.
+    /// Returns its name in the protocol, such as `READY`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ready => "READY",
@@ -162,10 +162,10 @@ impl ModelState {
     }
 }
 
-/// What the index is asked for.
+/// A request for the index.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct IndexRequest {
-    /// Models in the state [`ModelState::Ready`] only.
+    /// Whether to list only models in the state [`ModelState::Ready`].
     #[serde(default)]
     pub(crate) ready: bool,
 }

@@ -1,9 +1,9 @@
-//! The Open Inference Protocol v2: what requests and answers say, as JSON and as bytes.
+//! The Open Inference Protocol v2: requests and answers, as JSON and as bytes.
 //!
-//! This is KServe's protocol with extensions of it, as Triton has them: tensors as bytes behind the JSON, or in shared memory;
-//! models' configurations and statistics; and the index of a repository whose models are loaded and unloaded. Nothing here does
-//! I/O, so that a tensor in shared memory is a [`SharedTensor`] until somebody has read it. What is parsed takes memory in
-//! proportion to its body, and a tensor that came as bytes is a part of the body, uncopied.
+//! This is KServe's protocol with Triton's extensions: tensors as bytes after the JSON or in shared memory; models'
+//! configurations and statistics; and the index of a repository whose models are loaded and unloaded. Nothing here does
+//! I/O: a tensor in shared memory stays a [`SharedTensor`] until the server has read it. A parsed message takes memory
+//! in proportion to its body, and a tensor that came as bytes is an uncopied part of the body.
 
 mod body;
 mod config;

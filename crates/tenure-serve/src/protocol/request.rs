@@ -1,4 +1,4 @@
-//! What a model is asked.
+//! Requests for inference.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::body::{self, Encoded, TensorIn, TensorOut};
 use super::{ProtocolError, SharedTensor, Span, Tensor};
 
-/// How a tensor's elements are sent.
+/// The form in which a tensor's elements are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// In the JSON.
     #[default]
     Json,
-    /// As bytes behind the JSON.
+    /// As bytes after the JSON.
     Binary,
 }
 
@@ -25,50 +25,51 @@ pub enum Encoding {
 pub struct InferRequest {
     /// The model's name.
     pub model: String,
-    /// The model's version, if it matters which.
+    /// The model's version, if the client asks for a certain one.
     pub version: Option<String>,
-    /// The client's name for the request, which comes back with the answer.
+    /// The client's id for the request, which the answer repeats.
     pub id: Option<String>,
-    /// Which request goes first: the lowest from 1 up. 0 is the server's choice.
+    /// The priority: 1 goes first, higher numbers later. 0 leaves the choice to the server.
     pub priority: u64,
-    /// How long the answer is of use, from when the request came, if not for ever. It is sent in µs, where 0 is for ever.
+    /// The time from the request's arrival during which an answer is of use; `None` if it always is. It is sent in µs,
+    /// where 0 means no limit.
     pub timeout: Option<Duration>,
-    /// What the model computes with.
+    /// The inputs.
     pub inputs: Vec<Tensor>,
-    /// What it computes with and is still to be read from shared memory.
+    /// The inputs that are still to be read from shared memory.
     pub shared_inputs: Vec<SharedTensor>,
-    /// What it answers.
+    /// The outputs to answer with.
     pub wanted: Wanted,
 }
 
-/// The outputs that are asked for.
+/// The requested outputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// In the order of the answer. If there are none, all are asked for.
+    /// The outputs in the order of the answer. If the list is empty, all outputs are requested.
     pub outputs: Vec<WantedOutput>,
-    /// How outputs are sent that do not say it themselves.
+    /// The encoding of outputs that do not state their own.
     pub encoding: Encoding,
 }
 
-/// An output that is asked for.
+/// A requested output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedOutput {
-    /// Its name.
+    /// The output's name.
     pub name: String,
-    /// How it is to be sent, if not as the others.
+    /// The encoding, if it differs from the others'.
     pub encoding: Option<Encoding>,
-    /// Where in shared memory it is to be written, if it is not to be sent.
+    /// The span of shared memory to write it to, instead of sending it.
     pub span: Option<Span>,
 }
 
 impl Wanted {
-    /// How the output of a name is sent.
+    /// Returns the encoding of the output with this name.
     pub fn encoding(&self, name: &str) -> Encoding {
         let output = self.outputs.iter().find(|output| output.name == name);
         output.and_then(|output| output.encoding).unwrap_or(self.encoding)
     }
 
-    /// Where in shared memory the output of a name is written, if it is.
+    /// Returns the span of shared memory for the output with this name, if it has one.
     pub fn span(&self, name: &str) -> Option<&Span> {
         self.outputs.iter().find(|output| output.name == name)?.span.as_ref()
     }
@@ -83,14 +84,14 @@ struct RequestIn<'a> {
     outputs: Option<Vec<OutputIn>>,
 }
 
-/// Other parameters change nothing, and may be there.
+/// The parameters of a request. Others are allowed and have no effect.
 #[derive(Default, Deserialize, Serialize)]
 struct RequestParameters {
     #[serde(skip_serializing_if = "Option::is_none")]
     binary_data_output: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<u64>,
-    /// In µs.
+    /// The timeout in µs.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout: Option<u64>,
     #[serde(skip_serializing)]
@@ -119,10 +120,10 @@ struct OutputParameters {
 }
 
 impl InferRequest {
-    /// The request to a model that a body says, whose first `json_bytes` are JSON; nothing, if all are.
+    /// Parses a body as a request to a model. The first `json_bytes` of the body are JSON; `None` if all are.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The request is invalid.
     pub fn parse(
         model: impl Into<String>,
         version: Option<String>,
@@ -155,10 +156,11 @@ impl InferRequest {
         })
     }
 
-    /// The request's body, with all inputs that are not in shared memory as `encoding` says. The model and version are the address's.
+    /// Encodes the request's body; inputs that are not in shared memory have the form `encoding`. The address, not the
+    /// body, names the model and version.
     ///
     /// # Errors
-    /// An input that JSON has no form for.
+    /// An input has no form in JSON.
     pub fn encode(&self, encoding: Encoding) -> Result<Encoded, ProtocolError> {
         let parameters = RequestParameters {
             binary_data_output: (self.wanted.encoding == Encoding::Binary).then_some(true),

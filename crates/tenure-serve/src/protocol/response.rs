@@ -1,4 +1,4 @@
-//! What a model answers.
+//! Answers to requests for inference.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub struct InferResponse {
     pub model: String,
     /// The version that answered.
     pub version: Option<String>,
-    /// The request's.
+    /// The request's id.
     pub id: Option<String>,
     /// The model's outputs.
     pub outputs: Vec<Tensor>,
@@ -39,11 +39,11 @@ struct ResponseOut<'a> {
 }
 
 impl InferResponse {
-    /// The answer's body: those outputs that are wanted, as they are wanted. Of those that are wanted in shared
-    /// memory it has no elements: somebody has to write them there.
+    /// Encodes the answer's body: the wanted outputs, each in the wanted form. Outputs in shared memory have no
+    /// elements in it: the caller must write them there.
     ///
     /// # Errors
-    /// One of them is not there, or has no form in JSON and was not asked for as bytes.
+    /// A wanted output is missing, or has no form in JSON and was not requested as bytes.
     pub fn encode(&self, wanted: &Wanted) -> Result<Encoded, ProtocolError> {
         let outputs = self.wanted(wanted)?;
         let message = ResponseOut {
@@ -62,10 +62,10 @@ impl InferResponse {
         Encoded::new(&message, outputs.iter().copied().filter(is_sent))
     }
 
-    /// The answer that a body says, whose first `json_bytes` are JSON; nothing, if all are.
+    /// Parses a body as an answer. The first `json_bytes` of the body are JSON; `None` if all are.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The answer is invalid.
     pub fn parse(body: Bytes, json_bytes: Option<usize>) -> Result<Self, ProtocolError> {
         let (json, binary) = body::split(body, json_bytes)?;
         let ResponseIn { model_name, model_version, id, outputs } = body::object(&json)?;
@@ -79,10 +79,10 @@ impl InferResponse {
         Ok(Self { model: model_name, version: model_version, id, outputs })
     }
 
-    /// Those outputs that are wanted, and how each is sent.
+    /// Returns the wanted outputs, each with its encoding.
     ///
     /// # Errors
-    /// One of them is not there.
+    /// A wanted output is missing.
     pub(crate) fn wanted(&self, wanted: &Wanted) -> Result<Vec<(&Tensor, Encoding)>, ProtocolError> {
         if wanted.outputs.is_empty() {
             return Ok(self.outputs.iter().map(|output| (output, wanted.encoding)).collect());

@@ -1,46 +1,46 @@
-//! Tensors whose elements are in shared memory, not in a message.
+//! Tensors whose elements are in shared memory instead of a message.
 
 use bytes::Bytes;
 
 use super::error::TensorError;
 use super::{Datatype, ProtocolError, Tensor};
 
-/// A part of a region of shared memory, which its client has registered by name.
+/// A part of a region of shared memory that the client registered by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The region's name.
     pub region: String,
-    /// Where the part begins in the region, in bytes.
+    /// The offset of the part in the region, in bytes.
     pub offset: u64,
-    /// Bytes of it.
+    /// The size of the part in bytes.
     pub byte_size: u64,
 }
 
-/// A tensor whose elements are in shared memory. They may be others at any time.
+/// A tensor whose elements are in shared memory, where the client may change them at any time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedTensor {
-    /// Its name, by which the model knows it.
+    /// The tensor's name in the model.
     pub name: String,
     /// The type of its elements.
     pub datatype: Datatype,
     /// Its size in each dimension.
     pub shape: Vec<usize>,
-    /// Where its elements are.
+    /// The span that has its elements.
     pub span: Span,
 }
 
 impl SharedTensor {
-    /// The tensor with what was read of its [`span`](Self::span).
+    /// Builds the tensor from bytes that were read from its [`span`](Self::span).
     ///
     /// # Errors
-    /// The bytes are not as many as the shape says, or are no elements of the type.
+    /// The number of bytes does not match the shape, or they are not elements of the type.
     pub fn with_bytes(self, bytes: impl Into<Bytes>) -> Result<Tensor, ProtocolError> {
         Tensor::new(self.name, self.datatype, self.shape, bytes)
     }
 }
 
 impl Span {
-    /// The span that the parameters of a tensor say, if they say one.
+    /// Returns the span that a tensor's parameters describe, or `None` if they name no region.
     pub(crate) fn of(
         region: Option<String>,
         offset: Option<u64>,
@@ -51,7 +51,7 @@ impl Span {
         Ok(Some(Self { region, offset: offset.unwrap_or(0), byte_size }))
     }
 
-    /// The offset as it is sent: 0 is not.
+    /// Returns the offset if it is to be sent: 0 is left out.
     pub(super) fn sent_offset(&self) -> Option<u64> {
         Some(self.offset).filter(|offset| *offset > 0)
     }

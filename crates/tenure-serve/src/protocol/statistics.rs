@@ -1,80 +1,80 @@
-//! Counts of a model's requests, as Triton's extension `statistics` says them.
+//! Counts of a model's requests, in the form of Triton's extension `statistics`.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Counts of a model's requests since the server began.
+/// Counts of a model's requests since the server started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelStatistics {
     /// The model's name.
     pub name: String,
-    /// Its version.
+    /// The model's version.
     pub version: String,
-    /// When the model was last computed, in ms since 1970; 0 if it never was.
+    /// The time of the model's last computation, in ms since 1970; 0 if there was none.
     pub last_inference: u64,
-    /// Rows that were computed.
+    /// The number of computed rows.
     pub inference_count: u64,
-    /// Batches that were computed.
+    /// The number of computed batches.
     pub execution_count: u64,
-    /// Requests, and where their time went.
+    /// The requests and their times.
     pub inference_stats: RequestStatistics,
-    /// Batches by their rows, fewest first.
+    /// The batches by number of rows, fewest first.
     pub batch_stats: Vec<BatchStatistics>,
 }
 
-/// How many requests there were, and where their time went.
+/// The number of requests, and their times.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestStatistics {
-    /// Answered, from when they came until the answer was written.
+    /// Answered requests, from arrival until the answer was written.
     pub success: Times,
-    /// Not answered, whatever the reason.
+    /// Requests that failed for any reason.
     pub fail: Times,
-    /// From when they came until they were chosen.
+    /// The time from arrival until the scheduler chose them.
     pub queue: Times,
-    /// Waiting for weights, before computing and in it.
+    /// The time spent waiting for weights, before and during computing.
     pub compute_input: Times,
-    /// Computing.
+    /// The time spent computing.
     pub compute_infer: Times,
-    /// Nothing is to be done with what was computed: this takes no time.
+    /// The time for processing outputs: always zero, since they need none.
     pub compute_output: Times,
-    /// Nothing is answered from a cache.
+    /// Cache hits: always zero, since there is no cache.
     pub cache_hit: Times,
-    /// Nothing is looked for in a cache.
+    /// Cache misses: always zero, since there is no cache.
     pub cache_miss: Times,
 }
 
-/// Batches of as many rows, and where their time went.
+/// The batches with one number of rows, and their times.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BatchStatistics {
-    /// Rows of each.
+    /// The rows of each batch.
     pub batch_size: u64,
-    /// Waiting for weights, before computing and in it.
+    /// The time spent waiting for weights, before and during computing.
     pub compute_input: Times,
-    /// Computing.
+    /// The time spent computing.
     pub compute_infer: Times,
-    /// Takes no time.
+    /// Always zero.
     pub compute_output: Times,
 }
 
-/// How often something happened, and how long it took in all.
+/// The count of an event, and its total time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Times {
-    /// How often.
+    /// The number of events.
     pub count: u64,
-    /// How long in all, in ns.
+    /// The total time in ns.
     pub ns: u64,
 }
 
 impl Times {
-    /// It happened once more.
+    /// Adds one event.
     pub(crate) fn add(&mut self, took: Duration) {
         self.count += 1;
         self.ns = self.ns.saturating_add(took.as_nanos().try_into().unwrap_or(u64::MAX));
     }
 }
 
-/// The statistics of some models, as they are sent.
+/// The statistics of some models, in the form in which they are sent.
 #[derive(Serialize)]
 pub(crate) struct Statistics {
     pub(crate) model_stats: Vec<ModelStatistics>,

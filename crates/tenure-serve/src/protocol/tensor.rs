@@ -1,12 +1,12 @@
-//! Tensors in a message.
+//! Tensors of a message.
 
 use bytes::Bytes;
 
 use super::error::TensorError;
 use super::{Datatype, ProtocolError};
 
-/// A tensor with a name. Its elements lie in row-major order without gaps, little endian; a `BOOL` is a byte of 0 or 1, and
-/// each string of `BYTES` stands behind its length in four bytes.
+/// A named tensor. Its elements are in row-major order without gaps, little endian. A `BOOL` is a byte of 0 or 1, and
+/// each string of `BYTES` follows its length in four bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     name: String,
@@ -16,10 +16,10 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor whose bytes are as many as its shape says.
+    /// Creates a tensor from its bytes.
     ///
     /// # Errors
-    /// They are not, or are no elements of this type.
+    /// The number of bytes does not match the shape, or they are not elements of this type.
     pub fn new(
         name: impl Into<String>,
         datatype: Datatype,
@@ -33,10 +33,10 @@ impl Tensor {
         }
     }
 
-    /// `BYTES` of one dimension.
+    /// Creates a one-dimensional tensor of `BYTES`.
     ///
     /// # Errors
-    /// A string of 4 GiB or more.
+    /// A string has 4 GiB or more.
     pub fn strings(name: impl Into<String>, strings: &[impl AsRef<[u8]>]) -> Result<Self, ProtocolError> {
         let (name, mut bytes) = (name.into(), Vec::new());
         for string in strings {
@@ -45,40 +45,40 @@ impl Tensor {
         Self::new(name, Datatype::Bytes, vec![strings.len()], bytes)
     }
 
-    /// Its name, by which the model knows it.
+    /// Returns its name in the model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The type of its elements.
+    /// Returns the type of its elements.
     pub fn datatype(&self) -> Datatype {
         self.datatype
     }
 
-    /// Its size in each dimension; none for a scalar.
+    /// Returns its size in each dimension; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
-        // That this does not overflow was looked at when the tensor was made.
+        // The constructor checked that this does not overflow.
         self.shape.iter().product()
     }
 
-    /// Its elements. They may lie at any address: what came behind JSON is not aligned.
+    /// Returns the bytes of the elements. They may have any alignment: bytes that came after JSON are not aligned.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The strings of `BYTES`; nothing for other types.
+    /// Returns the strings of `BYTES`; empty for other types.
     pub fn iter_strings(&self) -> impl Iterator<Item = &[u8]> {
         let bytes: &[u8] = if self.datatype == Datatype::Bytes { &self.bytes } else { &[] };
         Strings(bytes).map_while(Result::ok)
     }
 }
 
-/// Strings behind their lengths.
+/// An iterator over strings that follow their lengths.
 struct Strings<'a>(&'a [u8]);
 
 impl<'a> Iterator for Strings<'a> {
@@ -97,7 +97,7 @@ impl<'a> Iterator for Strings<'a> {
     }
 }
 
-/// Appends a string behind its length.
+/// Appends a string after its length.
 pub(crate) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), TensorError> {
     let strings = |reason| TensorError::Strings { shape: vec![1], expected: 1, reason };
     let length = u32::try_from(string.len()).map_err(|_| strings("a string of 4 GiB or more has no length"))?;
@@ -106,13 +106,13 @@ pub(crate) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), Tens
     Ok(())
 }
 
-/// A shape as it came, if a tensor in memory can have it.
+/// Converts sizes of a message to a shape, if a tensor in memory can have it.
 pub(crate) fn shape(sizes: Vec<i64>) -> Result<Vec<usize>, TensorError> {
     let shape: Option<Vec<usize>> = sizes.iter().map(|&size| size.try_into().ok()).collect();
     shape.filter(|shape| numel(shape).is_some()).ok_or(TensorError::Shape(sizes))
 }
 
-/// The elements of a shape. The product of the sizes may not overflow even where another size is zero.
+/// Returns the number of elements. The product must not overflow, even if another size is zero.
 fn numel(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |numel, &size| numel.checked_mul(size))
 }

@@ -1,4 +1,4 @@
-//! What a model's configuration says, and whether it can be.
+//! The configuration of a model, and its validation.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,53 +14,53 @@ use super::{PythonFunction, RepositoryError};
 use crate::protocol::Datatype;
 
 const CONFIG: &str = "config.toml";
-/// The architecture of models that PyTorch computes.
+/// The architecture name of models that PyTorch computes.
 pub(super) const PYTORCH: &str = "pytorch";
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// An index has a line for each tensor.
+/// The largest JSON file in bytes: an index has a line for each tensor.
 pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// What a model's configuration says.
+/// The configuration of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The registered name of what builds the model; `pytorch` where that is a function of Python.
+    /// The registered name of the architecture that builds the model; `pytorch` if a Python function does.
     pub architecture: String,
     /// The function that loads the model, if it is a PyTorch module.
     pub python: Option<PythonFunction>,
-    /// What it is built with: the table `options`, or what the file `config` says.
+    /// The options of the architecture: the table `options`, or the contents of the file `config`.
     pub options: Map<String, Value>,
-    /// The weights' file or index, inside the folder; `None` where code alone knows.
+    /// The file or index of the weights, inside the folder; `None` if only the model's code knows it.
     pub weights: Option<String>,
-    /// What weights are to be; `None`: as they are stored, which is all that is served yet.
+    /// The dtype of the weights; `None`: as they are stored, which is the only dtype that is served yet.
     pub dtype: Option<WeightDtype>,
-    /// What a request brings.
+    /// The inputs of a request.
     pub inputs: Vec<TensorSpec>,
-    /// What it gets.
+    /// The outputs of an answer.
     pub outputs: Vec<TensorSpec>,
-    /// How requests run together.
+    /// The batching of requests.
     pub batching: Batching,
-    /// Which requests go first: from -10 to 10.
+    /// The priority of the model's requests, from -10 to 10; the highest go first.
     pub priority: i32,
-    /// The weights stay on a device.
+    /// Whether the weights stay on a device.
     pub is_pinned: bool,
-    /// For how long a request waits that does not say.
+    /// The timeout of requests that do not state one.
     pub timeout: Option<Duration>,
 }
 
-/// A tensor of a request.
+/// An input or output of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSpec {
-    /// Its name; no two inputs have the same, nor two outputs.
+    /// The name; no two inputs have the same, nor two outputs.
     #[serde(deserialize_with = "not_empty")]
     pub name: String,
-    /// Of its elements.
+    /// The type of its elements.
     pub datatype: Datatype,
-    /// The first dimension is that of batches.
+    /// The shape, whose first dimension is the batch.
     pub shape: Vec<Dimension>,
 }
 
-/// What weights may be converted to.
+/// The dtypes that weights may be converted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "their names say all")]
@@ -75,14 +75,14 @@ pub enum WeightDtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "i64")]
 pub enum Dimension {
-    /// Any.
+    /// Any size.
     Free,
-    /// This one.
+    /// This size.
     Fixed(u64),
 }
 
 impl fmt::Display for Dimension {
-    /// As it is written.
+    /// Writes the size as in a configuration.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Free => formatter.write_str("-1"),
@@ -103,13 +103,13 @@ impl TryFrom<i64> for Dimension {
     }
 }
 
-/// How requests run together.
+/// The batching of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Batching {
-    /// Rows of a batch, at most.
+    /// The most rows of a batch.
     pub max_rows: NonZeroU32,
-    /// For how long a request waits for others.
+    /// The longest time that a request waits for others.
     #[serde(rename = "max_delay_ms", deserialize_with = "delay")]
     pub max_delay: Duration,
 }
@@ -120,7 +120,7 @@ impl Default for Batching {
     }
 }
 
-/// As it is written.
+/// The configuration as written in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -223,7 +223,7 @@ impl Config {
     }
 }
 
-/// A file of JSON that is one object, or less.
+/// Reads a JSON file that has one object and is not too long.
 pub(super) fn json<T: de::DeserializeOwned>(folder: &Folder, name: &str) -> Result<T, RepositoryError> {
     let text = folder.text(name, MAX_JSON_BYTES)?;
     serde_json::from_str(&text)
@@ -231,7 +231,7 @@ pub(super) fn json<T: de::DeserializeOwned>(folder: &Folder, name: &str) -> Resu
 }
 
 fn at_line(folder: &Folder, text: &str, error: &toml::de::Error) -> RepositoryError {
-    // What is missing from the whole is at its start.
+    // An error without a span, such as a missing key of the whole file, is shown at the file's start.
     let start = error.span().map_or(0, |span| span.start).min(text.len());
     let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count();
     let shown = text.lines().nth(line).unwrap_or_default().trim().chars().take(80).collect();

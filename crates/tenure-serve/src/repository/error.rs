@@ -1,82 +1,84 @@
+//! Errors of a model repository.
+
 use std::io;
 use std::path::PathBuf;
 
-/// Why a repository or one of its models cannot be read. Always one line.
+/// The reason why a repository or one of its models cannot be read. The text is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RepositoryError {
-    /// The system refused.
+    /// The system refused to read a file or folder.
     #[error("{}: {source}", .path.display())]
     Io {
-        /// What was read.
+        /// The file or folder.
         path: PathBuf,
-        /// Its words.
+        /// The system's error.
         source: io::Error,
     },
-    /// A folder's name is no model's.
+    /// A folder's name cannot be a model's name.
     #[error("{name:?} is no model's name: use 1 to 128 letters of ASCII, digits, '.', '_' and '-', and no '.' first")]
     Name {
         /// The name.
         name: String,
     },
-    /// Something else than a file.
+    /// A path does not lead to a regular file.
     #[error("{}: not a file", .path.display())]
     NotAFile {
-        /// What it is read as.
+        /// The path.
         path: PathBuf,
     },
-    /// More text than a configuration has.
+    /// A text file is longer than allowed.
     #[error("{}: longer than {limit} bytes", .path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// What it may have.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// It is not TOML, or a value is not what its key takes.
+    /// The file is not TOML, or a value does not fit its key.
     #[error("{}:{line}: {message}: {text:?}", .path.display())]
     Toml {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// The line number, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// The error.
         message: String,
         /// The line, or its start.
         text: String,
     },
-    /// It is not the JSON that it should be.
+    /// The JSON is invalid or has another form.
     #[error("{}: {message}", .path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and in which line.
+        /// The error, with its line.
         message: String,
     },
-    /// A value that others or the folder forbid.
+    /// A value contradicts other values or the folder.
     #[error("{}: {key} {given}: {allowed}", .path.display())]
     Value {
         /// The file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// What is there.
+        /// The value that was given.
         given: String,
-        /// What may be.
+        /// The values that are allowed.
         allowed: &'static str,
     },
-    /// A setting of a sentence encoder with which its vectors would be others than those computed here.
+    /// A setting of a sentence encoder would give other vectors than the server computes.
     #[error(transparent)]
     Encoder(#[from] tenure_nn::Error),
-    /// A link out of the repository.
+    /// A link leads out of the repository.
     #[error(
         "{}: leads to {}, out of the repository: copy the file, or make the model's folder the link",
         .path.display(), .target.display()
     )]
     Outside {
-        /// The file.
+        /// The link.
         path: PathBuf,
-        /// Where it is.
+        /// The target of the link.
         target: PathBuf,
     },
 }

@@ -1,4 +1,4 @@
-//! What of a repository's files is read, and from where.
+//! Access to the files of a repository, restricted to allowed folders.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use tenure_core::user_files::{expect_fetched, without_mark};
 
 use super::RepositoryError;
 
-/// A model's folder, and what its files may lead to: that, or the repository.
+/// A model's folder, and the folders that its files may lead to: itself, or the repository.
 pub(super) struct Folder {
     path: PathBuf,
     allowed: [PathBuf; 2],
@@ -21,7 +21,7 @@ impl Folder {
         Ok(Self { path, allowed })
     }
 
-    /// Where it is, behind all links.
+    /// Returns its real path, with all links resolved.
     pub(super) fn target(&self) -> &Path {
         &self.allowed[0]
     }
@@ -30,19 +30,19 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// A folder in this one, whose files may lead to the same places.
+    /// Returns a subfolder, whose files may lead to the same places.
     pub(super) fn inside(&self, name: &str) -> Self {
         Self { path: self.path(name), allowed: self.allowed.clone() }
     }
 
-    /// Where a file really is, if it may be read.
+    /// Returns the real path of a file, if it may be read.
     pub(super) fn file(&self, name: &str) -> Result<PathBuf, RepositoryError> {
         let path = self.path(name);
         let target = fs::canonicalize(&path).map_err(RepositoryError::io(&path))?;
         if !self.allowed.iter().any(|folder| target.starts_with(folder)) {
             return Err(RepositoryError::Outside { path, target });
         }
-        // Not a pipe, which nobody may ever write to.
+        // Rejects pipes, for example: a pipe without a writer would block forever.
         if !fs::metadata(&target).map_err(RepositoryError::io(&path))?.is_file() {
             return Err(RepositoryError::NotAFile { path });
         }
@@ -63,7 +63,7 @@ impl Folder {
     }
 }
 
-/// Whether a name, as it is written, leads to a file inside a folder, and can be shown in a line.
+/// Returns whether a name leads to a file inside a folder as it is written, and can be shown on one line.
 pub(super) fn is_inside(name: &str) -> bool {
     !name.is_empty()
         && !name.contains(char::is_control)

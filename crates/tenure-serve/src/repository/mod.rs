@@ -1,15 +1,15 @@
-//! Models in folders: one for each, by its name. A folder has a `config.toml` and weights as safetensors, or a PyTorch module's code,
-//! or it is one of Hugging Face's as it is.
+//! Models in folders, one folder for each model and named like it. A folder has a `config.toml` and weights as
+//! safetensors, or a PyTorch module's code, or it is an unchanged Hugging Face folder.
 //!
 //! ```toml
-//! architecture = "resnet152"        # what builds the model, by its registered name
+//! architecture = "resnet152"        # the registered name of the architecture
 //! weights = "model.safetensors"     # or an index of several files: "model.safetensors.index.json"
-//! dtype = "float16"                 # of weights; nothing is converted yet, so others are refused
+//! dtype = "float16"                 # of the stored weights; no other works, since nothing is converted yet
 //! config = "config.json"            # options of the architecture, or
 //! # [options]                       # the same as a table
 //! priority = 1                      # from -10 to 10
 //! pinned = true                     # weights stay on a device
-//! timeout_ms = 2000                 # for requests that say nothing of it
+//! timeout_ms = 2000                 # of requests that state none
 //!
 //! [[inputs]]
 //! name = "image"
@@ -28,16 +28,18 @@
 //!
 //! Only `architecture`, `inputs` and `outputs` have no default. A model has one version, "1".
 //!
-//! A stock PyTorch module has `python` in the place of `architecture`, `options`, `config` and `dtype`, and all else as above:
+//! For an unmodified PyTorch module, `python` replaces `architecture`, `options`, `config` and `dtype`; all other keys
+//! are as above:
 //!
 //! ```toml
 //! python = "model.py:load"          # a function of a file in the folder, or "package.module:load"
 //! weights = "model.safetensors"     # looked at for changes only; the function reads what it wants
 //! ```
 //!
-//! A folder without a `config.toml` that has Hugging Face's `config.json` is served by what that says, if a network here computes
-//! it: `LlamaForCausalLM`, `GPT2LMHeadModel`, `BertModel`, and sentence-transformers (`modules.json`) whose vectors are averages of a
-//! BERT's, of length 1, also where that is in a subfolder. A Python that has `transformers` computes the others, if the server has one:
+//! A folder with Hugging Face's `config.json` and no `config.toml` is served as that file says, if a network here
+//! computes it: `LlamaForCausalLM`, `GPT2LMHeadModel`, `BertModel`, and sentence-transformers (`modules.json`) whose
+//! vectors are averages of a BERT's, normalized to length 1, also if the model is in a subfolder. A Python that has
+//! `transformers` computes the others, if the server has one:
 //!
 //! | classes of `config.json` | take | answer |
 //! | --- | --- | --- |
@@ -49,11 +51,12 @@
 //! | `…Model` of images | `pixel_values` | `last_hidden_state` |
 //! | sentence-transformers | `input_ids`, `attention_mask` | `sentence_embedding` |
 //!
-//! Answers are of the datatype of the stored weights. Other folders are broken models, whose error says what is not computed.
+//! Answers have the datatype of the stored weights. Other folders are broken models, whose error says what is not
+//! supported.
 //!
-//! [`Repository::scan`] reads configurations, and of weights only the size; it says what changed since the last time.
-//! Files may be links, as long as they lead to the model's folder or the repository's; a model's folder may be a link to
-//! anywhere. A model that cannot be read is listed as broken, and hinders no other.
+//! [`Repository::scan`] reads configurations, and of weights only the size and time; it returns the changes since the
+//! last scan. Files may be links that lead to the model's folder or the repository's; a model's folder may be a link to
+//! anywhere. A model that cannot be read is listed as broken and does not affect others.
 
 mod config;
 mod error;

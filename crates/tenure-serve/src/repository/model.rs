@@ -1,3 +1,5 @@
+//! A stored model and its files.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,36 +12,36 @@ use super::files::{Folder, is_inside};
 use super::hugging_face::HuggingFace;
 use super::{ModelName, RepositoryError};
 
-/// A model of a repository. Another is equal if nothing that matters has changed.
+/// A model of a repository. Two are equal if nothing that matters differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredModel {
-    /// Its name.
+    /// The model's name.
     pub name: ModelName,
-    /// What its configuration says.
+    /// The configuration.
     pub config: Config,
-    /// Its weights, sorted by path. Those of a PyTorch module are only what its configuration names.
+    /// The weight files, sorted by path. For a PyTorch module these are only the files that its configuration names.
     pub weights: Vec<WeightFile>,
-    /// The file of Python that loads it, where one does.
+    /// The Python file that loads the model, if there is one.
     pub code: Option<WeightFile>,
-    /// Its folder, behind all links.
+    /// The real path of its folder, with all links resolved.
     pub folder: PathBuf,
 }
 
-/// A file of weights or code, as it was when it was looked at.
+/// A file of weights or code, as it was when it was inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightFile {
-    /// Where it is, behind all links.
+    /// The real path, with all links resolved.
     pub path: PathBuf,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: u64,
-    /// When it was last written.
+    /// The time of the last write.
     pub modified: SystemTime,
 }
 
-/// Hugging Face's index of weights in several files. What else it says does not matter here.
+/// Hugging Face's index of weights in several files. Other fields are ignored.
 #[derive(Deserialize)]
 struct Index {
-    /// Files by tensor.
+    /// The file of each tensor.
     weight_map: BTreeMap<String, String>,
 }
 
@@ -55,19 +57,19 @@ impl StoredModel {
         Ok(Self { name, config, weights, code, folder: folder.target().to_owned() })
     }
 
-    /// Size of all weights as they are stored, their headers included.
+    /// Returns the bytes of all weight files as stored, including their headers.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.iter().map(|file| file.bytes).sum()
     }
 
-    /// A file of weights or code that is gone or was written again since it was looked at.
+    /// Returns a file of weights or code that was removed or rewritten since it was inspected.
     pub(crate) fn changed(&self) -> Option<&Path> {
         self.weights.iter().chain(&self.code).find(|file| !file.is_unchanged()).map(|file| &*file.path)
     }
 }
 
 impl WeightFile {
-    /// The names of the files that a name leads to: itself, or those of an index.
+    /// Returns the names of the files that a name stands for: itself, or those of an index.
     pub(super) fn named(folder: &Folder, name: &str) -> Result<BTreeSet<String>, RepositoryError> {
         match Path::new(name).extension() {
             Some(extension) if extension == "json" => indexed(folder, name),
@@ -88,7 +90,7 @@ impl WeightFile {
     }
 }
 
-/// The files beside an index, which names them.
+/// Returns the files that an index names, which are in its folder.
 fn indexed(folder: &Folder, name: &str) -> Result<BTreeSet<String>, RepositoryError> {
     let Index { weight_map } = json(folder, name)?;
     let beside = Path::new(name).parent().unwrap_or(Path::new(""));

@@ -1,18 +1,20 @@
+//! Names of models.
+
 use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 
 use super::RepositoryError;
 
-/// A model's name, which is its folder's: 1 to 128 letters of ASCII, digits, `.`, `_` and `-`, not `.` first. So it is one
-/// part of a path, and of a URL, as it stands.
+/// A model's name, which is also its folder's: 1 to 128 ASCII letters, digits, `.`, `_` and `-`, without a leading `.`.
+/// So it can stand unescaped as one segment of a path or URL.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelName(String);
 
 impl ModelName {
     const MAX_BYTES: usize = 128;
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }

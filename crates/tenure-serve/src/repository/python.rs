@@ -1,18 +1,21 @@
+//! Python functions that load models.
+
 use std::str::FromStr;
 
 use super::files::is_inside;
 
-/// A function of Python that loads a PyTorch module: called with the model's folder, it returns a `torch.nn.Module` on the CPU.
+/// A Python function that loads a PyTorch module: called with the model's folder, it returns a `torch.nn.Module` on the
+/// CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PythonFunction {
-    /// A file inside the model's folder, which ends with `.py`, or else the name of a module that Python can import.
+    /// A file inside the model's folder whose name ends with `.py`, or else the name of an importable Python module.
     pub source: String,
     /// The function's name.
     pub function: String,
 }
 
 impl PythonFunction {
-    /// The file inside the model's folder, if it is one.
+    /// Returns the file inside the model's folder, if the source is one.
     pub fn file(&self) -> Option<&str> {
         self.source.ends_with(".py").then_some(&self.source)
     }

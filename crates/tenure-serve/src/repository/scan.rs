@@ -1,3 +1,5 @@
+//! The scan of a repository for models and their changes.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,13 +9,13 @@ use super::files::Folder;
 use super::hugging_face::{HuggingFace, encoder_path};
 use super::{ModelName, RepositoryError, StoredModel};
 
-/// Hugging Face's, of which a model need not have any.
+/// The tokenizer file of Hugging Face, which is optional.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// The files in the same folder that say how it is used.
+/// The optional files in the same folder that configure the tokenizer.
 const BESIDE_TOKENIZER: [&str; 3] = ["config.json", "sentence_bert_config.json", "tokenizer_config.json"];
 
-/// The files of a sentence encoder's own folder that say so.
+/// The optional files in a sentence encoder's main folder that configure it.
 const OF_ENCODER: [&str; 3] = ["config_sentence_transformers.json", "modules.json", "1_Pooling/config.json"];
 
 /// A folder of models, as it was at the last [scan](Self::scan).
@@ -28,61 +30,62 @@ pub struct Repository {
 /// A folder that cannot be read as a model.
 #[derive(Clone, Debug)]
 pub struct Broken {
-    /// The folder's name, which may be no model's.
+    /// The folder's name, which may not be a valid model name.
     pub name: String,
-    /// Why.
+    /// The reason why it cannot be read.
     pub reason: Arc<RepositoryError>,
 }
 
-/// What is different from the last scan, each by name.
+/// The differences from the last scan, sorted by name.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// Models that were not there, or could not be read.
+    /// Models that were absent or could not be read before.
     pub added: Vec<Arc<StoredModel>>,
-    /// Those whose configuration says something else, or whose weights were written again.
+    /// Models whose configuration or weights changed.
     pub changed: Vec<Arc<StoredModel>>,
-    /// Those that are not there any more, or cannot be read.
+    /// Models that are gone or cannot be read any more.
     pub removed: Vec<ModelName>,
-    /// Those that cannot be read, for a reason that is new.
+    /// Folders that cannot be read, for a new reason.
     pub broken: Vec<Broken>,
 }
 
 impl Changes {
-    /// Nothing changed.
+    /// Returns whether nothing changed.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty() && self.broken.is_empty()
     }
 }
 
 impl Repository {
-    /// Nothing is read before the first scan.
+    /// Creates a repository. It reads nothing before the first scan.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let (models, broken) = (BTreeMap::new(), BTreeMap::new());
         Self { root: root.into(), hugging_face: HuggingFace::default(), models, broken }
     }
 
-    /// Reads Hugging Face folders that no network here computes as models of a Python that has `transformers`.
+    /// Also accepts Hugging Face folders that no network here computes, for a Python that has `transformers`.
     pub fn with_python(mut self) -> Self {
         self.hugging_face.has_python = true;
         self
     }
 
-    /// The models that can be read.
+    /// Returns the models that can be read.
     pub fn models(&self) -> impl Iterator<Item = &Arc<StoredModel>> {
         self.models.values()
     }
 
-    /// The folders that cannot.
+    /// Returns the folders that cannot be read.
     pub fn broken(&self) -> impl Iterator<Item = &Broken> {
         self.broken.values()
     }
 
-    /// The model of a name.
+    /// Returns the model with this name.
     pub fn model(&self, name: &str) -> Option<&Arc<StoredModel>> {
         self.models.get(name)
     }
 
-    /// The folder of a model that has a tokenizer, all of whose files may be read.
+    /// Returns the folder of a model's tokenizer, after checking that all its files may be read; `None` if the model
+    /// has no tokenizer.
     pub(crate) fn tokenizer(&self, name: &str) -> Result<Option<PathBuf>, RepositoryError> {
         let path = self.root.join(name);
         let folder = Folder::open(&self.root, path.clone())?;
@@ -99,10 +102,10 @@ impl Repository {
         Ok(Some(path))
     }
 
-    /// Looks at all folders again, but for those whose names start with a dot.
+    /// Reads all folders again, except those whose names start with a dot.
     ///
     /// # Errors
-    /// The repository's own folder cannot be read. Then all is as it was at the last scan.
+    /// The repository's own folder cannot be read. The state of the last scan is then kept.
     pub fn scan(&mut self) -> Result<Changes, RepositoryError> {
         let names = self.folders().map_err(RepositoryError::io(&self.root))?;
         let mut changes = Changes::default();
@@ -141,7 +144,7 @@ impl Repository {
         for entry in fs::read_dir(&self.root)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            // A link's target counts; one that leads nowhere is somebody's mistake, and listed as broken.
+            // A link counts as its target. A dangling link is a user's mistake, and is listed as broken.
             let is_folder = fs::metadata(entry.path()).map_or(true, |metadata| metadata.is_dir());
             if is_folder && !name.starts_with('.') {
                 names.insert(name);

@@ -1,33 +1,36 @@
+//! Batches, and the decisions of the scheduler.
+
 use super::{DeviceId, Eviction, ModelId, Outcome, RequestId};
 
-/// A batch that was handed out. No two are the same.
+/// The id of a batch that was handed out. No two batches have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub(super) u64);
 
-/// What the user of a scheduler is to do.
+/// A decision that the scheduler's user must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Run these.
+    /// Run this batch.
     Run(Batch),
-    /// Answer a request that no batch answers.
+    /// Answer a request that no batch will answer.
     Answer {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason why it has no result.
         outcome: Outcome,
     },
-    /// Nobody waits for the result of a request that runs.
+    /// Discard the result of a running request: its client no longer waits for it.
     Discard {
-        /// Where.
+        /// The device on which it runs.
         device: DeviceId,
-        /// With which others.
+        /// The batch in which it runs.
         batch: BatchId,
         /// The request.
         request: RequestId,
     },
-    /// Free all that a device holds of a model, which was removed. Each device is told once, when nothing there uses the model.
+    /// Free everything that a device holds of a removed model. It comes once for each device, when nothing there uses
+    /// the model any more.
     Unload {
-        /// Where.
+        /// The device.
         device: DeviceId,
         /// The model.
         model: ModelId,
@@ -37,31 +40,31 @@ pub enum Decision {
 /// Requests that run together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// To be named in reports.
+    /// The id, which reports refer to.
     pub id: BatchId,
-    /// Where it runs.
+    /// The device on which it runs.
     pub device: DeviceId,
-    /// What runs.
+    /// The model that it runs.
     pub model: ModelId,
-    /// In the order of their rows.
+    /// The requests, in the order of their rows.
     pub requests: Vec<RequestId>,
-    /// Of all requests.
+    /// The rows of all requests together.
     pub rows: u32,
-    /// Bytes of the weights, in whole chunks, that are to be copied, behind what leaves. 0 if all are there or on their way.
+    /// The bytes of weights to copy, in whole chunks, after the evictions. 0 if all weights are there or on their way.
     pub load_bytes: u64,
-    /// What leaves before.
+    /// The evictions that must come first.
     pub evict: Vec<Eviction>,
 }
 
 /// Weights to be copied ahead of their requests' turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Where to.
+    /// The device to copy to.
     pub device: DeviceId,
-    /// Whose.
+    /// The model whose weights are copied.
     pub model: ModelId,
-    /// Bytes in whole chunks, behind what leaves.
+    /// The bytes to copy, in whole chunks, after the evictions.
     pub bytes: u64,
-    /// What leaves before.
+    /// The evictions that must come first.
     pub evict: Vec<Eviction>,
 }

@@ -1,4 +1,4 @@
-//! What runs next on a device, and where a model runs.
+//! The choice of the next batch of a device, and of the device of a model.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use super::model::Served;
 use super::{Decision, DeviceId, ModelId, Outcome, RequestId, Scheduler};
 
 impl Scheduler {
-    /// The model whose weights are best copied to a device while that computes, if the copying is not busy already:
-    /// of those that wait and are not there, the one that is due first.
+    /// Returns the model whose weights are best copied to a device while it computes, unless a copy is already running:
+    /// of the models with waiting requests and missing weights, the one that is due first.
     pub fn upcoming(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let to = &self.devices[device.0];
         if !to.copies.is_empty() || matches!(to.work, Work::Lost) {
@@ -21,14 +21,14 @@ impl Scheduler {
         here.copied().min_by_key(|model| self.models[model].queue.due())
     }
 
-    /// The background work of a device is in the way of a request: it is to be stopped, then
-    /// [`end_background`](Self::end_background) called.
+    /// Returns whether a device's background work is in the way of a request. Then its user must stop that work and
+    /// call [`end_background`](Self::end_background).
     pub fn must_yield(&self, device: DeviceId, now: Duration) -> bool {
         matches!(self.devices[device.0].work, Work::Background)
             && self.waiting.iter().any(|model| self.best_device(*model, now) == Some(device))
     }
 
-    /// When to poll again, if nothing happens before.
+    /// Returns when to poll again if nothing happens before.
     pub fn next_wake(&self, now: Duration) -> Option<Duration> {
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
         let is_any_idle = self.devices.iter().any(Device::is_idle);
@@ -36,12 +36,12 @@ impl Scheduler {
             return deadline;
         }
         let ready = self.waiting.iter().filter_map(|model| self.ready_at(&self.models[model], now));
-        // What is ready and has not run waits for a device that will be free sooner than another could begin.
+        // A batch that is ready but not running waits for a device that will be free sooner than another could begin.
         let busy = self.devices.iter().filter_map(|device| device.free_in(now)).map(|left| now.saturating_add(left));
         deadline.into_iter().chain(ready.chain(busy).filter(|at| *at > now)).min()
     }
 
-    /// A batch for an idle device, or answers for those who are too late for it.
+    /// Returns a batch for an idle device, or answers for requests that it would answer too late.
     pub(super) fn choose(&mut self, device: DeviceId, now: Duration) -> Option<Decision> {
         let model = self.choose_model(device, now)?;
         let queue = &self.models.get(&model)?.queue;
@@ -73,7 +73,7 @@ impl Scheduler {
         })
     }
 
-    /// When a model's next batch is made if nothing more comes.
+    /// Returns when a model's next batch is complete if no more requests come.
     fn ready_at(&self, served: &Served, now: Duration) -> Option<Duration> {
         if served.queue.fills_a_batch() {
             return Some(now);
@@ -82,7 +82,8 @@ impl Scheduler {
         Some(oldest.arrived.saturating_add(served.model.max_delay).min(served.queue.due()?))
     }
 
-    /// What a model's next batch is worth in the time that it takes, a switch included.
+    /// Returns the rate at which a model's next batch answers requests, weighted by priority; its time includes a
+    /// switch.
     fn answered_per_second(&self, model: ModelId, on: &Device, now: Duration) -> f64 {
         let served = &self.models[&model];
         let Some(head) = served.queue.head(now, &self.requests).and_then(|head| self.requests.get(&head)) else {
@@ -93,8 +94,9 @@ impl Scheduler {
         requests * f64::from(head.priority).exp2() / took.max(1e-9)
     }
 
-    /// Where a model would be computed soonest; then one that is idle, where least must leave for it, and where most is
-    /// free. All devices agree on it, so that one of them takes it.
+    /// Returns the device that would compute a model soonest; among equals, an idle one, then the one with the fewest
+    /// bytes to evict, then the one with the most free memory. The result is the same for all devices, so exactly one
+    /// takes the model.
     pub(super) fn best_device(&self, model: ModelId, now: Duration) -> Option<DeviceId> {
         let served = &self.models[&model];
         let cost = |(index, device): (usize, &Device)| {
@@ -111,7 +113,7 @@ impl Scheduler {
         self.devices.iter().enumerate().filter_map(cost).min().map(|(.., index)| DeviceId(index))
     }
 
-    /// Until all of a model's weights are on a device.
+    /// Returns the time until all of a model's weights are on a device.
     pub(super) fn copy_time(&self, model: ModelId, on: &Device, now: Duration) -> Duration {
         if let Some(copy) = on.copies.iter().find(|copy| copy.model == model) {
             return copy.expected_end.saturating_sub(now);
@@ -120,7 +122,7 @@ impl Scheduler {
         duration(reload.as_secs_f64() * self.missing_part(model, on))
     }
 
-    /// Of a model's weights, those that are not on a device.
+    /// Returns the part of a model's weights that is not on a device, from 0 to 1.
     pub(super) fn missing_part(&self, model: ModelId, on: &Device) -> f64 {
         let missing = on.residency.missing_bytes(model).unwrap_or(0);
         let bytes = self.models.get(&model).map_or(0, |served| self.whole_chunks(served.model.bytes));

@@ -1,20 +1,23 @@
+//! The measured costs of a model.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How much the latest measurement counts.
+/// The weight of the latest measurement in the moving average.
 const SMOOTHING: f64 = 0.2;
 
-/// From how many measurements on the least is believed: the first ones are slow, and nobody measures what is refused.
+/// The number of measurements after which the minimum is trusted: the first ones are slow, and refused requests are
+/// never measured.
 const CERTAIN_AFTER: u32 = 8;
 
-/// What a model was measured to take.
+/// The measured costs of a model.
 #[derive(Debug)]
 pub(super) struct Cost {
     reload_seconds: f64,
     is_reload_measured: bool,
-    /// By the logarithm of rows, rounded up.
+    /// The compute times by the logarithm of rows, rounded up.
     compute: BTreeMap<u32, Measured>,
-    /// What computing is taken for until it was measured.
+    /// The compute time that is assumed until one was measured.
     guess: Duration,
 }
 
@@ -26,25 +29,25 @@ struct Measured {
 }
 
 impl Cost {
-    /// Guesses, until something is measured.
+    /// Starts with guesses, which hold until something is measured.
     pub(super) fn new(reload: Duration, compute: Duration) -> Self {
         let reload_seconds = reload.as_secs_f64();
         Self { reload_seconds, is_reload_measured: false, compute: BTreeMap::new(), guess: compute }
     }
 
-    /// Time to copy all weights.
+    /// Returns the time to copy all weights.
     pub(super) fn reload(&self) -> Duration {
         duration(self.reload_seconds)
     }
 
-    /// Time to compute so many rows, or about as many as were measured.
+    /// Returns the time to compute this many rows, from the nearest measured number of rows.
     pub(super) fn compute(&self, rows: u32) -> Duration {
         let (mut below, mut above) = (self.compute.range(..=bucket(rows)), self.compute.range(bucket(rows)..));
         let nearest = below.next_back().or_else(|| above.next());
         nearest.map_or(self.guess, |(_, measured)| duration(measured.mean_seconds))
     }
 
-    /// The least that so many rows or more ever took; nothing, until that is certain.
+    /// Returns the least time that this many rows or more ever took; zero until enough was measured.
     pub(super) fn least(&self, rows: u32) -> Duration {
         let certain = self.compute.range(bucket(rows)..).map(|(_, measured)| measured);
         let (least, count) = certain.fold((Duration::MAX, 0_u32), |(least, count), measured| {
@@ -62,7 +65,7 @@ impl Cost {
         measured.count = measured.count.saturating_add(1);
     }
 
-    /// A part of the weights was copied.
+    /// Records that `part` of the weights was copied in `took`.
     pub(super) fn loaded(&mut self, part: f64, took: Duration) {
         let seconds = took.as_secs_f64() / part;
         let smoothing = if self.is_reload_measured { SMOOTHING } else { 1.0 };
@@ -75,7 +78,7 @@ fn bucket(rows: u32) -> u32 {
     rows.max(1).next_power_of_two().trailing_zeros()
 }
 
-/// As long as can be said, where that is not enough.
+/// Converts seconds to a duration; the largest duration if they do not fit.
 pub(super) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }

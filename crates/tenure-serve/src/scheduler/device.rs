@@ -1,3 +1,5 @@
+//! The devices of a scheduler, and their work.
+
 use std::time::Duration;
 
 use super::{BatchId, ModelId, RequestId, Residency};
@@ -7,7 +9,7 @@ use super::{BatchId, ModelId, RequestId, Residency};
 pub struct DeviceId(pub(super) usize);
 
 impl DeviceId {
-    /// How many devices its scheduler had before it.
+    /// Returns its index in the order in which the scheduler's devices were added.
     pub fn index(self) -> usize {
         self.0
     }
@@ -17,19 +19,19 @@ impl DeviceId {
 pub(super) struct Device {
     pub(super) work: Work,
     pub(super) residency: Residency,
-    /// What is being copied: for what runs, and ahead.
+    /// The copies in progress: for the running batch, and ahead of later ones.
     pub(super) copies: Vec<Copy>,
-    /// The time that it stood still for switches, and that is owed to what is resident.
+    /// The time that the device stood still for switches, which it owes to resident models.
     pub(super) debt: Duration,
 }
 
-/// What an executor does.
+/// The current work of an executor.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// It is not there.
+    /// The executor is gone.
     Lost,
     Nothing,
-    /// What yields to requests.
+    /// Background work, which yields to requests.
     Background,
     Batch(Running),
 }
@@ -42,16 +44,16 @@ pub(super) struct Running {
     pub(super) rows: u32,
     pub(super) issued: Duration,
     pub(super) expected_end: Duration,
-    /// It computes.
+    /// Whether it has started to compute.
     pub(super) has_started: bool,
-    /// Its weights, or some of them, were missing.
+    /// Whether some of its weights were missing.
     pub(super) is_switch: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Copy {
     pub(super) model: ModelId,
-    /// Of all weights.
+    /// The part of all weights that is copied, from 0 to 1.
     pub(super) part: f64,
     pub(super) expected_end: Duration,
 }
@@ -65,8 +67,8 @@ impl Device {
         self.copies.iter().any(|copy| copy.model == model)
     }
 
-    /// Time until it can run something else, if it is there. A batch that takes longer than it should is taken to take as
-    /// long again, so that nothing waits for it for ever.
+    /// Returns the time until the device can run another batch, or `None` if its executor is gone. An overdue batch is
+    /// expected to take as long again as it has run, so that other work does not wait for it forever.
     pub(super) fn free_in(&self, now: Duration) -> Option<Duration> {
         match &self.work {
             Work::Lost => None,
@@ -78,7 +80,7 @@ impl Device {
         }
     }
 
-    /// A copy is over, whether the model was removed meanwhile or not.
+    /// Ends a copy, even if the model was removed meanwhile.
     pub(super) fn end_copy(&mut self, model: ModelId) -> Option<Copy> {
         let index = self.copies.iter().position(|copy| copy.model == model)?;
         self.residency.let_go(model);

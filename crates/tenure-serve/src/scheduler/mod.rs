@@ -1,7 +1,7 @@
-//! Which request runs next, on which device and with which others; and which models stay there.
+//! The scheduler, which decides which requests run next, together and on which device, and which models stay there.
 //!
-//! Nothing here waits, has threads or reads a clock. A [`Scheduler`] is told what happened and when, and is polled for
-//! [`Decision`]s. Times are durations since an origin that its user chooses, and never go back.
+//! Nothing here waits, has threads or reads a clock. The user reports to a [`Scheduler`] what happened and when, and
+//! polls it for [`Decision`]s. Times are durations since an origin that the user chooses, and never go back.
 //!
 //! ```
 //! use std::time::Duration;
@@ -23,18 +23,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **Order.** A request is *due* when it has waited for [`SchedulerConfig::patience`], halved for each unit of priority and
-//! doubled for each below zero, or for half of the time to its deadline. While nothing is due, what answers most
-//! requests a second goes first, copying of weights included: so what is resident is preferred. What is due goes first,
-//! the earliest first. A switch leaves a debt: as long as the device stood still for it, what is resident and due goes
-//! before what is not resident. So at most half of a busy device's time goes to switches, and nobody waits longer than
-//! until it is due, and then for what is due before it, for its elders in its class, and for the debts.
+//! **Order.** A request is *due* when it has waited for [`SchedulerConfig::patience`], halved for each unit of priority
+//! and doubled for each below zero, or for half of the time to its deadline. While no request is due, the model that
+//! answers most requests a second goes first, counting the time to copy its weights: so resident models are preferred.
+//! Due requests go first, the earliest first. A switch leaves a debt: for as long as the device stood still for it, due
+//! requests of resident models go before those of other models. So at most half of a busy device's time goes to
+//! switches. A request waits until it is due, and then only for requests that were due before it, for older requests of
+//! its class, and for the debts.
 //!
 //! **Batches.** A batch starts with the oldest request of a class, which is a model and a priority; others of the same
-//! shape ride along, by priority, then by age.
+//! shape join it, by priority, then by age.
 //!
-//! **Outcomes.** A request that was accepted has one: it is in the list that [`Scheduler::finished`] returns, or in a
-//! [`Decision::Answer`].
+//! **Outcomes.** Every accepted request has exactly one outcome: it is in the list that [`Scheduler::finished`]
+//! returns, or in a [`Decision::Answer`].
 
 mod batch;
 mod choice;

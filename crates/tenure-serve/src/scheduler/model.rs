@@ -1,75 +1,77 @@
+//! The models of a scheduler.
+
 use std::time::Duration;
 
 use super::cost::Cost;
 use super::queue::Queue;
 
-/// A model that was registered. No two are the same, even one after the other by one name.
+/// The id of a registered model. No two models have the same, even if one replaces the other under one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelId(pub(super) u64);
 
-/// What is known of a model when it is registered.
+/// The properties of a model when it is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Its weights on a device.
+    /// The bytes of its weights on a device.
     pub bytes: u64,
-    /// Rows of a batch, at most.
+    /// The most rows of a batch.
     pub max_rows: u32,
-    /// For how long a request waits for others to ride along.
+    /// The longest time that a request waits for others to join its batch.
     pub max_delay: Duration,
-    /// Requests that may wait, at most.
+    /// The most requests that may wait.
     pub max_queued: usize,
-    /// Each unit halves the time after which a request is due, and doubles what it is worth.
+    /// The priority. Each unit halves the time until a request is due, and doubles its worth.
     pub priority: i32,
-    /// Its weights stay on one device once they are there.
+    /// Whether its weights stay on one device once they are there.
     pub is_pinned: bool,
 }
 
 impl Default for Model {
-    /// No weights, batches of one, 128 that wait.
+    /// No weights, batches of one row, and at most 128 waiting requests.
     fn default() -> Self {
         Self { bytes: 0, max_rows: 1, max_delay: Duration::ZERO, max_queued: 128, priority: 0, is_pinned: false }
     }
 }
 
-/// Why a model is not registered.
+/// The reason why a model is not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// It fits nowhere.
+    /// The model fits on no device.
     #[error(
         "the model's weights are {bytes} bytes, and the most that a device has beside its pinned models is {available}: use a \
          narrower dtype, pin less, or give weights at least {needed} bytes"
     )]
     TooLarge {
-        /// Its size, in whole chunks.
+        /// The size of its weights in bytes, in whole chunks.
         bytes: u64,
-        /// The most there is for it.
+        /// The most bytes available to it on one device.
         available: u64,
-        /// Bytes for weights with which it would fit beside the pinned models.
+        /// The bytes for weights with which it would fit beside the pinned models.
         needed: u64,
     },
-    /// Pinned, it would leave another no room anywhere.
+    /// Pinning this model would leave no device with room for another.
     #[error(
         "pinned, {bytes} bytes of weights leave no device room for a model of {largest} bytes that is registered: do not pin \
          it, or remove that one"
     )]
     PinsTooMuch {
-        /// Its size, in whole chunks.
+        /// The size of its weights in bytes, in whole chunks.
         bytes: u64,
-        /// That of the other.
+        /// The size of the other model's weights in bytes.
         largest: u64,
     },
-    /// No batch would ever be made.
+    /// The limits allow no batch.
     #[error("max_rows and max_queued are {max_rows} and {max_queued}: both must be at least 1")]
     NoBatch {
-        /// Rows of a batch.
+        /// The most rows of a batch.
         max_rows: u32,
-        /// Requests that may wait.
+        /// The most requests that may wait.
         max_queued: usize,
     },
 }
 
-/// A model with what waits for it and what it costs.
+/// A model with its waiting requests and its costs.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) model: Model,

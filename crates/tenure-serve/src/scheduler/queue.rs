@@ -1,3 +1,5 @@
+//! The queue of a model.
+
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -6,22 +8,22 @@ use super::request::{Entry, RequestId, Shape};
 
 type Order = BTreeSet<(Reverse<i32>, RequestId)>;
 
-/// What waits for a model. Everything takes logarithmic time.
+/// The requests that wait for a model. Every operation takes logarithmic time.
 #[derive(Debug)]
 pub(super) struct Queue {
     max_rows: u32,
-    /// By priority, then age.
+    /// The requests by priority, then age.
     order: Order,
     ages: BTreeSet<RequestId>,
     dues: BTreeSet<(Duration, RequestId)>,
     lanes: HashMap<Shape, Lane>,
-    /// Lanes that fill a batch.
+    /// The number of lanes that fill a batch.
     full: usize,
-    /// Of all requests.
+    /// The rows of all requests.
     rows: u64,
 }
 
-/// Requests that may run together.
+/// Requests of one shape, which may run together.
 #[derive(Debug, Default)]
 struct Lane {
     order: Order,
@@ -42,17 +44,17 @@ impl Queue {
         self.order.is_empty()
     }
 
-    /// Batches that all of it makes, if shapes allow.
+    /// Returns how many batches the queue makes, if shapes allow.
     pub(super) fn batches(&self) -> u32 {
         u32::try_from(self.rows.div_ceil(u64::from(self.max_rows))).unwrap_or(u32::MAX)
     }
 
-    /// A shape has enough rows for a batch.
+    /// Returns whether some shape has enough rows for a batch.
     pub(super) fn fills_a_batch(&self) -> bool {
         self.full > 0
     }
 
-    /// When the first is due.
+    /// Returns when the first request is due.
     pub(super) fn due(&self) -> Option<Duration> {
         self.dues.first().map(|(due, _)| *due)
     }
@@ -65,8 +67,8 @@ impl Queue {
         self.ages.iter().copied()
     }
 
-    /// The request that a batch starts with, and everyone who waits in its shape: a batch takes them in this order. If
-    /// one is due it is the oldest in the class of that, which may be younger and more in a hurry than its elders.
+    /// Returns the request that starts the next batch. If a request is due, this is the oldest of its class (model and
+    /// priority); otherwise the oldest of the highest priority.
     pub(super) fn head(&self, now: Duration, requests: &HashMap<RequestId, Entry>) -> Option<RequestId> {
         let is_due = self.dues.first().filter(|(due, _)| *due <= now);
         let class = is_due.and_then(|(_, id)| requests.get(id)).map(|entry| Reverse(entry.priority));
@@ -76,13 +78,13 @@ impl Queue {
         }
     }
 
-    /// The batch that starts with a request.
+    /// Returns the batch that starts with a request: it and other requests of its shape, by priority, then age.
     pub(super) fn batch(&self, head: RequestId, requests: &HashMap<RequestId, Entry>) -> Vec<RequestId> {
         let Some(entry) = requests.get(&head) else { return Vec::new() };
         let riders = self.lanes.get(&entry.shape).into_iter().flat_map(|lane| &lane.order);
         let (mut batch, mut rows) = (vec![head], entry.rows);
         for id in riders.map(|(_, id)| *id).filter(|id| *id != head) {
-            // The first that does not fit is the last: nobody smaller overtakes it.
+            // The first request that does not fit ends the batch: no smaller one overtakes it.
             let more = requests.get(&id).map_or(u32::MAX, |rider| rider.rows);
             match rows.checked_add(more).filter(|rows| *rows <= self.max_rows) {
                 Some(sum) => rows = sum,
@@ -93,7 +95,7 @@ impl Queue {
         batch
     }
 
-    /// Requests and rows that a batch of a shape has, about.
+    /// Returns the approximate number of requests and rows in a batch of a shape.
     pub(super) fn expected(&self, shape: &Shape) -> (f64, u32) {
         let Some(lane) = self.lanes.get(shape) else { return (0.0, 0) };
         let rows = lane.rows.min(u64::from(self.max_rows));

@@ -1,4 +1,4 @@
-//! What executors report.
+//! The reports of executors to the scheduler.
 
 use std::mem;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::request::Entry;
 use super::{BatchId, Decision, DeviceId, ModelId, Outcome, RequestId, Scheduler};
 
 impl Scheduler {
-    /// All weights of a model that were to be copied to a device are there; the copying took so long.
+    /// Reports that all weights that were to be copied to a device are there; the copying took `took`.
     pub fn loaded(&mut self, device: DeviceId, model: ModelId, took: Duration, now: Duration) {
         let Some(copy) = self.devices[device.0].end_copy(model) else { return };
         if let Some(served) = self.models.get_mut(&model) {
@@ -26,7 +26,8 @@ impl Scheduler {
         self.unload_if_removed(device, model);
     }
 
-    /// A copy failed. Nothing of the model is on the device any more; a batch that runs it is to be reported as well.
+    /// Reports that a copy failed. No weights of the model are on the device any more; a batch that runs it must be
+    /// reported as well.
     pub fn load_failed(&mut self, device: DeviceId, model: ModelId) {
         if self.devices[device.0].end_copy(model).is_some() {
             self.devices[device.0].residency.clear(model);
@@ -34,7 +35,8 @@ impl Scheduler {
         }
     }
 
-    /// A batch began to compute, which its weights may still be copied for. It is not run a second time.
+    /// Reports that a batch started to compute, perhaps while its weights are still copied. It is not run a second
+    /// time.
     pub fn started(&mut self, batch: BatchId, now: Duration) {
         let Some(device) = self.device_of(batch) else { return };
         let on = &mut self.devices[device.0];
@@ -46,16 +48,16 @@ impl Scheduler {
         running.expected_end = now.saturating_add(compute).max(copied.unwrap_or_default());
     }
 
-    /// A batch is over: it computed for so long, or failed. Returns the requests that its user answers now, in the order of
-    /// the batch, without those that were cancelled.
+    /// Reports that a batch is over: it computed for `computed`, or failed. Returns the requests that the user must
+    /// answer now, in the order of the batch, without those that were cancelled.
     pub fn finished(&mut self, batch: BatchId, computed: Option<Duration>, now: Duration) -> Vec<RequestId> {
         let Some((device, running)) = self.end_batch(batch, computed, now) else { return Vec::new() };
-        // What was computed was there; what failed may be for its weights.
+        // A computed batch had its weights; a failed one may have failed because of them.
         let on = &mut self.devices[device.0];
         if on.end_copy(running.model).is_some() && computed.is_none() {
             on.residency.clear(running.model);
         }
-        // What waited for weights says nothing of the next.
+        // A batch that waited for weights does not predict the compute time of the next.
         let served = self.models.get_mut(&running.model).filter(|_| !running.is_switch);
         if let (Some(computed), Some(served)) = (computed, served) {
             served.cost.computed(running.rows, computed);
@@ -64,15 +66,16 @@ impl Scheduler {
         self.take_requests(running)
     }
 
-    /// The process that computed a batch ended, and weights are another's: those of the batch are on the device as before, or
-    /// still on their way. Returns the requests that its user answers now, as [`finished`](Self::finished) does.
+    /// Reports that the process which computed a batch ended, while another process holds the weights: those of the
+    /// batch stay on the device or on their way. Returns the requests that the user must answer now, as
+    /// [`finished`](Self::finished) does.
     pub fn interrupted(&mut self, batch: BatchId, now: Duration) -> Vec<RequestId> {
         let Some((device, running)) = self.end_batch(batch, None, now) else { return Vec::new() };
         self.unload_if_removed(device, running.model);
         self.take_requests(running)
     }
 
-    /// Ends a batch's work, which computed for so long, or failed.
+    /// Ends a batch's work, which computed for `computed`, or failed.
     fn end_batch(&mut self, batch: BatchId, computed: Option<Duration>, now: Duration) -> Option<(DeviceId, Running)> {
         let device = self.device_of(batch)?;
         let on = &mut self.devices[device.0];
@@ -84,13 +87,13 @@ impl Scheduler {
         Some((device, running))
     }
 
-    /// The requests of a batch that are still to be answered, which are forgotten.
+    /// Takes the requests of a batch that are still to be answered, and forgets them.
     fn take_requests(&mut self, running: Running) -> Vec<RequestId> {
         running.requests.into_iter().filter(|id| self.requests.remove(id).is_some()).collect()
     }
 
-    /// A device's executor is gone, with all that was on the device. What had not started is queued again, once, at the
-    /// front; what had is answered.
+    /// Reports that a device's executor is gone, and with it everything on the device. Requests that had not started
+    /// are queued again at the front, once; those that had started are answered.
     pub fn executor_lost(&mut self, device: DeviceId) {
         let on = &mut self.devices[device.0];
         on.residency.clear_all();
@@ -105,7 +108,7 @@ impl Scheduler {
             let outcome = match self.models.contains_key(&entry.model) {
                 _ if running.has_started || entry.is_again => Outcome::Lost,
                 false => Outcome::Removed,
-                // Its number puts it before all who came later.
+                // Its id puts it before all requests that came later.
                 true => {
                     self.enqueue(request, Entry { batch: None, is_again: true, ..entry });
                     continue;
@@ -115,7 +118,7 @@ impl Scheduler {
         }
     }
 
-    /// A lost device has an executor again, and nothing on it.
+    /// Reports that a lost device has an executor again, with nothing on it.
     pub fn executor_ready(&mut self, device: DeviceId) {
         let work = &mut self.devices[device.0].work;
         if matches!(work, Work::Lost) {
@@ -123,7 +126,7 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what a device has of a model that was removed, once nothing there uses it.
+    /// Forgets a device's share of a removed model, once nothing there uses it.
     pub(super) fn unload_if_removed(&mut self, device: DeviceId, model: ModelId) {
         let on = &mut self.devices[device.0];
         let runs = matches!(&on.work, Work::Batch(running) if running.model == model);

@@ -1,90 +1,93 @@
+//! Requests, their refusals and their outcomes.
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BatchId, ModelId};
 
-/// A request that was accepted. Later ones are greater.
+/// The id of an accepted request. Later requests have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(super) u64);
 
-/// What must be equal for requests to run together: sizes of inputs but for the first, and whatever else their user wants.
+/// The properties that must be equal for requests to run together: the sizes of inputs except the first dimension, and
+/// any others that the user adds.
 pub type Shape = Arc<[u64]>;
 
-/// What is known of a request; what it holds stays with the user.
+/// The properties of a request; its contents stay with the user.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The model that answers it.
     pub model: ModelId,
     /// Its size in the first dimension.
     pub rows: u32,
-    /// What must be equal in a batch.
+    /// The properties that must be equal in a batch.
     pub shape: Shape,
-    /// Added to the model's. Sums are taken for -10 to 10.
+    /// The priority, which is added to the model's. Sums are limited to -10 to 10.
     pub priority: i32,
-    /// When its answer is of no use any more. It is not started then; one that runs may end.
+    /// The time after which its answer is of no use. It is not started after that; a running one may end.
     pub deadline: Option<Duration>,
 }
 
 impl Request {
-    /// One row of no particular shape, without a deadline.
+    /// Creates a request of one row, with an empty shape and no deadline.
     pub fn new(model: ModelId) -> Self {
         Self { model, rows: 1, shape: Shape::default(), priority: 0, deadline: None }
     }
 }
 
-/// Why a request is not accepted.
+/// The reason why a request is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No such model, or not any more.
+    /// There is no such model, or it was removed.
     #[error("the model is not served: list the models that are")]
     UnknownModel,
-    /// It would never fit a batch.
+    /// The request is larger than any batch.
     #[error("a request of {rows} rows is larger than a batch of {max_rows}: split it, or raise the model's max_rows")]
     TooManyRows {
-        /// Its rows.
+        /// The request's rows.
         rows: u32,
-        /// Rows of the largest batch.
+        /// The most rows of a batch.
         max_rows: u32,
     },
-    /// Nothing is asked for.
+    /// The request has no rows.
     #[error("a request of 0 rows asks for nothing: give it at least one")]
     NoRows,
-    /// Too many wait.
+    /// Too many requests wait.
     #[error("{queued} requests wait for the model, and no more may: try again in {} ms", .retry_after.as_millis().max(1))]
     Full {
-        /// How many.
+        /// The number of waiting requests.
         queued: usize,
-        /// When all that waits will be done, by the costs that were measured.
+        /// The time until all waiting requests will be done, by the measured costs.
         retry_after: Duration,
     },
-    /// Its deadline has passed, or is nearer than the model was ever fast.
+    /// The deadline has passed, or is nearer than the model's fastest answer.
     #[error(
         "the deadline is in {} ms, and the model takes {} ms at least: allow more time, or ask for fewer rows",
         .left.as_millis(), .least.as_millis()
     )]
     TooLate {
-        /// Time to the deadline.
+        /// The time to the deadline.
         left: Duration,
-        /// The least that as many rows ever took.
+        /// The least time that as many rows ever took.
         least: Duration,
     },
 }
 
-/// How a request ends that is not answered by a batch.
+/// The outcome of a request that no batch answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// As was asked for.
+    /// The user cancelled it.
     #[error("the request was cancelled")]
     Cancelled,
     /// It still waited at its deadline.
     #[error("the deadline passed while the request waited: allow more time, or give it more priority")]
     Expired,
-    /// It still waited when the model was too slow to meet its deadline.
+    /// Its turn came too late to meet the deadline.
     #[error("the deadline could not be met any more when the request's turn came: allow more time")]
     TooLate,
-    /// The model is gone.
+    /// The model was removed.
     #[error("the model was removed while the request waited for it")]
     Removed,
     /// The executor is gone.
@@ -92,7 +95,7 @@ pub enum Outcome {
     Lost,
 }
 
-/// A request on its way.
+/// An accepted request that is not answered yet.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) model: ModelId,
@@ -100,11 +103,11 @@ pub(super) struct Entry {
     pub(super) shape: Shape,
     pub(super) priority: i32,
     pub(super) arrived: Duration,
-    /// From when on it goes first.
+    /// The time from which it goes first.
     pub(super) due: Duration,
     pub(super) deadline: Option<Duration>,
-    /// What it runs in.
+    /// The batch in which it runs.
     pub(super) batch: Option<BatchId>,
-    /// An executor was lost with it already.
+    /// Whether an executor was already lost with it once.
     pub(super) is_again: bool,
 }

@@ -1,3 +1,5 @@
+//! The weights on a device, and their eviction.
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,36 +8,36 @@ use tenure_switch::residency::{Rate, worth};
 
 use super::ModelId;
 
-/// Which models' weights are on one device, and which of them leave when room is needed.
+/// The weights of models on one device, and the choice of weights to evict when room is needed.
 ///
-/// Keeping weights is worth the time that requests would wait for them otherwise: requests a second (by their recent past)
-/// × time to copy them × 2^priority. The least worth per byte leaves first, in chunks from the end of the weights, unless
-/// they leave [as a whole](Self::evicting_whole): what is needed last when a model runs is copied behind its computation when it
-/// is missing. Where models are worth the same, it
-/// is always the same one that leaves, so that a loop over more models than fit finds most of them.
+/// The worth of keeping weights is the time that requests would otherwise wait for them: requests a second (from their
+/// recent past) × time to copy the weights × 2^priority. The weights with the least worth per byte leave first, in
+/// chunks from their end, unless models leave [as a whole](Self::evicting_whole). A missing end costs least, since a
+/// run needs those weights last and they are copied while it computes. Among models of equal worth, always the same one
+/// leaves, so that a loop over more models than fit finds most of them.
 #[derive(Clone, Debug)]
 pub struct Residency {
     chunk_bytes: u64,
     capacity_chunks: u64,
     resident_chunks: u64,
-    /// Of all pinned models, resident or not.
+    /// The chunks of all pinned models, resident or not.
     pinned_chunks: u64,
     half_life: Duration,
-    /// Nothing leaves in part.
+    /// Whether models leave only as a whole.
     evicts_whole: bool,
     models: BTreeMap<ModelId, Kept>,
 }
 
-/// What is known of a model's weights.
+/// The properties of a model's weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// Their size.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Time to copy all of them to the device.
+    /// The time to copy all of them to the device.
     pub reload: Duration,
-    /// Each unit doubles what they are worth.
+    /// The priority. Each unit doubles their worth.
     pub priority: i32,
-    /// They never leave.
+    /// Whether they never leave.
     pub is_pinned: bool,
 }
 
@@ -44,11 +46,11 @@ pub struct Weights {
 pub struct Eviction {
     /// The model.
     pub model: ModelId,
-    /// Its last resident chunks, as many.
+    /// The number of its last resident chunks to free.
     pub chunks: u64,
 }
 
-/// There is not enough that could leave.
+/// The error of a request for more room than evictions can free.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{bytes} bytes find no room on the device: of {capacity} bytes {free} are free, pinned models hold {pinned}, and models \
@@ -57,13 +59,13 @@ pub struct Eviction {
 pub struct NoRoom {
     /// Asked for.
     pub bytes: u64,
-    /// The device's room for weights.
+    /// The device's room for weights in bytes.
     pub capacity: u64,
-    /// Of it, what is free.
+    /// The free part of it in bytes.
     pub free: u64,
-    /// Of it, what never leaves.
+    /// The bytes of pinned models, which never leave.
     pub pinned: u64,
-    /// Of it, what runs or is being copied.
+    /// The bytes of models that run or are being copied.
     pub in_use: u64,
 }
 
@@ -72,14 +74,14 @@ struct Kept {
     weights: Weights,
     chunks: u64,
     resident: u64,
-    /// By how many.
+    /// The number of users that hold the model.
     users: u32,
     rate: Rate,
 }
 
 impl Residency {
-    /// Nothing on a device with so much room, in chunks of a size, a part of a chunk left out. What was asked for a
-    /// half-life ago counts half.
+    /// Creates the record of an empty device with `capacity_bytes`, rounded down to whole chunks. A request one
+    /// `half_life` ago counts half.
     pub fn new(capacity_bytes: u64, chunk_bytes: u64, half_life: Duration) -> Self {
         let chunk_bytes = chunk_bytes.max(1);
         let capacity_chunks = capacity_bytes / chunk_bytes;
@@ -87,13 +89,13 @@ impl Residency {
         Self { chunk_bytes, capacity_chunks, resident_chunks, pinned_chunks, half_life, evicts_whole, models }
     }
 
-    /// The same, on a device whose memory cannot be given back in parts: models leave as a whole.
+    /// Returns the same for a device whose memory cannot be returned in parts: models leave as a whole.
     #[must_use]
     pub fn evicting_whole(self) -> Self {
         Self { evicts_whole: true, ..self }
     }
 
-    /// Makes a model known, or what is said of it anew. Nothing of it is on the device yet.
+    /// Adds a model or replaces its properties. None of its weights count as resident.
     pub fn add(&mut self, model: ModelId, weights: Weights) {
         self.remove(model);
         let chunks = weights.bytes.div_ceil(self.chunk_bytes);
@@ -102,7 +104,7 @@ impl Residency {
         self.models.insert(model, kept);
     }
 
-    /// Forgets a model, and says how many chunks of it were on the device; nothing if it was not known.
+    /// Removes a model and returns how many of its chunks were on the device, or `None` if it was unknown.
     pub fn remove(&mut self, model: ModelId) -> Option<u64> {
         let kept = self.models.remove(&model)?;
         self.pinned_chunks -= kept.pinned();
@@ -110,28 +112,28 @@ impl Residency {
         Some(kept.resident)
     }
 
-    /// So many requests for a model run now.
+    /// Counts requests for a model that start to run now.
     pub fn used(&mut self, model: ModelId, requests: usize, now: Duration) {
         if let Some(kept) = self.models.get_mut(&model) {
             kept.rate.used(requests, now);
         }
     }
 
-    /// A model runs or is copied, and stays until it is [let go](Self::let_go) as often.
+    /// Holds a model that runs or is copied. It stays until it is [let go](Self::let_go) as many times.
     pub fn hold(&mut self, model: ModelId) {
         if let Some(kept) = self.models.get_mut(&model) {
             kept.users += 1;
         }
     }
 
-    /// The opposite of [`hold`](Self::hold).
+    /// Undoes one [`hold`](Self::hold).
     pub fn let_go(&mut self, model: ModelId) {
         if let Some(kept) = self.models.get_mut(&model) {
             kept.users = kept.users.saturating_sub(1);
         }
     }
 
-    /// A model may leave from now on.
+    /// Allows a pinned model to leave.
     pub(super) fn unpin(&mut self, model: ModelId) {
         if let Some(kept) = self.models.get_mut(&model) {
             self.pinned_chunks -= kept.pinned();
@@ -139,34 +141,34 @@ impl Residency {
         }
     }
 
-    /// Copying a model was measured to take so long.
+    /// Sets the measured time to copy a model.
     pub(super) fn set_reload(&mut self, model: ModelId, reload: Duration) {
         if let Some(kept) = self.models.get_mut(&model) {
             kept.weights.reload = reload;
         }
     }
 
-    /// Bytes of a model, in whole chunks, that are not on the device. All of one that is not known: `None`.
+    /// Returns the bytes of a model, in whole chunks, that are not on the device; `None` for an unknown model.
     pub fn missing_bytes(&self, model: ModelId) -> Option<u64> {
         self.models.get(&model).map(|kept| (kept.chunks - kept.resident) * self.chunk_bytes)
     }
 
-    /// Room for weights, in whole chunks.
+    /// Returns the room for weights in bytes, in whole chunks.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_chunks * self.chunk_bytes
     }
 
-    /// Of it, what is free.
+    /// Returns the free room in bytes.
     pub fn free_bytes(&self) -> u64 {
         (self.capacity_chunks - self.resident_chunks) * self.chunk_bytes
     }
 
-    /// Room beside the models that never leave, whether they are there already or not.
+    /// Returns the room in bytes beside all pinned models, resident or not.
     pub(super) fn unpinned_bytes(&self) -> u64 {
         self.capacity_chunks.saturating_sub(self.pinned_chunks) * self.chunk_bytes
     }
 
-    /// Whether a model can be on the device at all, beside those that never leave.
+    /// Returns whether a model can ever be on the device, beside the pinned models.
     pub(super) fn fits(&self, model: ModelId) -> bool {
         self.models.get(&model).is_some_and(|kept| {
             let others = self.pinned_chunks - kept.pinned();
@@ -174,11 +176,11 @@ impl Residency {
         })
     }
 
-    /// What would leave for so many bytes to be free. Of the models that are `wanted` soon nothing does, unless all
-    /// others have left.
+    /// Returns the evictions that would free this many bytes. Models that are `wanted` soon leave only after all
+    /// others.
     ///
     /// # Errors
-    /// What may leave is not enough.
+    /// The models that may leave have too few bytes.
     pub fn plan(&self, bytes: u64, now: Duration, wanted: &BTreeSet<ModelId>) -> Result<Vec<Eviction>, NoRoom> {
         let mut needed = bytes.saturating_sub(self.free_bytes()).div_ceil(self.chunk_bytes);
         if needed == 0 {
@@ -205,10 +207,10 @@ impl Residency {
         })
     }
 
-    /// Takes what [`plan`](Self::plan) says from the device: its user frees those chunks.
+    /// Evicts as [`plan`](Self::plan) says; the caller frees the returned chunks.
     ///
     /// # Errors
-    /// As of [`plan`](Self::plan). Then nothing leaves.
+    /// The same as of [`plan`](Self::plan). Then nothing leaves.
     pub fn evict(&mut self, bytes: u64, now: Duration, wanted: &BTreeSet<ModelId>) -> Result<Vec<Eviction>, NoRoom> {
         let evictions = self.plan(bytes, now, wanted)?;
         for Eviction { model, chunks } in &evictions {
@@ -220,10 +222,10 @@ impl Residency {
         Ok(evictions)
     }
 
-    /// Makes room for what is missing of a model, whose weights are taken to be on the device from now on.
+    /// Makes room for the missing weights of a model, which count as resident from now on.
     ///
     /// # Errors
-    /// As of [`plan`](Self::plan). Then nothing changes.
+    /// The same as of [`plan`](Self::plan). Then nothing changes.
     pub fn admit(
         &mut self,
         model: ModelId,
@@ -241,7 +243,7 @@ impl Residency {
         evictions
     }
 
-    /// Nothing of a model is on the device, whatever was thought.
+    /// Records that no weights of a model are on the device.
     pub(super) fn clear(&mut self, model: ModelId) {
         if let Some(kept) = self.models.get_mut(&model) {
             self.resident_chunks -= kept.resident;
@@ -249,7 +251,7 @@ impl Residency {
         }
     }
 
-    /// Nothing is on the device, and nothing in use.
+    /// Records that the device is empty and no model is in use.
     pub(super) fn clear_all(&mut self) {
         self.models.values_mut().for_each(|kept| (kept.resident, kept.users) = (0, 0));
         self.resident_chunks = 0;

@@ -1,3 +1,5 @@
+//! The scheduler and its settings.
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -11,21 +13,21 @@ use super::{
     Request, RequestId, Residency, Weights,
 };
 
-/// How a [`Scheduler`] decides.
+/// The settings of a [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SchedulerConfig {
-    /// For how long a request of priority 0 lets others go first because their models are resident. 200 ms.
+    /// How long a request of priority 0 lets requests of resident models go first. Default: 200 ms.
     pub patience: Duration,
-    /// After how long a request counts half for what is kept on a device. 60 s.
+    /// The age at which a request counts half in the choice of resident models. Default: 60 s.
     pub half_life: Duration,
-    /// Bytes of the pieces in which weights come and go. 32 MiB.
+    /// The size in bytes of the chunks in which weights are loaded and evicted. Default: 32 MiB.
     pub chunk_bytes: u64,
-    /// A model leaves a device as a whole, whose memory cannot be given back in parts. Else as many of its chunks as are
-    /// needed do.
+    /// Whether models leave a device only as a whole, since its memory cannot be returned in parts. Otherwise only as
+    /// many chunks leave as needed.
     pub evicts_whole: bool,
-    /// How fast weights are taken to be copied until it was measured. 25 GB/s, a PCIe 4.0 link.
+    /// The assumed speed of copying weights until it is measured. Default: 25 GB/s, a PCIe 4.0 link.
     pub copy_bytes_per_second: f64,
-    /// What a batch is taken to compute until it was measured. 10 ms.
+    /// The assumed compute time of a batch until it is measured. Default: 10 ms.
     pub compute: Duration,
 }
 
@@ -42,31 +44,32 @@ impl Default for SchedulerConfig {
     }
 }
 
-/// Decides which requests run next, on which device. The module says how.
+/// A scheduler, which decides which requests run next and on which device. The module's documentation describes its
+/// rules.
 ///
-/// A device runs one batch at a time. After each call that says what happened, and at [`next_wake`](Self::next_wake), it is
-/// [polled](Self::poll) until it decides nothing more. What is said of a batch, model or copy that is gone by then is
-/// ignored, since reports cross decisions.
+/// A device runs one batch at a time. After each report, and at [`next_wake`](Self::next_wake), the user
+/// [polls](Self::poll) the scheduler until it returns no more decisions. Reports about a batch, model or copy that is
+/// already gone are ignored, since reports and decisions cross.
 ///
 /// # Panics
-/// If a device is another scheduler's.
+/// If a device belongs to another scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(super) config: SchedulerConfig,
     pub(super) devices: Vec<Device>,
     pub(super) models: BTreeMap<ModelId, Served>,
-    /// That wait or run.
+    /// The requests that wait or run.
     pub(super) requests: HashMap<RequestId, Entry>,
-    /// Models that requests wait for.
+    /// The models with waiting requests.
     pub(super) waiting: BTreeSet<ModelId>,
-    /// Of requests that wait.
+    /// The deadlines of waiting requests.
     pub(super) deadlines: BTreeSet<(Duration, RequestId)>,
     pub(super) decisions: VecDeque<Decision>,
     next: u64,
 }
 
 impl Scheduler {
-    /// Without devices or models.
+    /// Creates a scheduler without devices or models.
     pub fn new(config: SchedulerConfig) -> Self {
         Self {
             config: SchedulerConfig { chunk_bytes: config.chunk_bytes.max(1), ..config },
@@ -80,7 +83,8 @@ impl Scheduler {
         }
     }
 
-    /// A device with so many bytes for weights, whose executor is there. Models that were registered before may use it.
+    /// Adds a device with this many bytes for weights, whose executor is ready. Models that were registered before may
+    /// use it.
     pub fn add_device(&mut self, weight_bytes: u64) -> DeviceId {
         let SchedulerConfig { chunk_bytes, half_life, evicts_whole, .. } = self.config;
         let mut residency = Residency::new(weight_bytes, chunk_bytes, half_life);
@@ -95,10 +99,10 @@ impl Scheduler {
         DeviceId(self.devices.len() - 1)
     }
 
-    /// Registers a model. A pinned one is pinned to the device that has most room beside what is pinned there.
+    /// Registers a model. A pinned model is pinned to the device with the most room beside its pinned models.
     ///
     /// # Errors
-    /// The model fits no device, would leave another no room, or could never run.
+    /// The model fits on no device, would leave another model no room, or could never run.
     pub fn add_model(&mut self, model: Model) -> Result<ModelId, RegisterError> {
         let (max_rows, max_queued) = (model.max_rows, model.max_queued);
         if max_rows == 0 || max_queued == 0 {
@@ -130,9 +134,9 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Removes a model, and says whether there was one. What waits for it is answered; what runs is finished. To replace
-    /// a model, add the new one first, so that there always is one, unless both pinned are too much. Each
-    /// device is told to [unload](Decision::Unload) it once.
+    /// Removes a model and returns whether it existed. Its waiting requests are answered; running ones finish. To
+    /// replace a model, add the new one first, so that one always exists, unless both are pinned and do not fit
+    /// together. Each device gets one decision to [unload](Decision::Unload) it.
     pub fn remove_model(&mut self, model: ModelId) -> bool {
         let Some(served) = self.models.get(&model) else { return false };
         let ids: Vec<_> = served.queue.ids().collect();
@@ -146,7 +150,7 @@ impl Scheduler {
     /// Queues a request.
     ///
     /// # Errors
-    /// It could not be answered, or too many wait.
+    /// The request could not be answered, or too many wait.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Refusal> {
         let Request { model, rows, shape, priority, deadline } = request;
         let served = self.models.get(&model).ok_or(Refusal::UnknownModel)?;
@@ -174,7 +178,8 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Takes a request back, and says whether it was still to be answered. One that runs goes on, for nobody.
+    /// Cancels a request and returns whether it was still to be answered. A running batch goes on, and its result for
+    /// this request is discarded.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let Some(entry) = self.requests.get(&request) else { return false };
         let Some(batch) = entry.batch else {
@@ -189,7 +194,7 @@ impl Scheduler {
         true
     }
 
-    /// What to do next; nothing, until something happens or it is [time](Self::next_wake).
+    /// Returns the next decision; `None` until the next report or the [wake time](Self::next_wake).
     pub fn poll(&mut self, now: Duration) -> Option<Decision> {
         while let Some((_, id)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
             self.answer_queued(id, Outcome::Expired);
@@ -208,11 +213,12 @@ impl Scheduler {
         None
     }
 
-    /// Orders the copy of a model ahead of its turn, such as the [upcoming](Self::upcoming) one. `None` if it is there
-    /// or on its way already, or would displace what is wanted as well.
+    /// Starts the copy of a model ahead of its turn, such as the [upcoming](Self::upcoming) one. Returns `None` if its
+    /// weights are there or on their way already, if it would displace a model with waiting requests, or if the device
+    /// is lost.
     ///
     /// # Errors
-    /// What is in use or pinned leaves no room.
+    /// Models that are in use or pinned leave no room.
     pub fn prefetch(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Option<Load>, NoRoom> {
         let to = &self.devices[device.0];
         let Some(bytes) = to.residency.missing_bytes(model).filter(|bytes| *bytes > 0) else { return Ok(None) };
@@ -224,8 +230,8 @@ impl Scheduler {
         Ok(Some(Load { device, model, bytes, evict }))
     }
 
-    /// Takes a device for background work, such as training, if it is idle and nothing is queued. It gets no batch until
-    /// [`end_background`](Self::end_background).
+    /// Takes a device for background work, such as training, if it is idle and no request is queued; returns whether it
+    /// did. The device gets no batch until [`end_background`](Self::end_background).
     pub fn begin_background(&mut self, device: DeviceId) -> bool {
         let may = self.waiting.is_empty() && self.devices[device.0].is_idle();
         if may {
@@ -234,7 +240,7 @@ impl Scheduler {
         may
     }
 
-    /// The background work of a device has stopped.
+    /// Reports that the background work of a device has stopped.
     pub fn end_background(&mut self, device: DeviceId) {
         let work = &mut self.devices[device.0].work;
         if matches!(work, Work::Background) {
@@ -242,17 +248,17 @@ impl Scheduler {
         }
     }
 
-    /// Requests that wait for a model.
+    /// Returns the number of requests that wait for a model.
     pub fn queued(&self, model: ModelId) -> usize {
         self.models.get(&model).map_or(0, |served| served.queue.len())
     }
 
-    /// What is on a device.
+    /// Returns the weights on a device.
     pub fn residency(&self, device: DeviceId) -> &Residency {
         &self.devices[device.0].residency
     }
 
-    /// Hands a batch out. `None` if what is being copied ahead leaves no room for its weights: it ends.
+    /// Hands out a batch. Returns `None` if copies ahead leave no room for its weights; they will end.
     pub(super) fn run(
         &mut self,
         device: DeviceId,
@@ -289,7 +295,7 @@ impl Scheduler {
         Some(Decision::Run(Batch { id, device, model, requests, rows, load_bytes, evict }))
     }
 
-    /// Answers a request that waits.
+    /// Answers a waiting request.
     pub(super) fn answer_queued(&mut self, request: RequestId, outcome: Outcome) {
         self.dequeue(request);
         self.requests.remove(&request);
@@ -300,7 +306,7 @@ impl Scheduler {
         bytes.div_ceil(self.config.chunk_bytes).saturating_mul(self.config.chunk_bytes)
     }
 
-    /// Makes room for a model's weights, which are on their way from now on.
+    /// Makes room for a model's weights, which count as on their way from now on.
     fn copy(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Vec<Eviction>, NoRoom> {
         let on = &self.devices[device.0];
         let (part, expected_end) = (self.missing_part(model, on), now.saturating_add(self.copy_time(model, on, now)));
@@ -332,7 +338,7 @@ impl Scheduler {
         }
     }
 
-    /// Until everything that waits is done.
+    /// Returns the estimated time until all waiting requests are done.
     fn backlog(&self, now: Duration) -> Duration {
         let up = self.devices.iter().filter_map(|device| device.free_in(now));
         let (devices, busy) =
@@ -359,7 +365,7 @@ impl Served {
     }
 }
 
-/// So that powers of two are times that somebody could wait.
+/// Limits a priority, so that the times which its powers of two scale stay reasonable.
 fn clamp(priority: i32) -> i32 {
     priority.clamp(-10, 10)
 }

@@ -1,5 +1,5 @@
-//! What all threads of a service share. One lock is over the scheduler and what it decides about; nobody computes, reads or
-//! frees anything under it.
+//! The state that all threads of a service share. One lock guards the scheduler and everything that it decides about;
+//! no thread computes, reads files or frees memory under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
@@ -21,46 +21,46 @@ use crate::scheduler::{Batch, Decision, DeviceId, Eviction, ModelId, RequestId, 
 pub(super) struct Core {
     pub(super) origin: Instant,
     pub(super) architectures: Architectures,
-    /// The devices, in the order of the scheduler's numbers.
+    /// The devices, in the order of their numbers in the scheduler.
     pub(super) devices: Vec<ServingDevice>,
-    /// Bytes of the pieces in which weights leave.
+    /// The size in bytes of the chunks in which weights are evicted.
     pub(super) chunk_bytes: u64,
     pub(super) max_queued: usize,
     pub(super) metrics: Metrics,
     /// Locked before the state.
     pub(super) repository: Mutex<Repository>,
     pub(super) state: Mutex<State>,
-    /// Of models that were asked for the vectors of texts.
+    /// The tokenizers of models that were asked for embeddings of texts.
     pub(super) tokenizers: Tokenizers,
     /// A program has come or gone, or is in the way of a request; or the end has come.
     pub(super) background: Condvar,
-    /// The scheduler wakes before [`State::timer`]; or the end has come.
+    /// Notified when the scheduler must be polled before [`State::timer`], and at the end.
     pub(super) sooner: Condvar,
-    /// Models' folders are outdated, or the end has come.
+    /// Notified when models' folders are outdated, and at the end.
     pub(super) woken: Condvar,
 }
 
 pub(super) struct State {
     pub(super) scheduler: Scheduler,
-    /// By name.
+    /// The models by name.
     pub(super) entries: BTreeMap<String, Entry>,
-    /// Those that are served.
+    /// The models that are served.
     pub(super) models: HashMap<ModelId, Arc<Model>>,
-    /// Models that are not served any more, and on how many devices each is yet to be freed.
+    /// Models that are no longer served, each with the number of devices on which it is still to be freed.
     pub(super) removed: HashMap<ModelId, (Arc<Model>, usize)>,
-    /// Accepted, and not answered.
+    /// Requests that were accepted and not answered yet.
     pub(super) requests: HashMap<RequestId, Waiting>,
     /// The work of each device.
     pub(super) doing: Vec<Doing>,
-    /// How many workers ended with each model's batches, one after the other.
+    /// The number of workers in a row that ended with each model's batches.
     pub(super) deaths: HashMap<ModelId, u32>,
-    /// The folders are not what they were when they were looked at.
+    /// Whether a model's files changed since its folder was read.
     pub(super) is_outdated: bool,
-    /// When something happened last.
+    /// The time of the last event.
     pub(super) last_event: Duration,
     /// Whether programs in the background have the devices.
     pub(super) is_in_background: bool,
-    /// The thread that keeps time sleeps until then; zero while it does not.
+    /// The time until which the timer thread sleeps; zero while it does not sleep.
     pub(super) timer: Duration,
     pub(super) is_ending: bool,
 }
@@ -70,7 +70,7 @@ impl Core {
         self.origin.elapsed()
     }
 
-    /// Does what the scheduler decides. To be called after all that it is told.
+    /// Carries out the scheduler's decisions. The caller must call it after each report to the scheduler.
     pub(super) fn advance(&self, state: &mut State) {
         while let Some(decision) = state.scheduler.poll(self.now()) {
             match decision {
@@ -93,7 +93,7 @@ impl Core {
                 Decision::Unload { device, model } => self.unload_from(state, device, model),
             }
         }
-        // A thread is woken only if there is something for it: that takes longer than all else here.
+        // A thread is woken only if there is work for it: waking takes longer than everything else here.
         let now = self.now();
         state.last_event = now;
         if self.must_yield(state, now) {
@@ -130,7 +130,7 @@ impl Core {
         self.device(device).send(Job::Run(run));
     }
 
-    /// Has a removed model leave a device. It is gone when it has left all devices, and nobody else has it.
+    /// Frees a removed model on a device. The model is gone once it has left all devices and no other thread holds it.
     fn unload_from(&self, state: &mut State, device: DeviceId, id: ModelId) {
         let Some((model, devices)) = state.removed.get_mut(&id) else { return };
         self.device(device).send(Job::Free(Arc::clone(model)));
@@ -144,7 +144,7 @@ impl Core {
         &self.devices[device.index()]
     }
 
-    /// The models that leave.
+    /// Returns the models that the evictions concern.
     pub(super) fn leaving(&self, state: &State, evictions: &[Eviction]) -> Vec<Leaving> {
         let of = |eviction: &Eviction| {
             let bytes = eviction.chunks.saturating_mul(self.chunk_bytes);
@@ -155,7 +155,7 @@ impl Core {
 }
 
 impl State {
-    /// Nothing but a scheduler of so many devices.
+    /// Creates the state of a service without models, with this many devices.
     pub(super) fn new(scheduler: Scheduler, devices: usize) -> Self {
         Self {
             scheduler,
@@ -173,12 +173,13 @@ impl State {
         }
     }
 
-    /// Whether the scheduler takes a model's weights, or some of them, for absent. It may promise their room to others.
+    /// Returns whether the scheduler counts some of a model's weights as absent. It may promise their room to other
+    /// models.
     pub(super) fn is_absent(&self, device: DeviceId, model: ModelId) -> bool {
         self.scheduler.residency(device).missing_bytes(model) != Some(0)
     }
 
-    /// The model to be brought to a device next. What did not come has to wait for its turn.
+    /// Returns the model to load next on a device. A model whose loading failed must wait for its turn.
     pub(super) fn upcoming(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let missed = self.doing[device.index()].missed;
         self.scheduler.upcoming(device, now).filter(|next| missed != Some(*next))

@@ -1,4 +1,4 @@
-//! A device that computes, one batch after the other.
+//! The devices of a service, each of which computes one batch after the other.
 
 use std::collections::HashSet;
 use std::sync::{Arc, mpsc};
@@ -11,14 +11,14 @@ use crate::http::{Resident, Tier};
 use crate::protocol::Tensor;
 use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
 
-/// A device of a service. It has two threads: one computes, one brings weights ahead.
+/// A device of a service. It has two threads: one computes, the other loads weights ahead.
 pub(super) struct ServingDevice {
     pub(super) id: DeviceId,
     pub(super) backend: Box<dyn Backend>,
-    /// Held from a decision about what is brought ahead until that is on its way, and while what a batch needs is: a batch finds
-    /// what was promised. Locked before the state.
+    /// Held from the decision to load ahead until that load has started, and while a batch loads its weights, so that a
+    /// batch finds the room that it was promised. Locked before the state.
     pub(super) moves: Mutex<()>,
-    /// Something may be to be brought next; or the end has come.
+    /// Notified when there may be a model to load next, and at the end.
     pub(super) upcoming: Condvar,
     jobs: mpsc::Sender<Job>,
 }
@@ -26,20 +26,20 @@ pub(super) struct ServingDevice {
 /// The work of a device, under the service's lock.
 #[derive(Default)]
 pub(super) struct Doing {
-    /// The batch that was given to its thread last, and which of its requests somebody waits for.
+    /// The batch that was last given to its thread, and those of its requests whose clients still wait.
     pub(super) running: Option<(BatchId, HashSet<RequestId>)>,
-    /// The last model whose weights were to be brought and did not come.
+    /// The last model whose weights failed to load.
     pub(super) missed: Option<ModelId>,
 }
 
-/// A job of a device's thread, which does one after the other.
+/// A job of a device's thread, which does one job after the other.
 pub(super) enum Job {
     /// Computes a batch.
     Run(Run),
-    /// Frees the weights of a model that is not served any more, or that the scheduler takes for absent. Freeing takes time, and must
-    /// not come after what was promised their memory.
+    /// Frees the weights of a model that is no longer served, or that the scheduler counts as absent. Freeing takes
+    /// time, and must not come after a job that was promised their memory.
     Free(Arc<Model>),
-    /// Nothing follows.
+    /// Ends the thread.
     End,
 }
 
@@ -47,25 +47,25 @@ pub(super) struct Run {
     pub(super) id: BatchId,
     pub(super) model: ModelId,
     pub(super) running: Arc<Model>,
-    /// Its weights are to be brought.
+    /// Whether its weights are to be loaded.
     pub(super) is_load: bool,
-    /// What leaves before.
+    /// The evictions that must come first.
     pub(super) evict: Vec<Leaving>,
     pub(super) requests: Vec<RequestId>,
-    /// Of each request, in the model's order.
+    /// The inputs of each request, in the model's order.
     pub(super) inputs: Vec<Vec<Tensor>>,
     pub(super) rows: Vec<u32>,
 }
 
-/// A model that leaves a device's memory, or the end of it.
+/// A model to evict from a device's memory, in whole or from its end.
 pub(super) struct Leaving {
     pub(super) model: Arc<Model>,
-    /// So many bytes of it.
+    /// The bytes to free.
     pub(super) bytes: u64,
 }
 
 impl ServingDevice {
-    /// A device, and the jobs that its thread is to do.
+    /// Creates a device, and the receiver of its thread's jobs.
     pub(super) fn new(id: DeviceId, backend: Box<dyn Backend>) -> (Self, mpsc::Receiver<Job>) {
         let (jobs, receiver) = mpsc::channel();
         (Self { id, backend, moves: Mutex::default(), upcoming: Condvar::new(), jobs }, receiver)
@@ -79,7 +79,7 @@ impl ServingDevice {
 }
 
 impl Core {
-    /// Where a model's weights are.
+    /// Returns where a model's weights are.
     pub(super) fn resident(&self, model: &Model) -> Vec<Resident> {
         let on = |device: &ServingDevice| {
             let bytes = model.on(device.id).resident_bytes();
@@ -88,7 +88,7 @@ impl Core {
         self.devices.iter().filter_map(on).collect()
     }
 
-    /// The memory of all devices, and then what they share.
+    /// Returns the memory tiers: those of all devices first, then the tiers that they share.
     pub(super) fn tiers(&self) -> Vec<Tier> {
         let mut tiers: Vec<Tier> = Vec::new();
         let all: Vec<_> = self.devices.iter().map(|device| device.backend.usage()).collect();

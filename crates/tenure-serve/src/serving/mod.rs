@@ -1,4 +1,4 @@
-//! A [`Service`](crate::http::Service) over models in folders, which one executor computes in this process.
+//! A [`Service`](crate::http::Service) over models in folders.
 
 pub(crate) mod background;
 mod core;

@@ -1,4 +1,4 @@
-//! Which models there are: brought up to date with their folders, loaded and unloaded.
+//! The registry of models: kept up to date with their folders, loaded and unloaded.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::protocol::{Batching, IndexEntry, ModelMetadata, ModelState, TensorMet
 use crate::repository::{self, Config, Dimension, RepositoryError, StoredModel, TensorSpec};
 use crate::scheduler::{self, ModelId};
 
-/// Each model has one.
+/// The only version of each model.
 pub(super) const VERSION: &str = "1";
 
 const UNLOADED: &str = "it was unloaded: POST v2/repository/models/NAME/load loads it";
 
-/// What is known of a name.
+/// The entry of a model's name.
 pub(super) struct Entry {
-    /// Nothing where no configuration can be read.
+    /// The metadata; `None` if no configuration can be read.
     metadata: Option<Arc<ModelMetadata>>,
     condition: Condition,
 }
 
 enum Condition {
-    /// It is served. The receiver tells when all of it is gone.
+    /// The model is served. The receiver resolves when all of it is freed.
     Ready(ModelId, oneshot::Receiver<()>),
-    /// Somebody said so.
+    /// A client unloaded it.
     Unloaded,
-    /// It cannot be served, and why.
+    /// The model cannot be served, for this reason.
     Broken(String),
 }
 
@@ -42,7 +42,7 @@ impl Entry {
         }
     }
 
-    /// The model, if it can be asked.
+    /// Returns the model if it can be asked.
     pub(super) fn ready(&self, name: &str) -> Result<ModelId, ServeError> {
         match &self.condition {
             Condition::Ready(id, _) => Ok(*id),
@@ -73,7 +73,7 @@ impl Entry {
 }
 
 impl State {
-    /// What is known of a model.
+    /// Returns the entry of a model.
     pub(super) fn entry(&self, name: &str, version: Option<&str>) -> Result<&Entry, ServeError> {
         let entry = self.entries.get(name).filter(|_| version.is_none_or(|version| version == VERSION));
         entry.ok_or_else(|| ServeError::UnknownModel { model: name.into(), version: version.map(String::from) })
@@ -81,7 +81,7 @@ impl State {
 }
 
 impl Core {
-    /// Looks at all folders again, and serves what is there.
+    /// Reads all folders again, and serves the models that are there.
     pub(super) fn rescan(&self) -> Result<(), RepositoryError> {
         let mut repository = self.repository.lock();
         let changes = repository.scan()?;
@@ -114,7 +114,7 @@ impl Core {
         Ok(())
     }
 
-    /// Serves a model that is loaded because somebody said so.
+    /// Loads a model on a client's request.
     pub(super) fn load(&self, name: &str) -> Result<(), ServeError> {
         if let Some(entry) = self.state.lock().entries.get_mut(name)
             && let Condition::Unloaded = entry.condition
@@ -125,13 +125,13 @@ impl Core {
         let stored = self.repository.lock().model(name).cloned();
         let is_ready = self.state.lock().entry(name, None)?.id().is_some();
         if let Some(stored) = stored.filter(|_| !is_ready) {
-            // Also what could not be served before: there may be room now.
+            // This also retries models that could not be served before: there may be room now.
             self.serve(&stored);
         }
         self.state.lock().entry(name, None)?.ready(name).map(drop)
     }
 
-    /// Stops serving a model, and returns what tells when its memory is given back.
+    /// Stops serving a model, and returns a receiver that resolves when its memory is freed.
     pub(super) fn unload(&self, name: &str) -> Result<Option<oneshot::Receiver<()>>, ServeError> {
         let mut state = self.state.lock();
         let metadata = state.entry(name, None)?.metadata.clone();
@@ -140,7 +140,7 @@ impl Core {
         Ok(gone)
     }
 
-    /// Serves a model in the place of what had its name.
+    /// Serves a model, replacing any model of its name.
     fn serve(&self, stored: &Arc<StoredModel>) {
         let name = stored.name.as_str();
         let opened = Model::open(stored, &self.architectures, self.devices.iter().map(|device| &*device.backend));
@@ -172,7 +172,7 @@ impl Core {
         Ok(id)
     }
 
-    /// Stops serving a model that ends one worker after the other.
+    /// Stops serving a model that ended several workers in a row.
     pub(super) fn give_up(&self, id: ModelId, name: &str, deaths: u32, last: &str) {
         let mut state = self.state.lock();
         let Some(entry) = state.entries.get(name).filter(|entry| entry.id() == Some(id)) else { return };
@@ -184,14 +184,14 @@ impl Core {
         state.entries.insert(name.into(), Entry { metadata, condition: Condition::Broken(reason) });
     }
 
-    /// Makes an entry that of a name.
+    /// Replaces the entry of a name.
     fn put(&self, name: &str, entry: Entry) {
         let mut state = self.state.lock();
         self.remove(&mut state, name);
         state.entries.insert(name.into(), entry);
     }
 
-    /// Forgets a name. What runs is finished, what waits is answered.
+    /// Removes a name. Running requests finish, waiting ones are answered.
     fn remove(&self, state: &mut State, name: &str) -> Option<oneshot::Receiver<()>> {
         let Condition::Ready(id, gone) = state.entries.remove(name)?.condition else { return None };
         state.scheduler.remove_model(id);
@@ -204,7 +204,7 @@ impl Core {
     }
 }
 
-/// Why a model is not registered, and with which option of the program it would be.
+/// Returns the reason why a model is not registered, with the program's option that would help.
 fn unregistered(error: &scheduler::RegisterError) -> String {
     match error {
         scheduler::RegisterError::TooLarge { needed, .. } => {
@@ -214,7 +214,7 @@ fn unregistered(error: &scheduler::RegisterError) -> String {
     }
 }
 
-/// What a model says of itself.
+/// Returns the metadata of a model.
 fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
     let tensors = |specs: &[TensorSpec]| specs.iter().map(tensor).collect();
     Arc::new(ModelMetadata {
@@ -227,7 +227,7 @@ fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
     })
 }
 
-/// How requests run together, where each tensor's first size is that of rows.
+/// Returns how requests are batched, if the first dimension of every tensor is the number of rows.
 fn batching(config: &Config) -> Option<Batching> {
     let is_free = |spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free);
     let repository::Batching { max_rows, max_delay } = config.batching;

@@ -1,4 +1,4 @@
-//! A request on its way.
+//! Requests in progress.
 
 use std::mem;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
 use crate::scheduler::{ModelId, Outcome, Refusal, Request, RequestId};
 
-/// The highest priority of a client's; each further one counts half. 0 is the model's own.
+/// A client's highest priority; each step down halves a request's worth. 0 stands for the model's own priority.
 const HIGHEST: u64 = 1;
 
 pub(super) type Answered = Result<Vec<Tensor>, ServeError>;
 
-/// What is kept of a request until it is answered.
+/// A request that is not answered yet.
 pub(super) struct Waiting {
     pub(super) id: ModelId,
     pub(super) model: Arc<Model>,
-    /// In the model's order; taken when it runs.
+    /// The inputs in the model's order, taken when the request runs.
     pub(super) inputs: Vec<Tensor>,
     pub(super) rows: u32,
     pub(super) arrived: Instant,
-    /// When it was given to the executor.
+    /// The time at which its batch was handed out.
     pub(super) chosen: Instant,
     /// The request's record for the log.
     pub(super) record: Option<Arc<RequestRecord>>,
@@ -36,7 +36,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Nobody may wait any more.
+    /// Sends the answer. The client may have stopped waiting.
     pub(super) fn answer(self, answered: Answered) {
         let _ = self.answer.send(answered);
     }
@@ -55,7 +55,7 @@ pub(super) fn not_ready(model: &str, reason: impl ToString) -> ServeError {
     ServeError::NotReady { model: model.into(), reason: reason.to_string() }
 }
 
-/// Takes a request back when nobody waits for it any more.
+/// A guard that cancels a request when its client no longer waits for it.
 struct Cancel<'a> {
     core: &'a Core,
     request: RequestId,
@@ -64,7 +64,7 @@ struct Cancel<'a> {
 impl Drop for Cancel<'_> {
     fn drop(&mut self) {
         let mut state = self.core.state.lock();
-        // It is there unless it was answered.
+        // The request is still there unless it was answered.
         if let Some(waiting) = state.requests.remove(&self.request) {
             state.scheduler.cancel(self.request);
             self.core.count_queued(&state, waiting.id, &waiting.model);
@@ -80,7 +80,8 @@ impl Core {
         let (id, answered) = self.submit(request)?;
         let cancel = Cancel { core: self, request: id };
         let outputs = answered.await.unwrap_or(Err(ServeError::ShuttingDown));
-        // It was taken back when it was answered: nothing is left to do, for which the others' lock would be taken.
+        // The request was removed when it was answered. The guard has nothing left to do and would only take the shared
+        // lock.
         mem::forget(cancel);
         Ok(InferResponse { model, version, id: None, outputs: outputs? })
     }
@@ -110,15 +111,15 @@ impl Core {
     }
 }
 
-/// A request's inputs in the order of its model's, all of which it has.
+/// Returns a request's inputs in the order of the model's. The request has them all.
 fn in_order(request: InferRequest, config: &Config) -> Vec<Tensor> {
     let mut inputs = request.inputs;
     inputs.sort_by_key(|input| config.inputs.iter().position(|spec| spec.name == input.name()));
     inputs
 }
 
-/// How many rows a request has, and what must be equal of those that run with it. Where a first size is not free, a request
-/// is one row.
+/// Returns a request's rows, and the sizes that must be equal in one batch. If the first size of an input is fixed, a
+/// request is one row.
 fn rows(inputs: &[Tensor], config: &Config) -> Result<(u32, Arc<[u64]>), ServeError> {
     let is_free = |spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free);
     if !config.inputs.iter().all(is_free) {
@@ -134,7 +135,7 @@ fn rows(inputs: &[Tensor], config: &Config) -> Result<(u32, Arc<[u64]>), ServeEr
     Ok((rows[0].try_into().unwrap_or(u32::MAX), shape))
 }
 
-/// The scheduler's priority, which is higher the larger it is, of a client's.
+/// Converts a client's priority to the scheduler's, where higher numbers go first.
 fn scheduled_priority(priority: u64) -> i32 {
     const STEPS: i32 = 10;
     match priority {
@@ -153,7 +154,7 @@ fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
 }
 
 impl State {
-    /// A model that can be asked.
+    /// Returns a model that can be asked.
     pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<Model>), ServeError> {
         let id = self.entry(name, version)?.ready(name)?;
         let model = self.models.get(&id).ok_or_else(|| not_ready(name, Refusal::UnknownModel))?;

@@ -1,4 +1,4 @@
-//! The service itself.
+//! The service and its options.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,44 +28,46 @@ use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{Model, Scheduler, SchedulerConfig};
 use crate::worker::{Python, WorkerCommand, Workers};
 
-/// What memory is counted in: pages.
+/// The unit of CPU memory: a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// How fast weights are taken to be read until it was measured.
+/// The assumed speed of reading weights until it is measured.
 const DISK_BYTES_PER_SECOND: f64 = 2e9;
-/// The same of copies to a device.
+/// The assumed speed of copies to a device.
 const LINK_BYTES_PER_SECOND: f64 = 25e9;
 
-/// How a [`Serving`] serves.
+/// The options of a [`Serving`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServingOptions {
     /// The folder of models.
     pub models: PathBuf,
-    /// The devices that compute, each of which has models of its own: the CPU, or one or more CUDA devices.
+    /// The devices that compute, each with its own models: the CPU, or one or more CUDA devices.
     pub devices: Vec<Device>,
-    /// Bytes of each device's memory for weights.
+    /// The bytes of each device's memory for weights.
     pub memory_bytes: u64,
-    /// Bytes of pinned memory of the host for weights, where the device is not the CPU: of all devices together, on which a model has
-    /// one image. Where there is a Python, half of them are for PyTorch modules, an equal share for each device.
+    /// The bytes of pinned host memory for weights if the devices are not the CPU: for all devices together, which
+    /// share one image of each model. With a Python, half of them are for PyTorch modules, in equal shares for the
+    /// devices.
     pub host_bytes: u64,
-    /// Requests that may wait for a model, at most.
+    /// The most requests that may wait for a model.
     pub max_queued: usize,
-    /// After how long folders are looked at again.
+    /// The interval at which folders are read again.
     pub rescan: Duration,
-    /// The socket of programs that run while nothing is asked; `None` to have none.
+    /// The socket of programs that run while there are no requests; `None` for none.
     pub background: Option<PathBuf>,
-    /// The command that starts processes that compute; `None` to compute in this one.
+    /// The command that starts worker processes; `None` to compute in this process.
     pub worker: Option<WorkerCommand>,
-    /// The command that starts the process that computes PyTorch modules, one for each device; `None` where there are none.
+    /// The command that starts the process that computes PyTorch modules, one for each device; `None` for no such
+    /// modules.
     pub python: Option<WorkerCommand>,
 }
 
-/// A backend a device, bytes of their chunks, and whether models leave them as a whole.
+/// One backend for each device, the size of their chunks in bytes, and whether models leave them only as a whole.
 type Backends = (Vec<Box<dyn Backend>>, u64, bool);
 
 impl ServingOptions {
-    /// A folder of models, of whose weights so many bytes are in memory at most. 128 requests may wait for each, and folders
-    /// are looked at every 2 s. They are computed in this process, on the CPU.
+    /// Creates options for a folder of models, with `memory_bytes` of memory for weights. At most 128 requests may wait
+    /// for a model, folders are read every 2 s, and this process computes, on the CPU.
     pub fn new(models: impl Into<PathBuf>, memory_bytes: u64) -> Self {
         Self {
             models: models.into(),
@@ -80,7 +82,8 @@ impl ServingOptions {
         }
     }
 
-    /// A backend a device, their chunks, and whether models leave them as a whole.
+    /// Creates one backend for each device; also returns their chunk size and whether models leave them only as a
+    /// whole.
     fn backends(&self, metrics: &Metrics) -> Result<Backends, ServingError> {
         let distinct: HashSet<_> = self.devices.iter().collect();
         let is_mixed = self.devices.iter().any(|device| device.is_cpu()) && self.devices.len() > 1;
@@ -111,11 +114,11 @@ impl ServingOptions {
         Ok(Box::new(WithPython::on_cpu(native, python.map_err(ServingError::Worker)?)))
     }
 
-    /// The backends of CUDA devices, which share images, and their chunks.
+    /// Creates the backends of CUDA devices, which share images, and returns their chunk size.
     fn on_cuda(&self, metrics: &Metrics) -> Result<(Vec<Box<dyn Backend>>, u64), ModelError> {
         let host_bytes = self.host_bytes / if self.python.is_some() { 2 } else { 1 };
         let weights = DeviceWeights::on_devices(&self.devices, self.memory_bytes, host_bytes, self.worker.is_some())?;
-        // All have as much memory, and so chunks of one size.
+        // All devices have equal memory, and so chunks of one size.
         let chunk_bytes = weights[0].chunk_bytes();
         let backends = self.devices.iter().zip(weights).map(|(device, weights)| {
             let native: Box<dyn Backend> = match self.worker.clone() {
@@ -130,7 +133,8 @@ impl ServingOptions {
         Ok((backends.collect::<Result<_, _>>()?, chunk_bytes))
     }
 
-    /// A CUDA device's backend, and a process that computes PyTorch modules there, with a share of the host's memory for them.
+    /// Adds to a CUDA device's backend a process that computes PyTorch modules there, with a share of the host's
+    /// memory.
     fn with_python(
         &self,
         native: Box<dyn Backend>,
@@ -147,7 +151,7 @@ impl ServingOptions {
     }
 }
 
-/// Why nothing can be served.
+/// The reason why serving cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServingError {
@@ -160,26 +164,26 @@ pub enum ServingError {
     /// The device cannot be used.
     #[error("{0}")]
     Device(String),
-    /// Nothing serves on these together.
+    /// The devices cannot serve together.
     #[error("models are served on the CPU, or on one or more CUDA devices, each named once; found {}", named(.0))]
     Devices(Vec<Device>),
-    /// No process computes.
+    /// No worker process computes.
     #[error("no worker computes: {0}")]
     Worker(String),
-    /// Programs in the background cannot connect.
+    /// The socket for background programs cannot be created.
     #[error("no background at {}: {source}", path.display())]
     Background {
         /// The socket.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// The system gives no thread.
+    /// A thread cannot be started.
     #[error("no thread to {what}: {source}")]
     Thread {
-        /// What for.
+        /// The purpose of the thread.
         what: &'static str,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -189,8 +193,9 @@ fn named(devices: &[Device]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-/// Models in folders, computed on the CPU, in this process or in [workers](crate::worker), or on CUDA devices. As many weights as there
-/// is memory for are there; the others are on the disk, or in the host's memory, and come when they are asked for.
+/// A service over models in folders, computed on the CPU, in this process or in [workers](crate::worker), or on CUDA
+/// devices. As many weights are loaded as memory allows; the others stay on disk or in host memory, and are loaded when
+/// requests need them.
 pub struct Serving {
     core: Arc<Core>,
     devices: Vec<Device>,
@@ -199,10 +204,11 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Looks at the folders and begins to serve what is there. No weights are read yet.
+    /// Reads the folders and starts to serve their models. No weights are read yet.
     ///
     /// # Errors
-    /// The folder cannot be read; no threads; a worker does not start; programs in the background cannot connect.
+    /// The folder cannot be read; a thread or worker does not start; the devices cannot be used; or the socket for
+    /// background programs cannot be created.
     pub fn start(options: ServingOptions, architectures: Architectures) -> Result<Self, ServingError> {
         let metrics = Metrics::default();
         let (backends, chunk_bytes, evicts_whole) = options.backends(&metrics)?;
@@ -249,12 +255,12 @@ impl Serving {
         Ok(serving)
     }
 
-    /// The processes that compute, the active one first; none beside this one.
+    /// Returns the ids of the worker processes, the active one first; empty if this process computes.
     pub fn workers(&self) -> Vec<u32> {
         self.core.devices.iter().flat_map(|device| device.backend.processes()).collect()
     }
 
-    /// Has programs connect to a socket, which run while nothing is asked.
+    /// Creates a socket for programs that run while there are no requests.
     fn run_in_background(&mut self, path: PathBuf) -> Result<(), ServingError> {
         let programs = Programs::listen(&path).map_err(|source| ServingError::Background { path, source })?;
         let programs = Arc::new(programs);
@@ -277,7 +283,7 @@ impl Serving {
 }
 
 impl Drop for Serving {
-    /// Who still waits is told that the server ends. A batch that runs in this process is finished.
+    /// Tells waiting clients that the server ends. A batch that runs in this process finishes.
     fn drop(&mut self) {
         let mut state = self.core.state.lock();
         state.is_ending = true;
@@ -368,7 +374,7 @@ impl Service for Serving {
             (name.clone(), entry.state(), resident, id.map_or(0, |id| state.scheduler.queued(id) as u64))
         };
         let models: Vec<_> = state.entries.iter().map(known).collect();
-        // Latencies are sorted, for which nobody is to wait.
+        // Sorting latencies must not hold up other threads.
         drop(state);
         let model = |(name, state, resident, queued): (String, ModelState, Vec<Resident>, u64)| ModelSnapshot {
             state,

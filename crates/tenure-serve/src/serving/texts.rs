@@ -10,11 +10,11 @@ use super::core::Core;
 use crate::http::{ServeError, Texts, Tokenizer};
 use crate::scheduler::ModelId;
 
-/// Each is read once, until its model is loaded again.
+/// The tokenizers; each is read once, until its model is loaded again.
 pub(super) type Tokenizers = Mutex<BTreeMap<ModelId, Tokenizer>>;
 
 impl Core {
-    /// How a model is asked for the vectors of texts. It may read files.
+    /// Returns the settings for embedding texts with a model. It may read files.
     pub(super) fn texts(&self, name: &str) -> Result<Texts, ServeError> {
         let state = self.state.lock();
         let (id, model) = state.ready(name, None)?;

@@ -1,4 +1,5 @@
-//! The threads of a service: for each device, one computes and one brings weights ahead; one keeps time, one looks at the folders.
+//! The threads of a service: for each device, one computes and one loads weights ahead; one keeps time and one watches
+//! the folders.
 
 use std::slice;
 use std::sync::{Arc, mpsc};
@@ -12,10 +13,10 @@ use crate::metrics::{Found, Phases};
 use crate::protocol::Tensor;
 use crate::scheduler::{DeviceId, ModelId};
 
-/// How many workers may end with a model's batches, one after the other, before it is served no more.
+/// The number of workers in a row that may end with a model's batches before the model is no longer served.
 const DEATHS: u32 = 3;
 
-/// How long a batch waits for room that was promised to it, and that others still give back.
+/// The longest time that a batch waits for promised room which other models are still freeing.
 const ROOM: Duration = Duration::from_secs(5);
 
 impl Core {
@@ -25,14 +26,15 @@ impl Core {
         for job in jobs {
             match job {
                 Job::Run(run) => self.compute(device, run),
-                // Batches that need them come before, and those that were promised their memory after.
+                // Batches that need the weights come before this job, and batches that were promised their memory after
+                // it.
                 Job::Free(model) => self.evict_all(device, &model),
                 Job::End => return,
             }
         }
     }
 
-    /// Frees what leaves, brings what is missing, computes what is there, and tells everybody.
+    /// Evicts, loads missing weights, computes, reports to the scheduler, and answers the requests.
     fn compute(self: &Arc<Self>, device: &ServingDevice, run: Run) {
         let model = &*run.running;
         let moving = device.moves.lock();
@@ -65,7 +67,7 @@ impl Core {
         } else if spent.is_some() {
             self.state.lock().deaths.remove(&run.model);
         }
-        // Weights that were brought ahead may still have been on their way.
+        // Weights that were loaded ahead may still have been on their way.
         let has_waited = spent.is_some_and(|spent| spent.copy + spent.wait > Duration::ZERO);
         let found = if run.is_load || has_waited { Found::Switched } else { Found::Resident };
         let mut state = self.state.lock();
@@ -77,7 +79,7 @@ impl Core {
         let answers = run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request));
         let answers: Vec<_> =
             answers.filter_map(|(request, answer)| Some((state.requests.remove(request)?, answer))).collect();
-        // Of a batch that failed, the scheduler may take weights for lost, and a model that was removed has no more room.
+        // After a failed batch the scheduler may count weights as lost, and a removed model has no room any more.
         if state.is_absent(device.id, run.model) {
             drop(state);
             self.evict_all(device, model);
@@ -85,7 +87,7 @@ impl Core {
         }
         self.advance(&mut state);
         drop(state);
-        // Others may ask meanwhile.
+        // Other threads may use the state meanwhile.
         if let Some(spent) = spent.filter(|_| answers.iter().any(|(_, answer)| answer.is_ok())) {
             self.metrics.executed(model.name(), run.rows.iter().copied().map(u64::from).sum(), spent);
             let mut counted = Vec::with_capacity(answers.len());
@@ -104,7 +106,7 @@ impl Core {
         }
     }
 
-    /// One more worker ended with a model's batch.
+    /// Counts another worker that ended with a model's batch.
     fn count_death(&self, run: &Run, reason: &str) {
         let mut state = self.state.lock();
         let deaths = state.deaths.entry(run.model).or_default();
@@ -116,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Brings weights that are wanted next on a device while others are computed with, one model after the other.
+    /// Loads weights that are needed next on a device while it computes with others, one model after the other.
     pub(super) fn load_ahead(self: &Arc<Self>, device: DeviceId) {
         let device = self.device(device);
         loop {
@@ -136,7 +138,8 @@ impl Core {
             if let Err(error) = &loaded {
                 tracing::debug!("{} is not brought ahead: {error}", model.name());
             }
-            // A batch of it that failed meanwhile ended the copy, and its room may have been promised to another.
+            // A failed batch of this model may have ended the copy meanwhile, and its room may have been promised to
+            // another.
             if self.state.lock().is_absent(device.id, id) {
                 self.evict_all(device, &model);
             }
@@ -150,12 +153,12 @@ impl Core {
         let now = self.now();
         let next = state.upcoming(device, now)?;
         let model = state.models.get(&next)?.clone();
-        // What finds no room has to wait for its turn.
+        // A model that finds no room must wait for its turn.
         let load = state.scheduler.prefetch(device, next, now).ok()??;
         Some((next, model, self.leaving(state, &load.evict)))
     }
 
-    /// Tells the scheduler when weights that are being brought are there, or that they do not come.
+    /// Arranges to tell the scheduler when the weights that are being loaded are there, or that loading failed.
     fn tell_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<Model>) {
         self.count_resident(device, model);
         let (core, loaded, device) = (Arc::clone(self), Arc::clone(model), device.id);
@@ -175,7 +178,8 @@ impl Core {
                     state.scheduler.load_failed(device, id);
                 }
             }
-            // What is there all the same, such as groups that came before one that did not, leaves before its room is promised.
+            // Weights that are there nevertheless, such as groups that came before one that failed, must leave before
+            // their room is promised.
             if state.is_absent(device, id) {
                 core.device(device).send(Job::Free(loaded));
             }
@@ -195,7 +199,7 @@ impl Core {
         self.count_resident(device, model);
     }
 
-    /// Has the folders looked at at once where a model's files are not what they were.
+    /// Causes the folders to be read at once if a model's files changed.
     fn look_again_if_changed(&self, loaded: &Result<(), ModelError>) {
         if let Err(ModelError::Changed { .. }) = loaded {
             self.state.lock().is_outdated = true;
@@ -207,8 +211,8 @@ impl Core {
         self.metrics.resident(model.name(), device.backend.tiers()[0], model.on(device.id).resident_bytes());
     }
 
-    /// The answers of a batch, and where its time went if it was computed as one. One request that cannot be computed is no
-    /// reason not to answer the others.
+    /// Returns the answers of a batch, and its phases if it was computed as one. If the batch failed, its requests are
+    /// computed one by one, so that one bad request does not fail the others.
     fn one_by_one(
         &self,
         device: DeviceId,
@@ -220,7 +224,7 @@ impl Core {
                 let spent = Phases { queue: Duration::ZERO, copy, wait, compute };
                 (Some(spent), outputs.into_iter().map(Ok).collect())
             }
-            // The same would happen again, or it is for nobody.
+            // A retry would fail again, or no client waits for the answer.
             Err(error @ (ModelError::Lost(_) | ModelError::NoWorker(_) | ModelError::Abandoned)) => {
                 (None, failed(error, run.requests.len()))
             }
@@ -241,7 +245,7 @@ impl Core {
         }
     }
 
-    /// Wakes the scheduler at its times.
+    /// Polls the scheduler at its wake times.
     pub(super) fn keep_time(&self) {
         let mut state = self.state.lock();
         while !state.is_ending {
@@ -260,7 +264,7 @@ impl Core {
         }
     }
 
-    /// Looks at the folders again and again, and at once when they are known to be outdated.
+    /// Reads the folders at an interval, and at once when they are known to be outdated.
     pub(super) fn watch(&self, interval: Duration) {
         loop {
             let end = Instant::now() + interval;
@@ -278,7 +282,7 @@ impl Core {
     }
 }
 
-/// The same error for each of some requests.
+/// Returns the same error for each of some requests.
 fn failed<T>(error: ModelError, requests: usize) -> Vec<Result<T, ServeError>> {
     let message = error.to_string();
     let of: fn(String) -> ServeError = match ServeError::from(error) {

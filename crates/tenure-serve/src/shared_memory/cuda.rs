@@ -16,7 +16,7 @@ pub(crate) struct CudaRegistration {
     pub(crate) byte_size: u64,
 }
 
-/// A region, as its status says it.
+/// A region in the form of its status.
 #[derive(Clone, Serialize)]
 pub(crate) struct CudaStatus {
     pub(crate) name: String,
@@ -24,7 +24,7 @@ pub(crate) struct CudaStatus {
     pub(crate) byte_size: u64,
 }
 
-/// The beginning of a client's allocation on a CUDA device.
+/// The start of a client's allocation on a CUDA device.
 pub(crate) struct CudaRegion {
     status: CudaStatus,
     memory: OpenedMemory,

@@ -1,4 +1,4 @@
-//! The messages, with the numbers of KServe's `open_inference_grpc.proto` and Triton's `grpc_service.proto`.
+//! The messages, with the field numbers of KServe's `open_inference_grpc.proto` and Triton's `grpc_service.proto`.
 
 #![expect(missing_docs, reason = "the protocol says what its fields are")]
 
@@ -200,7 +200,7 @@ pub struct ModelInferResponse {
     pub raw_output_contents: Vec<Bytes>,
 }
 
-/// One of a stream's answers.
+/// One answer of a stream.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ModelStreamInferResponse {
     #[prost(string, tag = "1")]

@@ -1,4 +1,5 @@
-//! A model's configuration, with the numbers of Triton's `model_config.proto`: those fields that a model here has.
+//! A model's configuration, with the field numbers of Triton's `model_config.proto`; only the fields that our models
+//! have.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ModelConfigRequest {

@@ -1,10 +1,11 @@
-//! Regions of shared memory.
+//! The messages about regions of shared memory.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-/// A request for a region's status, or to unregister it: both have the same form. Without a name it is for all regions.
+/// A request for a region's status, or to unregister it: both have the same form. Without a name it applies to all
+/// regions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegionRequest {
     #[prost(string, tag = "1")]
@@ -17,7 +18,7 @@ pub struct SystemSharedMemoryStatusResponse {
     pub regions: BTreeMap<String, SystemRegion>,
 }
 
-/// A region, as it is registered and as its status is said: both have the same form.
+/// A region, in a registration or in a status: both have the same form.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SystemRegion {
     #[prost(string, tag = "1")]

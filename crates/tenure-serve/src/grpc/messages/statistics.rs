@@ -1,4 +1,4 @@
-//! Counts of requests.
+//! The messages with request statistics.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ModelStatisticsRequest {

@@ -1,4 +1,4 @@
-//! The datatype of stored weights, which is that of answers.
+//! The datatype of stored weights, which answers have too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,12 +13,12 @@ use crate::repository::config::MAX_JSON_BYTES;
 use crate::repository::files::Folder;
 use crate::repository::{RepositoryError, WeightFile};
 
-/// Datatypes of files of weights. A header is read again when its file has changed.
+/// The datatypes of weight files. A header is read again when its file has changed.
 #[derive(Debug, Default)]
 pub(super) struct StoredDatatypes(BTreeMap<PathBuf, (WeightFile, Datatype)>);
 
 impl StoredDatatypes {
-    /// The datatype of a file's floating tensors: that of the first of them by name.
+    /// Returns the datatype of a file's floating-point tensors: that of the first of them by name.
     pub(super) fn of(&mut self, folder: &Folder, name: &str) -> Result<Datatype, RepositoryError> {
         let file = WeightFile::look(folder, name)?;
         match self.0.get(&file.path) {
@@ -31,13 +31,13 @@ impl StoredDatatypes {
         }
     }
 
-    /// Forgets files that are not among these.
+    /// Forgets files that are not in this set.
     pub(super) fn retain(&mut self, files: &BTreeSet<&Path>) {
         self.0.retain(|path, _| files.contains(&**path));
     }
 }
 
-/// Reads the header of a file, which is `path` in its folder, and `target` behind all links.
+/// Reads the header of a file, whose path in its folder is `path` and whose real path is `target`.
 fn read(path: &Path, target: &Path) -> Result<Datatype, RepositoryError> {
     let bad = |message: String| RepositoryError::Json { path: path.to_owned(), message };
     let mut file = File::open(target).map_err(RepositoryError::io(path))?;

@@ -1,7 +1,7 @@
-//! A Hugging Face folder as a model: its `config.json` says what is computed, and there is no `config.toml`.
+//! A Hugging Face folder as a model: its `config.json` describes the network, and it needs no `config.toml`.
 //!
-//! Networks of `tenure-nn` compute the folders that they can ([`native`]); a Python with `transformers` computes the others
-//! ([`transformers`]), where the server has one.
+//! Networks of `tenure-nn` compute the folders that they can ([`native`]). A Python with `transformers` computes the
+//! others ([`transformers`]), if the server has one.
 
 mod datatype;
 mod native;
@@ -27,26 +27,26 @@ const CONFIG: &str = "config.json";
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Files of pickled weights, which are code that loading would run.
+/// The files of pickled weights. Loading a pickle would run its code.
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// The module of Python whose functions load folders.
+/// The Python module whose functions load folders.
 const LOADERS: &str = "tenure.serving.hugging_face";
 
-/// The rows of a batch. Requests of one length run together.
+/// The most rows of a batch. Requests of one length run together.
 const MAX_ROWS: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
 
-/// The remedy for folders that no network here computes, but `transformers` does.
+/// The remedy for folders that `transformers` can compute but no network here can.
 const START_PYTHON: &str = "start the server with --python PROGRAM, a Python that has PyTorch and transformers, which \
                             serves it, or add a config.toml with python = \"model.py:load\"";
 
 /// The remedy for folders whose inputs and outputs are not known.
 const WRITE_CONFIG: &str = "add a config.toml with python = \"model.py:load\" to serve it with PyTorch";
 
-/// Reads Hugging Face folders, and keeps what it learned of files that do not change.
+/// A reader of Hugging Face folders, which caches facts about unchanged files.
 #[derive(Debug, Default)]
 pub(super) struct HuggingFace {
-    /// The server has a Python that computes what networks here do not.
+    /// Whether the server has a Python that computes the models that networks here do not.
     pub(super) has_python: bool,
     datatypes: StoredDatatypes,
 }
@@ -55,7 +55,7 @@ pub(super) struct HuggingFace {
 struct Described {
     computed_by: ComputedBy,
     inputs: Vec<TensorSpec>,
-    /// Names and shapes.
+    /// The names and shapes of the outputs.
     outputs: Vec<(&'static str, Vec<Dimension>)>,
 }
 
@@ -113,12 +113,12 @@ impl HuggingFace {
     }
 }
 
-/// Whether a folder is one of Hugging Face's.
+/// Returns whether a folder is a Hugging Face folder.
 pub(super) fn is_one(folder: &Folder) -> bool {
     [CONFIG, MODULES].into_iter().any(|name| folder.path(name).exists())
 }
 
-/// Returns where a folder's model is, relative to it: its own folder, unless it is an encoder whose list of modules names another.
+/// Returns the path of the model relative to its folder: empty, unless an encoder's list of modules names a subfolder.
 pub(super) fn encoder_path(folder: &Folder) -> Result<String, RepositoryError> {
     if !folder.path(MODULES).exists() {
         return Ok(String::new());
@@ -132,13 +132,13 @@ pub(super) fn encoder_path(folder: &Folder) -> Result<String, RepositoryError> {
     Err(refusal(folder, MODULES, "the Transformer", given, "it must be in a folder inside of the model's"))
 }
 
-/// Returns the name of a file in a folder, or the file's own where that is the model's.
+/// Returns the path of a file in a subfolder, or just its name if `path` is empty.
 fn in_folder(path: &str, file: &str) -> String {
     if path.is_empty() { file.into() } else { format!("{path}/{file}") }
 }
 
-/// Refuses the folder of a sentence encoder that lists modules which the network here does not compute. Returns the folder of
-/// the encoder's model.
+/// Rejects the folder of a sentence encoder that lists modules which the network here does not compute. Returns the
+/// folder of the encoder's model.
 pub(crate) fn check_encoder(path: &Path) -> Result<PathBuf, RepositoryError> {
     let folder = Folder::open(path, path.to_owned())?;
     if folder.path(MODULES).exists() {
@@ -147,7 +147,7 @@ pub(crate) fn check_encoder(path: &Path) -> Result<PathBuf, RepositoryError> {
     Ok(folder.path(&encoder_path(&folder)?))
 }
 
-/// The file or index of a folder's weights.
+/// Returns the file or index of a folder's weights.
 fn weights(folder: &Folder) -> Result<&'static str, RepositoryError> {
     if let Some(name) = [WEIGHTS, INDEX].into_iter().find(|name| folder.path(name).exists()) {
         return Ok(name);
@@ -162,14 +162,14 @@ fn weights(folder: &Folder) -> Result<&'static str, RepositoryError> {
     }
 }
 
-/// Inputs of tokens: `[rows, length]`.
+/// Returns inputs of tokens, of shape `[rows, length]`.
 fn tokens(names: &[&str]) -> Vec<TensorSpec> {
     let shape = vec![Dimension::Free, Dimension::Free];
     let tokens = |name: &&str| TensorSpec { name: (*name).into(), datatype: Datatype::Int64, shape: shape.clone() };
     names.iter().map(tokens).collect()
 }
 
-/// The name of the class of the stored model, if there is one.
+/// Returns the class name of the stored model, if there is one.
 fn class(options: &Map<String, Value>) -> Option<&str> {
     options.get("architectures")?.get(0)?.as_str()
 }
@@ -179,7 +179,7 @@ fn model_type<'a>(folder: &Folder, options: &'a Map<String, Value>) -> Result<&'
     model_type.ok_or_else(|| refusal(folder, CONFIG, "model_type", "is not there".into(), WRITE_CONFIG))
 }
 
-/// A size that a file says.
+/// Reads a size from a file's value.
 fn size(folder: &Folder, name: &str, key: &str, value: &Value) -> Result<Dimension, RepositoryError> {
     let size = value.as_i64().filter(|size| *size > 0).and_then(|size| Dimension::try_from(size).ok());
     size.ok_or_else(|| refusal(folder, name, key, "is not a size".into(), WRITE_CONFIG))

@@ -1,4 +1,4 @@
-//! Folders that a network of `tenure-nn` computes.
+//! Hugging Face folders that a network of `tenure-nn` computes.
 
 use serde_json::{Map, Value};
 use tenure_nn::sentence::MODULES;
@@ -7,7 +7,8 @@ use super::{CONFIG, ComputedBy, Described, START_PYTHON, class, model_type, refu
 use crate::repository::files::Folder;
 use crate::repository::{Dimension, RepositoryError};
 
-/// Describes a folder as its network takes it. `options` are those of the `config.json` in `model`, which may be in `folder`.
+/// Describes a folder's inputs and outputs as its network has them. `options` are those of the `config.json` in
+/// `model`, which may be a subfolder of `folder`.
 pub(super) fn describe(
     folder: &Folder,
     model: &Folder,

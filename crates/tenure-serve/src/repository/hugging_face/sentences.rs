@@ -1,4 +1,4 @@
-//! Folders of sentence-transformers: what follows the network that computes the tokens' vectors.
+//! Folders of sentence-transformers: the modules that follow the network which computes the tokens' vectors.
 
 use serde_json::{Map, Value};
 use tenure_nn::sentence::{ListedModule, MODULES, PoolingMode, SETTINGS, default_prompt, token_width};
@@ -8,16 +8,16 @@ use crate::repository::config::json;
 use crate::repository::files::Folder;
 use crate::repository::{Dimension, RepositoryError};
 
-/// How one vector is made of many.
+/// The pooling of tokens' vectors into one vector.
 struct Pooling {
-    /// The file that says so.
+    /// The file that describes the pooling.
     file: String,
-    /// One vector behind the other.
+    /// The modes, whose vectors are concatenated.
     modes: Vec<PoolingMode>,
     width: Option<Dimension>,
 }
 
-/// Refuses folders whose vectors are not averages of length 1, which are all that the network here computes.
+/// Rejects folders whose vectors are not averages normalized to length 1, the only ones that the network here computes.
 pub(super) fn check_native(folder: &Folder) -> Result<(), RepositoryError> {
     let modules: Vec<ListedModule> = json(folder, MODULES)?;
     let kinds: Vec<&str> = modules.iter().map(ListedModule::kind).collect();
@@ -34,7 +34,7 @@ pub(super) fn check_native(folder: &Folder) -> Result<(), RepositoryError> {
     check_settings(folder)
 }
 
-/// Describes a folder as Python computes it.
+/// Describes a folder's inputs and outputs as Python computes them.
 pub(super) fn describe(
     folder: &Folder,
     model: &Folder,
@@ -74,7 +74,8 @@ pub(super) fn describe(
     })
 }
 
-/// Refuses settings that the tokenizer of texts or the vectors cannot follow. The Pooling's file must have been read.
+/// Rejects settings that the text tokenizer or the vectors cannot follow. The pooling's file must have been read
+/// before.
 fn check_settings(folder: &Folder) -> Result<(), RepositoryError> {
     if folder.path(SETTINGS).exists() {
         folder.file(SETTINGS)?;
@@ -95,7 +96,7 @@ impl Pooling {
         Ok(Self { file, modes, width })
     }
 
-    /// Size of the vector of a text.
+    /// Returns the size of a text's vector.
     fn vector(&self) -> Dimension {
         match self.width {
             Some(Dimension::Fixed(width)) => Dimension::Fixed(width * self.modes.len() as u64),
@@ -104,7 +105,7 @@ impl Pooling {
     }
 }
 
-/// The configuration of a module, in its folder.
+/// Returns the path of a module's configuration in its folder.
 fn config_of(module: &ListedModule) -> String {
     format!("{}/{CONFIG}", module.path)
 }

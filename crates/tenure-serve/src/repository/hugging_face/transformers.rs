@@ -1,4 +1,5 @@
-//! Folders that `transformers` computes in Python: inputs and outputs by the kind of the class that `config.json` names.
+//! Folders that `transformers` computes in Python. The kind of the class in `config.json` determines inputs and
+//! outputs.
 
 use serde_json::{Map, Value};
 use tenure_nn::sentence::MODULES;
@@ -8,10 +9,12 @@ use crate::protocol::Datatype;
 use crate::repository::files::Folder;
 use crate::repository::{Dimension, RepositoryError, TensorSpec};
 
-/// Names of the size of a token's vector, by types of models. Where several are there, the first is that of the output.
+/// The keys for the size of a token's vector, in different model types. If several are present, the first is the
+/// output's.
 const HIDDEN_SIZES: [&str; 5] = ["word_embed_proj_dim", "hidden_size", "d_model", "n_embd", "dim"];
 
-/// Describes a folder as its class takes it. `options` are those of the `config.json` in `model`, which may be in `folder`.
+/// Describes a folder's inputs and outputs as its class has them. `options` are those of the `config.json` in `model`,
+/// which may be a subfolder of `folder`.
 pub(super) fn describe(
     folder: &Folder,
     model: &Folder,
@@ -57,7 +60,7 @@ pub(super) fn describe(
     Ok(Described { computed_by: ComputedBy::Loader("masked_tokens"), inputs, outputs })
 }
 
-/// A `config.json`.
+/// A parsed `config.json`.
 struct ModelConfig<'a> {
     folder: &'a Folder,
     options: &'a Map<String, Value>,
@@ -72,8 +75,8 @@ impl ModelConfig<'_> {
         self.options.get("is_encoder_decoder") == Some(&Value::Bool(true))
     }
 
-    /// One that answers a vector for each patch of an image. Videos have frames as well, and texts positions; a vocabulary may be
-    /// that of patches.
+    /// Returns whether the model answers a vector for each patch of an image. Video models also have frames, and text
+    /// models positions; the vocabulary of an image model may be that of patches.
     fn is_image_encoder(&self, class: &str) -> bool {
         let has_patches = ["patch_size", "hidden_size"].into_iter().all(|key| self.has(key));
         let has_others = ["num_frames", "max_position_embeddings"].into_iter().any(|key| self.has(key));
@@ -85,7 +88,7 @@ impl ModelConfig<'_> {
         class.ends_with("Model") && self.has("vocab_size") && is_whole
     }
 
-    /// The size of the first key that is there, of the text's part first; any, where there is none.
+    /// Returns the size of the first key that is present, looking in the text part first; any size if there is none.
     fn first_size(&self, keys: &[&str]) -> Result<Dimension, RepositoryError> {
         let text = self.options.get("text_config").and_then(Value::as_object);
         let found = text.into_iter().chain([self.options]).find_map(|options| {
@@ -94,7 +97,7 @@ impl ModelConfig<'_> {
         found.map_or(Ok(Dimension::Free), |(key, value)| size(self.folder, CONFIG, key, value))
     }
 
-    /// How many classes there are.
+    /// Returns the number of classes.
     fn labels(&self) -> Result<Dimension, RepositoryError> {
         match self.options.get("id2label").and_then(Value::as_object) {
             Some(labels) if !labels.is_empty() => Ok(Dimension::Fixed(labels.len() as u64)),
@@ -113,11 +116,11 @@ impl ModelConfig<'_> {
         Ok(Described { computed_by: ComputedBy::Loader("images"), inputs, outputs: vec![output] })
     }
 
-    /// Height and width, which are one number or two.
+    /// Returns the height and width, which are written as one number or two.
     fn image_size(&self, model_type: &str) -> Result<[Dimension; 2], RepositoryError> {
         let of = |value| size(self.folder, CONFIG, "image_size", value);
         match self.options.get("image_size") {
-            // They take images of any size, and are mostly given others than those that they were trained with first.
+            // These models take images of any size, and are mostly used with other sizes than their first training had.
             _ if model_type.starts_with("dino") => Ok([Dimension::Free; 2]),
             Some(Value::Array(sizes)) if sizes.len() == 2 => Ok([of(&sizes[0])?, of(&sizes[1])?]),
             Some(value) if value.is_number() => Ok([of(value)?; 2]),

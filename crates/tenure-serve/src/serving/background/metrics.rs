@@ -1,4 +1,4 @@
-//! What is counted of programs in the background.
+//! The metrics of programs in the background.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-/// Counters of a server's background.
+/// The counters of a server's background programs.
 #[derive(Debug)]
 pub(crate) struct BackgroundMetrics {
     running: Gauge<u64, AtomicU64>,
@@ -17,11 +17,11 @@ pub(crate) struct BackgroundMetrics {
 }
 
 impl BackgroundMetrics {
-    /// Counters that `registry` has.
+    /// Creates the counters and registers them in `registry`.
     pub(crate) fn registered(registry: &mut Registry) -> Self {
         let metrics = Self {
             running: Gauge::default(),
-            // From 50 µs to 107 ms, a quarter apart.
+            // The buckets go from 50 µs to 107 ms in steps of a quarter.
             yields: Histogram::new(exponential_buckets(50e-6, 1.25, 35)),
             late: Counter::default(),
         };
@@ -38,7 +38,8 @@ impl BackgroundMetrics {
         self.running.set(1);
     }
 
-    /// The background has yielded, so long after a request came, if one did; or it has not in time.
+    /// Records that the background has stopped. `took` is the time since a request came, if one did; `in_time` says
+    /// whether all programs yielded in time.
     pub(super) fn ended(&self, took: Option<Duration>, in_time: bool) {
         self.running.set(0);
         match took {

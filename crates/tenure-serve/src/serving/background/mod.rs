@@ -1,8 +1,9 @@
-//! Programs in the background of a server, such as training: they run while nothing is asked.
+//! Programs in the background of a server, such as training, which run while there are no requests.
 //!
-//! They connect to a socket. When nothing was asked for a while they have the device; when a request comes, each of them is
-//! sent the line `yield`, and the request waits until all have answered `yielded`, or for at most 50 ms. The other line that
-//! they are sent is `run`. A program that has just connected is sent one of them at once, and runs until then.
+//! The programs connect to a socket. When no request has come for a while, they get the device. When a request comes,
+//! each program is sent the line `yield`; the request waits until all have answered `yielded`, but at most 50 ms. The
+//! only other line that they are sent is `run`. A program that has just connected is sent one of the two at once, and
+//! may run until then.
 
 mod metrics;
 mod programs;
@@ -16,13 +17,13 @@ pub(crate) use self::metrics::BackgroundMetrics;
 pub(super) use self::programs::Programs;
 use super::core::{Core, State};
 
-/// Programs run after this time without an event.
+/// The time without an event after which programs run.
 const QUIET: Duration = Duration::from_millis(20);
-/// A request waits for programs for this time at most.
+/// The longest time that a request waits for programs.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Core {
-    /// Lets programs run while nothing is asked, until the server ends.
+    /// Lets programs run while there are no requests, until the server ends.
     pub(super) fn schedule_background(&self, programs: &Programs) {
         let mut state = self.state.lock();
         while !state.is_ending {
@@ -34,14 +35,14 @@ impl Core {
             if quiet >= QUIET && self.begin_background(&mut state) {
                 self.run_background(&mut state, programs);
             } else {
-                // What is computed may take long.
+                // A computation may take long.
                 let left = QUIET.checked_sub(quiet).filter(|left| !left.is_zero()).unwrap_or(QUIET);
                 self.background.wait_for(&mut state, left);
             }
         }
     }
 
-    /// Takes all devices for programs, if nothing is asked.
+    /// Takes all devices for the programs, if there are no requests. Returns whether it did.
     fn begin_background(&self, state: &mut State) -> bool {
         let begun = self.devices.iter().take_while(|device| state.scheduler.begin_background(device.id)).count();
         state.is_in_background = begun == self.devices.len();
@@ -51,7 +52,7 @@ impl Core {
         state.is_in_background
     }
 
-    /// Whether programs that have the devices are in the way of a request.
+    /// Returns whether programs that have the devices are in the way of a request.
     pub(super) fn must_yield(&self, state: &State, now: Duration) -> bool {
         state.is_in_background && self.devices.iter().any(|device| state.scheduler.must_yield(device.id, now))
     }
@@ -64,7 +65,7 @@ impl Core {
         while !state.is_ending && !programs.is_empty() && !self.must_yield(state, self.now()) {
             self.background.wait(state);
         }
-        // Nobody, if the programs have gone.
+        // There is no request if the programs have left by themselves.
         let asked = state.requests.values().map(|waiting| waiting.arrived).min();
         let have_yielded = MutexGuard::unlocked(state, || programs.yield_now(PATIENCE));
         metrics.ended(asked.map(|asked| asked.elapsed()), have_yielded);
@@ -77,7 +78,7 @@ impl Core {
 /// Accepts programs until the server ends.
 pub(super) fn accept(core: &Arc<Core>, programs: &Arc<Programs>) {
     let connected = Arc::clone(core);
-    // With the lock, so that the thread that schedules is not just about to wait.
+    // The lock ensures that the scheduling thread is not between its check and its wait.
     programs.accept(move || {
         let _state = connected.state.lock();
         connected.background.notify_all();

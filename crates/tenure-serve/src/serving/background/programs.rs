@@ -1,4 +1,4 @@
-//! The socket of the background, and the programs that are connected to it.
+//! The socket of the background, and its connected programs.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -15,17 +15,17 @@ use rustix::net::{
     self, AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 
-/// Programs that may wait to be accepted.
+/// The most programs that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// The time after which accepting is tried again after an error.
+/// The time after an error until the server accepts again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The programs that are connected to a socket. Dropped, its file is removed.
+/// The programs that are connected to a socket. Dropping this removes the socket file.
 pub(in crate::serving) struct Programs {
     listener: UnixListener,
     path: PathBuf,
     connected: Mutex<Connected>,
-    /// A program has yielded, or is gone.
+    /// Notified when a program has yielded or is gone.
     answered: Condvar,
 }
 
@@ -41,15 +41,15 @@ struct Connected {
 struct Program {
     number: u64,
     stream: Arc<UnixStream>,
-    /// How often it was told to yield and has not answered.
+    /// The number of yield requests that the program has not answered.
     unanswered: u32,
 }
 
 impl Programs {
-    /// Listens at `path`, for this user alone. The socket of a server that has died is replaced.
+    /// Listens at `path`, accessible to this user only. Replaces the socket of a server that has died.
     ///
     /// # Errors
-    /// Somebody listens there, or something else is there; no socket can be made.
+    /// Another server listens there, another kind of file is there, or no socket can be created.
     pub(in crate::serving) fn listen(path: &Path) -> io::Result<Self> {
         remove_stale(path)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -65,15 +65,15 @@ impl Programs {
         self.connected.lock().programs.is_empty()
     }
 
-    /// Has all programs run.
+    /// Tells all programs to run.
     pub(super) fn run(&self) {
         let mut connected = self.connected.lock();
         connected.may_run = true;
         connected.programs.retain(|program| program.say("run\n"));
     }
 
-    /// Has all programs yield, and waits for at most `patience`: whether all have. One that has not answered the last time
-    /// is not waited for again.
+    /// Tells all programs to yield, waits for at most `patience`, and returns whether all have yielded. It does not
+    /// wait again for a program that still owes an earlier answer.
     pub(super) fn yield_now(&self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
         let mut connected = self.connected.lock();
@@ -125,7 +125,7 @@ impl Programs {
         spawned.map(drop).inspect_err(|_| self.remove(number))
     }
 
-    /// Takes a program's answers until it is gone.
+    /// Reads a program's answers until it is gone.
     fn follow(&self, number: u64, stream: &UnixStream) {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             let mut connected = self.connected.lock();
@@ -144,14 +144,14 @@ impl Programs {
         self.answered.notify_all();
     }
 
-    /// Lets go of all programs, which run then, and accepts no more.
+    /// Disconnects all programs, which then run freely, and accepts no more.
     pub(in crate::serving) fn end(&self) {
         let mut connected = self.connected.lock();
         connected.is_ending = true;
         for program in connected.programs.drain(..) {
             program.close();
         }
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = net::shutdown(&self.listener, Shutdown::Both);
         self.answered.notify_all();
     }
@@ -159,7 +159,7 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        // Somebody may have removed it before.
+        // Another process may have removed the file before.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -170,7 +170,7 @@ impl Program {
         self.say("yield\n")
     }
 
-    /// Sends a line; whether the program takes lines. It is let go of if it does not.
+    /// Sends a line and returns whether the program accepted it. If not, the program is disconnected.
     fn say(&self, line: &str) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let is_sent = net::send(&*self.stream, line.as_bytes(), flags) == Ok(line.len());
@@ -181,7 +181,7 @@ impl Program {
     }
 
     fn close(&self) {
-        // Fails only where it is closed.
+        // This fails only if the stream is closed already.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -219,7 +219,7 @@ mod tests {
     struct Listening {
         folder: TempDir,
         programs: Arc<Programs>,
-        /// A program has come or gone.
+        /// Receives a message when a program has come or gone.
         changes: mpsc::Receiver<()>,
         accepting: Option<thread::JoinHandle<()>>,
     }
@@ -237,7 +237,7 @@ mod tests {
             Self { folder, programs, changes, accepting }
         }
 
-        /// Another program, which has yielded.
+        /// Connects a program, which has been told to yield.
         fn program(&self) -> Connection {
             let stream = UnixStream::connect(self.folder.path().join("socket")).unwrap();
             self.changes.recv().unwrap();
