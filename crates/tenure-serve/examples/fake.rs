@@ -1,5 +1,5 @@
-//! A server whose models answer what they are asked, to try clients on: `cargo run --example fake 8000 8001`, the
-//! second port for gRPC.
+//! A server with echo models, for trying out clients: `cargo run --example fake 8000 8001`, where the second port is
+//! for gRPC.
 #![allow(clippy::unwrap_used, reason = "a test's service may panic")]
 
 #[path = "../tests/suite/fake/mod.rs"]

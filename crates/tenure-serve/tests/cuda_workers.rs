@@ -1,4 +1,4 @@
-//! Models on a CUDA device that other processes compute, which end when nobody expects it: on a simulated device unless
+//! Tests of models on a CUDA device that workers compute, and of workers that die: on a simulated device unless
 //! `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -28,19 +28,19 @@ fn is_a_worker() {
     moody::be_a_worker();
 }
 
-/// A server that computes in other processes, with room on the device for so many models.
+/// Starts a server that computes in workers, with room on the device for `rooms` models.
 fn serve(folder: TempDir, rooms: u64) -> Served {
     let options = ServingOptions { worker: Some(moody::command()), ..options(&folder, rooms * CHUNK) };
     Served::start(folder, options, moody::architectures())
 }
 
-/// The device's memory that is free, when a server is gone and has left what it could.
+/// Returns the free device memory in bytes, after a server is gone and cached memory is released.
 fn free_bytes(memory: &DeviceMemory) -> u64 {
     memory.allocator().release_cached().unwrap();
     memory.driver().memory_info().unwrap().free
 }
 
-/// Whether as much is free as before, but for the little that the driver of a real device keeps for itself.
+/// Returns whether as much is free as before, except for the little that the driver of a real device keeps for itself.
 fn is_as_free(memory: &DeviceMemory, before: u64) -> bool {
     let is_simulated = matches!(memory.driver().executor(), Executor::Sim(_));
     free_bytes(memory) + if is_simulated { 0 } else { 64 << 20 } >= before
@@ -87,10 +87,10 @@ fn a_worker_that_is_killed_fails_its_batch_and_loses_no_weights() {
     let (_alone, memory) = alone();
     let served = serve(moody::models(&["killed", "other"]), 2);
     assert_eq!(served.mood("killed", 2.0).unwrap().0, 6.0);
-    // The second call is measured, and the model arranged anew.
+    // The second call is measured, and the model's weights are rearranged.
     assert_eq!(served.mood("killed", 2.0).unwrap().0, 6.0);
     assert_eq!((0..2).map(|_| served.mood("other", 2.0).unwrap().0).sum::<f32>(), 12.0);
-    // One is counted when its copies are over, which may be after the answer.
+    // A switch is counted when its copies are over, which may be after the answer.
     until("both were brought", || switches(&served) == 2);
     let [active, standby] = workers(&served);
     served.hold("killed");
@@ -107,7 +107,7 @@ fn a_worker_that_is_killed_fails_its_batch_and_loses_no_weights() {
     assert_eq!(served.mood("killed", 2.0), Ok((6.0, standby)));
     let [still, new] = workers(&served);
     assert!(still == standby && new != active && !is_there(active));
-    // One that stands by, and one that has nothing to compute.
+    // The standby worker, and then the active one while it has nothing to compute.
     signal("KILL", new);
     until("it is gone", || !is_there(new));
     assert_eq!(served.mood("killed", 4.0), Ok((12.0, standby)));
@@ -133,7 +133,7 @@ fn a_batch_that_had_not_begun_is_run_again() {
     until("it stands still", || is_stopped(active));
     thread::scope(|scope| {
         let asked = [(); 2].map(|()| scope.spawn(|| served.mood("again", 3.0)));
-        // The first that comes is given to the worker at once, so that the other waits.
+        // The first request goes to the worker at once, so that the other waits.
         until("one is given to the worker", || {
             served.serving.snapshot().models.iter().map(|model| model.queued).sum::<u64>() == 1
         });
@@ -149,7 +149,7 @@ fn a_batch_that_had_not_begun_is_run_again() {
 /// Another process, which passes an event when it is told to.
 struct EventHolder {
     process: Child,
-    /// The name of the event is taken from it. What the test's runner prints is not read.
+    /// The output from which the event's name is read. Other output, of the test runner, is skipped.
     output: BufReader<ChildStdout>,
 }
 
@@ -183,8 +183,8 @@ impl Drop for EventHolder {
     }
 }
 
-/// Has copies to a device wait for another process, on all streams that a server may copy on. A device that is not simulated has no
-/// event that waits for ever: nothing then.
+/// Makes copies to a device wait for another process, on all streams that a server may copy on. Returns `None` on a
+/// real device, which has no event that waits forever.
 fn hold_copies(memory: &'static DeviceMemory) -> Option<EventHolder> {
     let Executor::Sim(_) = memory.driver().executor() else { return None };
     let mut holder = EventHolder::start();
@@ -253,7 +253,7 @@ fn a_network_that_ends_its_process_is_served_no_more_until_it_is_loaded_again() 
 }
 
 #[test]
-fn a_network_that_panics_or_computes_for_nobody_ends_no_process() {
+fn a_network_that_panics_or_computes_an_abandoned_batch_ends_no_process() {
     let (_alone, memory) = alone();
     let served = serve(moody::models(&["panics", "left"]), 2);
     let [active, _] = workers(&served);
@@ -261,7 +261,7 @@ fn a_network_that_panics_or_computes_for_nobody_ends_no_process() {
     assert!(status == 500 && reason.contains("the network panicked") && reason.contains("as it should"), "{reason}");
     assert_eq!(served.mood("panics", 2.0), Ok((6.0, active)));
     assert_eq!(served.mood("left", 1.0), Ok((3.0, active)));
-    // It would go on for ever.
+    // It would go on forever.
     leave_computing(&served, "left", LOOP);
     assert_eq!(served.mood("left", 2.0), Ok((6.0, active)));
     expect_peace(memory);
@@ -297,7 +297,7 @@ fn what_starts_no_worker_is_an_error_at_once() {
     }
 }
 
-/// Descriptors that this process has open.
+/// Returns the number of open descriptors of this process.
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -1,5 +1,5 @@
-//! Ten thousand requests that are nearly right. With `TENURE_TEST_FACTOR=5`, five times as many. A program of its own: it
-//! looks at what memory the server takes for good, and others' tests take some too.
+//! A fuzz test with ten thousand nearly valid requests; `TENURE_TEST_FACTOR=5` sends five times as many. It is a
+//! separate program, since it measures the memory that the server keeps, and other tests would disturb that.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "suite/fake/mod.rs"]
@@ -27,10 +27,10 @@ use tenure_serve::http::{Config, Limits};
 
 const CLIENTS: u64 = 8;
 
-/// What must come of a request, the strictest last.
+/// The allowed outcomes of a request, the strictest last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Expected {
-    /// An answer or error; or the connection is closed, since nobody can say where the request ends.
+    /// Any answer or error; or the connection is closed, since the end of the request cannot be determined.
     Anything,
     /// The right answer, or an error that says why there is none.
     Answer,
@@ -38,15 +38,15 @@ enum Expected {
     Right,
 }
 
-/// A request that is made wrong step by step.
+/// A valid request that is mutated step by step.
 struct Case {
     method: &'static str,
     path: String,
     version: &'static str,
     headers: Vec<String>,
-    /// Without its compression and chunks.
+    /// The body before compression and chunking.
     body: Vec<u8>,
-    /// How much of an inference's body is JSON, if that is said.
+    /// The value of the header with the JSON's length, if it is sent.
     json_bytes: Option<String>,
     encoding: Option<&'static str>,
     is_chunked: bool,
@@ -130,7 +130,7 @@ impl Case {
         let mut input = json!({ "name": "x", "shape": shape, "datatype": datatype });
         let mut binary = Vec::new();
         if random.random_bool(0.5) {
-            // Of bytes that are strings, none has a byte.
+            // For `BYTES`, zeros are strings of length zero.
             binary = vec![u8::from(datatype == "BOOL"); size * element_bytes];
             input["parameters"] = json!({ "binary_data_size": binary.len() });
         } else {
@@ -166,7 +166,7 @@ impl Case {
                 self.encoding = Some(pick(random, &["gzip", "deflate", "br", "gzip, gzip", "GZIP", "é"]));
             }
             5 if random.random() => {
-                // Too many or few bytes behind the JSON.
+                // There are too many or too few bytes after the JSON.
                 self.weaken(Expected::Answer);
                 let bytes = self.body.len() + random.random_range(0..10);
                 self.body.resize(bytes.saturating_sub(5), 0);
@@ -250,7 +250,7 @@ impl Case {
                 self.version = pick(random, &["HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "HTTP/1.1 ", "", "\n"]);
             }
             2 => {
-                // More, or longer, than there may be.
+                // There are more headers, or longer ones, than allowed.
                 self.weaken(Expected::Anything);
                 let (count, length) = pick(random, &[(200, 1), (1, 40_000)]);
                 self.headers.extend((0..count).map(|number| format!("X-{number}: {}", "y".repeat(length))));
@@ -263,7 +263,7 @@ impl Case {
         }
     }
 
-    /// Puts something else in a place of what is JSON.
+    /// Replaces a random part of the JSON.
     fn mutate_json(&mut self, random: &mut SmallRng) {
         const PLACE: &str = "\u{1}";
         let json_bytes = self.json_bytes.as_ref().and_then(|bytes| bytes.parse().ok()).unwrap_or(self.body.len());
@@ -310,7 +310,7 @@ impl Case {
         ];
         let place = serde_json::to_string(PLACE).unwrap();
         let mut body = root.to_string().replacen(&place, pick(random, &instead), 1).into_bytes();
-        // Else it is not where the bytes begin.
+        // Otherwise the stated length no longer matches the JSON.
         if self.json_bytes.is_some() && random.random_bool(0.9) {
             self.json_bytes = Some(body.len().to_string());
         }
@@ -319,7 +319,7 @@ impl Case {
         self.weaken(Expected::Answer);
     }
 
-    /// As it is sent. Whoever says that the connection closes, sends no other request.
+    /// Returns the bytes of the request. If it `closes` the connection, no other request may follow.
     fn bytes(&self, closes: bool) -> Vec<u8> {
         let body = match self.encoding {
             Some("gzip") => {
@@ -414,7 +414,7 @@ impl Case {
     }
 }
 
-/// A value in a value: a leaf, or sometimes what has leaves.
+/// Picks a random value inside a value: mostly a leaf, sometimes an array or object.
 fn part<'a>(value: &'a mut Value, random: &mut SmallRng) -> &'a mut Value {
     let count = value.as_array().map_or(0, Vec::len).max(value.as_object().map_or(0, |values| values.len()));
     if count == 0 || random.random_bool(0.2) {
@@ -428,7 +428,7 @@ fn part<'a>(value: &'a mut Value, random: &mut SmallRng) -> &'a mut Value {
     }
 }
 
-/// The elements of arrays in arrays.
+/// Returns the elements of nested arrays.
 fn flat(data: &Value) -> Vec<&Value> {
     data.as_array().map_or_else(|| vec![data], |values| values.iter().flat_map(flat).collect())
 }
@@ -443,7 +443,7 @@ fn mutate_bytes(bytes: &mut Vec<u8>, random: &mut SmallRng) {
     }
 }
 
-/// One connection.
+/// Tries one connection.
 fn try_one(served: &Served, number: u64) {
     let mut random = SmallRng::seed_from_u64(number);
     let mut case = Case::valid(&mut random);
@@ -456,7 +456,7 @@ fn try_one(served: &Served, number: u64) {
             case.weaken(Expected::Anything);
             mutate_bytes(&mut sent, &mut random);
         }
-        // What comes behind a request changes nothing in its answer. That to HEAD has a length, but not the bytes.
+        // Bytes after a request do not change its answer. HEAD is skipped: its answer states a length but has no bytes.
         1 if case.method != "HEAD" => {
             sent = case.bytes(false);
             match random.random_range(0..3) {
@@ -493,7 +493,7 @@ fn try_one(served: &Served, number: u64) {
         };
         case.check(first);
         if case.expected > Expected::Anything {
-            // A body that is not wanted may be the connection's last.
+            // An unwanted body may close the connection.
             assert!(case.expected < Expected::Right || second.is_none() || others.len() == 1);
             second.iter().zip(others).for_each(|(second, answer)| second.check(answer));
         }
@@ -535,7 +535,7 @@ fn whatever_is_sent_the_server_answers_the_next() {
     let answer = infer();
     assert!(answer.ends_with(r#""shape":[1,2],"data":[1.5,2.0]}]}"#), "{answer}");
 
-    // What stays for good, such as the counts of each model, is there after the first.
+    // Memory that stays allocated, such as the counts of each model, is there after the first quarter.
     try_all(&served, 0..cases / 4);
     let early_kib = resident_kib();
     try_all(&served, cases / 4..cases);

@@ -1,5 +1,5 @@
-//! A server whose models are computed on a CUDA device, which has no room for all of them: a simulated one unless
-//! `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests of a server whose models are computed on a CUDA device that has no room for all of them: a simulated device
+//! unless `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod served;
@@ -84,7 +84,7 @@ fn a_model_that_is_larger_than_the_device_and_one_that_was_cut_are_told() {
     expect_peace(memory);
 }
 
-/// A client of a server on a real device needs a process of its own, as in `bench/gpu/cuda_shared_memory.py`.
+/// On a real device, a client needs its own process, as in `bench/gpu/cuda_shared_memory.py`.
 #[test]
 fn a_model_reads_and_writes_memory_of_a_client_on_its_device() {
     let (_alone, memory) = alone();
@@ -115,7 +115,7 @@ fn a_model_reads_and_writes_memory_of_a_client_on_its_device() {
     expect_peace(memory);
 }
 
-/// Two devices, each with room for two of the four models.
+/// Starts a server on two devices, each with room for two of the four models.
 fn serve_on_two(devices: &[&DeviceMemory]) -> Option<Served> {
     if devices.len() < 2 {
         eprintln!("skipped: there is one device");
@@ -184,7 +184,7 @@ fn two_devices_answer_clients_at_the_same_time_and_unloading_frees_both() {
     devices.iter().for_each(|memory| expect_peace(memory));
 }
 
-/// The largest file of weights.
+/// Returns the size of the largest weight file in bytes.
 fn largest_file(folder: &TempDir) -> u64 {
     let bytes = |model| fs::metadata(folder.path().join(model).join("model.safetensors")).unwrap().len();
     MODELS.map(bytes).into_iter().max().unwrap()
@@ -228,7 +228,7 @@ fn a_model_has_one_image_on_whichever_devices_it_was_and_none_of_files_that_were
     let folder = models();
     let options = ServingOptions { devices: vec![Device::cuda(0), Device::cuda(1)], ..options(&folder, CHUNK) };
     let served = Served::start(folder, options, Architectures::default());
-    // There is room for two of the four, so that they come to both devices.
+    // There is room for two of the four models, so that they are loaded on both devices.
     let ask_all = || {
         for _ in 0..4 {
             MODELS.iter().for_each(|model| drop(ask(&served, model)));

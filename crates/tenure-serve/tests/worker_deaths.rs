@@ -1,4 +1,4 @@
-//! Hundreds of workers that are killed leave nothing behind.
+//! Tests that hundreds of killed workers leave nothing behind.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod served;
@@ -16,7 +16,7 @@ fn is_a_worker() {
     moody::be_a_worker();
 }
 
-/// Descriptors, mappings and threads of this process.
+/// Returns the numbers of descriptors, mappings and threads of this process.
 fn held() -> [usize; 3] {
     let lines = fs::read_to_string("/proc/self/maps").unwrap();
     let images = lines.lines().filter(|line| line.contains("memfd:")).count();
@@ -24,12 +24,12 @@ fn held() -> [usize; 3] {
     [count("/proc/self/fd"), images, count("/proc/self/task")]
 }
 
-/// Processes that this one has started, and that are not reaped yet.
+/// Returns the number of child processes that are not reaped yet.
 fn children() -> usize {
     let parent = std::process::id().to_string();
     let stats =
         fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read_to_string(entry.unwrap().path().join("stat")).ok());
-    // State and parent stand behind the name.
+    // State and parent follow the name.
     stats.filter(|stat| stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)) == Some(&parent)).count()
 }
 

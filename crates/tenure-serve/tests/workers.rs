@@ -1,4 +1,4 @@
-//! Models that are computed by other processes, which end when nobody expects it.
+//! Tests of models that workers compute, and of workers that die.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod served;
@@ -40,7 +40,7 @@ fn workers_answer_what_this_process_does_while_models_come_and_go() {
         }
     };
     let here = Served::examples();
-    // Of 700 kB, 440 kB and 40 kB.
+    // The models have 700 kB, 440 kB and 40 kB.
     let there = moody::serve(example_models(), 800_000);
     thread::scope(|scope| {
         for client in 0..2 {
@@ -84,7 +84,7 @@ fn a_worker_that_is_killed_fails_its_batch_and_another_goes_on() {
     assert_eq!(served.mood("killed", 2.0), Ok((6.0, standby)));
     let [still, new] = workers(&served);
     assert!(still == standby && new != active && !is_there(active));
-    // One that stands by is missed by nobody.
+    // The death of the standby worker affects no request.
     signal("KILL", new);
     until("it is gone", || !is_there(new));
     assert_eq!(served.mood("killed", 4.0), Ok((12.0, standby)));
@@ -103,7 +103,7 @@ fn a_batch_that_had_not_begun_is_run_again() {
     until("it stands still", || is_stopped(active));
     thread::scope(|scope| {
         let asked = [(); 2].map(|()| scope.spawn(|| served.mood("again", 3.0)));
-        // The first that comes is given to the worker at once, so that the other waits.
+        // The first request goes to the worker at once, so that the other waits.
         until("one is given to the worker", || {
             served.serving.snapshot().models.iter().map(|model| model.queued).sum::<u64>() == 1
         });
@@ -139,12 +139,12 @@ fn a_network_that_panics_ends_no_process() {
 }
 
 #[test]
-fn what_is_computed_for_nobody_ends_at_the_next_weight() {
+fn an_abandoned_batch_ends_at_the_next_weight() {
     let served = moody::serve(moody::models(&["left"]), 1 << 20);
     assert!(served.mood("left", 1.0).is_ok());
     let [active, _] = workers(&served);
     leave_computing(&served, "left", LOOP);
-    // It would go on for ever.
+    // It would go on forever.
     assert_eq!(served.mood("left", 2.0), Ok((6.0, active)));
 }
 
@@ -152,14 +152,14 @@ fn what_is_computed_for_nobody_ends_at_the_next_weight() {
 fn a_request_whose_time_passes_while_it_is_computed_is_answered_at_once() {
     let served = moody::serve(moody::models(&["late"]), 1 << 20);
     assert!(served.mood("late", 1.0).is_ok());
-    // It computes until nobody waits for it: there is an answer only because the time has passed.
+    // The model computes until the batch is abandoned: there is an answer only because the time has passed.
     let hurried = InferRequest { timeout: Some(Duration::from_millis(200)), ..probe::ask("late", LOOP) };
     assert_eq!(served.infer(&hurried).unwrap_err().0, 504);
     assert_eq!(served.mood("late", 2.0).unwrap().0, 6.0);
 }
 
 #[test]
-fn a_worker_that_does_not_end_what_is_for_nobody_is_ended() {
+fn a_worker_that_does_not_end_an_abandoned_batch_is_ended() {
     let served = moody::serve(moody::models(&["hangs"]), 1 << 20);
     assert!(served.mood("hangs", 1.0).is_ok());
     let [_, standby] = workers(&served);

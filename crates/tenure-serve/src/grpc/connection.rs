@@ -20,7 +20,7 @@ const CALLS: u32 = 128;
 /// The flow-control window: bytes of a body that may arrive before the server asks for them.
 const WINDOW: u32 = 1 << 20;
 
-/// Serves the protocol over gRPC until `shutdown`, then lets calls in progress finish within their time limit.
+/// Serves the protocol over gRPC until `shutdown`. Calls in progress then have `Limits::drain` to end.
 pub(crate) async fn serve(connections: Connections, shared: Arc<Shared>, shutdown: impl Future<Output = ()>) {
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
     let serve = move |stream, peer, closing| {

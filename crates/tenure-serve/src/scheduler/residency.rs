@@ -57,7 +57,7 @@ pub struct Eviction {
      in use {in_use}; wait for those, or pin less"
 )]
 pub struct NoRoom {
-    /// Asked for.
+    /// The bytes that were asked for.
     pub bytes: u64,
     /// The device's room for weights in bytes.
     pub capacity: u64,

@@ -32,7 +32,7 @@ pub(super) struct Core {
     pub(super) state: Mutex<State>,
     /// The tokenizers of models that were asked for embeddings of texts.
     pub(super) tokenizers: Tokenizers,
-    /// A program has come or gone, or is in the way of a request; or the end has come.
+    /// Notified when a background program comes, goes, or is in the way of a request, and at the end.
     pub(super) background: Condvar,
     /// Notified when the scheduler must be polled before [`State::timer`], and at the end.
     pub(super) sooner: Condvar,

@@ -1,4 +1,4 @@
-//! What can be wrong with shared memory.
+//! The errors of shared memory.
 
 use std::io;
 
@@ -7,20 +7,20 @@ use tenure_tensor::{Device, TensorError};
 
 use super::regions::REGIONS;
 
-/// Why a region of shared memory cannot be registered or used.
+/// The reason why a region of shared memory cannot be registered or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedMemoryError {
-    /// Whoever is on another host shares no memory with the server.
+    /// The client is on another host, which shares no memory with the server.
     #[error("shared memory is for clients on the server's host, or with a token: send tensors as binary data")]
     Elsewhere,
-    /// Memory of a client's CUDA device, on a server that computes on the CPU.
+    /// The client registers memory of a CUDA device, but the server computes on the CPU.
     #[error(
         "memory of CUDA devices cannot be registered here, where the CPU computes: register system shared memory, or send tensors as \
          binary data"
     )]
     Cuda,
-    /// Memory of a CUDA device that the server does not compute on.
+    /// The server does not compute on this CUDA device.
     #[error(
         "memory of CUDA device {device_id} cannot be registered: the server computes on {}, by its own numbers",
         .served.iter().map(Device::to_string).collect::<Vec<_>>().join(", ")
@@ -31,10 +31,10 @@ pub enum SharedMemoryError {
         /// The server's devices.
         served: Vec<Device>,
     },
-    /// Bytes that are no handle.
+    /// The bytes are not a handle.
     #[error("raw_handle must be the 64 bytes of a cudaIpcMemHandle_t, over HTTP as {{\"b64\": BASE64}}")]
     Handle,
-    /// A handle that the driver does not open.
+    /// The driver cannot open the handle.
     #[error(
         "the handle names no memory that can be opened ({source}): make it by cudaIpcGetMemHandle, of memory of cudaMalloc on {device}, \
          in another process of the server's host that still holds the memory"
@@ -42,92 +42,92 @@ pub enum SharedMemoryError {
     NotOpened {
         /// The device.
         device: Device,
-        /// The driver's words.
+        /// The driver's error.
         source: Box<TensorError>,
     },
-    /// Not the name of an object.
+    /// The key cannot be the name of an object.
     #[error("{0:?} is no key of shared memory: it is 1 to 255 bytes without '/', but for one at its start")]
     Key(String),
-    /// The system refused.
+    /// The system cannot open the object.
     #[error("shared memory {key:?} cannot be opened: {source}")]
     Open {
         /// The object's name.
         key: String,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// A folder, a socket, or another thing that has no bytes.
+    /// The object is a folder, a socket, or another thing without bytes.
     #[error("{0:?} is no shared memory, although it is where that is")]
     NotMemory(String),
-    /// An object that is shorter than its region.
+    /// The object is shorter than its region.
     #[error("shared memory {key:?} has {found} bytes, and the region would end at {end}")]
     Short {
-        /// The object's name; the region's, where it is an allocation of a device.
+        /// The object's name; for memory of a device, the region's name.
         key: String,
-        /// Where the region, or what is used of it, ends.
+        /// The end of the region, or of the part that is used.
         end: u64,
-        /// The object's size.
+        /// The object's size in bytes.
         found: u64,
     },
-    /// An object that became shorter while it was read.
+    /// The object became shorter while it was read.
     #[error("shared memory {0:?} became shorter while it was read")]
     Changed(String),
-    /// A size or an offset that no memory has.
+    /// No memory can have this size or offset.
     #[error("no region begins at {offset} and has {byte_size} bytes: it has at least one, and ends before 2^63")]
     Size {
-        /// Where it is to begin.
+        /// The offset of the region in bytes.
         offset: u64,
-        /// How many bytes it is to have.
+        /// The size of the region in bytes.
         byte_size: u64,
     },
-    /// A name that is taken.
+    /// The name is taken.
     #[error("there is a region {0:?} already: unregister it first, or choose another name")]
     Twice(String),
-    /// No more regions.
+    /// There are too many regions.
     #[error("there are {REGIONS} regions, which is the most: unregister one")]
     Full,
-    /// No region of the name.
+    /// There is no region with this name.
     #[error(
         "there is no region {0:?} of shared memory: GET v2/systemsharedmemory/status and v2/cudasharedmemory/status list regions"
     )]
     Unknown(String),
-    /// A part that is not in its region.
+    /// A part exceeds its region.
     #[error("region {region:?} has {region_bytes} bytes, and has no {byte_size} from {offset} on")]
     Outside {
         /// The region's name.
         region: String,
-        /// Its size.
+        /// The region's size in bytes.
         region_bytes: u64,
-        /// Where the part is to begin.
+        /// The offset of the part in bytes.
         offset: u64,
-        /// How many bytes it is to have.
+        /// The size of the part in bytes.
         byte_size: u64,
     },
-    /// An output that is larger than its place.
+    /// An output is larger than its part of the region.
     #[error("output {output:?} has {bytes} bytes, and its shared_memory_byte_size is {room}")]
     Room {
         /// The output's name.
         output: String,
-        /// Its size.
+        /// The output's size in bytes.
         bytes: usize,
-        /// Its place's.
+        /// The size of its part in bytes.
         room: u64,
     },
-    /// Inputs that are too large.
+    /// The inputs are too large.
     #[error("the inputs in shared memory have more than {0} bytes, which is the server's limit")]
     TooLarge(usize),
-    /// The system could not read or write.
+    /// The system could not read or write the region.
     #[error("region {region:?} could not be used: {source}")]
     Failed {
         /// The region's name.
         region: String,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl SharedMemoryError {
-    /// The status of HTTP.
+    /// Returns the HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Elsewhere => StatusCode::FORBIDDEN,

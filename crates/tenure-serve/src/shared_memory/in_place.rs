@@ -10,19 +10,19 @@ use crate::http::body::{Share, aside};
 use crate::http::shared::Shared;
 use crate::protocol::{InferRequest, InferResponse, Wanted};
 
-/// To read or write a part takes the system as long as to copy some KiB, however few bytes it has.
+/// The bytes that the system could copy in the time of one call which reads or writes a part, however small.
 const CALL_BYTES: usize = 4 << 10;
 
-/// The parts of shared memory that a request's tensors are in, which were looked for before it is computed.
+/// The parts of shared memory that hold a request's tensors, found before the request is computed.
 pub(crate) struct InPlace {
-    /// Of its inputs, in their order.
+    /// The parts of the inputs, in their order.
     inputs: Vec<Part>,
-    /// Of outputs, by name.
+    /// The parts of the outputs, by name.
     outputs: Vec<(String, Part)>,
 }
 
 impl InPlace {
-    /// Finds the parts, if the request's peer may use them.
+    /// Finds the parts, and checks that the request's peer may use them.
     pub(crate) fn find(shared: &Shared, peer: Option<Peer>, request: &InferRequest) -> Result<Self, ServeError> {
         let Wanted { outputs, .. } = &request.wanted;
         let inputs = request.shared_inputs.iter().map(|input| &input.span);
@@ -37,15 +37,15 @@ impl InPlace {
         })
     }
 
-    /// Bytes of the inputs.
+    /// Returns the bytes of the inputs, unless they exceed `limit`.
     fn input_bytes(&self, limit: usize) -> Result<usize, ServeError> {
         let sum = self.inputs.iter().try_fold(0u64, |sum, part| sum.checked_add(part.byte_size()));
         let sum = sum.and_then(|sum| usize::try_from(sum).ok()).filter(|sum| *sum <= limit);
         Ok(sum.ok_or(SharedMemoryError::TooLarge(limit))?)
     }
 
-    /// The request with the inputs as they are now. They take a share of the memory for bodies, of which `taken` bytes are the
-    /// request's body.
+    /// Reads the inputs as they are now into the request. They count against `share`, in which the request's body
+    /// already takes `taken` bytes.
     pub(crate) async fn read(
         &mut self,
         shared: &Shared,
@@ -69,7 +69,7 @@ impl InPlace {
         aside(work_bytes, read).await
     }
 
-    /// Writes those outputs that are wanted in shared memory.
+    /// Writes the outputs that belong in shared memory.
     pub(crate) async fn write(self, response: InferResponse) -> Result<InferResponse, ServeError> {
         if self.outputs.is_empty() {
             return Ok(response);
@@ -78,7 +78,7 @@ impl InPlace {
         let work_bytes = work_bytes(bytes, self.outputs.iter().map(|(_, part)| part));
         let write = move || {
             for (name, part) in &self.outputs {
-                // One that is not there is found when the answer is written.
+                // A missing output is reported when the answer is encoded.
                 if let Some(output) = response.outputs.iter().find(|output| output.name() == name) {
                     part.write(name, output.bytes())?;
                 }
@@ -89,7 +89,8 @@ impl InPlace {
     }
 }
 
-/// The bytes whose copying takes as long as to copy `bytes` to or from parts. A device's copy is waited for, however few bytes it has.
+/// Returns the number of bytes that could be copied in memory while `bytes` are copied to or from the parts. A copy
+/// from a device always counts as long.
 fn work_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a Part>) -> usize {
     let call_bytes = |part: &Part| if part.is_on_device() { usize::MAX } else { CALL_BYTES };
     parts.into_iter().fold(bytes, |sum, part| sum.saturating_add(call_bytes(part)))

@@ -1,5 +1,5 @@
-//! Shared memory of clients, the system's or their CUDA devices': the regions that they registered, over HTTP or over gRPC, and tensors
-//! in those.
+//! Shared memory of clients, the system's or their CUDA devices': the regions that they registered, over HTTP or gRPC,
+//! and the tensors in them.
 
 mod cuda;
 mod error;

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-/// The host that a request came from.
+/// The address of the host that a request came from.
 #[derive(Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
 impl Peer {
-    /// Whether it is this host. Who asks over its address from outside is not told apart from other hosts.
+    /// Returns whether it is this host. A client here that uses the host's external address counts as remote.
     pub(crate) fn is_here(&self) -> bool {
         self.0.to_canonical().is_loopback()
     }

@@ -1,4 +1,4 @@
-//! A region, whatever memory it is of, and the parts of it that requests use.
+//! Regions of any kind of memory, and the parts of them that requests use.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ pub(crate) enum Region {
     Cuda(CudaRegion),
 }
 
-/// A kind of memory: the status of a region that is of it.
+/// A kind of memory: a function that returns a region's status if the region is of that kind.
 pub(crate) type Kind<T> = fn(&Region) -> Option<&T>;
 
 impl Region {
-    /// The system's shared memory.
+    /// Returns the status if the region is the system's shared memory.
     pub(crate) fn system(&self) -> Option<&SystemStatus> {
         if let Self::System(region) = self { Some(region.status()) } else { None }
     }
 
-    /// Memory of CUDA devices.
+    /// Returns the status if the region is memory of a CUDA device.
     pub(crate) fn cuda(&self) -> Option<&CudaStatus> {
         if let Self::Cuda(region) = self { Some(region.status()) } else { None }
     }
@@ -50,7 +50,7 @@ impl Region {
     }
 }
 
-/// A part of a region that a request uses. The region stays, even if it is unregistered meanwhile.
+/// A part of a region that a request uses. It keeps the region alive, even if the region is unregistered meanwhile.
 pub(super) struct Part {
     region: Arc<Region>,
     offset: u64,
@@ -58,7 +58,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The part of a region that a tensor is in.
+    /// Creates the part that holds a tensor, if it is inside the region.
     pub(super) fn new(region: Arc<Region>, span: &Span) -> Result<Self, SharedMemoryError> {
         region.contains(span.offset, span.byte_size)?;
         Ok(Self { region, offset: span.offset, byte_size: span.byte_size })
@@ -68,12 +68,12 @@ impl Part {
         self.byte_size
     }
 
-    /// Whether a device copies it, which takes long however few bytes it has.
+    /// Returns whether a device copies the part, which takes long even for a few bytes.
     pub(super) fn is_on_device(&self) -> bool {
         matches!(*self.region, Region::Cuda(_))
     }
 
-    /// Its bytes as they are now.
+    /// Returns its bytes as they are now.
     pub(super) fn read(&self) -> Result<Vec<u8>, SharedMemoryError> {
         match &*self.region {
             Region::System(region) => region.read(self.offset, self.byte_size),
@@ -81,7 +81,7 @@ impl Part {
         }
     }
 
-    /// Makes an output's bytes its first ones.
+    /// Writes an output's bytes to the start of the part.
     pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), SharedMemoryError> {
         if bytes.len() as u64 > self.byte_size {
             let (output, bytes, room) = (output.into(), bytes.len(), self.byte_size);

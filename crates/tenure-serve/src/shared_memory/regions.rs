@@ -12,15 +12,15 @@ use crate::http::ServeError;
 use crate::http::body::aside;
 use crate::protocol::Span;
 
-/// The most regions, each of which holds a descriptor or memory that is opened.
+/// The most regions. Each holds a descriptor or opened memory.
 pub(super) const REGIONS: usize = 256;
 
-/// The regions that clients registered. Those of all kinds share one space of names, as Triton's do.
+/// The regions that clients registered. Regions of all kinds share one name space, as in Triton.
 #[derive(Default)]
 pub(crate) struct Regions(RwLock<BTreeMap<String, Arc<Region>>>);
 
 impl Regions {
-    /// Keeps a region under a name that no other has.
+    /// Registers a region under its name, which must be free.
     pub(crate) fn register(&self, region: Region) -> Result<(), SharedMemoryError> {
         let name = region.name().to_owned();
         let mut regions = self.0.write();
@@ -34,12 +34,13 @@ impl Regions {
         Ok(())
     }
 
-    /// Forgets a region, if there is one of the name and kind. One that no request uses is closed when this returns.
+    /// Unregisters the region with this name and kind, if there is one. A region that no request uses is closed when
+    /// this returns.
     pub(crate) async fn unregister<T>(&self, kind: Kind<T>, name: &str) -> Result<(), ServeError> {
         self.forget(|region| region.name() == name && kind(region).is_some()).await
     }
 
-    /// Forgets all regions of a kind.
+    /// Unregisters all regions of a kind.
     pub(crate) async fn clear<T>(&self, kind: Kind<T>) -> Result<(), ServeError> {
         self.forget(|region| kind(region).is_some()).await
     }
@@ -54,7 +55,7 @@ impl Regions {
         if BTreeMap::is_empty(&gone) {
             return Ok(());
         }
-        // A device may have to be waited for.
+        // Closing may have to wait for a device.
         let close = move || {
             drop(gone);
             Ok(())
@@ -62,18 +63,18 @@ impl Regions {
         aside(usize::MAX, close).await
     }
 
-    /// The status of a region.
+    /// Returns the status of a region.
     pub(crate) fn status<T: Clone>(&self, kind: Kind<T>, name: &str) -> Result<T, SharedMemoryError> {
         let region = self.region(name)?;
         kind(&region).cloned().ok_or_else(|| SharedMemoryError::Unknown(name.into()))
     }
 
-    /// The status of all regions of a kind, by name.
+    /// Returns the status of all regions of a kind, sorted by name.
     pub(crate) fn all<T: Clone>(&self, kind: Kind<T>) -> Vec<T> {
         self.0.read().values().filter_map(|region| kind(region).cloned()).collect()
     }
 
-    /// The part of a region that a tensor is in.
+    /// Returns the part of a region that holds a tensor.
     pub(super) fn part(&self, span: &Span) -> Result<Part, SharedMemoryError> {
         Part::new(self.region(&span.region)?, span)
     }

@@ -1,6 +1,7 @@
 //! Regions of the system's shared memory: objects in `/dev/shm`.
 //!
-//! Nothing is mapped. An object that another process makes shorter is then an error of one request, not the end of the server.
+//! The objects are not mapped. If another process shortens one, this is an error of one request and does not end the
+//! server.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use super::SharedMemoryError;
 
-/// Where the system has its objects of shared memory.
+/// The folder of the system's shared-memory objects.
 const FOLDER: &str = "/dev/shm";
 
-/// The longest name of a file.
+/// The longest file name in bytes.
 const KEY_BYTES: usize = 255;
 
-/// A region to be opened.
+/// A request to open a region.
 #[derive(Deserialize)]
 pub(crate) struct SystemRegistration {
     pub(crate) key: String,
@@ -27,7 +28,7 @@ pub(crate) struct SystemRegistration {
     pub(crate) byte_size: u64,
 }
 
-/// A region, as its status says it.
+/// A region in the form of its status.
 #[derive(Clone, Serialize)]
 pub(crate) struct SystemStatus {
     pub(crate) name: String,
@@ -36,7 +37,7 @@ pub(crate) struct SystemStatus {
     pub(crate) byte_size: u64,
 }
 
-/// A part of an object of shared memory.
+/// A part of a shared-memory object.
 pub(crate) struct SystemRegion {
     status: SystemStatus,
     file: File,
@@ -56,15 +57,15 @@ impl SystemRegion {
         &self.status
     }
 
-    /// Bytes of it as they are now.
+    /// Returns bytes of the region as they are now.
     pub(super) fn read(&self, offset: u64, byte_size: u64) -> Result<Vec<u8>, SharedMemoryError> {
-        // It is in the region, whose end has no overflow.
+        // The caller checked that the part is inside the region, whose end does not overflow.
         let begin = self.status.offset + offset;
         self.reaches(begin + byte_size)?;
         let mut bytes = vec![0; usize::try_from(byte_size).unwrap_or(usize::MAX)];
         match self.file.read_exact_at(&mut bytes, begin) {
             Ok(()) => Ok(bytes),
-            // It became shorter meanwhile.
+            // The object became shorter meanwhile.
             Err(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(SharedMemoryError::Changed(self.status.key.clone()))
             }
@@ -74,12 +75,12 @@ impl SystemRegion {
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), SharedMemoryError> {
         let begin = self.status.offset + offset;
-        // What is written behind the object's end would make it longer.
+        // Writing beyond the object's end would lengthen it.
         self.reaches(begin + bytes.len() as u64)?;
         self.file.write_all_at(bytes, begin).map_err(|source| self.failed(source))
     }
 
-    /// The object is long enough, for now.
+    /// Checks that the object is long enough for now.
     fn reaches(&self, end: u64) -> Result<(), SharedMemoryError> {
         let found = self.file.metadata().map_err(|source| self.failed(source))?.len();
         if found < end { Err(SharedMemoryError::Short { key: self.status.key.clone(), end, found }) } else { Ok(()) }
@@ -90,7 +91,7 @@ impl SystemRegion {
     }
 }
 
-/// Opens an object that is there. It is one of the folder's own: no link is followed, and nothing is waited for.
+/// Opens an existing object directly in the folder, without following links and without blocking.
 fn open(key: &str) -> Result<File, SharedMemoryError> {
     let name = key.strip_prefix('/').unwrap_or(key);
     if name.is_empty() || name.len() > KEY_BYTES || name.contains(['/', '\0']) || [".", ".."].contains(&name) {

@@ -1,4 +1,4 @@
-//! One worker, as its server has it.
+//! A worker process, seen from its server.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -14,10 +14,10 @@ use super::message::{Done, Failure, MessageError, Order, Report};
 use super::socket::{Descriptor, Incoming, Outgoing, receive};
 use super::subprocess::{Ended, Subprocess};
 
-/// In how long a worker has to take orders.
+/// The time in which a new worker must accept orders.
 const START: Duration = Duration::from_secs(30);
 
-/// After how long a worker that does not let go of an image, or goes on with a batch that nobody waits for, is ended.
+/// The time after which a worker is killed that does not unmap an image, or that goes on with an abandoned batch.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Worker {
@@ -31,12 +31,12 @@ pub(super) struct Worker {
 struct State {
     is_ready: bool,
     has_answered: bool,
-    /// Images and loans that it has.
+    /// The images and loans that it has mapped.
     images: HashSet<u64>,
     batch: Option<Batch>,
-    /// Why it is about to end, in its words.
+    /// The worker's own report of why it is about to end.
     last_words: Option<String>,
-    /// Why it is gone.
+    /// The reason why it is gone.
     end: Option<String>,
 }
 
@@ -44,11 +44,11 @@ struct Batch {
     number: u64,
     has_begun: bool,
     outcome: Option<Outcome>,
-    /// Until when it may go on, if nobody waits for it.
+    /// The time until which an abandoned batch may go on.
     patience: Option<Instant>,
 }
 
-/// What a worker answered, and the payload.
+/// A worker's answer, and its payload.
 pub(super) type Outcome = (Result<Done, Failure>, Bytes);
 
 /// A batch whose worker is gone.
@@ -59,8 +59,8 @@ pub(super) struct Lost {
 }
 
 impl Worker {
-    /// Starts a process with its first order. `ended` is told why it is gone, before whoever waits for it, on a thread of its own. The thread that
-    /// starts it must live as long as it may.
+    /// Starts a worker with its first order. When it ends, `ended` is called with the reason on a separate thread,
+    /// before waiting threads are notified. The thread that starts the worker must live as long as the worker.
     pub(super) fn start(
         command: &WorkerCommand,
         first: &Order,
@@ -88,12 +88,12 @@ impl Worker {
         self.subprocess.pid()
     }
 
-    /// Whether it did something, or could have.
+    /// Returns whether it answered a batch, or ran long enough to do so.
     pub(super) fn was_useful(&self) -> bool {
         self.state.lock().has_answered || self.started.elapsed() > Duration::from_secs(1)
     }
 
-    /// Waits until it takes orders.
+    /// Waits until the worker accepts orders.
     pub(super) fn ready(&self) -> Result<(), String> {
         let end = self.started + START;
         let mut state = self.state.lock();
@@ -114,7 +114,7 @@ impl Worker {
         payload: Vec<Bytes>,
         descriptor: Option<Descriptor>,
     ) -> Result<(), MessageError> {
-        // Whoever waits for an answer finds out that there is nobody.
+        // If the worker is gone, the thread that waits for the answer learns it there.
         self.subprocess.send(Outgoing::new(order, payload, descriptor)?);
         Ok(())
     }
@@ -123,14 +123,14 @@ impl Worker {
         self.state.lock().images.contains(&image)
     }
 
-    /// Has it map an image, or the begin of a loan.
+    /// Makes the worker map an image, or start a loan.
     pub(super) fn map(&self, image: u64, order: &Order, memory: Option<OwnedFd>) -> Result<(), MessageError> {
         self.send(order, Vec::new(), memory.map(Descriptor::Open))?;
         self.state.lock().images.insert(image);
         Ok(())
     }
 
-    /// Waits until it does not have an image any more.
+    /// Makes the worker unmap an image, and waits until it has.
     pub(super) fn unmap(&self, image: u64) {
         if !self.has(image) || self.send(&Order::Unmap { image }, Vec::new(), None).is_err() {
             return;
@@ -139,14 +139,14 @@ impl Worker {
         let mut state = self.state.lock();
         while state.images.contains(&image) && state.end.is_none() {
             if self.changed.wait_until(&mut state, end).timed_out() {
-                tracing::error!("worker {} does not let go of memory, and is ended", self.pid());
+                tracing::error!("worker {} does not unmap weights and is killed", self.pid());
                 self.subprocess.kill();
                 self.changed.wait(&mut state);
             }
         }
     }
 
-    /// Waits for a batch's outcome. It is the only one.
+    /// Runs a batch and waits for its outcome. Only one batch may run at a time.
     pub(super) fn run(
         &self,
         number: u64,
@@ -168,30 +168,30 @@ impl Worker {
                 continue;
             };
             if self.changed.wait_until(&mut guard, end).timed_out() {
-                tracing::error!("worker {} goes on with what nobody waits for, and is ended", self.pid());
+                tracing::error!("worker {} does not stop an abandoned batch and is killed", self.pid());
                 self.subprocess.kill();
                 self.changed.wait(&mut guard);
             }
         }
     }
 
-    /// Nobody waits for what it computes now.
+    /// Abandons the current batch: no request waits for it any more.
     pub(super) fn abandon(&self) {
         let mut state = self.state.lock();
         if let Some(batch) = &mut state.batch {
             batch.patience = Some(Instant::now() + PATIENCE);
-            // Too short to be too long.
+            // The message is too short to exceed the limit.
             let _ = self.send(&Order::Abandon { batch: batch.number }, Vec::new(), None);
             self.changed.notify_all();
         }
     }
 
-    /// Ends it, in its own time.
+    /// Ends the worker by closing its socket.
     pub(super) fn end(&self) {
         self.subprocess.close();
     }
 
-    /// Takes reports until there are no more, and says why.
+    /// Handles reports until there are no more, and returns the reason.
     fn listen(&self) -> String {
         let take = |incoming| {
             self.take(incoming);
@@ -201,7 +201,7 @@ impl Worker {
         fault.or(self.state.lock().last_words.take()).unwrap_or(status)
     }
 
-    /// Tells whoever waits that it is gone.
+    /// Records that the worker is gone, and wakes all threads that wait for it.
     fn give_up(&self, reason: String) {
         self.subprocess.forget();
         let mut state = self.state.lock();
@@ -220,7 +220,7 @@ impl Worker {
                 if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
                     batch.has_begun = true;
                 }
-                // Nobody waits for that.
+                // This batch is no longer waited for.
                 return;
             }
             Report::Done { batch: number, outcome } => {

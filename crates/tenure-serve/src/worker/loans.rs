@@ -13,20 +13,20 @@ use super::message::{Borrows, Description, Lend};
 use super::process::OrderError;
 use crate::executor::{Computed, LentNetwork, Loan, ModelError, RawTensor};
 
-/// Descriptors of chunks that may be open before they are mapped.
+/// The number of chunk descriptors that may be open before they are mapped.
 const OPEN_CHUNKS: usize = 16;
 
-/// All loans, and the device that they are on, if there is one.
+/// All loans, and their device if this worker uses one.
 #[derive(Default)]
 pub(super) struct Loans {
     device: OnceLock<Borrower>,
-    /// By number.
+    /// The loans by number.
     loans: Mutex<HashMap<u64, Lent>>,
-    /// By model, those that were lent once.
+    /// The networks by model, for models that were lent at least once.
     networks: Mutex<HashMap<u64, LentNetwork>>,
 }
 
-/// A loan, and where its chunks go that are still to come.
+/// A loan, and the channel for its remaining chunks.
 struct Lent {
     loan: Arc<Loan>,
     chunks: Option<mpsc::SyncSender<OwnedFd>>,
@@ -46,12 +46,12 @@ impl Loans {
     /// Prepares the device.
     pub(super) fn start(&self, device: Borrows) -> Result<(), OrderError> {
         let Borrows { index, chunk_bytes } = device;
-        // There is one start.
+        // There is only one start order.
         let _ = self.device.set(Borrower::new(Device::cuda(index), chunk_bytes)?);
         Ok(())
     }
 
-    /// Takes note of a loan, whose chunks are to come.
+    /// Registers a loan whose chunks will follow.
     pub(super) fn lend(&self, lend: Lend, tables: Option<OwnedFd>) -> Borrow {
         let Lend { loan: number, model, network, terms, chunks: missing } = lend;
         let loan = Arc::new(Loan::new(Arc::clone(self.networks.lock().entry(model).or_default())));
@@ -61,7 +61,7 @@ impl Loans {
         Borrow { loan, network, terms, tables, chunks }
     }
 
-    /// Hands a chunk to the thread that maps it, and waits while that has enough of them.
+    /// Passes a chunk to the thread that maps it; waits while that thread has enough of them.
     pub(super) fn take_chunk(&self, number: u64, chunk: OwnedFd) -> Result<(), OrderError> {
         let sender = {
             let mut loans = self.loans.lock();
@@ -69,19 +69,19 @@ impl Loans {
             lent.missing = lent.missing.saturating_sub(1);
             if lent.missing > 0 { lent.chunks.clone() } else { lent.chunks.take() }
         };
-        // A loan that failed takes no more.
+        // A loan that failed accepts no more chunks.
         drop(sender.map(|sender| sender.send(chunk)));
         Ok(())
     }
 
-    /// Maps a loan as its chunks come.
+    /// Maps a loan as its chunks arrive.
     pub(super) fn borrow(
         &self,
         borrow: Borrow,
         build: impl FnOnce(&Description) -> Result<Box<dyn Network>, ModelError>,
     ) {
         let Borrow { loan, network, terms, tables, chunks } = borrow;
-        // Without a device it is not computed either.
+        // Without a device, a loan is never computed with.
         if let Some(device) = self.device.get() {
             loan.borrow(device, || build(&network), &terms, tables, chunks);
         }
@@ -91,17 +91,17 @@ impl Loans {
         self.loans.lock().get(&number).map(|lent| Arc::clone(&lent.loan))
     }
 
-    /// Answers inputs. Weights are waited for.
+    /// Computes the answers to inputs. Waits for weights.
     pub(super) fn compute(&self, loan: &Loan, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         loan.compute(self.device.get().ok_or(ModelError::NoWeights)?, inputs)
     }
 
-    /// Whether there is a device that does not answer any more.
+    /// Returns whether there is a device and it no longer responds.
     pub(super) fn has_lost_device(&self) -> bool {
         self.device.get().is_some_and(Borrower::is_lost)
     }
 
-    /// Unmaps a loan, if there is one of that number, when what was computed with it is done.
+    /// Unmaps the loan with this number, if there is one, once the computation with it is done.
     pub(super) fn give_back(&self, number: u64) {
         let lent = self.loans.lock().remove(&number);
         if let Some(Lent { loan, .. }) = lent {
@@ -109,7 +109,7 @@ impl Loans {
         }
     }
 
-    /// Lets go of a model's network, and all that was captured of it.
+    /// Drops a model's network, and all that was captured of it.
     pub(super) fn forget(&self, model: u64) {
         let network = self.networks.lock().remove(&model);
         drop(network);

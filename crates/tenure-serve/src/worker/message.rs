@@ -1,8 +1,8 @@
-//! What a server and its workers say to each other.
+//! The messages between a server and its workers.
 //!
-//! A frame is a head of 16 bytes (all numbers little endian: the version, and how many descriptors come with it, two bytes each;
-//! the length of the message in four bytes, and of the payload in eight), the message in postcard, and the payload: the bytes of
-//! the message's tensors, one behind the other.
+//! A frame is a head of 16 bytes, the message in postcard, and the payload: the bytes of the message's tensors, one
+//! after the other. All numbers in the head are little endian: the version and the number of descriptors that come with
+//! the frame, two bytes each; the length of the message in four bytes, and of the payload in eight.
 
 use std::time::{Duration, Instant};
 
@@ -26,66 +26,66 @@ pub(super) const PAYLOAD_BYTES: u64 = 4 << 30;
 
 pub(super) const HEAD_BYTES: usize = 16;
 
-/// From a server.
+/// An order of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// The first order, which answers [`Report::Ready`]: the CUDA device that computes, if one does.
+    /// The first order, with the CUDA device to compute on, if there is one. The worker answers with [`Report::Ready`].
     Start { device: Option<Borrows> },
-    /// A model that the server lends; the descriptor of its tables comes with this, if it has any. Chunks follow.
+    /// Lends a model. The descriptor of its tables comes with this, if it has any. Chunks follow.
     Lend(Box<Lend>),
     /// The next chunk of a loan, whose descriptor comes with this.
     Chunk { loan: u64 },
-    /// Here is an image, whose descriptor comes with this. None of its groups are there yet.
+    /// Maps an image, whose descriptor comes with this. None of its groups are loaded yet.
     Map(Map),
-    /// Groups of an image come no more: whether each is there.
+    /// Groups of an image that finished loading: for each, whether it is there or failed.
     Arrived { image: u64, groups: Vec<(u32, bool)> },
-    /// Answers [`Report::Unmapped`]. It may be a loan.
+    /// Unmaps an image or a loan. The worker answers with [`Report::Unmapped`].
     Unmap { image: u64 },
-    /// The network is not asked any more.
+    /// Drops a network, which will not be used any more.
     Forget { model: u64 },
-    /// Answers [`Report::Begun`], and then [`Report::Done`]. The image may be a loan.
+    /// Runs a batch on an image or a loan. The worker answers with [`Report::Begun`], and then [`Report::Done`].
     Run { batch: u64, image: u64, inputs: Vec<Sizes> },
-    /// Nobody waits for a batch any more.
+    /// Abandons a batch: no request waits for it any more.
     Abandon { batch: u64 },
 }
 
 /// A device on which weights are borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Borrows {
-    /// Its number among CUDA devices.
+    /// The device's number among CUDA devices.
     pub(super) index: u8,
     pub(super) chunk_bytes: u64,
 }
 
-/// A lent model, and what computes with it. Loans and images have numbers of one row.
+/// A lent model, and its network. Loans and images share one sequence of numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Lend {
     pub(super) loan: u64,
     pub(super) model: u64,
     pub(super) network: Description,
     pub(super) terms: LentTerms,
-    /// How many chunks follow.
+    /// The number of chunks that follow.
     pub(super) chunks: u64,
 }
 
-/// An image, and what computes with it.
+/// An image, and its network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Map {
     pub(super) image: u64,
     pub(super) model: u64,
     pub(super) network: Description,
-    /// The first byte of each group, and the one behind its last.
+    /// The start and end of each group in bytes, the end excluded.
     pub(super) groups: Vec<(u64, u64)>,
     pub(super) tensors: Vec<Placed>,
 }
 
-/// What a network is built of.
+/// The description from which a network is built.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Description {
-    /// The model's, for errors.
+    /// The model's name, for errors.
     pub(super) name: String,
     pub(super) architecture: String,
-    /// As JSON.
+    /// The options as JSON.
     pub(super) options: String,
 }
 
@@ -97,41 +97,41 @@ pub(super) struct Sizes {
     sizes: Vec<u64>,
 }
 
-/// From a worker.
+/// A report of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Report {
-    /// It takes orders.
+    /// The worker accepts orders.
     Ready,
-    /// A batch is computed from now on.
+    /// The worker starts to compute a batch.
     Begun { batch: u64 },
     /// A batch is over.
     Done { batch: u64, outcome: Result<Done, Failure> },
-    /// An image is not mapped any more.
+    /// An image is no longer mapped.
     Unmapped { image: u64 },
-    /// The process ends now, since its device does not answer any more.
+    /// The process ends now, since its device no longer responds.
     Ends { reason: String },
 }
 
-/// An answer. Times are since some moment.
+/// An answer. Times are relative to an arbitrary origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Done {
     outputs: Vec<Sizes>,
     begun: Duration,
     ended: Duration,
-    /// When each group was used first, and for how long it was waited for.
+    /// The time of each group's first use, and how long that use waited for the group.
     first_uses: Vec<Option<(Duration, Duration)>>,
     measured: Option<Measured>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) reason: String,
-    /// It is what was asked that is wrong.
+    /// Whether the request itself is wrong.
     pub(super) is_asked: bool,
 }
 
-/// Why bytes are no frame.
+/// The reason why a frame is invalid or cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
     #[error("the other side speaks version {0} of the protocol, and this one {VERSION}: use the same release for both")]
@@ -181,7 +181,7 @@ impl Head {
     }
 }
 
-/// A head and a message, before which a payload of so many bytes is to follow.
+/// Encodes a head and a message, after which a payload of `payload_bytes` must follow.
 pub(super) fn encode(
     message: &impl Serialize,
     has_descriptor: bool,
@@ -190,14 +190,14 @@ pub(super) fn encode(
     with_head(postcard::to_extend(message, vec![0; HEAD_BYTES])?, has_descriptor, payload_bytes)
 }
 
-/// The same as JSON, for Python.
+/// Encodes a head and a message as JSON, for Python.
 pub(super) fn encode_json(message: &impl Serialize, payload_bytes: usize) -> Result<Vec<u8>, MessageError> {
     let mut frame = vec![0; HEAD_BYTES];
     serde_json::to_writer(&mut frame, message)?;
     with_head(frame, false, payload_bytes)
 }
 
-/// Fills in the head of a frame, whose message is there.
+/// Fills in the head of a frame whose message is already there.
 fn with_head(mut frame: Vec<u8>, has_descriptor: bool, payload_bytes: usize) -> Result<Vec<u8>, MessageError> {
     let message_bytes = (frame.len() - HEAD_BYTES) as u64;
     let length = u32::try_from(message_bytes).ok().filter(|length| *length <= MESSAGE_BYTES);
@@ -212,20 +212,20 @@ fn with_head(mut frame: Vec<u8>, has_descriptor: bool, payload_bytes: usize) -> 
     Ok(frame)
 }
 
-/// The message behind a head.
+/// Decodes the message after a head.
 pub(super) fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, MessageError> {
     let (message, rest) = postcard::take_from_bytes(bytes)?;
     if rest.is_empty() { Ok(message) } else { Err(MessageError::Trailing(rest.len())) }
 }
 
-/// Tensors as a message has them, and the payload.
+/// Converts tensors to the sizes in a message and the payload.
 pub(super) fn pack(tensors: &[RawTensor]) -> (Vec<Sizes>, Vec<Bytes>) {
     let sizes = |tensor: &RawTensor| tensor.sizes.iter().map(|size| *size as u64).collect();
     let packed = tensors.iter().map(|tensor| Sizes { dtype: tensor.dtype, sizes: sizes(tensor) }).collect();
     (packed, tensors.iter().flat_map(|tensor| tensor.parts.iter().cloned()).collect())
 }
 
-/// The same backwards.
+/// Converts the sizes in a message and the payload to tensors.
 pub(super) fn unpack(tensors: Vec<Sizes>, mut payload: Bytes) -> Result<Vec<RawTensor>, MessageError> {
     let tensor = |Sizes { dtype, sizes }| {
         let sizes: Option<Vec<usize>> = sizes.into_iter().map(|size| usize::try_from(size).ok()).collect();
@@ -239,7 +239,7 @@ pub(super) fn unpack(tensors: Vec<Sizes>, mut payload: Bytes) -> Result<Vec<RawT
 }
 
 impl Done {
-    /// A message and its payload.
+    /// Converts an answer to a message and its payload.
     pub(super) fn pack(computed: &Computed) -> (Self, Vec<Bytes>) {
         let Computed { outputs, begun, ended, first_uses, measured } = computed;
         let (outputs, payload) = pack(outputs);
@@ -249,7 +249,7 @@ impl Done {
         (Self { outputs, begun, ended, first_uses, measured }, payload)
     }
 
-    /// The same backwards, with times that are right to each other.
+    /// Converts a message and its payload to an answer, whose times are right relative to each other.
     pub(super) fn unpack(self, payload: Bytes) -> Result<Computed, MessageError> {
         let now = Instant::now();
         let time = |since: Duration| now.checked_add(since).unwrap_or(now);

@@ -1,11 +1,12 @@
-//! Workers: processes that compute for a server, so that what a network does to its process happens to no other.
+//! Workers: processes that compute for a server, so that a failing network affects only its own process.
 //!
-//! A server keeps the weights, in sealed memory, and decides; it never runs a network. An active worker computes one batch after
-//! the other, and maps the images that it needs: nothing is copied. Another one stands by, for when the first one dies. A batch
-//! that had not begun is run again then, once; one that had is answered with an error.
+//! A server keeps the weights, in sealed memory, and makes all decisions; it never runs a network. The active worker
+//! computes one batch after the other and maps the images that it needs, so that nothing is copied. A second worker
+//! stands by to replace it if it dies. A batch that had not begun is then run again, once; one that had begun is
+//! answered with an error.
 //!
-//! A program whose workers are itself calls [`run`] when it is started as one, before all else, and has the same architectures
-//! then:
+//! A program that starts itself as its workers must call [`run`] before all else when it is started as one, with the
+//! same architectures:
 //!
 //! ```no_run
 //! use std::env;
@@ -30,15 +31,18 @@
 //! }
 //! ```
 //!
-//! **Between them** is a pair of Unix sockets, a worker's standard input. `message` has what they say. The server sends an
-//! image's descriptor, and later which of its groups are there; a worker waits for a group where it is used first, and reports
-//! when that was. A socket that closes ends a worker, whatever it does, so that none outlives its server.
+//! **Communication.** A pair of Unix sockets connects server and worker; the worker's end is its standard input.
+//! `message` has the messages. The server sends an image's descriptor, and later the groups of the image that are
+//! loaded. A worker waits for a group at its first use, and reports when that was. When the socket closes, the worker
+//! ends, whatever it does, so that no worker outlives its server.
 //!
-//! On a CUDA device the memory is the server's too: it lends a model, whose chunks the worker maps for reading, and a worker's work
-//! waits on the device for each group. Before chunks become another model's the worker unmaps them and says so, or is gone.
+//! On a CUDA device the server manages the memory too: it lends a model, whose chunks the worker maps for reading, and
+//! the worker's computation waits on the device for each group. Before chunks go to another model, the worker unmaps
+//! them and reports it, or has ended.
 //!
-//! PyTorch modules are computed by one more process for each device, of Python, which is started when there is such a model. It has
-//! their weights itself: it loads and frees them as it is told. Its messages are JSON.
+//! PyTorch modules are computed by one more process for each device, a Python, which is started when there is such a
+//! model. This process holds their weights itself, and loads and frees them as the server orders. Its messages are
+//! JSON.
 
 mod link;
 mod loans;
@@ -60,10 +64,11 @@ pub(crate) use pool::Workers;
 pub(crate) use python::Python;
 pub(crate) use weights::LentWeights;
 
-/// A variable of a worker's environment: whoever has it starts no others, for they would start others in turn.
+/// The environment variable that marks a worker. A process that has it starts no workers, since these would start
+/// others in turn.
 const IS_WORKER: &str = "TENURE_WORKER";
 
-/// How a worker is started.
+/// The command that starts a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// The program, which calls [`run`].
@@ -73,14 +78,15 @@ pub struct WorkerCommand {
 }
 
 impl WorkerCommand {
-    /// A program that is Python, for PyTorch modules: the package `tenure` with PyTorch must be installed for it.
+    /// Returns the command of a Python that computes PyTorch modules. It must have the package `tenure` and PyTorch
+    /// installed.
     pub fn python(program: impl Into<PathBuf>) -> Self {
         Self { program: program.into(), arguments: vec!["-m".into(), "tenure.serving.worker".into()] }
     }
 
-    /// The program that runs now, as it was when it was started, with other arguments.
+    /// Returns the command that starts the running program again, with other arguments.
     pub fn this_program(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        // A path would lead to a newer one when the program is installed again.
+        // The program's path would lead to a newer version after an upgrade.
         Self { program: "/proc/self/exe".into(), arguments: arguments.into_iter().map(Into::into).collect() }
     }
 }

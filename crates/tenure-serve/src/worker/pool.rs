@@ -18,14 +18,14 @@ use super::{IS_WORKER, WorkerCommand};
 use crate::executor::{Computed, Computer, ModelError, Place, RawTensor};
 use crate::repository::StoredModel;
 
-/// How long nobody is started after several have ended one after the other at once: the first time, and the most.
+/// The pause before the next start after several workers in a row ended at once: the first pause, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// After how many of those a batch does not wait for the next.
+/// The number of such failures after which a batch fails instead of waiting for the next worker.
 const HOPELESS: u32 = 5;
 
-/// Processes that compute.
+/// The worker processes.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
@@ -33,7 +33,7 @@ pub(crate) struct Workers {
 
 pub(super) struct Shared {
     command: WorkerCommand,
-    /// The order that each worker begins with.
+    /// The first order of each worker.
     first: Order,
     deaths: Counter,
     numbers: AtomicU64,
@@ -45,13 +45,13 @@ pub(super) struct Shared {
 struct State {
     active: Option<Arc<Worker>>,
     standby: Option<Arc<Worker>>,
-    /// Processes that were not reaped yet.
+    /// The number of processes that were not reaped yet.
     processes: usize,
-    /// How many ended one after the other before they were of any use.
+    /// The number of workers in a row that ended before they were useful.
     failures: u32,
-    /// Why the last one did.
+    /// The reason why the last of them ended.
     reason: String,
-    /// When the next may be started.
+    /// The time from which the next may be started.
     pause: Option<Instant>,
     is_ending: bool,
 }
@@ -60,15 +60,16 @@ impl Workers {
     /// Starts workers that compute on the CPU, and waits for the first.
     ///
     /// # Errors
-    /// Why it does not start.
+    /// The reason why the first worker does not start.
     pub(crate) fn start(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
         Self::start_on(None, command, deaths)
     }
 
-    /// The same on a CUDA device, whose memory comes in chunks of so many bytes.
+    /// Starts workers that compute on a CUDA device, whose memory comes in chunks of `chunk_bytes`, and waits for the
+    /// first.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start); a worker cannot use the device.
+    /// The errors of [`start`](Self::start); or a worker cannot use the device.
     pub(crate) fn start_on_cuda(
         index: u8,
         chunk_bytes: u64,
@@ -78,7 +79,7 @@ impl Workers {
         Self::start_on(Some(Borrows { index, chunk_bytes }), command, deaths)
     }
 
-    /// A model that workers compute on a CUDA device.
+    /// Returns the weights of a model that workers compute on a CUDA device.
     pub(crate) fn lent(&self, stored: &StoredModel) -> LentWeights {
         LentWeights::new(Arc::clone(&self.shared), stored)
     }
@@ -121,7 +122,7 @@ impl Place for Workers {
 }
 
 impl Drop for Workers {
-    /// Ends them, and waits until they have.
+    /// Ends the workers, and waits until they have ended.
     fn drop(&mut self) {
         self.end();
         if self.keeper.take().is_some_and(|keeper| keeper.join().is_err()) {
@@ -131,12 +132,12 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    /// A number that nothing else has.
+    /// Returns a number that was not used before.
     pub(super) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The worker that computes, when there is one.
+    /// Waits for an active worker and returns it.
     pub(super) fn active(&self) -> Result<Arc<Worker>, String> {
         let mut state = self.state.lock();
         loop {
@@ -151,8 +152,8 @@ impl Shared {
         }
     }
 
-    /// Has the active worker answer inputs. `prepare` gives it the weights, and returns their number. A batch that had not begun
-    /// when its worker ended is run again, once.
+    /// Computes the answers to inputs on the active worker. `prepare` gives the worker the weights, and returns their
+    /// number. A batch that had not begun when its worker ended is run again, once.
     pub(super) fn compute(
         &self,
         inputs: &[RawTensor],
@@ -173,7 +174,7 @@ impl Shared {
         }
     }
 
-    /// Starts workers in the places of those that are gone. All are started by the thread that calls this, with which they end.
+    /// Replaces workers that are gone. All are started by the calling thread, and end with it.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
@@ -195,7 +196,7 @@ impl Shared {
 
     fn start(self: &Arc<Self>, state: &mut State) {
         let shared = Arc::clone(self);
-        // Who ends at once waits for the lock, and is there then.
+        // The callback of a worker that ends at once waits for this lock, so the worker is in its place by then.
         match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
             Ok(worker) => {
                 state.processes += 1;
@@ -207,7 +208,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// A worker is gone: the other one takes its place, before anybody asks again.
+    /// Records that a worker is gone. The other one takes its place before the next order.
     fn ended(&self, worker: &Arc<Worker>, reason: &str) {
         let mut state = self.state.lock();
         let is_it = |other: &Option<Arc<Worker>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, worker));
@@ -231,12 +232,12 @@ impl Shared {
 }
 
 impl State {
-    /// One more that was of no use.
+    /// Records another worker that ended before it was useful.
     fn failed(&mut self, reason: String) {
         self.failures += 1;
         self.reason = reason;
         let pause = FIRST_PAUSE.saturating_mul(1 << (self.failures - 1).min(10)).min(LONGEST_PAUSE);
-        // Of one that ends at once, nothing is to be learnt.
+        // The first failure causes no pause.
         self.pause = (self.failures > 1).then(|| Instant::now() + pause);
     }
 }

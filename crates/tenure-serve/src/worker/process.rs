@@ -1,4 +1,4 @@
-//! What a worker does.
+//! The main loop of a worker process.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,12 +19,12 @@ use super::message::{Description, Done, Failure, Map, MessageError, Order, Repor
 use super::socket::{Incoming, Outgoing, receive};
 use crate::executor::{Bound, Computed, Loan, ModelError, Placed};
 
-/// What the system takes first when there is no memory: a worker, before its server.
+/// The OOM score adjustment of a worker: when memory runs out, the system kills a worker before its server.
 const OOM_SCORE: &str = "500";
 
-/// Computes what a server asks for, which has started this process, until it is gone. The process is to end then.
+/// Computes what the server orders that started this process, until the server is gone. The process should then exit.
 ///
-/// Interrupts are the server's to follow: they do nothing here.
+/// Interrupts are ignored here: the server handles them.
 pub fn run(architectures: Architectures) -> ExitCode {
     match serve(architectures) {
         Ok(()) => ExitCode::SUCCESS,
@@ -37,13 +37,13 @@ pub fn run(architectures: Architectures) -> ExitCode {
 
 fn serve(architectures: Architectures) -> io::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let nobody = |error| io::Error::other(format!("its standard input is no server, which starts it: {error}"));
-    stream.peer_addr().map_err(nobody)?;
-    // A program may have handlers of its own, which then are to ignore interrupts.
+    let no_server = |error| io::Error::other(format!("its standard input is no server, which starts it: {error}"));
+    stream.peer_addr().map_err(no_server)?;
+    // A program may have its own handlers, which must then ignore interrupts.
     let _ = ctrlc::set_handler(|| {});
-    // Also if the worker is stopped, and sees nothing of the closed socket.
+    // This works even if the worker is stopped and does not see the closed socket.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // Where that is not allowed, the system chooses.
+    // If this is not allowed, the system chooses by itself.
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     let (jobs, waiting) = mpsc::channel();
     let worker = Arc::new(Worker {
@@ -67,11 +67,11 @@ fn serve(architectures: Architectures) -> io::Result<()> {
 struct Worker {
     architectures: Architectures,
     stream: Mutex<UnixStream>,
-    /// By number.
+    /// The images by number.
     images: Mutex<HashMap<u64, Image>>,
-    /// By model, those that were asked for. One of them has an image only if `images` has it too.
+    /// The networks by model, once they were needed. A network is bound to an image only if `images` has that image.
     networks: Mutex<HashMap<u64, Network>>,
-    /// Weights on a device.
+    /// The loans of weights on a device.
     loans: Loans,
     /// The batch that was ordered last, and its weights.
     running: Mutex<Option<(u64, Weights)>>,
@@ -87,14 +87,14 @@ struct Image {
     placed: Arc<[Placed]>,
 }
 
-/// What a batch is computed with.
+/// The weights of a batch.
 #[derive(Clone)]
 enum Weights {
     Image(Image),
     Loan(Arc<Loan>),
 }
 
-/// Work of the thread that computes.
+/// A job of the computing thread.
 enum Job {
     Borrow(Box<Borrow>),
     Run(Run),
@@ -108,7 +108,7 @@ struct Run {
     payload: Bytes,
 }
 
-/// Why an order cannot be followed: the server is not what it should be.
+/// The reason why an order cannot be followed: the server made an error, or the device failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OrderError {
     #[error("an image or a chunk without a descriptor")]
@@ -124,7 +124,7 @@ pub(super) enum OrderError {
 }
 
 impl Worker {
-    /// Does what an order says, or has it done. What is computed meanwhile is not waited for.
+    /// Carries out an order, or passes it to the computing thread without waiting for it.
     fn follow(
         &self,
         order: Order,
@@ -132,7 +132,7 @@ impl Worker {
         descriptor: Option<OwnedFd>,
         jobs: &mpsc::Sender<Job>,
     ) -> Result<(), OrderError> {
-        // The other end of jobs is there as long as the process.
+        // The receiver of jobs lives as long as the process.
         match order {
             Order::Start { device } => {
                 device.map_or(Ok(()), |device| self.loans.start(device))?;
@@ -142,7 +142,7 @@ impl Worker {
             Order::Chunk { loan } => self.loans.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             Order::Map(map) => self.map(map, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             Order::Arrived { image, groups } => {
-                // What is read for an image that was let go of still arrives.
+                // Groups may still arrive for an image that was unmapped.
                 let Some(mapped) = self.images.lock().get(&image).map(|image| Arc::clone(&image.mapped)) else {
                     return Ok(());
                 };
@@ -215,7 +215,7 @@ impl Worker {
         if let Err(error) = &computed
             && self.loans.has_lost_device()
         {
-            // Nothing in this process can use it again.
+            // Nothing in this process can use the device again.
             self.report(&Report::Ends { reason: error.to_string() }, Vec::new());
             process::exit(1);
         }
@@ -259,7 +259,7 @@ impl Worker {
     fn report(&self, report: &Report, payload: Vec<Bytes>) {
         let outgoing = Outgoing::new(report, payload, None).or_else(|error| too_long(report, &error));
         let sent = outgoing.map_err(io::Error::other).and_then(|outgoing| outgoing.send(&self.stream.lock()));
-        // A server that is gone ends the worker.
+        // The worker ends anyway if its server is gone.
         if let Err(error) = sent {
             tracing::debug!("a worker says nothing: {error}");
         }
@@ -267,7 +267,7 @@ impl Worker {
 }
 
 impl Weights {
-    /// What computes with them unwinds at the next one.
+    /// Stops the computation that uses these weights: it unwinds at the next weight.
     fn stop(&self) {
         match self {
             Self::Image(image) => image.mapped.stop(),
@@ -283,7 +283,7 @@ impl Weights {
     }
 }
 
-/// What is reported in the place of an answer that no frame has room for.
+/// Replaces an answer that is too long for a frame by an error.
 fn too_long(report: &Report, error: &MessageError) -> Result<Outgoing, MessageError> {
     let Report::Done { batch, .. } = report else { return Outgoing::new(report, Vec::new(), None) };
     let outcome = Err(Failure { reason: error.to_string(), is_asked: true });

@@ -1,4 +1,4 @@
-//! A model that workers compute.
+//! A model that workers compute on the CPU.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ pub(super) struct Remote {
     model: u64,
     network: Description,
     image: Option<Bound>,
-    /// The worker that was asked last, which may have the image.
+    /// The last worker that computed the model, which may have mapped the image.
     worker: Weak<Worker>,
 }
 
@@ -32,7 +32,7 @@ impl Remote {
         Self { shared, model, network, image: None, worker: Weak::new() }
     }
 
-    /// Has a worker map the image, and tells it of its groups from now on.
+    /// Makes a worker map the image, and tells it of loaded groups from now on.
     fn map(&self, worker: &Arc<Worker>, bound: &Bound) -> Result<(), ModelError> {
         let Bound { number, image, placed } = bound;
         let map = Map {
@@ -49,7 +49,7 @@ impl Remote {
         image.watch(move |arrived| {
             let groups = arrived.iter().map(|arrived| (arrived.group as u32, arrived.is_there)).collect();
             if let Some(worker) = listener.upgrade() {
-                // Shorter than what mapped the image.
+                // This message is shorter than the one that mapped the image.
                 let _ = worker.send(&Order::Arrived { image: number, groups }, Vec::new(), None);
             }
         });
@@ -87,7 +87,7 @@ impl Computer for Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         if let Some(worker) = self.worker.upgrade() {
-            // A few bytes are not too long.
+            // A few bytes never exceed the limit.
             let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
         }
     }

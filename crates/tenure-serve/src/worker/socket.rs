@@ -18,13 +18,13 @@ use serde::de::DeserializeOwned;
 
 use super::message::{self, HEAD_BYTES, Head, MessageError};
 
-/// Bytes that are read before it is known that more come.
+/// The bytes reserved for a message or payload before more arrive.
 const CHUNK: usize = 1 << 20;
 
-/// Parts that are sent by one call: the system takes no more.
+/// The most parts in one system call: the system accepts no more.
 const MOST_PARTS: usize = 1024;
 
-/// A frame that is to be sent.
+/// A frame to be sent.
 pub(super) struct Outgoing {
     frame: Vec<u8>,
     payload: Vec<Bytes>,
@@ -34,11 +34,12 @@ pub(super) struct Outgoing {
 /// A descriptor that comes with a frame.
 pub(super) enum Descriptor {
     Open(OwnedFd),
-    /// It is made when the frame is sent: more are on their way than a process may have open.
+    /// A function that opens the descriptor when the frame is sent: more frames may be queued than a process may have
+    /// open descriptors.
     Later(Box<dyn Fn() -> io::Result<OwnedFd> + Send>),
 }
 
-/// A frame that came.
+/// A received frame.
 pub(super) struct Incoming<M> {
     pub(super) message: M,
     pub(super) payload: Bytes,
@@ -55,7 +56,7 @@ impl Outgoing {
         Ok(Self { frame: message::encode(message, descriptor.is_some(), bytes)?, payload, descriptor })
     }
 
-    /// The same with a message of JSON.
+    /// Creates a frame with a JSON message.
     pub(super) fn json(message: &impl Serialize, payload: Vec<Bytes>) -> Result<Self, MessageError> {
         let bytes = payload.iter().map(Bytes::len).sum();
         Ok(Self { frame: message::encode_json(message, bytes)?, payload, descriptor: None })
@@ -75,7 +76,8 @@ impl Outgoing {
         if let Some(descriptor) = &descriptor {
             control.push(SendAncillaryMessage::ScmRights(slice::from_ref(descriptor)));
         }
-        // All at once: a batch has a part for each of its requests, and each call may wake who reads.
+        // All parts go in as few calls as possible: a batch has a part for each of its requests, and each call may wake
+        // the reader.
         let mut parts: Vec<_> = iter::once(&self.frame[..]).chain(self.payload.iter().map(|part| &part[..])).collect();
         parts.retain(|part| !part.is_empty());
         let mut slices: Vec<_> = parts.into_iter().map(IoSlice::new).collect();
@@ -90,16 +92,16 @@ impl Outgoing {
     }
 }
 
-/// The next frame; nothing if the other end is gone, be it in the middle of a frame.
+/// Receives the next frame; returns `None` if the other end is gone, even in the middle of a frame.
 ///
 /// # Errors
 ///
-/// A frame that is wrong.
+/// The frame is invalid.
 pub(super) fn receive<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
     gone_as_none(receive_as(stream, message::decode))
 }
 
-/// The same with a message of JSON.
+/// Receives the next frame with a JSON message: see [`receive`].
 pub(super) fn receive_json<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
     gone_as_none(receive_as(stream, |message| Ok(serde_json::from_slice(message)?)))
 }
@@ -108,7 +110,7 @@ fn gone_as_none<M>(received: io::Result<Incoming<M>>) -> io::Result<Option<Incom
     match received {
         Ok(incoming) => Ok(Some(incoming)),
         Err(error) => match error.kind() {
-            // The system resets a socket whose other end is closed with frames that nobody has read.
+            // The system resets a socket if the other end closes it with unread frames.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Ok(None),
             _ => Err(error),
         },
@@ -136,7 +138,7 @@ fn receive_as<M>(
         }
     }
     let Head { has_descriptor, message_bytes, payload_bytes } = Head::decode(head).map_err(invalid)?;
-    // What the system had no room for is missing.
+    // Descriptors that the system had no room for are missing.
     if descriptors.len() != usize::from(has_descriptor) {
         return Err(invalid("a descriptor is missing, or is too many: check the limit on open files"));
     }
@@ -145,7 +147,7 @@ fn receive_as<M>(
     Ok(Incoming { message, payload, descriptor: descriptors.pop() })
 }
 
-/// So many bytes. Memory is taken for those that come, whatever a length says.
+/// Reads exactly this many bytes. Memory grows only with the bytes that arrive, whatever length was announced.
 fn read_exactly(stream: &mut &UnixStream, bytes: usize) -> io::Result<Vec<u8>> {
     let mut read = Vec::with_capacity(bytes.min(CHUNK));
     stream.take(bytes as u64).read_to_end(&mut read)?;

@@ -1,4 +1,4 @@
-//! A process that follows orders, which come over a socket that is its standard input.
+//! A subprocess that follows orders, which arrive on a socket at its standard input.
 
 use std::io;
 use std::net::Shutdown;
@@ -18,20 +18,21 @@ pub(super) struct Subprocess {
     pid: u32,
     child: Mutex<Child>,
     stream: UnixStream,
-    /// To the thread that sends them: nobody waits for a process that does not listen. Gone with the process.
+    /// The channel to the sending thread, so that no other thread waits for a process that does not read. `None` once
+    /// the process is gone.
     orders: Mutex<Option<mpsc::Sender<Outgoing>>>,
 }
 
-/// How a process ended.
+/// The end of a process.
 pub(super) struct Ended {
-    /// What was wrong with its reports, if that was the reason.
+    /// The error in its reports, if that was the reason.
     pub(super) fault: Option<String>,
-    /// The system's words.
+    /// The system's exit status as text.
     pub(super) status: String,
 }
 
 impl Subprocess {
-    /// Starts a process. The thread that starts it must live as long as it may.
+    /// Starts a process. The calling thread must live as long as the process.
     pub(super) fn start(command: &WorkerCommand) -> io::Result<Self> {
         let (stream, theirs) = UnixStream::pair()?;
         let writing = stream.try_clone()?;
@@ -39,7 +40,7 @@ impl Subprocess {
             .args(&command.arguments)
             .env(IS_WORKER, "1")
             .stdin(OwnedFd::from(theirs))
-            // What a model prints is not what the server says.
+            // Output that a model prints must not mix with the server's output.
             .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
             .spawn()?;
         let (orders, receiver) = mpsc::channel::<Outgoing>();
@@ -48,7 +49,7 @@ impl Subprocess {
         let spawned = thread::Builder::new().name("serve: orders".into()).spawn(move || {
             if let Err(error) = receiver.iter().try_for_each(|order| order.send(&writing)) {
                 tracing::debug!("an order cannot be sent: {error}");
-                // A process that misses an order cannot go on: it counts as dead.
+                // A process that misses an order cannot go on, so it counts as dead.
                 let _ = writing.shutdown(Shutdown::Both);
             }
         });
@@ -60,21 +61,21 @@ impl Subprocess {
         self.pid
     }
 
-    /// Gives an order. A process that is gone does not follow it.
+    /// Sends an order. A process that is gone ignores it.
     pub(super) fn send(&self, order: Outgoing) {
         if let Some(orders) = &*self.orders.lock() {
             let _ = orders.send(order);
         }
     }
 
-    /// Gives no more orders.
+    /// Sends no more orders.
     pub(super) fn forget(&self) {
         *self.orders.lock() = None;
     }
 
-    /// Closes the socket, at which it ends in its own time.
+    /// Closes the socket, at which the process ends by itself.
     pub(super) fn close(&self) {
-        // Fails only where it has ended.
+        // This fails only if the process has ended.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -84,7 +85,7 @@ impl Subprocess {
         }
     }
 
-    /// Takes reports until there are no more, or one is wrong. The process has ended then.
+    /// Handles reports until there are no more, or one is invalid. The process has ended when this returns.
     pub(super) fn listen<R>(
         &self,
         receive: fn(&UnixStream) -> io::Result<Option<Incoming<R>>>,
@@ -104,10 +105,10 @@ impl Subprocess {
         Ended { fault, status: self.reap() }
     }
 
-    /// Ends it, if it has not ended, and says how it did.
+    /// Kills the process if it is still running, and returns its exit status as text.
     pub(super) fn reap(&self) -> String {
         let mut child = self.child.lock();
-        // One that has ended as well as closed its socket is not changed by that.
+        // Killing a process that has already exited does not change its status.
         let _ = child.kill();
         child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
     }

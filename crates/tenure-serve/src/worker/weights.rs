@@ -1,4 +1,4 @@
-//! A model on a CUDA device that workers compute: its weights are the server's, and are lent to the active worker.
+//! A model on a CUDA device that workers compute. The server manages its weights and lends them to the active worker.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -17,11 +17,11 @@ pub(crate) struct LentWeights {
     model: u64,
     network: Description,
     loan: Option<Loan>,
-    /// The worker that was asked last, which may have the loan.
+    /// The last worker that computed the model, which may have the loan.
     worker: Weak<Worker>,
 }
 
-/// Weights that a worker has. They stay on the device until this is dropped.
+/// Weights lent to a worker. They stay on the device until this is dropped.
 struct Loan {
     number: u64,
     _lent: LentModel,
@@ -33,8 +33,8 @@ impl LentWeights {
         Self { shared, model, network, loan: None, worker: Weak::new() }
     }
 
-    /// Has the active worker answer inputs. It gets the weights first, if it does not have them, and may begin before they are
-    /// there.
+    /// Computes the answers to inputs on the active worker. Lends it the weights first, if it does not have them; it
+    /// may begin before they are loaded.
     pub(crate) fn compute(&mut self, model: &SwitchedModel, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         let shared = Arc::clone(&self.shared);
         let computed = shared.compute(inputs, |worker| match &self.loan {
@@ -43,13 +43,13 @@ impl LentWeights {
         });
         computed.inspect_err(|error| {
             if !error.is_asked() {
-                // The next call begins with a new loan, whatever was wrong with this one.
+                // The next call begins with a new loan, whatever failed in this one.
                 self.give_back();
             }
         })
     }
 
-    /// Takes the weights back, so that they may leave the device. The worker that has them unmaps them, or is gone.
+    /// Takes the weights back, so that they may leave the device. Afterwards the worker has unmapped them or is gone.
     pub(crate) fn give_back(&mut self) {
         if let Some(loan) = self.loan.take()
             && let Some(worker) = self.worker.upgrade()
@@ -59,7 +59,7 @@ impl LentWeights {
     }
 
     fn lend(&mut self, worker: &Arc<Worker>, model: &SwitchedModel) -> Result<u64, ModelError> {
-        // A worker that had them is gone.
+        // A previous worker that had them is gone.
         self.give_back();
         let (loan, lent) = (self.shared.number(), model.lend()?);
         let chunks: Vec<_> = lent.chunks().collect();
@@ -86,7 +86,7 @@ impl Drop for LentWeights {
     fn drop(&mut self) {
         self.give_back();
         if let Some(worker) = self.worker.upgrade() {
-            // A few bytes are not too long.
+            // A few bytes never exceed the limit.
             let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
         }
     }

@@ -15,10 +15,10 @@ use tenure_tensor::Device;
 
 use super::{RESCAN, Served, example_models, request};
 
-/// Bytes of the pieces of the device's memory, each of which has room for one of the models here.
+/// The size in bytes of a chunk of device memory, which has room for one of the models here.
 pub(crate) const CHUNK: u64 = 16 << 20;
 
-/// The devices' memory in this process: two, or one where there are no more.
+/// Returns the memories of the devices in this process: two, or one if there are no more.
 pub(crate) fn device_memories() -> &'static [&'static DeviceMemory] {
     static MEMORIES: LazyLock<Vec<&DeviceMemory>> = LazyLock::new(|| {
         if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
@@ -33,13 +33,13 @@ pub(crate) fn device_memories() -> &'static [&'static DeviceMemory] {
     &MEMORIES
 }
 
-/// The devices are the process's: a test has them for itself.
+/// Locks the devices, which all tests in the process share, for one test.
 pub(crate) fn all_alone() -> (MutexGuard<'static, ()>, &'static [&'static DeviceMemory]) {
     static ALONE: Mutex<()> = Mutex::new(());
     (ALONE.lock(), device_memories())
 }
 
-/// The first device.
+/// Locks the devices and returns the first one.
 pub(crate) fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
     let (alone, devices) = all_alone();
     (alone, devices[0])
@@ -56,7 +56,7 @@ pub(crate) fn options(folder: &TempDir, device_bytes: u64) -> ServingOptions {
 
 pub(crate) const MODELS: [&str; 4] = ["next-byte", "next-byte-2", "digits", "digits-2"];
 
-/// The examples, each under two names.
+/// Writes the examples, each under two names.
 pub(crate) fn models() -> TempDir {
     let folder = example_models();
     for name in ["next-byte", "digits"] {
@@ -89,7 +89,7 @@ pub(crate) fn expect_peace(memory: &DeviceMemory) {
     }
 }
 
-/// How often models were brought to the device.
+/// Returns how often models were loaded to the device.
 pub(crate) fn switches(served: &Served) -> u64 {
     served.serving.snapshot().models.iter().map(|model| model.switches).sum()
 }

@@ -1,4 +1,4 @@
-//! A server of models in a folder of its own, over loopback, and a client of it.
+//! A server of models in its own folder, over loopback, with a client.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub(crate) mod cuda;
@@ -28,10 +28,10 @@ use tokio::sync::oneshot;
 
 use probe::Control;
 
-/// After how long folders are looked at again.
+/// The interval at which folders are read again.
 pub(crate) const RESCAN: Duration = Duration::from_millis(50);
 
-/// A server until it is dropped.
+/// A server that runs until it is dropped.
 pub(crate) struct Served {
     pub(crate) folder: TempDir,
     pub(crate) serving: Arc<Serving>,
@@ -41,7 +41,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Of the models that are in a folder, with so much memory for weights.
+    /// Starts a server of the models in a folder, with this much memory for weights.
     pub(crate) fn new(folder: TempDir, memory_bytes: u64) -> Self {
         Self::with(folder, memory_bytes, Architectures::default())
     }
@@ -63,12 +63,12 @@ impl Served {
         Self { folder, serving, address, stop: Some(stop), _runtime: runtime }
     }
 
-    /// Of the examples that need nothing.
+    /// Starts a server of the examples that need no other files.
     pub(crate) fn examples() -> Self {
         Self::new(example_models(), 1 << 30)
     }
 
-    /// Of nothing but models of the architecture `probe`, each of 100,000 bytes.
+    /// Starts a server of models of the architecture `probe` only, each of 100,000 bytes.
     pub(crate) fn probes(names: &[&str], config: &str, memory_bytes: u64) -> (Self, Arc<Control>) {
         let folder = tempfile::tempdir().unwrap();
         names.iter().for_each(|name| probe::write(folder.path(), name, config));
@@ -88,7 +88,7 @@ impl Served {
         Ok(InferResponse::parse(Bytes::from(body), length.map(|length| length.parse().unwrap())).unwrap())
     }
 
-    /// The status, and what is wrong.
+    /// Sends a POST request, and returns the status and the error message.
     pub(crate) fn post(&self, path: &str) -> (u16, String) {
         let (status, _, body) = self.ask("POST", path, "", b"");
         (status, if status == 200 { String::new() } else { error(&body) })
@@ -115,7 +115,7 @@ impl Served {
         [format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes(), body].concat()
     }
 
-    /// Bytes of weights in memory.
+    /// Returns the bytes of weights in memory.
     pub(crate) fn memory(&self) -> u64 {
         self.serving.snapshot().tiers[0].used_bytes
     }
@@ -133,13 +133,13 @@ pub(crate) fn example_models() -> TempDir {
     folder
 }
 
-/// Images of models with such names in this process's memory, as the system has it.
+/// Counts the images of models with such names that are mapped in this process.
 pub(crate) fn images(name: &str) -> usize {
     let mappings = fs::read_to_string("/proc/self/maps").unwrap();
     mappings.lines().filter(|line| line.contains(&format!("memfd:{name}"))).count()
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -163,7 +163,7 @@ pub(crate) fn integers(name: &str, shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::new(name, Datatype::Int64, shape.into(), bytes).unwrap()
 }
 
-/// The model of a folder as its users have it without a server.
+/// Loads a folder's model directly, without a server.
 pub(crate) fn own<M: Module>(folder: &Path, build: impl FnOnce(&Scope) -> M) -> M {
     let mut model = build(&Scope::new(&Generator::new(7)));
     model.load(&Weights::open(folder).unwrap()).unwrap();
@@ -176,7 +176,7 @@ fn error(body: &[u8]) -> String {
     body["error"].clone()
 }
 
-/// The text of bytes.
+/// Encodes bytes as base64.
 pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bit = |at: usize| bytes.get(at / 8).map_or(0, |byte| byte >> (7 - at % 8) & 1);

@@ -1,4 +1,4 @@
-//! A network that does to its process what it is asked to, and workers that compute it.
+//! A network that damages its process on request, and workers that compute it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,17 +17,17 @@ use tenure_tensor::{DType, Device, Result, Tensor};
 use super::probe::numbers;
 use super::{RESCAN, Served};
 
-/// Floats of each model.
+/// The number of floats in each model.
 const NUMBERS: usize = 25_000;
 
 pub(crate) const PANIC: f32 = -1.0;
 pub(crate) const ABORT: f32 = -2.0;
-/// It goes on for ever, and uses its weights.
+/// Loops forever and uses its weights.
 pub(crate) const LOOP: f32 = -3.0;
-/// It goes on for ever, and uses nothing.
+/// Loops forever without using its weights.
 pub(crate) const HANG: f32 = -4.0;
 
-/// Answers three times what it is asked, and the number of its process. While there is a file `hold` it does not.
+/// A network that answers three times its input, and its process id. It waits while there is a file `hold`.
 struct Moody {
     weight: Parameter,
     folder: PathBuf,
@@ -76,7 +76,8 @@ pub(crate) fn architectures() -> Architectures {
     architectures
 }
 
-/// This test as a worker: its test `is_a_worker`, which calls [`be_a_worker`]. What the test's runner prints nobody reads.
+/// Returns the command that runs this test program as a worker: its test `is_a_worker`, which calls [`be_a_worker`].
+/// The test runner's output is discarded.
 pub(crate) fn command() -> WorkerCommand {
     let script = "exec \"$0\" --exact is_a_worker --ignored --nocapture >/dev/null 2>&1";
     let arguments = ["-c".into(), script.into(), env::current_exe().unwrap().into_os_string()];
@@ -88,7 +89,7 @@ pub(crate) fn be_a_worker() -> ! {
     process::exit(0)
 }
 
-/// A server whose workers compute what is in a folder.
+/// Starts a server whose workers compute the models in a folder.
 pub(crate) fn serve(folder: TempDir, memory_bytes: u64) -> Served {
     let mut options = ServingOptions::new(folder.path(), memory_bytes);
     (options.worker, options.rescan) = (Some(command()), RESCAN);
@@ -110,7 +111,7 @@ pub(crate) fn write(root: &Path, name: &str) {
     fs::write(folder.join("config.toml"), config).unwrap();
 }
 
-/// The models that are named, in a folder of their own.
+/// Writes models with these names to a new folder.
 pub(crate) fn models(names: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     names.iter().for_each(|name| write(folder.path(), name));
@@ -118,13 +119,13 @@ pub(crate) fn models(names: &[&str]) -> TempDir {
 }
 
 impl Served {
-    /// Asks a moody model, which answers something and where it was computed.
+    /// Asks a moody model, and returns its answer and the process that computed it.
     pub(crate) fn mood(&self, model: &str, number: f32) -> std::result::Result<(f32, u32), (u16, String)> {
         let answer = self.infer(&super::probe::ask(model, number))?;
         Ok((numbers(&answer.outputs[0])[0], numbers(&answer.outputs[1])[0] as u32))
     }
 
-    /// Calls of a model wait from now on.
+    /// Makes calls of a model wait from now on.
     pub(crate) fn hold(&self, model: &str) {
         let folder = self.folder.path().join(model);
         let _ = fs::remove_file(folder.join("begun"));
@@ -135,12 +136,12 @@ impl Served {
         fs::remove_file(self.folder.path().join(model).join("hold")).unwrap();
     }
 
-    /// Whether a call of a model goes on for ever.
+    /// Returns whether a call of a model loops forever.
     pub(crate) fn is_endless(&self, model: &str) -> bool {
         self.folder.path().join(model).join("endless").exists()
     }
 
-    /// Whether a call of a model has begun since it was held.
+    /// Returns whether a call of a model has begun since it was held.
     pub(crate) fn has_begun(&self, model: &str) -> bool {
         self.folder.path().join(model).join("begun").exists()
     }

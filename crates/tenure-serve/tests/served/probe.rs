@@ -1,4 +1,4 @@
-//! A network that shows what it is asked, and waits until it may answer.
+//! A network that records its inputs, and waits until it may answer.
 
 use std::fs;
 use std::path::Path;
@@ -13,35 +13,35 @@ use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
 
 use super::{floats, request};
 
-/// Floats of each model.
+/// The number of floats in each model.
 const NUMBERS: usize = 25_000;
 
-/// What it cannot compute, and what makes it panic.
+/// The inputs that it refuses, and that make it panic.
 pub(crate) const BAD: f32 = -1.0;
 pub(crate) const PANIC: f32 = -2.0;
 
-/// What all probes of a server share.
+/// The state that all probes of a server share.
 #[derive(Default)]
 pub(crate) struct Control {
     /// The first numbers of each call's rows.
     calls: Mutex<Vec<Vec<f32>>>,
-    /// How many calls may go on; all, if nobody says.
+    /// The number of calls that may go on; `None` for all.
     allowed: Mutex<Option<usize>>,
     changed: Condvar,
 }
 
 impl Control {
-    /// Calls wait from now on.
+    /// Makes calls wait from now on.
     pub(crate) fn hold(&self) {
         self.allow(Some(0));
     }
 
-    /// One call goes on.
+    /// Lets one call go on.
     pub(crate) fn release_one(&self) {
         self.allow(Some(1));
     }
 
-    /// Calls wait no longer.
+    /// Lets all calls go on.
     pub(crate) fn release(&self) {
         self.allow(None);
     }
@@ -55,7 +55,7 @@ impl Control {
     fn pass(&self) {
         let is_held = |allowed: &mut Option<usize>| *allowed == Some(0);
         let allowed = self.allowed.lock().unwrap();
-        // A test that failed holds it for ever.
+        // A failed test would hold it forever.
         let (mut allowed, waited) =
             self.changed.wait_timeout_while(allowed, Duration::from_secs(300), is_held).unwrap();
         assert!(!waited.timed_out(), "held for too long");
@@ -94,7 +94,7 @@ impl Network for Probe {
     }
 }
 
-/// Probes alone.
+/// Returns a registry with only the probe architecture.
 pub(crate) fn architectures(control: &Arc<Control>) -> Architectures {
     let (mut architectures, control) = (Architectures::none(), Arc::clone(control));
     architectures.register("probe", move |scope, _| {
@@ -104,7 +104,7 @@ pub(crate) fn architectures(control: &Arc<Control>) -> Architectures {
     architectures
 }
 
-/// A probe's folder, which answers three times what it is asked.
+/// Writes the folder of a probe that answers three times its input.
 pub(crate) fn write(root: &Path, name: &str, more: &str) {
     let folder = root.join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -115,12 +115,12 @@ pub(crate) fn write(root: &Path, name: &str, more: &str) {
     fs::write(folder.join("config.toml"), config).unwrap();
 }
 
-/// A request of one row.
+/// Creates a request of one row.
 pub(crate) fn ask(model: &str, number: f32) -> tenure_serve::protocol::InferRequest {
     request(model, vec![floats("x", &[1, 1], &[number])])
 }
 
-/// The numbers of an answer.
+/// Returns the numbers of an answer.
 pub(crate) fn numbers(output: &Message) -> Vec<f32> {
     output.bytes().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }

@@ -1,4 +1,4 @@
-//! The workers of a server, as the system has them.
+//! Helpers for the worker processes of a server.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -15,25 +15,25 @@ pub(crate) fn signal(name: &str, process: u32) {
     assert!(Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap().success());
 }
 
-/// Whether a process is there, also if it has ended and nobody has looked at how.
+/// Returns whether a process exists, even if it has ended and was not reaped.
 pub(crate) fn is_there(process: u32) -> bool {
     Path::new(&format!("/proc/{process}")).exists()
 }
 
-/// Whether none of its threads does anything: a signal is there some time before it is obeyed.
+/// Returns whether all its threads are stopped: a signal takes effect some time after it is sent.
 pub(crate) fn is_stopped(process: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let state = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
     tasks.map(state).all(|stat| stat.rsplit(") ").next().unwrap().starts_with('T'))
 }
 
-/// The active worker and the other, when there are two.
+/// Returns the active worker and the standby, once there are two.
 pub(crate) fn workers(served: &Served) -> [u32; 2] {
     until("two workers", || served.serving.workers().len() == 2);
     served.serving.workers().try_into().unwrap()
 }
 
-/// Asks a model what it computes for ever, and goes away meanwhile.
+/// Sends a model a request that it computes forever, and disconnects meanwhile.
 pub(crate) fn leave_computing(served: &Served, model: &str, number: f32) {
     let encoded = probe::ask(model, number).encode(Encoding::Json).unwrap();
     let mut leaving = TcpStream::connect(served.address).unwrap();
@@ -42,7 +42,8 @@ pub(crate) fn leave_computing(served: &Served, model: &str, number: f32) {
     until("it computes", || served.is_endless(model));
 }
 
-/// Kills so many workers while two clients ask three models, and waits for answers in between. None is lost or wrong.
+/// Kills this many workers while two clients ask three models, and waits for answers in between. Asserts that no answer
+/// is lost or wrong.
 pub(crate) fn kill_workers_under_load(served: &Served, names: [&'static str; 3], deaths: usize) {
     let (is_over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
@@ -65,7 +66,7 @@ pub(crate) fn kill_workers_under_load(served: &Served, names: [&'static str; 3],
         for kill in 0..deaths {
             until("a worker", || served.serving.workers().len() > kill % 2);
             let worker = served.serving.workers()[kill % 2].to_string();
-            // It may have ended by itself.
+            // The worker may have ended by itself.
             let _ = Command::new("kill").args(["-KILL", &worker]).status();
             let before = answered.load(Ordering::Relaxed);
             until("answers go on", || answered.load(Ordering::Relaxed) > before + 1);

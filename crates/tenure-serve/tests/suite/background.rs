@@ -1,4 +1,4 @@
-//! Programs in the background of a server, as they see it.
+//! Tests of programs in the background of a server, from the programs' side.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -34,8 +34,7 @@ impl Server {
         self.folder.path().join("socket")
     }
 
-    /// A program, which is told to yield until the server knows that nothing is asked.
-    /// The first program: nothing runs yet.
+    /// Connects the first program. It is told to yield, since the server does not know yet that there are no requests.
     fn program(&self) -> Program {
         let mut program = self.connect();
         assert_eq!(program.line(), "yield");
@@ -71,7 +70,7 @@ impl Program {
 fn programs_yield_to_requests_and_run_when_nothing_is_asked() {
     let server = Server::new();
     let mut programs = [0, 1].map(|_| server.connect());
-    // The second may come when the first runs already.
+    // The second program may connect when the first one runs already.
     let must_wait = programs.each_mut().map(|program| program.line() == "yield");
     let waiting = || must_wait.into_iter().enumerate().filter_map(|(number, waits)| waits.then_some(number));
     waiting().for_each(|number| programs[number].answer());

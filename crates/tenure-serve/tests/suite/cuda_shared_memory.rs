@@ -1,4 +1,5 @@
-//! Tensors in the memory of clients' CUDA devices: a client has a simulated driver of its own, as another process would.
+//! Tests of tensors in the memory of clients' CUDA devices: each client has its own simulated driver, as another
+//! process would.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,8 @@ struct OnCuda {
     served: Served,
 }
 
-/// Nothing on real devices, which a process cannot share with itself: `python/tests/serve` has a test of them.
+/// Starts the server; `None` on real devices, whose memory a process cannot share with itself. `python/tests/serve`
+/// tests those.
 fn on_cuda() -> Option<OnCuda> {
     if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
         eprintln!("skipped: a client needs a process of its own");
@@ -48,7 +50,7 @@ fn on_cuda() -> Option<OnCuda> {
 }
 
 impl OnCuda {
-    /// How often memory of a device was closed.
+    /// Returns how often memory of a device was closed.
     fn closed(&self, device: usize) -> u64 {
         let Executor::Sim(driver) = self.devices[device].driver().executor() else { panic!("a simulated one") };
         driver.calls(Some(Call::CloseMemory))
@@ -59,7 +61,7 @@ impl OnCuda {
         self.served.post(&format!("{REGION}/{region}/register"), &body.to_string())
     }
 
-    /// Registers all of an allocation on the first device.
+    /// Registers a whole allocation on the first device.
     fn share(&self, region: &str, allocation: &Allocation) {
         let registered = self.register(region, &allocation.handle(), 0, allocation.bytes);
         assert_eq!((registered.status, &*registered.text()), (200, ""));

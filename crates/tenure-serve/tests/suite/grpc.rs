@@ -1,4 +1,4 @@
-//! The protocol over gRPC, asked by a client of HTTP/2.
+//! Tests of the protocol over gRPC, with an HTTP/2 client.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -39,13 +39,13 @@ const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 const UNAUTHENTICATED: u16 = 16;
 
-/// What a call is answered.
+/// The reply to a call.
 #[derive(Debug)]
 pub(crate) struct Reply {
     http: u16,
     code: u16,
     message: String,
-    /// The metadata's.
+    /// The id in the metadata.
     id: String,
     trailers: HeaderMap,
     body: Bytes,
@@ -73,7 +73,7 @@ impl Reply {
     }
 }
 
-/// A connection of a client's.
+/// A client's connection.
 pub(crate) struct Client<'a> {
     served: &'a Served,
     requests: SendRequest<Bytes>,
@@ -106,10 +106,10 @@ impl<'a> Client<'a> {
         requests.send_request(request.body(()).unwrap(), false).unwrap()
     }
 
-    /// The reply to a call whose body is what is framed.
+    /// Sends a call with a framed body, and returns the reply.
     pub(crate) fn send(&self, method: &str, headers: &[(&str, &str)], body: Bytes) -> Reply {
         let (response, mut stream) = self.begin(method, headers);
-        // The server may answer before it has read all.
+        // The server may answer before it has read everything.
         let _ = stream.send_data(body, true);
         self.reply(response).unwrap()
     }
@@ -146,7 +146,7 @@ impl<'a> Client<'a> {
         self.call("ModelInfer", message)
     }
 
-    /// Whether a model answers.
+    /// Returns whether a model answers.
     fn is_served(&self) -> bool {
         self.infer(&request("echo_fp32")).code == OK
     }
@@ -189,7 +189,7 @@ pub(crate) fn input(datatype: &str, shape: &[i64]) -> InferTensor {
     InferTensor { name: "x".into(), datatype: datatype.into(), shape: shape.into(), ..InferTensor::default() }
 }
 
-/// Two numbers of single precision, as bytes.
+/// Creates a request with two single-precision numbers as bytes.
 fn request(model: &str) -> ModelInferRequest {
     ModelInferRequest {
         model_name: model.into(),
@@ -212,7 +212,7 @@ fn is_counted(served: &Served, line: &str) -> bool {
     served.ask("GET", "/metrics", &[], &[]).text().lines().any(|counted| counted == line)
 }
 
-/// Two elements of each type, as numbers and as bytes.
+/// Returns two elements of each type, as numbers and as bytes.
 fn elements(datatype: Datatype) -> (Option<InferTensorContents>, Vec<u8>) {
     let none = InferTensorContents::default;
     let (contents, bytes): (_, Vec<u8>) = match datatype {
@@ -345,9 +345,9 @@ fn a_model_that_is_unloaded_is_unavailable_until_it_is_loaded() {
     assert_eq!(loaded, RepositoryModelResponse {});
     assert!(client.is_served());
     for method in ["RepositoryModelLoad", "RepositoryModelUnload", "ModelMetadata"] {
-        // A model's name has the number that a repository's has elsewhere.
-        let nobody = RepositoryModelRequest { repository_name: "m".into(), model_name: "m".into(), ..model.clone() };
-        assert_eq!(client.call(method, &nobody).code, NOT_FOUND, "{method}");
+        // The field number of a model's name is that of a repository's name in other messages.
+        let wrong_field = RepositoryModelRequest { repository_name: "m".into(), model_name: "m".into(), ..model.clone() };
+        assert_eq!(client.call(method, &wrong_field).code, NOT_FOUND, "{method}");
     }
 }
 
@@ -485,7 +485,7 @@ fn what_is_no_call_is_refused() {
     let mut other = TcpStream::connect(served.grpc_address.unwrap()).unwrap();
     other.write_all(b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
     let mut bytes = Vec::new();
-    // It is closed, and says so in frames at most.
+    // The connection is closed, with frames at most.
     let _ = other.read_to_end(&mut bytes);
     assert!(!bytes.starts_with(b"HTTP"));
 }
@@ -511,7 +511,7 @@ fn a_call_whose_time_passes_is_dropped() {
     assert_eq!(client.send("ModelInfer", &[("grpc-timeout", "1H")], slow).error(), (DEADLINE_EXCEEDED, message));
     assert_eq!(served.fake.waiting.load(Ordering::SeqCst), 0);
     assert!(is_counted(&served, r#"tenure_requests_total{model="slow",outcome="timed_out"} 2"#));
-    // Nothing of what a metadata's call has is left when its limit has passed before it came.
+    // If the limit passed before the call arrived, the metadata call has no time left.
     let late = client.send("ServerMetadata", &[("grpc-timeout", "0n")], framed(&ServerMetadataRequest {}));
     assert!([OK, DEADLINE_EXCEEDED].contains(&late.code));
 }
@@ -571,7 +571,7 @@ fn a_message_has_a_limit_packed_and_unpacked() {
     assert!(bomb.len() < 1000);
     assert_eq!(client.send("ModelInfer", &[("grpc-encoding", "gzip")], with_head(1, &bomb)).error(), expected);
     let (response, mut stream) = client.begin("ModelInfer", &[]);
-    // It is refused for what it says, before it comes.
+    // The announced length is refused before the body arrives.
     stream.send_data(Bytes::from_static(&[0, 0, 0, 4, 0]), false).unwrap();
     assert_eq!(client.reply(response).unwrap().error(), expected);
     assert!(client.is_served());
@@ -626,7 +626,7 @@ fn who_takes_no_answer_is_not_waited_for() {
     let failed = served.runtime.block_on(async {
         let mut body = response.await.unwrap().into_body();
         loop {
-            // It takes what comes, and makes no room for more.
+            // It receives data and opens no more window.
             if let Err(error) = body.data().await.unwrap() {
                 break error;
             }
@@ -670,7 +670,7 @@ fn a_server_that_ends_answers_what_it_has_begun() {
         stream.send_data(framed(&request("slow")), true).unwrap();
         waiting(&served, 1);
         stop.send(()).unwrap();
-        wait_until("nobody listens", || TcpStream::connect(address).is_err());
+        wait_until("the listener is closed", || TcpStream::connect(address).is_err());
         served.fake.permits.add_permits(1);
         assert_eq!(client.reply(response).unwrap().code, OK);
         drop(silent);

@@ -1,4 +1,4 @@
-//! Triton's extensions over gRPC: they say what they say over HTTP, and share its regions of memory.
+//! Tests of Triton's extensions over gRPC: they answer the same as over HTTP, and share its regions of memory.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -157,7 +157,7 @@ fn there_are_no_regions_of_a_device() {
     assert!(code == INVALID_ARGUMENT && message.starts_with("memory of CUDA devices"), "{code} {message}");
 }
 
-/// The parameters of a tensor that is in a region.
+/// Returns the parameters of a tensor that is in a region.
 pub(crate) fn place(region: &str, offset: i64, byte_size: i64) -> Parameters {
     [
         ("shared_memory_region".into(), parameter(ParameterChoice::String(region.into()))),
@@ -167,7 +167,7 @@ pub(crate) fn place(region: &str, offset: i64, byte_size: i64) -> Parameters {
     .into()
 }
 
-/// A request for four bytes of a region, whose answer is written to a part of a region.
+/// Creates a request for four bytes of a region, whose answer is written to a part of a region.
 pub(crate) fn asking(from: Parameters, to: Option<Parameters>) -> ModelInferRequest {
     let outputs = to.map(|parameters| InferRequestedOutput { name: "y".into(), parameters });
     ModelInferRequest {
@@ -189,7 +189,7 @@ fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
     assert_eq!((&answer.outputs[..], &answer.raw_output_contents[..]), (&[y][..], &[Bytes::new()][..]));
     let sent: ModelInferResponse = client.ask("ModelInfer", &asking(place("r", 0, 4), None));
     assert_eq!(sent.raw_output_contents, [&[1, 2, 3, 4][..]]);
-    // Who sends numbers in the message may have the answer in a region too.
+    // A client that sends numbers in the message may still receive the answer in a region.
     let contents = Some(InferTensorContents { ints: vec![5, 6, 7, 8], ..InferTensorContents::default() });
     let mut typed = asking(Parameters::new(), Some(place("r", 5, 4)));
     typed.inputs[0].contents = contents;

@@ -1,4 +1,4 @@
-//! Messages of gRPC, as bytes of the public protocol's.
+//! Tests of the bytes of gRPC messages against the public protocol.
 
 use std::fmt::{Debug, Write};
 
@@ -32,7 +32,7 @@ fn contents() -> InferTensorContents {
     }
 }
 
-/// Expected are bytes that the messages of `tritonclient` 2.73 are written as.
+/// The expected bytes are those that `tritonclient` 2.73 writes for these messages.
 #[test]
 fn bytes_are_those_of_the_public_protocol() {
     let input = InferTensor {
@@ -186,7 +186,7 @@ fn any_parameters() -> impl Strategy<Value = Parameters> {
         any::<bool>().prop_map(ParameterChoice::Bool),
         any::<i64>().prop_map(ParameterChoice::Int64),
         any::<String>().prop_map(ParameterChoice::String),
-        // NaN is not itself.
+        // NaN does not equal itself.
         proptest::num::f64::NORMAL.prop_map(ParameterChoice::Double),
         any::<u64>().prop_map(ParameterChoice::Uint64),
     ];

@@ -1,4 +1,4 @@
-//! The server over loopback, and a service that computes nothing.
+//! Tests of the HTTP server over loopback, with a service that computes nothing.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -277,7 +277,7 @@ fn who_is_slow_to_send_is_not_waited_for() {
     let limits = Limits { receive: Duration::from_millis(50), ..Limits::default() };
     let served = Served::with(Config { limits, ..Config::default() });
     let head = "POST /v2/models/echo_fp32/infer HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n{";
-    // Where even the head comes too late, there is no answer.
+    // If even the head comes too late, there is no answer.
     let answer = (0..1000).find_map(|_| receive(served.send(head.as_bytes()))).unwrap();
     assert_eq!(answer.error(), (408, "the body did not come within 50ms".into()));
     assert!(receive(served.send(b"GET /v2 HT")).is_none());
@@ -320,7 +320,7 @@ fn a_server_that_ends_answers_what_it_has_begun() {
     let idle = served.send(b"");
     served.wait_for_waiting(1);
     served.stop.take().unwrap().send(()).unwrap();
-    wait_until("nobody listens", || TcpStream::connect(served.address).is_err());
+    wait_until("the listener is closed", || TcpStream::connect(served.address).is_err());
     served.fake.permits.add_permits(1);
     assert_eq!(receive(slow).unwrap().status, 200);
     served.runtime.block_on(served.running).unwrap();
@@ -376,14 +376,14 @@ fn the_page_shows_what_was_answered() {
     assert!(served.is_counted(r#"tenure_requests_total{model="echo_fp32",outcome="answered"} 1"#));
 }
 
-/// The events of the live page's feed, as they come.
+/// The events of the live page's feed, as they arrive.
 struct Events {
     stream: TcpStream,
     bytes: Vec<u8>,
 }
 
 impl Events {
-    /// Begins to listen, and has received the answer's head.
+    /// Opens the feed and receives the answer's head.
     fn open(served: &Served, headers: &[&str]) -> Self {
         let mut events = Self { stream: served.send(&request("GET", "/events", headers, &[])), bytes: Vec::new() };
         let head = events.receive_until(b"\r\n\r\n");
@@ -391,7 +391,7 @@ impl Events {
         events
     }
 
-    /// What comes as far as some bytes.
+    /// Receives up to and including some bytes, and returns them as text.
     fn receive_until(&mut self, end: &[u8]) -> String {
         loop {
             if let Some(at) = self.bytes.windows(end.len()).position(|window| window == end) {
@@ -410,7 +410,7 @@ impl Events {
         serde_json::from_str(event.split_once("data: ").unwrap().1).unwrap()
     }
 
-    /// The first event that says something.
+    /// Waits for the first event that satisfies a condition.
     fn wait_for(&mut self, is_so: impl Fn(&Value) -> bool) -> Value {
         loop {
             let event = self.next();
@@ -461,7 +461,7 @@ fn a_page_that_listens_does_not_hold_up_the_end() {
     page.next();
     served.stop.take().unwrap().send(()).unwrap();
     served.runtime.block_on(served.running).unwrap();
-    // The end of all chunks: it was not cut off.
+    // The final chunk arrives, so the stream was not cut off.
     page.receive_until(b"\r\n0\r\n\r\n");
 }
 

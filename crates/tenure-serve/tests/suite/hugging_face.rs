@@ -1,4 +1,4 @@
-//! Folders of Hugging Face, served as they are.
+//! Tests of Hugging Face folders that are served unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn write_sentence_modules(folder: &Path, modules: &str, pooling: &str) {
     fs::write(folder.join("1_Pooling/config.json"), pooling).unwrap();
 }
 
-/// Makes a folder one of Hugging Face's.
+/// Turns a folder into a Hugging Face folder.
 fn convert(folder: &Path, config: &str) {
     fs::remove_file(folder.join("config.toml")).unwrap();
     fs::write(folder.join("config.json"), config).unwrap();
@@ -51,7 +51,7 @@ fn save(folder: &Path, model: &dyn Module) {
     checkpoint::save(&folder.join("model.safetensors"), state, ("of", "a test")).unwrap();
 }
 
-/// Writes weights that are a header of one tensor of no elements.
+/// Writes a weight file whose header has tensors without elements.
 fn write_header(folder: &Path, dtype: &str) {
     let header = json!({
         "__metadata__": {"format": "pt"},
@@ -63,7 +63,7 @@ fn write_header(folder: &Path, dtype: &str) {
     fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 
-/// A repository whose only folder, `m`, has a tiny BERT.
+/// Creates a repository whose only folder, `m`, has a tiny BERT.
 fn one_bert() -> (TempDir, std::path::PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("m");
@@ -74,7 +74,7 @@ fn one_bert() -> (TempDir, std::path::PathBuf) {
     (root, folder)
 }
 
-/// The remedies.
+/// The remedies that errors name.
 const START_PYTHON: &str = ": start the server with --python PROGRAM, a Python that has PyTorch and transformers, which \
                             serves it, or add a config.toml with python = \"model.py:load\"";
 const WRITE_CONFIG: &str = ": add a config.toml with python = \"model.py:load\" to serve it with PyTorch";
@@ -120,7 +120,7 @@ fn a_llama_and_sentences_answer_the_same_without_a_configuration_of_ours() {
     assert_eq!((vectors.outputs[0].name(), vectors.outputs[0].shape()), ("sentence_embedding", &[2, 32][..]));
     assert_eq!(bytes(&vectors), bytes(&expected_vectors));
 
-    // The same weights are a BERT without the modules.
+    // The same weights are a plain BERT without the modules.
     fs::remove_file(served.folder.path().join("tiny-sentences/modules.json")).unwrap();
     tokio::runtime::Runtime::new().unwrap().block_on(served.serving.load("tiny-sentences")).unwrap();
     let numbers = served.infer(&request("tiny-sentences", vec![ids, mask])).unwrap();
@@ -264,7 +264,8 @@ fn pickled_weights_are_refused() {
     );
 }
 
-/// How a Python serves a folder whose weights are a BERT's: its function, and names, datatypes and shapes of inputs and outputs.
+/// Returns how a Python serves a folder with a BERT's weights: the function, and the names, datatypes and shapes of
+/// inputs and outputs.
 fn described(config: &Value) -> Result<[String; 3], String> {
     let (root, folder) = one_bert();
     fs::write(folder.join("config.json"), config.to_string()).unwrap();

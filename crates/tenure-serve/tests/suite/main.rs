@@ -1,4 +1,4 @@
-//! Tests of a server in one process; those of its workers are programs of their own.
+//! Tests of a server in one process; the tests of its workers are separate programs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod background;

@@ -1,4 +1,4 @@
-//! Models that are computed by the server, as its clients see them.
+//! Tests of models that the server computes, from its clients' side.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -69,7 +69,7 @@ fn each_example_answers_what_its_model_does_bit_for_bit() {
     assert_eq!(answer.outputs[0].bytes()[..], expected.to_bytes().unwrap());
 }
 
-/// Five ResNets of other weights each, and memory for two of them.
+/// Tests five ResNets with different weights, and memory for two of them.
 #[test]
 fn five_models_with_memory_for_two_answer_random_requests_of_two_clients() {
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +133,7 @@ outputs = [{ name = "scores", datatype = "FP32", shape = [-1, 10] }]
 options = { channels = 1, classes = 10, width = 8 }
 "#;
 
-/// A server whose probe `name` computes one number for as long as it is held.
+/// Starts a server whose probe `name` computes one number for as long as it is held.
 fn busy(name: &str, config: &str) -> (Served, Arc<Control>) {
     let (served, control) = Served::probes(&[name], config, 1 << 20);
     control.hold();
@@ -192,7 +192,7 @@ fn weights_that_are_wanted_next_come_while_others_are_computed_with() {
             assert_eq!(numbers(&answer.join().unwrap().outputs[0]), [6.0]);
         }
     });
-    // A reader's thread counts them, maybe after the answers.
+    // A reading thread counts them, perhaps after the answers.
     let switches = || served.serving.snapshot().models.iter().map(|model| model.switches).collect::<Vec<u64>>();
     until("each has come once", || switches() == [1, 1, 1]);
 }
@@ -274,7 +274,7 @@ fn a_network_that_panics_fails_one_request() {
 }
 
 #[test]
-fn what_cannot_be_served_says_why_and_hinders_nobody() {
+fn what_cannot_be_served_says_why_and_hinders_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str| {
         probe::write(folder.path(), name, "");
@@ -300,8 +300,8 @@ fn what_cannot_be_served_says_why_and_hinders_nobody() {
         assert_eq!(served.post(&format!("/v2/repository/models/{name}/load")).0, 503);
         assert_eq!(numbers(&served.infer(&ask("good", 1.0)).unwrap().outputs[0]), [3.0]);
     }
-    assert_eq!(served.infer(&ask("nobody", 1.0)).unwrap_err().0, 404);
-    // What is repaired is served.
+    assert_eq!(served.infer(&ask("unknown", 1.0)).unwrap_err().0, 404);
+    // A repaired model is served again.
     probe::write(served.folder.path(), "truncated", "");
     until("it is served", || served.infer(&ask("truncated", 1.0)).is_ok());
 }
@@ -311,7 +311,7 @@ fn a_model_that_is_larger_than_the_memory_says_so() {
     let (served, _) = Served::probes(&["large"], "", 90_000);
     let (status, reason) = served.infer(&ask("large", 1.0)).unwrap_err();
     assert!(status == 503 && reason.contains("the model's weights are 102400 bytes, and the most"), "{reason}");
-    // 90,000 bytes have room for 88,064, in pages.
+    // 90,000 bytes have room for 88,064 bytes in whole pages.
     assert!(
         reason.ends_with("or give weights at least 102400 bytes (tenure serve: --device-bytes 102400)"),
         "{reason}"
@@ -324,7 +324,7 @@ fn weights_that_are_written_again_are_unavailable_and_looked_at_at_once() {
     let folder = tempfile::tempdir().unwrap();
     ["stays", "changes"].iter().for_each(|name| probe::write(folder.path(), name, ""));
     let mut options = ServingOptions::new(folder.path(), 110_000);
-    // Nothing but requests has folders looked at again.
+    // Only requests cause folders to be read again.
     options.rescan = Duration::from_secs(1 << 20);
     let served = Served::start(folder, options, probe::architectures(&Arc::default()));
     let is_evicted = || served.infer(&ask("changes", 1.0)).and_then(|_| served.infer(&ask("stays", 1.0))).is_ok();
@@ -361,7 +361,7 @@ fn weights_that_are_written_again_are_unavailable_and_looked_at_at_once() {
 #[test]
 fn weights_that_could_not_be_read_ahead_leave_before_their_room_is_promised() {
     let (served, control) = Served::probes(&["first", "second", "unread"], "", 2 * 102_400);
-    // The server has opened a file that is cut, and a whole one has its name.
+    // The server has opened a file that is then truncated, while a complete file takes its name.
     let path = served.folder.path().join("unread/model.safetensors");
     let opened = File::options().write(true).open(&path).unwrap();
     let (whole, other) = (fs::read(&path).unwrap(), served.folder.path().join("unread/other"));
@@ -381,7 +381,7 @@ fn weights_that_could_not_be_read_ahead_leave_before_their_room_is_promised() {
         until("it computes", || control.calls().len() == 1);
         let unread = scope.spawn(|| served.infer(&ask("unread", 2.0)));
         until("weights are read ahead", || images("unread") == 1);
-        // It goes before the other.
+        // This request goes before the other.
         let second = scope.spawn(|| served.infer(&InferRequest { priority: 1, ..ask("second", 2.0) }));
         until("two wait", || queued(served) == 2);
         control.release();

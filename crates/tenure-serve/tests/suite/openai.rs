@@ -1,4 +1,4 @@
-//! OpenAI's routes over loopback.
+//! Tests of OpenAI's routes over loopback.
 
 use serde_json::{Value, json};
 use tenure_serve::http::Config;
@@ -10,7 +10,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// The status, what is wrong, and the code.
+    /// Returns the status, the message, the parameter and the code of an error.
     fn refused(&self) -> (u16, String, Value, Value) {
         let error = self.json()["error"].clone();
         assert!(error["type"].is_string(), "{error}");
@@ -40,7 +40,7 @@ fn texts_and_tokens_have_vectors_in_their_order() {
     let expected = [json!([198.0, 3.0, 2.0]), json!([97.0, 1.0, 2.0]), json!([194.0, 2.0, 1.0])];
     let texts = json!({ "model": "vectors", "input": ["ab\u{3}", "a", "aa"], "user": "me" });
     let found = served.vectors(&texts);
-    // Two of like length are computed together, the longest alone.
+    // Two of similar length are computed together, the longest alone.
     assert_eq!(found, [json!([198.0, 3.0, 1.0]), expected[1].clone(), json!([194.0, 2.0, 2.0])]);
     let usage = served.embed(&texts).json()["usage"].clone();
     assert_eq!(usage, json!({ "prompt_tokens": 6, "total_tokens": 6 }));
@@ -82,9 +82,9 @@ fn a_vector_may_be_shorter_and_in_base64() {
 fn a_request_that_cannot_be_says_what_is_wrong_with_it() {
     let served = Served::with(Config::default());
     let refused = |body: Value| served.embed(&body).refused();
-    let (status, message, param, code) = refused(json!({ "model": "nobody", "input": "a" }));
+    let (status, message, param, code) = refused(json!({ "model": "unknown", "input": "a" }));
     assert_eq!((status, param, code), (404, json!("model"), json!("model_not_found")));
-    assert!(message.starts_with("there is no model \"nobody\""), "{message}");
+    assert!(message.starts_with("there is no model \"unknown\""), "{message}");
     for (changes, param) in [
         (json!({ "input": "" }), json!("input")),
         (json!({ "input": [] }), json!("input")),
@@ -118,7 +118,7 @@ fn models_are_listed_as_openai_lists_them() {
     assert_eq!(listed["object"], "list");
     assert!(listed["data"].as_array().unwrap().contains(&object));
     assert_eq!(served.ask("GET", "/v1/models/echo_fp32", &[], b"").json(), object);
-    let (status, _, _, code) = served.ask("GET", "/v1/models/nobody", &[], b"").refused();
+    let (status, _, _, code) = served.ask("GET", "/v1/models/unknown", &[], b"").refused();
     assert_eq!((status, code), (404, json!("model_not_found")));
 }
 

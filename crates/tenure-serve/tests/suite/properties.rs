@@ -1,4 +1,4 @@
-//! Any program of events, beside a model that keeps everything in one list.
+//! Property tests of the scheduler: random sequences of events, checked against a simple model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tenure_serve::scheduler::{
 
 const PATIENCE: Duration = ms(100);
 const COMPUTE: Duration = ms(10);
-/// Of one byte, which is a chunk.
+/// The time to copy one byte, which is a chunk.
 const COPY: Duration = ms(5);
 const CAPACITY: u64 = 8;
 const MAX_QUEUED: usize = 12;
@@ -35,7 +35,7 @@ enum Event {
     End(usize),
 }
 
-/// What happens on a device that works.
+/// Generates the events of a working device.
 fn ordinary() -> BoxedStrategy<Event> {
     let submit = (0..5_usize, 1..4_u32, 0..2_u64, -1..2_i32, prop::option::weighted(0.3, 1..400_u64)).prop_map(
         |(model, rows, shape, priority, deadline_ms)| Event::Submit { model, rows, shape, priority, deadline_ms },
@@ -88,7 +88,7 @@ struct Place {
     is_lost: bool,
     is_background: bool,
     running: Option<(Batch, bool)>,
-    /// Chunks by model.
+    /// The resident chunks by model.
     resident: BTreeMap<ModelId, u64>,
     unloaded: BTreeSet<ModelId>,
     copying: Vec<(ModelId, u64)>,
@@ -103,7 +103,7 @@ struct World {
     known: BTreeMap<ModelId, Model>,
     asked: BTreeMap<RequestId, Asked>,
     now: Duration,
-    /// Copies take as long as they should, and devices last.
+    /// Whether copies take the expected time, and devices are not lost.
     is_orderly: bool,
 }
 
@@ -243,7 +243,7 @@ impl World {
         asked.state = State::Ended;
     }
 
-    /// Somewhere among the decisions.
+    /// Expects an answer somewhere among the next decisions.
     fn expect_answer(&mut self, id: RequestId, expected: &Outcome) {
         while let Some(decision) = self.scheduler.poll(self.now) {
             let found =
@@ -361,7 +361,7 @@ impl World {
             assert_eq!((asked.state, asked.request.model), (State::Waits, batch.model));
             assert_eq!(asked.request.shape, head.request.shape);
             assert!(asked.request.deadline.is_none_or(|deadline| deadline > self.now));
-            // Nobody who waits in its class and shape is older.
+            // No older request waits in its class and shape.
             let elders = self.waiting().take_while(|(elder, _)| *elder < id).filter(|(_, elder)| {
                 (elder.request.model, elder.priority) == (batch.model, asked.priority)
                     && (id == &batch.requests[0] || elder.request.shape == asked.request.shape)
@@ -380,7 +380,8 @@ impl World {
         self.places[index].running = Some((batch, false));
     }
 
-    /// Who is due goes first: but what is resident and due, for as long as switches took.
+    /// Checks that due requests go first, except that resident and due ones may go before them for as long as switches
+    /// took.
     fn check_turn(&self, index: usize, batch: &Batch) {
         let due = |model: ModelId| {
             let of = self.waiting().filter(|(_, asked)| asked.request.model == model);
@@ -401,7 +402,7 @@ impl World {
             let yields = self.devices.iter().any(|device| self.scheduler.must_yield(*device, self.now));
             assert_eq!(yields, self.waiting().next().is_some());
         }
-        // Nothing idles while what could run waits.
+        // A device must not be idle while a request that could run waits.
         let [place] = &self.places[..] else { return };
         if !place.is_lost && !place.is_background && place.running.is_none() && place.copying.is_empty() {
             for (id, asked) in self.waiting() {
@@ -412,7 +413,7 @@ impl World {
         }
     }
 
-    /// Everything goes well from now on.
+    /// Lets everything succeed from now on, until all requests are answered.
     fn drain(&mut self) {
         for device in 0..self.devices.len() {
             self.happens(&Event::End(device));

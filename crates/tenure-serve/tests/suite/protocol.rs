@@ -1,4 +1,4 @@
-//! What the protocol's messages say, and what happens to those that are none.
+//! Tests of the protocol's messages, valid and invalid.
 
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ fn an_answer_has_what_was_asked_for_in_that_order() {
     assert_eq!((&body[..], json_bytes), (&[json.as_bytes(), &[1]].concat()[..], Some(json.len())));
 }
 
-/// A tensor that JSON can say, if `in_json`.
+/// Generates a tensor; with `in_json`, one that JSON can express.
 fn tensor(name: String, in_json: bool) -> impl Strategy<Value = Tensor> {
     let datatypes = Datatype::ALL.into_iter().filter(|datatype| !in_json || datatype.has_json()).collect::<Vec<_>>();
     (select(datatypes), prop::collection::vec(0usize..4, 0..4), any::<u64>()).prop_map(

@@ -1,4 +1,4 @@
-//! PyTorch modules where nothing computes them. Those that are computed are tested in Python.
+//! Tests of PyTorch modules on a server that cannot compute them. Python tests cover those that are computed.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ inputs = [{ name = "x", datatype = "FP32", shape = [-1, 4] }]
 outputs = [{ name = "y", datatype = "FP32", shape = [-1, 2] }]
 "#;
 
-/// Why the only model, `m`, is not served.
+/// Returns the reason why the only model, `m`, is not served.
 fn reason(config: &str, python: Option<WorkerCommand>) -> String {
     let folder = tempfile::tempdir().unwrap();
     write(&folder.path().join("m"), config);

@@ -1,4 +1,4 @@
-//! What a repository says of its folders, good, bad and hostile.
+//! Tests of how a repository reads folders: good, bad and hostile ones.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -21,7 +21,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// A model's folder with weights of some bytes.
+/// Writes a model's folder with weights of some bytes.
 fn write(root: &Path, name: &str, config: &str) -> PathBuf {
     let folder = root.join(name);
     fs::create_dir_all(&folder).unwrap();
@@ -30,7 +30,7 @@ fn write(root: &Path, name: &str, config: &str) -> PathBuf {
     folder
 }
 
-/// The only model's configuration, or why there is none.
+/// Returns the only model's configuration, or the reason why there is none.
 fn read(config: &str) -> Result<Config, String> {
     let root = folder();
     write(root.path(), "m", config);
@@ -47,7 +47,7 @@ fn outcome(root: &Path) -> Result<Config, String> {
     }
 }
 
-/// Names of what was added, changed, removed and broken.
+/// Returns the names of added, changed, removed and broken models.
 fn names(changes: &Changes) -> [Vec<&str>; 4] {
     [
         changes.added.iter().map(|model| model.name.as_str()).collect(),
@@ -209,7 +209,7 @@ fn a_scan_says_what_changed_and_the_others_serve_on() {
     fs::remove_dir_all(root.path().join("c")).unwrap();
     assert_eq!(names(&repository.scan().unwrap()), [vec!["b"], vec!["a"], vec!["c"], vec![]]);
 
-    // Weights that are written again, longer or not.
+    // The weights are rewritten, with a new size or a new time.
     fs::write(root.path().join("a/model.safetensors"), [1; 101]).unwrap();
     let file = File::options().append(true).open(root.path().join("b/model.safetensors")).unwrap();
     file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
@@ -223,7 +223,7 @@ fn a_scan_says_what_changed_and_the_others_serve_on() {
 fn weights_are_not_read() {
     let root = folder();
     let weights = write(root.path(), "m", SMALL).join("model.safetensors");
-    // More than could be read in a test, or held in memory.
+    // The file is larger than could be read in a test, or held in memory.
     File::create(weights).unwrap().set_len(1 << 40).unwrap();
     let changes = Repository::new(root.path()).scan().unwrap();
     assert_eq!(changes.added[0].weight_bytes(), 1 << 40);
@@ -317,7 +317,7 @@ fn a_function_of_python_takes_the_place_of_an_architecture() {
     assert_eq!((&*python.source, &*python.function, python.file()), ("code/model.py", "load", Some("code/model.py")));
     assert_eq!((&*added[0].config.architecture, added[0].weights.len()), ("pytorch", 0));
     assert_eq!(added[0].folder, fs::canonicalize(&model).unwrap());
-    // Other code is another model, and so are other weights that the configuration names.
+    // Other code makes another model, and so do other weights in the configuration.
     fs::write(model.join("code/model.py"), "def load(folder): pass").unwrap();
     assert_eq!(names(&repository.scan().unwrap())[1], ["m"]);
     write(root.path(), "m", &with("python = \"package.models:load\"\nweights = \"model.safetensors\""));

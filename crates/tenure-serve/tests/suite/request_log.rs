@@ -1,4 +1,4 @@
-//! Ids of requests, and what is logged of each.
+//! Tests of request ids and the request log.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl io::Write for Log {
     }
 }
 
-/// Keeps what is logged from now on.
+/// Captures the log from now on.
 pub(crate) fn keep_log() {
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {
@@ -37,7 +37,7 @@ pub(crate) fn keep_log() {
     });
 }
 
-/// The events of an id, when there are as many.
+/// Waits for `count` events of an id, and returns them.
 pub(crate) fn logged(id: &str, count: usize) -> Vec<Value> {
     let events = || -> Vec<Value> {
         let logged = String::from_utf8(LOGGED.lock().unwrap().clone()).unwrap();
@@ -50,7 +50,7 @@ pub(crate) fn logged(id: &str, count: usize) -> Vec<Value> {
     events
 }
 
-/// An event's fields that are the same each time.
+/// Returns the fields of an event that are the same in each run.
 pub(crate) fn fixed(event: &Value) -> Value {
     let mut fixed = event.as_object().unwrap().clone();
     for name in ["timestamp", "level", "message", "target", "total_ms"] {
@@ -139,6 +139,6 @@ fn where_the_time_of_a_request_went_is_logged() {
     assert_eq!((&event["model"], &event["rows"]), (&"p".into(), &2.into()), "{event}");
     let ms = |name: &str| event[name].as_f64().unwrap();
     let phases = ms("queue_ms") + ms("copy_ms") + ms("wait_ms") + ms("compute_ms");
-    // Each phase is rounded down.
+    // Each phase is truncated.
     assert!(0.0 < phases && phases <= ms("total_ms") + 0.004, "{event}");
 }

@@ -1,4 +1,4 @@
-//! What stays on a device, beside simpler rules, in bytes that are copied again.
+//! Tests of residency decisions against simpler rules, by the bytes that are copied again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::drawn::Random;
 use tenure_serve::scheduler::{Eviction, Model, ModelId, Residency, Scheduler, SchedulerConfig, Weights};
 
-/// So many different names.
+/// Returns this many different ids.
 fn names(count: usize) -> Vec<ModelId> {
     let mut scheduler = Scheduler::new(SchedulerConfig::default());
     scheduler.add_device(1);
@@ -21,7 +21,7 @@ fn weights(bytes: u64) -> Weights {
     Weights { bytes, reload: Duration::from_millis(bytes), priority: 0, is_pinned: false }
 }
 
-/// Bytes that are copied if models of these sizes are used in this order, one a second.
+/// Returns the bytes that are copied if models of these sizes are used in this order, one a second.
 fn ours(sizes: &[u64], capacity: u64, uses: &[usize]) -> u64 {
     let names = names(sizes.len());
     let mut residency = Residency::new(capacity, 1, seconds(500));
@@ -35,7 +35,7 @@ fn ours(sizes: &[u64], capacity: u64, uses: &[usize]) -> u64 {
     copied
 }
 
-/// The same for whole models, of which the least by `priority(bytes, time of use, inflation)` leaves.
+/// Returns the same for whole models, where the one with the least `priority(bytes, time of use, inflation)` leaves.
 fn by_priority(sizes: &[u64], capacity: u64, uses: &[usize], priority: impl Fn(u64, f64, f64) -> f64) -> u64 {
     let mut kept: HashMap<usize, f64> = HashMap::new();
     let (mut copied, mut inflation) = (0, 0.0);
@@ -57,7 +57,7 @@ fn least_recently_used(sizes: &[u64], capacity: u64, uses: &[usize]) -> u64 {
     by_priority(sizes, capacity, uses, |_, at, _| at)
 }
 
-/// With a cost of a copy that is as much again as 10 bytes take.
+/// Assumes that each copy has a fixed cost, equal to that of copying 10 bytes.
 fn greedy_dual_size(sizes: &[u64], capacity: u64, uses: &[usize]) -> u64 {
     by_priority(sizes, capacity, uses, |bytes, _, inflation| inflation + (bytes + 10) as f64 / bytes as f64)
 }
@@ -66,7 +66,7 @@ fn greedy_dual_size(sizes: &[u64], capacity: u64, uses: &[usize]) -> u64 {
 fn fewer_bytes_are_copied_than_by_recency_or_greedy_dual_size() {
     for seed in 1..=3 {
         let mut random = Random(seed);
-        // 5 to 100, and the popular ones may be large or small.
+        // The sizes are 5 to 100; popular models may be large or small.
         let sizes: Vec<u64> = (0..100).map(|_| (5.0 * 20_f64.powf(random.unit())) as u64).collect();
         let uses: Vec<usize> = (0..4000).map(|_| random.zipf(100)).collect();
         let (lru, gds) = (least_recently_used(&sizes, 400, &uses), greedy_dual_size(&sizes, 400, &uses));
@@ -82,7 +82,7 @@ fn a_loop_over_more_than_fits_finds_most_of_it() {
         let uses: Vec<usize> = (0..1000).map(|at| at % count).collect();
         let sizes = vec![10; count];
         let (lru, ours) = (least_recently_used(&sizes, capacity, &uses), ours(&sizes, capacity, &uses));
-        // Nobody can copy less than what does not fit, each time round but for what was used last.
+        // A round must copy at least the bytes that do not fit, except those of the model used last.
         let floor = 1000 * 10 * (count as u64 * 10 - capacity) / (count as u64 * 10 - 10);
         println!("a loop over {count}: {ours}, by recency {lru}, at least {floor}");
         assert_eq!(lru, 10_000);
@@ -95,7 +95,7 @@ fn what_becomes_popular_displaces_what_was() {
     for phase in [100, 300, 1000] {
         let mut random = Random(phase as u64);
         let sizes = vec![10; 40];
-        // Ten others each time.
+        // Ten other models are popular in each phase.
         let uses: Vec<usize> = (0..4 * phase).map(|at| at / phase * 10 + random.zipf(10)).collect();
         let (lru, ours) = (least_recently_used(&sizes, 70, &uses), ours(&sizes, 70, &uses));
         println!("phases of {phase}: {ours}, by recency {lru}");
@@ -118,7 +118,7 @@ fn the_end_of_what_is_worth_least_leaves_first() {
     let eviction = |model, chunks| Eviction { model, chunks };
     assert_eq!(evict(4), Ok(vec![eviction(rare, 4)]));
     assert_eq!(evict(12), Ok(vec![eviction(rare, 10), eviction(often, 2)]));
-    // What is wanted next leaves last, though nobody ever used it.
+    // The model that is wanted next leaves last, though it was never used.
     assert_eq!(evict(25), Ok(vec![eviction(rare, 10), eviction(often, 10), eviction(wanted, 5)]));
     let refused = evict(31).unwrap_err();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The scheduler's rules, one by one.
+//! Tests of the scheduler's rules, one by one.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Devices of 10 bytes, each a chunk, that are copied in 10 ms each.
+/// Creates devices with room for 10 chunks of one byte, each of which takes 10 ms to copy.
 fn scheduler(devices: usize) -> (Scheduler, Vec<DeviceId>) {
     let config = SchedulerConfig { chunk_bytes: 1, copy_bytes_per_second: 100.0, ..SchedulerConfig::default() };
     let mut scheduler = Scheduler::new(config);
@@ -40,7 +40,7 @@ fn answer(request: RequestId, outcome: Outcome) -> Option<Decision> {
     Some(Decision::Answer { request, outcome })
 }
 
-/// Runs a request for a model, so that its weights are there.
+/// Runs a request for a model, so that its weights are resident.
 fn warm(scheduler: &mut Scheduler, model: ModelId, now: Duration) {
     ask(scheduler, model, now);
     let batch = run(scheduler, now);
@@ -87,7 +87,7 @@ fn a_full_queue_says_when_to_come_back() {
     (0..8).for_each(|_| {
         ask(&mut scheduler, name, ms(0));
     });
-    // Weights of two bytes, and two batches.
+    // This is the time for two bytes of weights and two batches.
     let refused = scheduler.submit(Request::new(name), ms(0)).unwrap_err();
     assert_eq!(refused, Refusal::Full { queued: 8, retry_after: ms(20) + COMPUTE * 2 });
     assert_eq!(refused.to_string(), "8 requests wait for the model, and no more may: try again in 40 ms");
@@ -106,11 +106,11 @@ fn a_deadline_that_cannot_be_met_is_refused_once_that_is_certain() {
     let early = scheduler.submit(by(1), ms(0)).unwrap();
     assert_eq!(scheduler.next_wake(ms(0)), Some(ms(1)));
     assert_eq!(scheduler.poll(ms(1)), answer(early, Outcome::Expired));
-    // The first takes its weights' time, and a few more may be slow.
+    // The first run takes its weights' time, and a few more may be slow.
     (0..9).for_each(|_| warm(&mut scheduler, name, ms(2)));
     assert_eq!(scheduler.submit(by(11), ms(2)), Err(Refusal::TooLate { left: ms(9), least: COMPUTE }));
     let (first, second) = (ask(&mut scheduler, name, ms(2)), scheduler.submit(by(14), ms(2)).unwrap());
-    // It could still be met when it was queued.
+    // The deadline could still be met when the request was queued.
     assert_eq!(scheduler.poll(ms(5)), answer(second, Outcome::TooLate));
     assert_eq!(run(&mut scheduler, ms(5)).requests, [first]);
 }
@@ -124,7 +124,7 @@ fn a_batch_waits_for_others_and_only_takes_those_of_its_shape() {
         scheduler.submit(request, ms(at)).unwrap()
     };
     let [a, b, c, d] = [ask(1, 7, 0), ask(1, 8, 1), ask(2, 7, 2), ask(2, 7, 3)];
-    // Five rows of one shape fill a batch; the one that does not fit waits.
+    // Five rows of one shape are more than a batch: the request that does not fit waits.
     let batch = run(&mut scheduler, ms(3));
     assert_eq!((batch.requests, batch.rows), (vec![a, c], 3));
     scheduler.finished(batch.id, Some(COMPUTE), ms(4));
@@ -151,7 +151,7 @@ fn what_is_resident_goes_first_until_another_is_due() {
     ask(&mut scheduler, here, ms(200));
     let batch = run(&mut scheduler, ms(200));
     assert_eq!((batch.requests, batch.load_bytes), (vec![waits], 7));
-    // Only as much leaves as must, from the end of the weights.
+    // Only as many chunks leave as needed, from the end of the weights.
     assert_eq!(batch.evict.iter().map(|left| (left.model, left.chunks)).collect::<Vec<_>>(), [(here, 5)]);
 }
 
@@ -163,7 +163,7 @@ fn priority_goes_first_and_waits_less() {
     ask(&mut scheduler, high, ms(0));
     let batch = run(&mut scheduler, ms(0));
     assert_eq!(batch.model, high);
-    // Of one model, the request's own priority.
+    // Among requests of one model, the request's own priority decides.
     let [first, second] = [0, 1].map(|priority| {
         let request = Request { rows: 3, priority, ..Request::new(high) };
         scheduler.submit(request, ms(1)).unwrap()
@@ -264,7 +264,7 @@ fn background_work_runs_when_nothing_waits_and_yields_at_once() {
     assert!(scheduler.begin_background(devices[0]) && scheduler.begin_background(devices[1]));
     assert!(!scheduler.must_yield(devices[0], ms(1)));
     ask(&mut scheduler, name, ms(1));
-    // Only where the model is.
+    // Only the device that has the model must yield.
     assert!(scheduler.must_yield(devices[0], ms(1)) && !scheduler.must_yield(devices[1], ms(1)));
     assert_eq!(scheduler.poll(ms(1)), None);
     scheduler.end_background(devices[0]);
@@ -288,7 +288,7 @@ fn a_model_runs_where_it_is_until_it_is_worth_a_copy() {
     ask(&mut scheduler, a, ms(21));
     // The other device would have to copy for 20 ms, and this one is free in 9.
     assert_eq!((scheduler.poll(ms(21)), scheduler.next_wake(ms(21))), (None, Some(ms(30))));
-    // With three batches more it is not.
+    // With three more batches in the queue, copying is worth it.
     (0..12).for_each(|_| {
         ask(&mut scheduler, a, ms(22));
     });

@@ -1,4 +1,4 @@
-//! Tensors in shared memory, as Triton's clients put them there.
+//! Tests of tensors in shared memory, written as Triton's clients do.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +15,7 @@ use crate::loopback::{Answer, Served};
 const FOLDER: &str = "/dev/shm";
 const REGION: &str = "/v2/systemsharedmemory/region";
 
-/// Something in the folder of shared memory, until it is dropped.
+/// An entry in the folder of shared memory, removed when this is dropped.
 pub(crate) struct Object {
     pub(crate) name: String,
 }
@@ -62,7 +62,7 @@ impl Served {
         self.post(&format!("{REGION}/{region}/register"), &body)
     }
 
-    /// Registers all of an object.
+    /// Registers a whole object.
     fn share(&self, region: &str, object: &Object) {
         let registered = self.register(region, &object.name, 0, object.bytes().len() as u64);
         assert_eq!((registered.status, &*registered.text()), (200, ""));
@@ -72,7 +72,7 @@ impl Served {
         self.ask("GET", &format!("/v2/systemsharedmemory{path}/status"), &[], &[]).text()
     }
 
-    /// Asks the model that answers what it is asked for bytes of a matrix of one row, with such parameters.
+    /// Asks the echo model for `bytes` bytes in a matrix of one row, with these parameters.
     pub(crate) fn echo(&self, bytes: usize, input: &str, output: &str) -> Answer {
         let body = format!(
             r#"{{"inputs": [{{"name": "x", "shape": [1, {bytes}], "datatype": "INT8", "parameters": {input}}}],
@@ -198,7 +198,7 @@ fn a_key_names_an_object_of_shared_memory_and_no_other_file() {
         ("a/b", no_key),
         ("a\\u0000b", no_key),
         (&long, no_key),
-        ("tenure-test-nobody-made-this", "No such file"),
+        ("tenure-test-that-does-not-exist", "No such file"),
         (&link.name, "cannot be opened"),
         (&folder.name, "cannot be opened"),
         (&pipe.name, "is no shared memory"),

@@ -1,4 +1,5 @@
-//! A hundred models on a device with room for ten: the scheduler beside simpler rules, in virtual time.
+//! A simulation of a hundred models on a device with room for ten: the scheduler against simpler rules, in virtual
+//! time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,12 +18,12 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// 128 MiB to 704 MiB.
+/// Returns a model's size: 128 MiB to 704 MiB.
 fn bytes(model: usize) -> u64 {
     (4 + (model as u64 * 7) % 19) * CHUNK
 }
 
-/// 25 GB/s.
+/// Returns the time to copy bytes at 25 GB/s.
 fn copy(bytes: u64) -> Duration {
     Duration::from_secs_f64(bytes as f64 / 25e9)
 }
@@ -31,7 +32,7 @@ fn compute(rows: usize) -> Duration {
     ms(3) + Duration::from_micros(250) * rows as u32
 }
 
-/// When which model is asked for: Poisson, and by Zipf's law.
+/// Generates arrival times by a Poisson process, and models by Zipf's law.
 fn trace(seed: u64, per_second: f64, seconds: f64) -> Vec<(Duration, usize)> {
     let mut random = Random(seed);
     let (mut at, mut trace) = (0.0, Vec::new());
@@ -46,10 +47,10 @@ fn trace(seed: u64, per_second: f64, seconds: f64) -> Vec<(Duration, usize)> {
 
 #[derive(Debug)]
 struct Report {
-    /// Answered before the deadline, a second.
+    /// The requests that were answered before the deadline, a second.
     goodput: f64,
     p99: Duration,
-    /// Of requests for the less popular half of the models.
+    /// The 99th percentile of requests for the less popular half of the models.
     rare_p99: Duration,
     rare_in_time: f64,
 }
@@ -57,7 +58,7 @@ struct Report {
 fn report(trace: &[(Duration, usize)], waits: &[Option<Duration>]) -> Report {
     let p99 = |least: usize| {
         let of = trace.iter().zip(waits).filter(|((_, model), _)| *model >= least);
-        // What was never answered waited for ever.
+        // A request that was never answered waited forever.
         let mut sorted: Vec<Duration> = of.map(|(_, wait)| wait.unwrap_or(Duration::MAX)).collect();
         sorted.sort();
         sorted[sorted.len() * 99 / 100]
@@ -77,15 +78,16 @@ fn report(trace: &[(Duration, usize)], waits: &[Option<Duration>]) -> Report {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
-    /// One after the other; in a row for one model, together.
+    /// First come, first served; consecutive requests for one model run together.
     Fifo,
-    /// The oldest, with all that wait for its model.
+    /// The oldest request, with all others that wait for its model.
     FifoBatched,
-    /// The oldest for a resident model, if there is one.
+    /// The oldest request for a resident model, if there is one.
     ResidentFirst,
 }
 
-/// Whole models, the least recently used leaves, and what waits for the chosen model rides along.
+/// Simulates a rule: models are loaded whole, the least recently used leaves, and requests for the chosen model run
+/// together.
 fn by_rule(rule: Rule, trace: &[(Duration, usize)]) -> Report {
     let mut arriving = trace.iter().enumerate().peekable();
     let mut queue: VecDeque<(usize, Duration, usize)> = VecDeque::new();
@@ -126,7 +128,7 @@ fn by_rule(rule: Rule, trace: &[(Duration, usize)]) -> Report {
     }
 }
 
-/// The scheduler, on an executor that computes behind the copying, with or without copying ahead.
+/// Simulates the scheduler on an executor that computes while it copies, with or without copying ahead.
 fn by_scheduler(is_ahead: bool, trace: &[(Duration, usize)]) -> Report {
     let config = SchedulerConfig { patience: PATIENCE, chunk_bytes: CHUNK, ..SchedulerConfig::default() };
     let mut scheduler = Scheduler::new(config);
@@ -138,7 +140,7 @@ fn by_scheduler(is_ahead: bool, trace: &[(Duration, usize)]) -> Report {
     let mut arriving = trace.iter().enumerate().peekable();
     let mut names: Vec<(RequestId, usize)> = Vec::new();
     let mut waits = vec![None; trace.len()];
-    // The link copies one after the other.
+    // The link runs one copy after the other.
     let mut link = Duration::ZERO;
     let mut copies: Vec<(Duration, ModelId, Duration)> = Vec::new();
     let mut running: Option<(Duration, Batch)> = None;

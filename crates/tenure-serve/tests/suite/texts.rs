@@ -1,4 +1,4 @@
-//! Texts, and the vectors that models answer for them.
+//! Tests of texts, and of the vectors that models answer for them.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -11,10 +11,10 @@ use tokio::runtime::Runtime;
 
 use crate::served::{Served, integers, request};
 
-/// The folder of tenure-nn's encoders.
+/// Returns the folder of tenure-nn's encoders.
 fn goldens() -> PathBuf {
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure-nn/tests/goldens");
-    // On a machine without the sources.
+    // The variable names the folder on a machine without the sources.
     env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from)
 }
 
@@ -41,8 +41,8 @@ fn texts_are_made_tokens_with_the_tokenizer_of_a_models_folder() {
     assert_eq!(answer[..], expected.to_bytes().unwrap());
 
     assert!(texts("next-byte").unwrap().tokenizer.is_none());
-    assert!(matches!(texts("nobody"), Err(ServeError::UnknownModel { .. })));
-    // It is read again with its model.
+    assert!(matches!(texts("unknown"), Err(ServeError::UnknownModel { .. })));
+    // The tokenizer is read again with its model.
     runtime.block_on(served.serving.unload("tiny")).unwrap();
     assert!(matches!(texts("tiny"), Err(ServeError::NotReady { .. })));
     fs::write(served.folder.path().join("tiny/tokenizer.json"), "{").unwrap();

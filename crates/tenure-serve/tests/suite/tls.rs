@@ -1,4 +1,4 @@
-//! The server over TLS.
+//! Tests of the server over TLS.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -46,7 +46,7 @@ impl Encrypted {
         Self { served: Served::with(config), files, _folder: folder }
     }
 
-    /// A connection of a client that trusts the server's certificate and offers some protocols.
+    /// Connects a client that trusts the server's certificate and offers some protocols.
     async fn connect(
         &self,
         address: SocketAddr,
@@ -62,7 +62,7 @@ impl Encrypted {
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
     }
 
-    /// The answer to a request over HTTP, and the protocol that was agreed on.
+    /// Sends a GET request over HTTP, and returns the answer and the agreed protocol.
     fn get(&self, path: &str, protocols: &[&str]) -> (Answer, Option<Vec<u8>>) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         self.served.runtime.block_on(async {
@@ -70,7 +70,7 @@ impl Encrypted {
             let protocol = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
             stream.write_all(&request("GET", path, &[], &[])).await.unwrap();
             let mut bytes = Vec::new();
-            // It ends as it should: not cut off.
+            // The stream ends properly and is not cut off.
             stream.read_to_end(&mut bytes).await.unwrap();
             (Answer::parse(&bytes).unwrap().0, protocol)
         })
@@ -122,19 +122,19 @@ fn who_does_not_encrypt_is_not_answered() {
     assert_eq!(encrypted.get("/v2", &[]).0.status, 200);
 }
 
-/// Whether a connection ends without an answer of HTTP.
+/// Returns whether a connection ends without an HTTP answer.
 fn receive_nothing(mut stream: TcpStream) -> bool {
     let mut bytes = Vec::new();
-    // A connection that is reset has ended, too.
+    // A reset connection has ended, too.
     let _ = stream.read_to_end(&mut bytes);
     !bytes.starts_with(b"HTTP")
 }
 
 #[test]
-fn a_handshake_that_does_not_come_keeps_nobody_waiting() {
+fn a_handshake_that_does_not_come_keeps_no_other_waiting() {
     let encrypted = Encrypted::new(Limits::default());
     let mut silent = TcpStream::connect(encrypted.served.address).unwrap();
-    // A record of a handshake begins, and does not go on.
+    // A handshake record begins and does not continue.
     silent.write_all(&[22, 3, 1]).unwrap();
     assert_eq!(encrypted.get("/v2", &[]).0.status, 200);
 }
@@ -152,7 +152,7 @@ fn a_server_that_ends_does_not_wait_for_handshakes() {
     let mut encrypted = Encrypted::new(Limits { receive: Duration::from_secs(3600), ..Limits::default() });
     let silent = TcpStream::connect(encrypted.served.address).unwrap();
     encrypted.served.stop.take().unwrap().send(()).unwrap();
-    wait_until("nobody listens", || TcpStream::connect(encrypted.served.address).is_err());
+    wait_until("the listener is closed", || TcpStream::connect(encrypted.served.address).is_err());
     assert!(receive(silent).is_none());
 }
 

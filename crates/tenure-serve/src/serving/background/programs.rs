@@ -90,7 +90,7 @@ impl Programs {
         connected.programs.iter().all(|program| program.unanswered == 0)
     }
 
-    /// Accepts programs until the [end](Self::end). `changed` is called when one comes or goes.
+    /// Accepts programs until the [end](Self::end). Calls `changed` when a program comes or goes.
     pub(super) fn accept(self: &Arc<Self>, changed: impl Fn() + Clone + Send + 'static) {
         for stream in self.listener.incoming() {
             if self.connected.lock().is_ending {

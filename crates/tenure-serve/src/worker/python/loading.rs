@@ -1,4 +1,4 @@
-//! A module that comes to the memory of a process.
+//! The loading of a module into a process's memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::super::link::Lost;
 use super::process::{Answer, Process};
 use crate::executor::{Callbacks, Done, ModelError};
 
-/// A module that a process has, or that comes.
+/// A module that a process has loaded or is loading.
 pub(super) struct Loading {
     pub(super) process: Arc<Process>,
     state: Mutex<LoadingState>,
@@ -18,14 +18,14 @@ pub(super) struct Loading {
 
 #[derive(Default)]
 struct LoadingState {
-    /// How long it took.
+    /// The time that loading took, or the reason why it failed.
     outcome: Option<Result<Duration, LoadFailure>>,
     waiting: Vec<Done>,
-    /// Some of it left, or all.
+    /// Whether some or all of it was evicted.
     is_cut: bool,
 }
 
-/// Why a module does not come.
+/// The reason why a module was not loaded.
 #[derive(Clone)]
 enum LoadFailure {
     Lost(String),
@@ -37,13 +37,13 @@ impl Loading {
         Self { process, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Whether it is worth to wait for, and all of it.
+    /// Returns whether the module is, or will be, completely loaded.
     pub(super) fn is_usable(&self) -> bool {
         let state = self.state.lock();
         !state.is_cut && !matches!(state.outcome, Some(Err(_))) && !self.process.has_ended()
     }
 
-    /// Some of it leaves: it has to be brought again.
+    /// Records that some of the module is evicted, so that it must be loaded again.
     pub(super) fn cut(&self) {
         self.state.lock().is_cut = true;
     }
@@ -76,7 +76,7 @@ impl Loading {
         done(took);
     }
 
-    /// Waits until it is over, and says how long it took.
+    /// Waits until loading is over, and returns how long it took.
     pub(super) fn wait(&self) -> Result<Duration, ModelError> {
         let mut state = self.state.lock();
         loop {

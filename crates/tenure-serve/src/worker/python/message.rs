@@ -1,4 +1,4 @@
-//! What a server and its process of Python say to each other, as JSON. Tensors are in the frame's payload.
+//! The JSON messages between a server and its Python process. Tensors are in the frame's payload.
 
 use std::path::PathBuf;
 
@@ -7,24 +7,25 @@ use serde::{Deserialize, Serialize};
 use super::super::message::Sizes;
 use crate::repository::{PythonFunction, StoredModel};
 
-/// From a server. Each order has one answer, which has its call.
+/// An order of a server. Each order gets one answer with the same call number.
 #[derive(Debug, Serialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub(super) enum Order<'a> {
-    /// Loads a module to see how many bytes it has. On a device it stays in the host's memory.
+    /// Loads a module to learn how many bytes it has. With a device, it stays in host memory.
     Open {
         call: u64,
         model: u64,
         place: &'a Place,
     },
-    /// Brings a module to the memory that it is computed in, and loads it before if it is not open. It must have so many bytes.
+    /// Loads a module into the memory that it is computed in; opens it first if it is not open. It must have `bytes`
+    /// bytes.
     Load {
         call: u64,
         model: u64,
         place: &'a Place,
         bytes: u64,
     },
-    /// Frees so many bytes there, or more.
+    /// Frees at least this many bytes there.
     Evict {
         call: u64,
         model: u64,
@@ -35,7 +36,7 @@ pub(super) enum Order<'a> {
         call: u64,
         model: u64,
     },
-    /// Gives the device's memory that no module has back to the driver.
+    /// Returns device memory that no module uses to the driver.
     Trim {
         call: u64,
     },
@@ -46,7 +47,7 @@ pub(super) enum Order<'a> {
     },
 }
 
-/// Where a module comes from, and what its outputs are called.
+/// The source of a module, and the names of its outputs.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     folder: PathBuf,
@@ -55,23 +56,24 @@ pub(super) struct Place {
     outputs: Vec<String>,
 }
 
-/// From a process of Python.
+/// A report of a Python process.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
 pub(super) enum Report {
-    /// It takes orders.
+    /// The process accepts orders.
     Ready,
-    /// A batch is computed from now on.
+    /// The process starts to compute a batch.
     Begun { call: u64 },
-    /// A module takes so many bytes of the memory that it is computed in. All images take `host_bytes` of pinned memory.
+    /// A module is open and takes `bytes` bytes of the memory that it is computed in. All images take `host_bytes` of
+    /// pinned memory.
     Opened { call: u64, bytes: u64, host_bytes: u64 },
     /// A module is in memory.
     Loaded { call: u64, seconds: f64, host_bytes: u64 },
-    /// Memory is free. So many bytes of the module are still there.
+    /// Memory is free. `resident_bytes` of the module are still there.
     Freed { call: u64, resident_bytes: u64, host_bytes: u64 },
-    /// A batch is computed. For a part of the time, weights were copied that had not come yet.
+    /// A batch is computed. `copy_seconds` of its time went to copying weights that were not there yet.
     Computed { call: u64, outputs: Vec<Sizes>, seconds: f64, copy_seconds: f64 },
-    /// The code of the model raised an error.
+    /// The model's code raised an error.
     Failed { call: u64, reason: String },
 }
 

@@ -1,12 +1,12 @@
-//! PyTorch modules, which a process of Python computes.
+//! PyTorch modules, which a Python process computes.
 //!
-//! The process is started for the first model, and again when it is gone and a model is asked for. It has the weights of modules
-//! that the scheduler wants in memory. A batch that had not begun when it ended is run again, once; one that had is answered
-//! with an error.
+//! The process is started for the first model, and again when it is gone and a model is needed. It holds the weights of
+//! modules that the scheduler wants in memory. A batch that had not begun when the process ended is run again, once;
+//! one that had begun is answered with an error.
 //!
-//! Each CUDA device has a process of its own. That keeps an image of every module in pinned memory, brings weights to the device
-//! while they are computed with, and takes chunks from them as it is told. A module that it does not know, because the process is
-//! a new one, is opened when it is to be brought.
+//! Each CUDA device has its own process. This process keeps an image of every module in pinned memory, loads weights to
+//! the device while they are computed with, and evicts chunks of them on order. A new process, which does not know a
+//! module yet, opens the module when it is to be loaded.
 
 mod loading;
 mod message;
@@ -30,10 +30,10 @@ use super::WorkerCommand;
 use crate::executor::{Callbacks, ModelError, Weights};
 use crate::repository::StoredModel;
 
-/// After how long a process that goes on with a batch that nobody waits for is ended.
+/// The time after which a process that goes on with an abandoned batch is killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The process that computes PyTorch modules, if there is one.
+/// The handle of the Python process that computes PyTorch modules. The process may not be running.
 pub(crate) struct Python {
     shared: Arc<PythonShared>,
     keeper: Option<JoinHandle<()>>,
@@ -42,7 +42,7 @@ pub(crate) struct Python {
 struct PythonShared {
     command: WorkerCommand,
     deaths: Counter,
-    /// Weights come while they are computed with.
+    /// Whether weights are loaded while they are computed with.
     is_switched: bool,
     numbers: AtomicU64,
     state: Mutex<KeeperState>,
@@ -53,28 +53,29 @@ struct PythonShared {
 #[derive(Default)]
 struct KeeperState {
     process: Option<Arc<Process>>,
-    /// One is to be started.
+    /// Whether a process is to be started.
     is_wanted: bool,
-    /// Why the last one was not started.
+    /// The reason why the last start failed.
     failure: Option<String>,
-    /// Processes that were not reaped yet.
+    /// The number of processes that were not reaped yet.
     processes: usize,
     is_running: bool,
-    /// Until when a batch may go on that nobody waits for.
+    /// The time until which an abandoned batch may go on.
     patience: Option<Instant>,
     is_ending: bool,
 }
 
 impl Python {
-    /// Computes on the CPU. Starts nothing but threads.
+    /// Creates a handle that computes on the CPU. This starts threads but no process yet.
     ///
     /// # Errors
-    /// Why there are none.
+    /// The threads cannot be started.
     pub(crate) fn on_cpu(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
         Self::new(command, deaths, false)
     }
 
-    /// The same on a CUDA device, which has so many bytes for weights in chunks of `chunk_bytes`, and so many bytes of pinned memory.
+    /// Creates a handle that computes on a CUDA device, with `device_bytes` for weights in chunks of `chunk_bytes`, and
+    /// `host_bytes` of pinned memory.
     pub(crate) fn on_cuda(
         command: WorkerCommand,
         deaths: Counter,
@@ -104,22 +105,22 @@ impl Python {
         Ok(Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) })
     }
 
-    /// As of [`Backend::open_python`](crate::executor::Backend::open_python).
+    /// Opens the weights of a module: see [`Backend::open_python`](crate::executor::Backend::open_python).
     pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn Weights>, ModelError> {
         Ok(Box::new(OnPython::open(&self.shared, stored)?))
     }
 
-    /// Bytes of the modules that are in memory, or on their way.
+    /// Returns the bytes of the modules that are in memory or on their way.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.shared.current().map_or(0, |process| process.resident_bytes())
     }
 
-    /// Bytes of images in pinned memory.
+    /// Returns the bytes of images in pinned memory.
     pub(crate) fn host_bytes(&self) -> u64 {
         self.shared.current().map_or(0, |process| process.host_bytes())
     }
 
-    /// Gives memory of the device that no module has back to the driver.
+    /// Returns device memory that no module uses to the driver.
     pub(crate) fn trim(&self) {
         let Some(process) = self.shared.current() else { return };
         let call = self.shared.number();
@@ -129,12 +130,12 @@ impl Python {
         }
     }
 
-    /// The process, if there is one.
+    /// Returns the process's id, if it is running.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.shared.current().map(|process| process.pid())
     }
 
-    /// Nobody waits for what is computed now.
+    /// Abandons the current batch: no request waits for it any more.
     pub(crate) fn abandon(&self) {
         let mut state = self.shared.state.lock();
         if state.is_running {
@@ -151,7 +152,7 @@ impl Python {
 }
 
 impl Drop for Python {
-    /// Ends the process, and waits until it has.
+    /// Ends the process, and waits until it has ended.
     fn drop(&mut self) {
         self.end();
         if self.keeper.take().is_some_and(|keeper| keeper.join().is_err()) {
@@ -161,17 +162,17 @@ impl Drop for Python {
 }
 
 impl PythonShared {
-    /// A number that nothing else has.
+    /// Returns a number that was not used before.
     fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The process, if there is one.
+    /// Returns the process, if it is running.
     fn current(&self) -> Option<Arc<Process>> {
         self.state.lock().process.clone()
     }
 
-    /// The process, which is started if there is none.
+    /// Returns the process, and starts it if it is not running.
     fn process(&self) -> Result<Arc<Process>, String> {
         let mut state = self.state.lock();
         loop {
@@ -190,14 +191,14 @@ impl PythonShared {
         }
     }
 
-    /// A batch is computed, or was.
+    /// Records whether a batch is being computed.
     fn set_running(&self, is_running: bool) {
         let mut state = self.state.lock();
         (state.is_running, state.patience) = (is_running, None);
         self.changed.notify_all();
     }
 
-    /// Starts processes, all on the thread that calls this, with which they end.
+    /// Starts processes, all on the calling thread, and they end with it.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
@@ -207,7 +208,7 @@ impl PythonShared {
                 Some(_) => {
                     state.patience = None;
                     if let Some(process) = &state.process {
-                        tracing::error!("Python goes on with what nobody waits for, and is ended");
+                        tracing::error!("Python does not stop an abandoned batch and is killed");
                         process.kill();
                     }
                 }
@@ -226,7 +227,7 @@ impl PythonShared {
     fn start(self: &Arc<Self>, state: &mut KeeperState) {
         state.is_wanted = false;
         let shared = Arc::clone(self);
-        // One that ends at once waits for the lock, and is there then.
+        // The callback of a process that ends at once waits for this lock, so the process is recorded by then.
         match Process::start(&self.command, move |reason| shared.ended(reason)) {
             Ok(process) => {
                 state.processes += 1;

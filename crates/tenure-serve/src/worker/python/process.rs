@@ -1,4 +1,4 @@
-//! One process of Python, as its server has it.
+//! A Python process, seen from its server.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,18 +20,18 @@ use crate::executor::RawTensor;
 pub(super) struct Process {
     subprocess: Subprocess,
     state: Mutex<ProcessState>,
-    /// Bytes of modules in the memory that they are computed in, or on their way there.
+    /// The bytes of modules in the memory that they are computed in, or on their way there.
     resident: AtomicU64,
-    /// Bytes of images in pinned memory.
+    /// The bytes of images in pinned memory.
     host: AtomicU64,
 }
 
 #[derive(Default)]
 struct ProcessState {
     is_ready: bool,
-    /// By number, those that have no answer yet.
+    /// The calls without an answer yet, by number.
     calls: HashMap<u64, Call>,
-    /// Why it is gone.
+    /// The reason why it is gone.
     end: Option<String>,
 }
 
@@ -49,12 +49,12 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-/// Is told of an answer, once, on a thread that must not wait for another one.
+/// A callback that receives one answer, on a thread that must not wait for another answer.
 pub(super) type Answered = Box<dyn FnOnce(Result<Answer, Lost>) + Send>;
 
 impl Process {
-    /// Starts a process. `ended` is told why it is gone, before all whose calls it has. The thread that starts it must live as long
-    /// as it may.
+    /// Starts a process. `ended` is called with the reason when it is gone, before its open calls are answered. The
+    /// thread that starts the process must live as long as the process.
     pub(super) fn start(command: &WorkerCommand, ended: impl FnOnce(&str) + Send + 'static) -> io::Result<Arc<Self>> {
         let (resident, host) = (AtomicU64::default(), AtomicU64::default());
         let subprocess = Subprocess::start(command)?;
@@ -77,26 +77,26 @@ impl Process {
         self.state.lock().end.is_some()
     }
 
-    /// Bytes of modules in the memory that they are computed in, or on their way there.
+    /// Returns the bytes of modules in the memory that they are computed in, or on their way there.
     pub(super) fn resident_bytes(&self) -> u64 {
         self.resident.load(Ordering::Relaxed)
     }
 
-    /// A module that had so many bytes there has others now.
+    /// Replaces a module's count of resident bytes.
     pub(super) fn count_resident(&self, before: u64, now: u64) {
-        // Wraps around where it falls.
+        // The sum wraps around if the number fell.
         self.resident.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Bytes of images in pinned memory.
+    /// Returns the bytes of images in pinned memory.
     pub(super) fn host_bytes(&self) -> u64 {
         self.host.load(Ordering::Relaxed)
     }
 
-    /// Gives an order whose answer is sent to the receiver.
+    /// Sends an order, and returns a receiver of its answer.
     ///
     /// # Errors
-    /// As of [`call`](Self::call).
+    /// The errors of [`call`](Self::call).
     pub(super) fn ask(
         &self,
         call: u64,
@@ -104,12 +104,12 @@ impl Process {
         payload: Vec<Bytes>,
     ) -> Result<mpsc::Receiver<Result<Answer, Lost>>, MessageError> {
         let (sender, receiver) = mpsc::channel();
-        // Fails where nobody waits for the answer any more.
+        // This fails if the receiver was dropped.
         self.call(call, order, payload, Box::new(move |answer| drop(sender.send(answer))))?;
         Ok(receiver)
     }
 
-    /// Gives an order, whose answer comes later.
+    /// Sends an order, and passes the answer to `answered` later.
     ///
     /// # Errors
     /// The order cannot be sent. Then there is no answer.
@@ -129,7 +129,7 @@ impl Process {
         }
         state.calls.insert(call, Call { has_begun: false, answered });
         drop(state);
-        // The other thread answers for a process that is gone.
+        // The listening thread answers for a process that is gone.
         self.subprocess.send(outgoing);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Process {
         self.subprocess.kill();
     }
 
-    /// Takes reports until there are no more, and says why.
+    /// Handles reports until there are no more, and returns the reason.
     fn listen(&self, program: &str) -> String {
         let Ended { fault, status } = self.subprocess.listen(receive_json::<Report>, |incoming| self.take(incoming));
         match fault {
@@ -185,7 +185,7 @@ impl Process {
         Ok(())
     }
 
-    /// Answers all calls that it leaves.
+    /// Answers all open calls with an error.
     fn give_up(&self, reason: &str) {
         self.subprocess.forget();
         let mut state = self.state.lock();
@@ -198,7 +198,7 @@ impl Process {
     }
 }
 
-/// Seconds that another process measured.
+/// Converts seconds that another process measured; an invalid number becomes zero.
 fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

@@ -15,7 +15,7 @@ use super::process::{Answer, Process};
 use crate::executor::{Done, ModelError, RawTensor, Timed, Weights};
 use crate::repository::StoredModel;
 
-/// A module in the memory of a process of Python, or in that of none.
+/// A module that may be in the memory of the Python process.
 pub(super) struct OnPython {
     shared: Arc<PythonShared>,
     model: u64,
@@ -24,16 +24,16 @@ pub(super) struct OnPython {
     held: Mutex<Held>,
 }
 
-/// What a process has of a module where that is computed.
+/// The part of a module that a process holds in the memory for computing.
 #[derive(Default)]
 struct Held {
-    /// All of it came, or comes, but for what left since.
+    /// The last loading of the module, minus what was evicted since.
     loading: Option<Arc<Loading>>,
     resident_bytes: u64,
 }
 
 impl OnPython {
-    /// Has a module loaded once, to see how many bytes it has.
+    /// Loads a module once, to learn how many bytes it has.
     pub(super) fn open(shared: &Arc<PythonShared>, stored: &StoredModel) -> Result<Self, ModelError> {
         let python = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
         let (shared, model, place) = (Arc::clone(shared), shared.number(), Place::of(stored, python));
@@ -47,7 +47,7 @@ impl OnPython {
         }
     }
 
-    /// Begins to load the module, if it is not there.
+    /// Starts to load the module, if it is not there.
     fn begin(&self) -> Result<Arc<Loading>, ModelError> {
         let mut held = self.held.lock();
         if let Some(loading) = held.loading.as_ref().filter(|loading| loading.is_usable()) {
@@ -64,7 +64,7 @@ impl OnPython {
         Ok(loading)
     }
 
-    /// Runs a batch. The inner error is of a process that ended.
+    /// Runs a batch. The inner error says that the process ended.
     fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<Answer, Lost>, ModelError> {
         let (call, (inputs, payload)) = (self.shared.number(), pack(inputs));
         received(&process.ask(call, &Order::Run { call, model: self.model, inputs }, payload)?)
@@ -118,16 +118,16 @@ impl Weights for OnPython {
         loading.map_or(Ok(()), |loading| loading.wait().map(drop))
     }
 
-    /// Frees all of them on the CPU.
+    /// Frees at least this many bytes; on the CPU always the whole module.
     fn evict(&self, bytes: u64) {
         let held = self.held.lock();
         let Some(loading) = held.loading.clone() else { return };
         loading.cut();
         let call = self.shared.number();
-        // Sent before another thread can have it brought again.
+        // The order is sent before another thread can load the module again.
         let answer = loading.process.ask(call, &Order::Evict { call, model: self.model, bytes }, Vec::new());
         drop(held);
-        // Others may have the memory then. A process that is gone has none.
+        // After the answer, other models may have the memory. A process that is gone has none.
         let resident_bytes = match answer.ok().and_then(|answer| answer.recv().ok()) {
             Some(Ok(Answer::Freed { resident_bytes })) => resident_bytes,
             _ => 0,
@@ -155,7 +155,7 @@ impl Drop for OnPython {
         let order = Order::Close { call, model: self.model };
         let asked = self.shared.current().map(|process| process.ask(call, &order, Vec::new()));
         if let Some(Ok(answer)) = asked {
-            // Others may have the memory then.
+            // After the answer, other models may have the memory.
             let _ = answer.recv();
         }
         self.held.get_mut().set(None, 0);
@@ -163,7 +163,7 @@ impl Drop for OnPython {
 }
 
 impl Held {
-    /// Counts bytes where they are.
+    /// Moves the count of resident bytes from the old process to the new one.
     fn set(&mut self, loading: Option<Arc<Loading>>, resident_bytes: u64) {
         if let Some(before) = &self.loading {
             before.process.count_resident(self.resident_bytes, 0);
@@ -175,12 +175,12 @@ impl Held {
     }
 }
 
-/// An answer, which comes or is lost.
+/// Waits for an answer, or for its loss.
 fn received(answer: &Receiver<Result<Answer, Lost>>) -> Result<Result<Answer, Lost>, ModelError> {
     answer.recv().map_err(|error| ModelError::Elsewhere(error.to_string()))
 }
 
-/// Why an answer is none to what was asked.
+/// Returns the error of an answer that does not fit its order.
 pub(super) fn unexpected(answer: Answer) -> ModelError {
     match answer {
         Answer::Failed(reason) => ModelError::Elsewhere(reason),

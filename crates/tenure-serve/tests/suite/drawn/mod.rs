@@ -1,6 +1,6 @@
-//! Random numbers that are the same everywhere, and Zipf's law.
+//! Random numbers that are the same on every machine, and Zipf's law.
 
-/// SplitMix64.
+/// The generator SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -11,7 +11,7 @@ impl Random {
         ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A rank below `count`, the first twice as often as the second.
+    /// Draws a rank below `count`; rank 0 is twice as likely as rank 1.
     pub(crate) fn zipf(&mut self, count: usize) -> usize {
         let sum: f64 = (1..=count).map(|rank| 1.0 / rank as f64).sum();
         let mut drawn = self.unit() * sum;

@@ -1,4 +1,4 @@
-//! A service that computes nothing.
+//! A fake service that computes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +13,15 @@ use tenure_serve::protocol::{
 use tenure_tensor::Device;
 use tokio::sync::Semaphore;
 
-/// Models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`; and those that do not answer: `slow`,
-/// which waits until it may, `full`, `panics` and `broken`, which answers another output. Two that no list has answer vectors
-/// of three numbers: `vectors` takes tokens, and `texts` texts.
+/// A service with models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`. Other models do not
+/// answer: `slow` waits for a permit, `full` and `panics` fail, and `broken` answers with another output. Two unlisted
+/// models answer vectors of three numbers: `vectors` takes tokens, and `texts` takes texts.
 pub(crate) struct Fake {
     metrics: Metrics,
     unloaded: Mutex<BTreeMap<String, ModelState>>,
-    /// Requests for `slow` that wait.
+    /// The number of waiting requests for `slow`.
     pub(crate) waiting: Arc<AtomicUsize>,
-    /// Lets them go on, one for each permit.
+    /// The permits for `slow`: each lets one request go on.
     pub(crate) permits: Semaphore,
     devices: Vec<Device>,
 }
@@ -33,7 +33,7 @@ impl Default for Fake {
 }
 
 impl Fake {
-    /// One that says it computes on such devices.
+    /// Creates a service that says it computes on these devices.
     pub(crate) fn on(devices: Vec<Device>) -> Self {
         let (metrics, unloaded, waiting) = Default::default();
         Self { metrics, unloaded, waiting, permits: Semaphore::new(0), devices }
@@ -72,7 +72,7 @@ impl Fake {
     }
 }
 
-/// Of each row the sum of its tokens or bytes, their number, and the number of rows.
+/// Returns for each row the sum of its tokens or bytes, their number, and the number of rows.
 fn sums(inputs: &[Tensor]) -> Tensor {
     let rows = inputs[0].shape()[0];
     let integers = |tensor: &Tensor| tensor.bytes().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect();
@@ -98,7 +98,7 @@ fn sums(inputs: &[Tensor]) -> Tensor {
     Tensor::new("vector", Datatype::Fp32, vec![rows, 3], bytes).unwrap()
 }
 
-/// One of those that wait.
+/// A guard that counts one waiting request.
 struct Waiting(Arc<AtomicUsize>);
 
 impl Drop for Waiting {
@@ -183,7 +183,7 @@ impl Service for Fake {
         })
     }
 
-    /// A byte is a token, and a tilde none.
+    /// Returns a tokenizer for which each byte is a token; a tilde is an error.
     fn texts<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, Texts> {
         let tokenize = |text: &str| match text.contains('~') {
             true => Err("a tilde is no token".into()),

@@ -1,4 +1,4 @@
-//! A server of the fake service over loopback, and answers as their bytes came.
+//! A server of the fake service over loopback, and a parser of raw answers.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::fake::Fake;
 
-/// A server of a test, until it is dropped.
+/// A server of a test, which runs until it is dropped.
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
     pub(crate) grpc_address: Option<SocketAddr>,
@@ -32,7 +32,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The first of some bytes' answers, and how long it is.
+    /// Parses the first answer in some bytes, and returns it with its length.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let head_bytes = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
         let head = str::from_utf8(&bytes[..head_bytes]).unwrap();
@@ -52,7 +52,7 @@ impl Answer {
         String::from_utf8(self.body.clone()).unwrap()
     }
 
-    /// The status, and what the body says of the error, in the protocol's form or in OpenAI's.
+    /// Returns the status and the error message of the body, in the protocol's form or in OpenAI's.
     pub(crate) fn error(&self) -> (u16, String) {
         let mut body: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&self.body).unwrap();
         let error = body.remove("error").filter(|_| body.is_empty()).unwrap();
@@ -62,12 +62,12 @@ impl Answer {
 }
 
 impl Served {
-    /// On ports that are free.
+    /// Starts a server on free ports.
     pub(crate) fn with(config: Config) -> Self {
         Self::of(config, Fake::default())
     }
 
-    /// The same for a service.
+    /// Starts a server on free ports for a given service.
     pub(crate) fn of(mut config: Config, fake: Fake) -> Self {
         config.address.set_port(0);
         let runtime = Runtime::new().unwrap();
@@ -82,7 +82,7 @@ impl Served {
     pub(crate) fn send(&self, request: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
-        // The server may answer, and close, before it has read all.
+        // The server may answer, and close, before it has read everything.
         let _ = stream.write_all(request);
         stream
     }
@@ -101,7 +101,7 @@ pub(crate) fn request(method: &str, path: &str, headers: &[&str], body: &[u8]) -
     [head.as_bytes(), body].concat()
 }
 
-/// All that is sent until the connection is closed.
+/// Receives all bytes until the connection is closed.
 pub(crate) fn receive_all(mut stream: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Err(error) = stream.read_to_end(&mut bytes) {
@@ -111,7 +111,7 @@ pub(crate) fn receive_all(mut stream: TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Nothing, if the connection was closed without a word.
+/// Receives an answer; `None` if the connection was closed without one.
 pub(crate) fn receive(stream: TcpStream) -> Option<Answer> {
     Answer::parse(&receive_all(stream)).map(|(answer, _)| answer)
 }
