@@ -188,16 +188,15 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("tenure");
         let requests = Family::default();
-        registry.register("requests", "Requests for inference by what became of them", requests.clone());
+        registry.register("requests", "Inference requests by outcome", requests.clone());
         let latencies = Histograms::new_with_constructor(latency_histogram as fn() -> Histogram);
-        let help = "From when a request came until it was answered";
+        let help = "Time from a request's arrival until its answer";
         registry.register_with_unit("request_latency", help, Unit::Seconds, latencies.clone());
         let phases = Histograms::new_with_constructor(latency_histogram as fn() -> Histogram);
-        let help =
-            "Where the time of answered requests went: queue, copy, wait for weights, compute; by whether weights came";
+        let help = "Time of answered requests by phase (queue, copy, wait for weights, compute) and weights found";
         registry.register_with_unit("request_phase", help, Unit::Seconds, phases.clone());
         let switches = Family::default();
-        registry.register("switches", "How often a model was brought to a device", switches.clone());
+        registry.register("switches", "Loads of a model's weights to a device", switches.clone());
         let worker_deaths = Counter::default();
         registry.register("worker_deaths", "Workers that ended before the server", worker_deaths.clone());
         let background = BackgroundMetrics::registered(&mut registry);
@@ -206,7 +205,7 @@ impl Default for Metrics {
         let resident = Family::default();
         registry.register_with_unit("resident", "Bytes of weights in a tier", Unit::Bytes, resident.clone());
         let queued = Family::default();
-        registry.register("queued_requests", "Requests that wait to be chosen", queued.clone());
+        registry.register("queued_requests", "Requests that wait to run", queued.clone());
         let (recent, statistics, latest_switches) = Default::default();
         Self {
             registry,

@@ -113,7 +113,7 @@ impl Weights for OnLent {
             // The weights are rearranged, and no worker may hold them meanwhile.
             lent.give_back();
             if let Err(error) = self.resident.model.learn(&measured) {
-                tracing::warn!("{}: its order is not learned: {error}", self.resident.model.name());
+                tracing::warn!("{}: the order of its weights cannot be recorded: {error}", self.resident.model.name());
             }
             self.resident.count()?;
         }

@@ -111,7 +111,7 @@ impl<G: Groups> Bound<G> {
     pub(crate) fn unbind(&mut self) {
         let Some(Weights { bound, .. }) = self.weights.take() else { return };
         if let Err(error) = bound.unbind(&mut *self.network) {
-            tracing::error!("weights stay in memory: {error}");
+            tracing::error!("weights cannot be unbound and stay in memory: {error}");
         }
     }
 

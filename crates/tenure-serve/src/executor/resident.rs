@@ -103,7 +103,7 @@ impl DeviceWeights {
     /// Returns device memory that no model uses to the driver.
     pub(super) fn trim(&self) {
         if let Err(error) = self.switcher.trim() {
-            tracing::warn!("{}: memory is not given back: {error}", self.name);
+            tracing::warn!("{}: unused memory cannot be returned to the driver: {error}", self.name);
         }
     }
 }

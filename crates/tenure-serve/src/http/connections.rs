@@ -94,7 +94,7 @@ impl Connections {
         close.send_replace(true);
         let ended = async { while connections.join_next().await.is_some() {} };
         if timeout(limits.drain, ended).await.is_err() {
-            tracing::warn!("requests that were under way for {:?} are cut off", limits.drain);
+            tracing::warn!("requests still in progress after {:?} are cut off", limits.drain);
         }
         connections.shutdown().await;
     }

@@ -30,7 +30,7 @@ pub enum ServeError {
     UnknownModel {
         /// The model's name.
         model: String,
-        /// Its version, if one was asked for.
+        /// The version, if one was asked for.
         version: Option<String>,
     },
     /// There is no such route.
@@ -62,7 +62,7 @@ pub enum ServeError {
     NotReady {
         /// The model's name.
         model: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Too many requests wait.

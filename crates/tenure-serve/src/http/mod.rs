@@ -8,7 +8,7 @@
 //! | route | |
 //! | --- | --- |
 //! | `GET /` | a live page that shows models, where they are, and how long they take; it asks for a token itself |
-//! | `GET /events` | snapshots for the page, as server-sent events: about one a second, and sooner when something happens |
+//! | `GET /events` | snapshots for the page as server-sent events, about one a second and at each change |
 //! | `GET /metrics` | [`Metrics`](crate::metrics::Metrics) for Prometheus |
 //! | `GET /v2/health/live`, `GET /v2/health/ready` | health checks for orchestrators and load balancers; need no token
 //! |
@@ -25,7 +25,7 @@
 //! | `GET /v2/systemsharedmemory[/region/R]/status` | a region, or all |
 //! | `POST /v2/cudasharedmemory/region/R/register` | names memory of a client's CUDA device, if the server computes on
 //! that device |
-//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | the same for these regions |
+//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | the same for them |
 //! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's API: embeddings of texts, and the list of
 //! models |
 //!

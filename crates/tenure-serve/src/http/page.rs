@@ -35,9 +35,9 @@ pub struct Snapshot {
 /// A tier of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tier {
-    /// Its name, such as `cuda:0`.
+    /// The name, such as `cuda:0`.
     pub name: String,
-    /// Bytes of weights in it.
+    /// The bytes of weights in it.
     pub used_bytes: u64,
     /// The most bytes that it may hold.
     pub capacity_bytes: u64,
@@ -46,7 +46,7 @@ pub struct Tier {
 /// A snapshot of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSnapshot {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// The state, which says whether the model can be asked.
     pub state: ModelState,

@@ -37,7 +37,7 @@ impl ServerMetadata {
 pub struct ModelMetadata {
     /// The model's name.
     pub name: String,
-    /// Its versions, oldest first.
+    /// The versions, oldest first.
     pub versions: Vec<String>,
     /// The name of the framework that computes it.
     pub platform: String,

@@ -33,7 +33,7 @@
 //!
 //! ```toml
 //! python = "model.py:load"          # a function of a file in the folder, or "package.module:load"
-//! weights = "model.safetensors"     # looked at for changes only; the function reads what it wants
+//! weights = "model.safetensors"     # watched for changes only; the function reads any files
 //! ```
 //!
 //! A folder with Hugging Face's `config.json` and no `config.toml` is served as that file says, if a network here

@@ -108,7 +108,7 @@ impl Core {
         let mut state = self.state.lock();
         let known: Vec<String> = state.entries.keys().cloned().collect();
         for name in known.iter().filter(|name| !there.contains(name.as_str())) {
-            tracing::info!("{name} is gone");
+            tracing::info!("{name} is gone and no longer served");
             self.remove(&mut state, name);
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Core {
         let metadata = entry.metadata.clone();
         let reason =
             format!("{deaths} workers ended while they computed it, the last so: {last}: correct it, and load it");
-        tracing::error!("{name} is served no more: {reason}");
+        tracing::error!("{name} is no longer served: {reason}");
         self.remove(&mut state, name);
         state.entries.insert(name.into(), Entry { metadata, condition: Condition::Broken(reason) });
     }

@@ -136,7 +136,7 @@ impl Core {
             self.evict(device, &evict);
             let loaded = model.load(device.id, Duration::ZERO);
             if let Err(error) = &loaded {
-                tracing::debug!("{} is not brought ahead: {error}", model.name());
+                tracing::debug!("{} is not loaded ahead: {error}", model.name());
             }
             // A failed batch of this model may have ended the copy meanwhile, and its room may have been promised to
             // another.
@@ -276,7 +276,7 @@ impl Core {
             state.is_outdated = false;
             drop(state);
             if let Err(error) = self.rescan() {
-                tracing::warn!("{error}: models stay as they are");
+                tracing::warn!("{error}: the served models stay unchanged");
             }
         }
     }

@@ -261,7 +261,7 @@ impl Worker {
         let sent = outgoing.map_err(io::Error::other).and_then(|outgoing| outgoing.send(&self.stream.lock()));
         // The worker ends anyway if its server is gone.
         if let Err(error) = sent {
-            tracing::debug!("a worker says nothing: {error}");
+            tracing::debug!("a worker cannot send a report: {error}");
         }
     }
 }

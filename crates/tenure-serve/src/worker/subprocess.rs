@@ -81,7 +81,7 @@ impl Subprocess {
 
     pub(super) fn kill(&self) {
         if let Err(error) = self.child.lock().kill() {
-            tracing::error!("process {} cannot be ended: {error}", self.pid);
+            tracing::error!("process {} cannot be killed: {error}", self.pid);
         }
     }
 

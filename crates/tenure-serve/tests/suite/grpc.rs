@@ -346,7 +346,8 @@ fn a_model_that_is_unloaded_is_unavailable_until_it_is_loaded() {
     assert!(client.is_served());
     for method in ["RepositoryModelLoad", "RepositoryModelUnload", "ModelMetadata"] {
         // The field number of a model's name is that of a repository's name in other messages.
-        let wrong_field = RepositoryModelRequest { repository_name: "m".into(), model_name: "m".into(), ..model.clone() };
+        let wrong_field =
+            RepositoryModelRequest { repository_name: "m".into(), model_name: "m".into(), ..model.clone() };
         assert_eq!(client.call(method, &wrong_field).code, NOT_FOUND, "{method}");
     }
 }

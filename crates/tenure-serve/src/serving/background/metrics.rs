@@ -25,11 +25,11 @@ impl BackgroundMetrics {
             yields: Histogram::new(exponential_buckets(50e-6, 1.25, 35)),
             late: Counter::default(),
         };
-        let help = "Whether programs in the background have the device";
+        let help = "Whether background programs have the device";
         registry.register("background_running", help, metrics.running.clone());
-        let help = "From when a request came until the background had yielded";
+        let help = "Time from a request's arrival until the background programs had yielded";
         registry.register_with_unit("background_yield", help, Unit::Seconds, metrics.yields.clone());
-        let help = "How often a request did not wait any longer for the background";
+        let help = "Requests that stopped waiting for background programs";
         registry.register("background_late_yields", help, metrics.late.clone());
         metrics
     }

@@ -81,9 +81,7 @@ impl Programs {
         connected.programs.retain_mut(Program::yield_now);
         while connected.programs.iter().any(|program| program.unanswered == 1) {
             if self.answered.wait_until(&mut connected, end).timed_out() {
-                tracing::warn!(
-                    "a program in the background does not yield within {patience:?}: requests run beside it"
-                );
+                tracing::warn!("a background program does not yield within {patience:?}: requests run beside it");
                 break;
             }
         }
@@ -98,7 +96,7 @@ impl Programs {
             }
             let added = stream.and_then(|stream| self.add(stream, changed.clone()));
             if let Err(error) = added {
-                tracing::warn!("a program in the background is not accepted: {error}");
+                tracing::warn!("a background program is not accepted: {error}");
                 thread::sleep(RETRY);
             }
         }
