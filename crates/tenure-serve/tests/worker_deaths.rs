@@ -1,4 +1,4 @@
-//! Tests that hundreds of killed workers leave nothing behind.
+//! Tests that hundreds of killed workers leave no descriptor, mapping, thread or process.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod served;

@@ -76,7 +76,8 @@ pub trait Service: Send + Sync + 'static {
     /// The reason why there is no answer.
     fn infer(&self, request: InferRequest) -> ServiceFuture<'_, InferResponse>;
 
-    /// Returns the settings for embedding texts with a model. By default, requests have one row, of tokens.
+    /// Returns the settings for embedding texts with a model. By default, requests have one row and there is no
+    /// tokenizer.
     ///
     /// # Errors
     /// [`ServeError::UnknownModel`], or the reason why its tokenizer cannot be read.
@@ -84,7 +85,7 @@ pub trait Service: Send + Sync + 'static {
         Box::pin(async move { self.metadata(model, None).map(|_| Texts::new(1)) })
     }
 
-    /// Makes a model ready, whose files may have changed.
+    /// Loads a model from its files, which may have changed, and makes it ready.
     ///
     /// # Errors
     /// The reason why the model cannot be loaded.

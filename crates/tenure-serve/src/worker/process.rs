@@ -22,7 +22,7 @@ use crate::executor::{Bound, Computed, Loan, ModelError, Placed};
 /// The OOM score adjustment of a worker: when memory runs out, the system kills a worker before its server.
 const OOM_SCORE: &str = "500";
 
-/// Computes what the server orders that started this process, until the server is gone. The process should then exit.
+/// Computes batches for the server that started this process, until the server is gone. The process should then exit.
 ///
 /// Interrupts are ignored here: the server handles them.
 pub fn run(architectures: Architectures) -> ExitCode {
