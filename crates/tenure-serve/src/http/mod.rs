@@ -25,7 +25,7 @@
 //! | `GET /v2/systemsharedmemory[/region/R]/status` | a region, or all |
 //! | `POST /v2/cudasharedmemory/region/R/register` | names memory of a client's CUDA device, if the server computes on
 //! that device |
-//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | the same for them |
+//! | `POST /v2/cudasharedmemory[/region/R]/unregister`, `GET /v2/cudasharedmemory[/region/R]/status` | likewise |
 //! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's API: embeddings of texts, and the list of
 //! models |
 //!

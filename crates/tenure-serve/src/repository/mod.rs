@@ -44,7 +44,8 @@
 //! | classes of `config.json` | take | answer |
 //! | --- | --- | --- |
 //! | `…ForCausalLM`, `…LMHeadModel`, `…ForConditionalGeneration` without an encoder | `input_ids` | `logits` |
-//! | `…ForSequenceClassification`, `…ForTokenClassification`, `…ForMaskedLM` | `input_ids`, `attention_mask` | `logits` |
+//! | `…ForSequenceClassification`, `…ForTokenClassification` | `input_ids`, `attention_mask` | `logits` |
+//! | `…ForMaskedLM` | the same | `logits` |
 //! | `…ForQuestionAnswering` | the same | `start_logits`, `end_logits` |
 //! | `…Model` of texts | the same | `last_hidden_state` |
 //! | `…ForImageClassification` | `pixel_values` | `logits` |

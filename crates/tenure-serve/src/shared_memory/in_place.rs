@@ -90,7 +90,7 @@ impl InPlace {
 }
 
 /// Returns the number of bytes that could be copied in memory while `bytes` are copied to or from the parts. A copy
-/// from a device always counts as long.
+/// to or from a device always counts as long.
 fn work_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a Part>) -> usize {
     let call_bytes = |part: &Part| if part.is_on_device() { usize::MAX } else { CALL_BYTES };
     parts.into_iter().fold(bytes, |sum, part| sum.saturating_add(call_bytes(part)))
