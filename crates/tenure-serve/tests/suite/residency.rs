@@ -82,7 +82,7 @@ fn a_loop_over_more_than_fits_finds_most_of_it() {
         let uses: Vec<usize> = (0..1000).map(|at| at % count).collect();
         let sizes = vec![10; count];
         let (lru, ours) = (least_recently_used(&sizes, capacity, &uses), ours(&sizes, capacity, &uses));
-        // A round must copy at least the bytes that do not fit, except those of the model used last.
+        // A round over all models but the one used last must copy at least the bytes that do not fit.
         let floor = 1000 * 10 * (count as u64 * 10 - capacity) / (count as u64 * 10 - 10);
         println!("a loop over {count}: {ours}, by recency {lru}, at least {floor}");
         assert_eq!(lru, 10_000);
