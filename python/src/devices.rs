@@ -2,8 +2,9 @@ use std::sync::{Arc, LazyLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use tenure::device::sim::{SimConfig, SimPlatform};
+use tenure::device::{Driver, Platform, cuda};
 use tenure::devices::Listing;
-use tenure::prelude::*;
 
 use crate::errors::device_complaint;
 use crate::json;

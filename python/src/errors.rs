@@ -1,7 +1,9 @@
 //! Errors of Rust as exceptions of Python, with the same words.
 
 use pyo3::PyErr;
-use tenure::prelude::*;
+use tenure::Error;
+use tenure::alloc::AllocError;
+use tenure::device::memory::MemoryError;
 
 /// The exceptions, which are declared in `python/tenure/_errors.py`.
 mod exceptions {

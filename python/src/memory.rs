@@ -3,8 +3,9 @@
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use tenure::prelude::*;
-use tenure::report::DeviceUse;
+use tenure::alloc::{AllocError, Backing};
+use tenure::device::memory::DeviceMemory;
+use tenure::report::{DeviceUse, MemoryReport};
 use tenure_device::memory::{self, MAX_DEVICES};
 
 use crate::errors::{complaint, exception};

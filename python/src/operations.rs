@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use tenure::prelude::*;
+use tenure::core::{DType, Device, Storage};
 use tenure_capi::shared;
 
 use crate::errors::complaint;

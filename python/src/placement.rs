@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::prelude::*;
-use tenure::prelude::*;
+use tenure::core::Tag;
 use tenure_plan::Mapping;
 use tenure_tier::{Medium, Options, PlacementGuard, RecorderGuard, Tier, TierError, WhenFull};
 

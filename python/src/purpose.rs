@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
-use tenure::prelude::*;
+use tenure::core::{Key, KeyId, Purpose, Span, Tag};
 use tenure_device::memory;
 
 thread_local! {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
+use tenure::core::{Device, Storage};
 use tenure::offload::{Find, Id, Input, Recompute};
-use tenure::prelude::*;
 use tenure_capi::shared::OnHostMemory;
 
 use crate::operations::Call;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use tenure::prelude::StreamId;
+use tenure::core::StreamId;
 
 use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES};
 use tenure_device::share::{

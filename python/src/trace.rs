@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tenure::prelude as rust;
-use tenure::prelude::{AllocatorKind, Format, ReadOptions, Replay, Report, TraceError};
+use tenure::plan::{self, Format, ReadOptions, TraceError};
+use tenure::replay::{AllocatorKind, Replay};
+use tenure::report::Report;
 
 use crate::devices::DriverKind;
 use crate::errors::exception;
@@ -17,7 +18,7 @@ const EVENT_BYTES: usize = 40;
 
 /// A validated trace.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Trace(rust::Trace);
+pub(crate) struct Trace(plan::Trace);
 
 #[pymethods]
 impl Trace {
@@ -29,7 +30,7 @@ impl Trace {
             let mut read = || {
                 let reader = Interruptible { reader: File::open(&path)?, interrupt: &mut interrupt };
                 let options = ReadOptions { device, ..ReadOptions::default() };
-                rust::Trace::read_from(reader, &rust::Trace::source_of(&path), &options)
+                plan::Trace::read_from(reader, &plan::Trace::source_of(&path), &options)
             };
             read().map_err(|error: TraceError| exception(error.in_file(&path)))
         });

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tenure::prelude::*;
+use tenure::core::StreamId;
+use tenure::device::memory::{DeviceMemory, MemoryConfig, MemoryError};
+use tenure::device::{Stream, cuda};
 use tenure_capi::shared;
 use tenure_device::memory;
 

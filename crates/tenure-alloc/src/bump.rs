@@ -36,7 +36,7 @@ struct State {
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Owner {
     #[default]
-    Nobody,
+    Unowned,
     Stream(StreamId),
     Several,
 }
@@ -85,7 +85,7 @@ impl Resource for BumpPool {
         let bytes = requested.checked_next_multiple_of(ALIGNMENT).ok_or(AllocError::TooLarge(requested))?;
         let mut state = self.state.lock();
         let (start, owner) = match state.owner {
-            Owner::Nobody => (0, Owner::Stream(stream)),
+            Owner::Unowned => (0, Owner::Stream(stream)),
             Owner::Stream(owner) if owner == stream => (state.cursor, state.owner),
             // Stream order does not protect memory that another stream has used.
             Owner::Stream(_) | Owner::Several => (state.used, Owner::Several),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValue;
 use clap::{Parser, Subcommand, ValueEnum};
-use tenure::prelude::AllocatorKind;
+use tenure::replay::AllocatorKind;
 use tenure::tensor::Device;
 use tenure::units::parse_bytes;
 

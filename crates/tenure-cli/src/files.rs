@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use tenure::prelude::*;
+use tenure::plan::{ReadOptions, Trace, TraceError};
 
 use crate::args::Source;
 use crate::progress;

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, LazyLock};
 
-use tenure::prelude::*;
+use tenure::core::Device;
+use tenure::device::Driver;
+use tenure::device::sim::SimConfig;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::sim::SimPlatform;
 use tenure_device::{Platform, cuda};

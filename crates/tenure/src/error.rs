@@ -1,12 +1,19 @@
+//! [`Error`]: the one error type that every error of the crates below converts into.
+
+#[cfg(feature = "nn")]
+use tenure_agent::{PolicyError, serve::ServeError, train::TrainError};
 use tenure_alloc::{Address, AllocError};
 use tenure_device::memory::MemoryError;
 use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
 use tenure_device::{CallError, DriverError};
-use tenure_plan::TraceError;
+use tenure_offload::{OffloadError, ProfileError};
 use tenure_plan::packing::PackingError;
+use tenure_plan::planner::PlannerError;
+use tenure_plan::{MappingError, PlanError, ProblemError, TraceError};
 #[cfg(feature = "nn")]
 use tenure_tensor::TensorError;
+use tenure_tier::{DiskError, MoverError, TierError};
 
 use crate::replay::AllocatorKind;
 
@@ -47,6 +54,45 @@ pub enum Error {
     /// Buffers to be packed could not be read, or make no sense.
     #[error(transparent)]
     Packing(#[from] PackingError),
+    /// A problem of placement could not be read, or makes no sense.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// A mapping could not be read or written, or does not fit its problem.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// A planner found no plan.
+    #[error(transparent)]
+    Planner(#[from] PlannerError),
+    /// A plan breaks a rule of its problem.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A tier of memory could not be opened, or is full.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// A disk could not be opened, or lost bytes.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// Bytes could not leave a device, or come back.
+    #[error(transparent)]
+    Mover(#[from] MoverError),
+    /// A step could not be kept within its budget.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
+    /// A measured step makes no sense.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The planning agent could not be reached, or refused.
+    #[cfg(feature = "nn")]
+    #[error(transparent)]
+    Agent(#[from] ServeError),
+    /// The learned policy could not be read or written.
+    #[cfg(feature = "nn")]
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The learned policy could not be trained further.
+    #[cfg(feature = "nn")]
+    #[error(transparent)]
+    PolicyTraining(#[from] TrainError),
     /// An allocator refused an event of a trace that was replayed.
     #[error("event {event}: {allocator}: {source}")]
     Replay {
@@ -65,7 +111,7 @@ pub enum Error {
         /// Bytes that it has without any block.
         least_bytes: u64,
     },
-    /// Whoever watched a replay stopped it.
+    /// The caller stopped a replay that it watched.
     #[error("stopped after event {event}")]
     Stopped {
         /// The last event that was replayed, from 0.

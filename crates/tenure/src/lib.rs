@@ -1,15 +1,14 @@
 //! Tenure, a tensor memory runtime.
 //!
-//! A tensor's bytes hold a place in memory for a time. This crate is the front door: `use tenure::prelude::*` brings
-//! in what the crates below offer. [`tensor`] has tensors and autograd, [`nn`] layers, optimizers, data, models and
-//! training; [`plan`] decides what lives where, [`agent`] has learned to, and [`tier`] places tensors in tiers of memory; [`replay`] plays what a
-//! real program did with its memory on any of the allocators, and [`report`] shows it.
+//! This crate re-exports the others. [`tensor`] has tensors and autograd; [`nn`] has layers, optimizers, data, models and training;
+//! [`offload`] keeps training within a memory budget. [`alloc`] has the allocators and [`device`] the drivers; [`tier`] places
+//! tensors in tiers of memory, as [`plan`] and [`agent`] decide. [`replay`] plays a recorded program on any of the allocators, and
+//! [`report`] draws it. [`prelude`] has the names that a small program needs.
 //!
-//! A line is fitted to points:
+//! This program fits a line to points:
 //!
 //! ```
 //! use tenure::nn::layers::Linear;
-//! use tenure::nn::optim::{Optimizer, Sgd};
 //! use tenure::prelude::*;
 //!
 //! let x = Tensor::from_slice(&[0.0_f32, 1.0, 2.0, 3.0], &[4, 1])?;
@@ -27,10 +26,11 @@
 //! # Ok::<(), tenure::Error>(())
 //! ```
 //!
-//! A recorded program is played again:
+//! This one plays a recorded program again:
 //!
 //! ```
 //! use tenure::prelude::*;
+//! use tenure::units::Bytes;
 //!
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
 //! let trace = Trace::read(path)?;
@@ -53,4 +53,17 @@ pub mod units;
 pub use error::Error;
 #[cfg(feature = "nn")]
 pub use {tenure_agent as agent, tenure_nn as nn, tenure_tensor as tensor};
-pub use {tenure_offload as offload, tenure_plan as plan, tenure_tier as tier};
+pub use {
+    tenure_alloc as alloc, tenure_core as core, tenure_device as device, tenure_offload as offload,
+    tenure_plan as plan, tenure_tier as tier,
+};
+
+/// Compiles and runs the Rust code of the documents.
+#[cfg(all(doctest, feature = "nn"))]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../../docs/guide/training.md")]
+    struct Training;
+}

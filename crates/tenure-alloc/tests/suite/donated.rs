@@ -488,7 +488,7 @@ fn a_gate_is_entered_for_each_block_and_left_with_it() {
     f.donated.record_stream(blocks[0], B).unwrap();
     f.backing.launch(B, blocks[0], MIB);
     f.free(blocks[0]);
-    assert_eq!(inside(), 1, "whoever leaves waits for the other stream");
+    assert_eq!(inside(), 1, "the stream that leaves waits for the other");
     f.free(blocks[1]);
     assert_eq!(inside(), 0);
     assert!(f.donated.free(blocks[1]).is_err());

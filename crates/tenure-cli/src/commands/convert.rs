@@ -2,8 +2,8 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use tenure::prelude::*;
-use tenure::units::Count;
+use tenure::plan::Format;
+use tenure::units::{Bytes, Count};
 
 use crate::args::ConvertArgs;
 use crate::{files, output};

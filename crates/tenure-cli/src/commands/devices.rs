@@ -121,7 +121,7 @@ fn links(devices: &[Entry]) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
-    use tenure::prelude::*;
+    use tenure::device::sim::SimConfig;
     use tenure_device::sim::SimPlatform;
     use tenure_device::{ErrorKind, Link};
 

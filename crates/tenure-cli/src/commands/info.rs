@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 
-use tenure::prelude::*;
-use tenure::units::Count;
+use tenure::plan::{Summary, Trace};
+use tenure::units::{Bytes, Count, Micros};
 
 use crate::args::InfoArgs;
 use crate::files;

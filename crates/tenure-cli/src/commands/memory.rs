@@ -7,8 +7,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use clap::Subcommand;
-use tenure::prelude::*;
-use tenure::units::{Count, parse_bytes};
+
+use tenure::units::{Bytes, Count, Micros, parse_bytes};
 use tenure_device::Access;
 use tenure_device::share::{
     Client, DaemonConfig, Holding, LeaseKind, LeaseState, MemoryDaemon, Status, default_socket,

@@ -2,9 +2,11 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use tenure::prelude::*;
-use tenure::replay::{self, OnDevice};
-use tenure::units::{Count, Percent};
+use tenure::Error;
+use tenure::device::Driver;
+use tenure::plan::Trace;
+use tenure::replay::{self, AllocatorKind, OnDevice, Outcome, Replay};
+use tenure::units::{Bytes, Count, Micros, Nanos, Percent};
 
 use crate::args::{DriverKind, ReplayArgs};
 use crate::files;
@@ -173,6 +175,10 @@ fn addresses(outcome: &Outcome) -> Option<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
+    use tenure::core::StreamId;
+    use tenure::device::sim::{SimConfig, SimDriver};
+    use tenure::plan::{Action, Event, Settings};
+
     use super::*;
 
     #[test]

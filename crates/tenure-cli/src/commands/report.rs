@@ -3,8 +3,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
-use tenure::prelude::*;
-use tenure::report::PageOptions;
+use tenure::Error;
+use tenure::plan::Trace;
+use tenure::replay::AllocatorKind;
+use tenure::report::{PageOptions, Report};
+use tenure::units::Bytes;
 
 use crate::args::ReportArgs;
 use crate::progress::Replaying;

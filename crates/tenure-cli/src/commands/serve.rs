@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fs};
 
-use tenure::prelude::*;
 use tenure::tensor::Device;
 use tenure::tier;
-use tenure::units::{Amount, parse_bytes};
+use tenure::units::{Amount, Bytes, parse_bytes};
 use tenure_core::user_files::text_without_mark;
 
 use tenure_nn::networks::Architectures;

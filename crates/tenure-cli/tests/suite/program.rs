@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tenure::prelude::*;
+use tenure::core::StreamId;
+use tenure::plan::{Action, Event, Format, Settings, Trace};
+use tenure::replay::AllocatorKind;
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
 

@@ -3,8 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::Error;
+use tenure::alloc::{AllocError, CachingAllocator, PagedAllocator};
 use tenure::bench::{Bench, Case, Churn};
-use tenure::prelude::*;
+use tenure::core::StreamId;
+use tenure::device::sim::{SimConfig, SimDriver};
+use tenure::device::{DeviceBacking, Driver};
+use tenure::replay::AllocatorKind;
 
 fn device() -> (Arc<SimDriver>, Arc<dyn Driver>) {
     let sim = Arc::new(SimDriver::new(SimConfig::default()));

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tenure::prelude::*;
+use tenure::alloc::{Request, Resource};
+use tenure::device::sim::{SimConfig, SimDriver};
+use tenure::plan::Trace;
 use tenure::replay::{AllocatorKind, Outcome, Replay};
 use tenure_alloc::{PagedAllocator, paged};
 use tenure_device::DeviceBacking;

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use crate::common::assert_self_contained;
 use proptest::prelude::*;
 use serde_json::Value;
-use tenure::prelude::*;
-use tenure::report::{DeviceUse, Module};
+use tenure::alloc::Request;
+use tenure::core::{Key, KeyId, StreamId, Tag};
+use tenure::device::memory::{DeviceMemory, MemoryConfig};
+use tenure::device::sim::{SimConfig, SimDriver};
+use tenure::report::{DeviceUse, MemoryReport, Module};
 use tenure_alloc::Recording;
 
 const A: StreamId = StreamId::NULL;

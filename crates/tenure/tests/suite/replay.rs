@@ -3,8 +3,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use tenure::prelude::*;
-use tenure::replay::Progress;
+use tenure::Error;
+use tenure::core::StreamId;
+use tenure::plan::{Action, Event, Settings, Trace};
+use tenure::replay::{AllocatorKind, Progress, Replay};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

@@ -3,7 +3,12 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use tenure::prelude::*;
+use tenure::Error;
+use tenure::core::StreamId;
+use tenure::device::Driver;
+use tenure::device::sim::{SimConfig, SimDriver};
+use tenure::plan::{Action, Event, Settings, Trace};
+use tenure::replay::{AllocatorKind, Replay};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,9 +1,12 @@
 //! Reports are whole, safe and small.
 
-use tenure::prelude::*;
-use tenure::report::PageOptions;
+use tenure::core::StreamId;
+use tenure::plan::{Action, Event, Settings, Trace};
+use tenure::report::{PageOptions, Report};
 
 use crate::common::assert_self_contained;
+use tenure::Error;
+use tenure::units::Bytes;
 
 fn sample() -> Trace {
     Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap()

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use tenure::bench::{Bench, Case, Figure};
-use tenure::prelude::*;
-use tenure::units::Count;
+
+use tenure::units::{Count, Micros};
 
 use crate::args::{Allocators, DriverKind};
 use crate::files;

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tenure::plan::packing::{PackingOptions, PackingOutcome, PackingProblem, PackingProgress};
-use tenure::prelude::*;
-use tenure::units::{Count, Percent};
+use tenure::units::{Bytes, Count, Micros, Percent};
 
 use super::{PlanArgs, going_on};
 use crate::{files, output, progress};

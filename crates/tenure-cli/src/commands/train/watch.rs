@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use tenure::core::Tag;
 use tenure::nn::train::{Recorder, Recording, Step, Trainer};
 use tenure::offload::{Engine, StepRecord, StepRecorder};
-use tenure::prelude::Tag;
 use tenure::report::TrainingReport;
 use tenure::tensor::Device;
 use tenure::tensorboard::EventWriter;
