@@ -1,12 +1,13 @@
-//! Bytes of tensors, for kernels.
+//! Locks the storages of tensors and gives kernels access to their bytes.
 
 use smallvec::SmallVec;
 use tenure_core::{ExclusiveGuard, Generation, Storage, StorageGuard};
 
 use crate::{Element, Result, Tensor, TensorError};
 
-/// The bytes of some tensors while a kernel computes: of those it reads, nobody writes to them; of those it writes,
-/// nobody else reads them. Each storage is locked once, whichever tensors are views of it.
+/// Access to the bytes of some tensors while a kernel computes. While it lives, no other thread writes to the tensors
+/// it reads, and no other thread reads or writes the tensors it writes. Each storage is locked once, even if several of
+/// the tensors are views of it.
 ///
 /// ```
 /// use tenure_tensor::{Access, DType, Device, Tensor};
@@ -26,7 +27,7 @@ pub struct Access<'a> {
     guards: SmallVec<[(&'a Storage, Guard<'a>); 4]>,
 }
 
-/// All that is read, and all that is written.
+/// The slices of all tensors that are read, and those of all tensors that are written.
 type Split<'a, R, W, const READS: usize, const WRITES: usize> = ([&'a [R]; READS], [&'a mut [W]; WRITES]);
 
 enum Guard<'a> {
@@ -34,7 +35,7 @@ enum Guard<'a> {
     Exclusive(ExclusiveGuard<'a>),
 }
 
-/// A storage whose bytes stay where they are.
+/// A locked storage: its bytes stay at this address.
 pub(crate) struct Held<'a> {
     pub(crate) storage: &'a Storage,
     pub(crate) address: u64,
@@ -65,10 +66,10 @@ impl Guard<'_> {
 }
 
 impl<'a> Access<'a> {
-    /// Waits until all of them can be had.
+    /// Locks the storages of all tensors; waits until other threads release them.
     ///
     /// # Errors
-    /// Different devices; a storage was made smaller than a tensor on it needs.
+    /// The tensors are on different devices; a storage was made smaller than a tensor on it needs.
     pub fn new(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
         let mut devices = writes.iter().chain(reads).map(|tensor| tensor.device());
         if let Some(left) = devices.next()
@@ -79,12 +80,13 @@ impl<'a> Access<'a> {
         Self::on_any(op, writes, reads)
     }
 
-    /// The same, of whichever devices.
+    /// Locks as [`new`](Self::new) does, but allows tensors of different devices.
     pub(crate) fn on_any(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
         let all = writes.iter().map(|tensor| (*tensor, true)).chain(reads.iter().map(|tensor| (*tensor, false)));
         let mut wanted: SmallVec<[(&'a Storage, bool); 4]> =
             all.clone().map(|(tensor, is_written)| (tensor.storage(), is_written)).collect();
-        // In the order of all, so that no two threads wait for each other; a storage's writer first.
+        // Every thread locks in the order of ranks, so that no two threads deadlock. The sort puts a storage's writer
+        // first.
         wanted.sort_unstable_by_key(|(storage, is_written)| (storage.rank(), !is_written));
         wanted.dedup_by_key(|(storage, _)| storage.rank());
         let lock = |(storage, is_written): (&'a Storage, bool)| {
@@ -99,18 +101,19 @@ impl<'a> Access<'a> {
         Ok(access)
     }
 
-    /// The operation.
+    /// Returns the operation's name.
     pub(crate) fn op(&self) -> &'static str {
         self.op
     }
 
-    /// All that is written, and then all that is read: the tensor, its first element, whether it is written.
+    /// Returns all written tensors, then all read tensors: the tensor, a pointer to its first element, whether it is
+    /// written.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'a Tensor, *mut u8, bool)> {
         let written = self.writes.iter().map(|tensor| (*tensor, self.ptr(tensor), true));
         written.chain(self.reads.iter().map(|tensor| (*tensor, self.ptr(tensor), false)))
     }
 
-    /// All storages.
+    /// Returns all locked storages.
     pub(crate) fn storages(&self) -> impl Iterator<Item = Held<'_>> {
         self.guards.iter().map(|(storage, guard)| Held {
             storage,
@@ -119,67 +122,69 @@ impl<'a> Access<'a> {
         })
     }
 
-    /// Sizes, strides and dtypes of what is written, by number.
+    /// Returns the written tensor number `index`, for its sizes, strides and dtype.
     pub fn written(&self, index: usize) -> &'a Tensor {
         self.writes[index]
     }
 
-    /// Sizes, strides and dtypes of what is read, by number.
+    /// Returns the read tensor number `index`, for its sizes, strides and dtype.
     pub fn read(&self, index: usize) -> &'a Tensor {
         self.reads[index]
     }
 
-    /// The first element of what is written. Valid for its layout, for reads and writes, while this lives.
+    /// Returns a pointer to the first element of written tensor `index`. It is valid for reads and writes of the
+    /// tensor's layout while this lives.
     pub fn write_ptr(&mut self, index: usize) -> *mut u8 {
         self.ptr(self.writes[index])
     }
 
-    /// The first element of what is read. Valid for its layout, for reads, while this lives.
+    /// Returns a pointer to the first element of read tensor `index`. It is valid for reads of the tensor's layout
+    /// while this lives.
     pub fn read_ptr(&self, index: usize) -> *const u8 {
         self.ptr(self.reads[index])
     }
 
-    /// The elements of what is read, which must be contiguous on the CPU.
+    /// Returns the elements of read tensor `index`, which must be contiguous and on the CPU.
     ///
     /// # Errors
-    /// Another dtype; not contiguous; written too.
+    /// The tensor has another dtype, is not contiguous, or overlaps a written tensor.
     pub fn slice<T: Element>(&self, index: usize) -> Result<&[T]> {
         let tensor = self.reads[index];
         self.check::<T>(tensor)?;
         if let Some(other) = self.writes.iter().find(|other| overlap(tensor, other)) {
             return Err(self.overlaps(tensor, other));
         }
-        // SAFETY: as many elements as the layout has, one after the other, of this dtype; the guard keeps writers away,
-        // and nothing that is written through this overlaps them.
+        // SAFETY: the range has as many elements of this dtype as the layout, without gaps; the guard keeps writers
+        // away, and no tensor that is written through this access overlaps it.
         Ok(unsafe { std::slice::from_raw_parts(pointer(self.ptr(tensor)), tensor.numel()) })
     }
 
-    /// The elements of what is written, which must be contiguous on the CPU.
+    /// Returns the elements of written tensor `index`, which must be contiguous and on the CPU.
     ///
     /// # Errors
-    /// Another dtype; not contiguous; read or written twice.
+    /// The tensor has another dtype, is not contiguous, or overlaps another tensor of this access.
     pub fn slice_mut<T: Element>(&mut self, index: usize) -> Result<&mut [T]> {
         Ok(self.slices_mut::<T>([index])?.into_iter().next().unwrap_or_default())
     }
 
-    /// Something that is read and something that is written, at once.
+    /// Returns the elements of a read tensor and of a written tensor at the same time.
     ///
     /// # Errors
-    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
+    /// The errors of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
     pub fn slices<R: Element, W: Element>(&mut self, read: usize, write: usize) -> Result<(&[R], &mut [W])> {
         let (read, length) = {
             let slice = self.slice::<R>(read)?;
             (slice.as_ptr(), slice.len())
         };
         let written = self.slice_mut::<W>(write)?;
-        // SAFETY: the same slice again; `slice` has made sure that nothing written overlaps it.
+        // SAFETY: the same slice as above; `slice` has checked that no written tensor overlaps it.
         Ok((unsafe { std::slice::from_raw_parts(read, length) }, written))
     }
 
-    /// Several that are written, at once.
+    /// Returns the elements of several written tensors at the same time.
     ///
     /// # Errors
-    /// Those of [`slice_mut`](Self::slice_mut).
+    /// The errors of [`slice_mut`](Self::slice_mut).
     pub fn slices_mut<T: Element>(&mut self, indices: impl IntoIterator<Item = usize>) -> Result<Vec<&mut [T]>> {
         let mut slices = Vec::new();
         let mut taken: SmallVec<[usize; 4]> = SmallVec::new();
@@ -194,14 +199,14 @@ impl<'a> Access<'a> {
                 return Err(self.overlaps(tensor, tensor));
             }
             taken.push(index);
-            // SAFETY: as many elements as the layout has, one after the other, of this dtype; the guard is the only one,
-            // nothing else here overlaps them, and each is taken once.
+            // SAFETY: the range has as many elements of this dtype as the layout, without gaps; the guard is exclusive,
+            // no other tensor of this access overlaps it, and each tensor is taken once.
             slices.push(unsafe { std::slice::from_raw_parts_mut(pointer(self.ptr(tensor)), tensor.numel()) });
         }
         Ok(slices)
     }
 
-    /// All that is read and all that is written, at once.
+    /// Returns the elements of all read tensors and of all written tensors at the same time.
     ///
     /// ```
     /// # use tenure_tensor::{Access, Tensor};
@@ -215,7 +220,8 @@ impl<'a> Access<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); other numbers of them.
+    /// The errors of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); `READS` or `WRITES` differs from the
+    /// number of tensors.
     pub fn split<R: Element, W: Element, const READS: usize, const WRITES: usize>(
         &mut self,
     ) -> Result<Split<'_, R, W, READS, WRITES>> {
@@ -231,7 +237,7 @@ impl<'a> Access<'a> {
         }
         let mut writes = self.slices_mut::<W>(0..WRITES)?.into_iter();
         let writes = std::array::from_fn(|_| writes.next().unwrap_or_default());
-        // SAFETY: the same slices again; `slice` has made sure that nothing written overlaps them.
+        // SAFETY: the same slices as above; `slice` has checked that no written tensor overlaps them.
         Ok((reads.map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) }), writes))
     }
 
@@ -241,7 +247,7 @@ impl<'a> Access<'a> {
     }
 
     fn ptr(&self, tensor: &Tensor) -> *mut u8 {
-        // Null, of no bytes, stays null.
+        // `wrapping_add`: a storage of no bytes has a null pointer, which stays null.
         self.guard(tensor).as_ptr().wrapping_add(tensor.layout().offset() * tensor.dtype().size())
     }
 
@@ -269,12 +275,12 @@ impl<'a> Access<'a> {
     }
 }
 
-/// For a slice, whose pointer is never null.
+/// Returns a pointer that a slice can have: never null.
 fn pointer<T>(data: *mut u8) -> *mut T {
     if data.is_null() { std::ptr::dangling_mut() } else { data.cast() }
 }
 
-/// Whether the ranges of two tensors in memory meet.
+/// Returns whether the memory ranges of two tensors overlap.
 pub(crate) fn overlap(left: &Tensor, right: &Tensor) -> bool {
     if !left.storage().is_alias_of(right.storage()) {
         return false;

@@ -1,20 +1,23 @@
-//! Matrix products in half the bits.
+//! Automatic mixed precision: matrix products computed in 16-bit floats.
 //!
-//! While an [`Autocast`] lives, operations of its thread choose the dtype that they compute in, as PyTorch's do on CUDA, and as those
-//! that its lists for the CPU name alone (`binary_cross_entropy`, `index_copy`) do there:
+//! While an [`Autocast`] lives, the operations of its thread choose the dtype that they compute in. The choice is that
+//! of PyTorch on CUDA; operations that only PyTorch's CPU lists name (`binary_cross_entropy`, `index_copy`) follow
+//! those lists:
 //!
 //! | operations | compute in |
 //! | --- | --- |
 //! | matrix products, linear layers, convolutions, attention, `einsum` | the lower dtype |
 //! | softmax and its relatives, `layer_norm`, `group_norm`, `rms_norm`, losses, sums, products and norms over dimensions, `exp`, `log`, `tan`, `pow`, `reciprocal`, `rsqrt`, `softplus` and their like | `float32` |
-//! | `dot`, `cat`, `stack`, `scatter_add`, `index_copy`, `index_put`, `addcmul`, `addcdiv`, `atan2` | the widest of them |
-//! | all others | what they are given |
+//! | `dot`, `cat`, `stack`, `scatter_add`, `index_copy`, `index_put`, `addcmul`, `addcdiv`, `atan2` | the widest dtype
+//! of the operands |
+//! | all others | the dtype of the operands |
 //!
-//! `float64` and integers stay as they are. Gradients go through the conversions, so that a parameter's is of its own
-//! dtype. [`backward`](crate::autograd::backward) computes each gradient in the dtype of its operation, inside or outside.
+//! `float64` and integers are not converted. Gradients go back through the conversions, so a parameter's gradient has
+//! the parameter's dtype. [`backward`](crate::autograd::backward) computes each gradient in the dtype of its operation,
+//! whether or not an [`Autocast`] lives then.
 //!
-//! An operation of the first row calls [`lower`] for each tensor, of the second [`raise`], of the third [`widest`], unless it promotes
-//! its operands anyway.
+//! An operation of the first row calls [`lower`] for each tensor, one of the second [`raise`], one of the third
+//! [`widest`], unless it promotes its operands anyway.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,7 +29,8 @@ use crate::autograd::is_grad_enabled;
 use crate::scopes::Scopes;
 use crate::{Result, Tensor};
 
-/// Chooses dtypes while it lives, on its thread: the latest that is alive does. PyTorch's `torch.autocast`.
+/// A guard that turns autocast on for its thread while it lives, like PyTorch's `torch.autocast`. If several live, the
+/// one entered last decides.
 ///
 /// ```
 /// use tenure_tensor::autocast::Autocast;
@@ -44,7 +48,7 @@ pub struct Autocast {
     thread: PhantomData<*const ()>,
 }
 
-/// Parameters that were converted, by storage, lower dtype and whether it was differentiated.
+/// Converted parameters, by storage, lower dtype and whether the conversion was differentiated.
 type Parameters = HashMap<(Generation, DType, bool), Converted>;
 
 #[derive(Clone)]
@@ -56,12 +60,12 @@ struct Converted {
 
 thread_local! {
     static DTYPES: Scopes<Option<DType>> = const { Scopes::new() };
-    /// They go with the last guard.
+    /// Cleared when the last guard is dropped.
     static PARAMETERS: RefCell<Parameters> = RefCell::default();
 }
 
 impl Autocast {
-    /// Begins, with `float16` or `bfloat16` as the lower dtype; none leaves all dtypes as they are.
+    /// Turns autocast on, with `float16` or `bfloat16` as the lower dtype; `None` leaves all dtypes as they are.
     pub fn enter(dtype: impl Into<Option<DType>>) -> Self {
         Self { scope: Scopes::enter(&DTYPES, dtype.into()), thread: PhantomData }
     }
@@ -76,11 +80,12 @@ impl Drop for Autocast {
     }
 }
 
-/// Parameters that this thread had converted: they come back when this is dropped, in place of those converted since.
+/// The parameters that this thread had converted, put aside. Dropping this restores them in place of those converted
+/// since.
 pub(crate) struct Aside(Parameters);
 
 impl Aside {
-    /// Puts them aside.
+    /// Takes this thread's converted parameters and leaves none.
     pub(crate) fn put() -> Self {
         Self(PARAMETERS.take())
     }
@@ -92,16 +97,16 @@ impl Drop for Aside {
     }
 }
 
-/// The lower dtype, if this thread has one.
+/// Returns this thread's lower dtype, or `None` outside of autocast.
 pub fn dtype() -> Option<DType> {
     Scopes::latest(&DTYPES).flatten()
 }
 
-/// A tensor in the lower dtype: itself outside of autocast, or if it is not of 16 or 32 bits with a fraction. A parameter
-/// is converted once for all uses.
+/// Converts a tensor to the lower dtype. Returns the tensor itself outside of autocast, or if it is not a float of 16
+/// or 32 bits. A parameter is converted once for all uses.
 ///
 /// # Errors
-/// No memory.
+/// Out of memory.
 pub fn lower(tensor: &Tensor) -> Result<Tensor> {
     let Some(dtype) = dtype().filter(|dtype| is_eligible(tensor) && tensor.dtype() != *dtype) else {
         return Ok(tensor.clone());
@@ -121,24 +126,25 @@ pub fn lower(tensor: &Tensor) -> Result<Tensor> {
     Ok(result)
 }
 
-/// Whether [`raise`] changes one of these.
+/// Returns whether [`raise`] would convert any of these tensors.
 pub fn raises(tensors: &[&Tensor]) -> bool {
     let is_lower = |tensor: &&Tensor| is_eligible(tensor) && tensor.dtype() != DType::F32;
     dtype().is_some() && tensors.iter().any(is_lower)
 }
 
-/// A tensor in `float32`: itself outside of autocast, or if it is not of 16 bits with a fraction.
+/// Converts a 16-bit float tensor to `float32`. Returns other tensors, and all tensors outside of autocast, as they
+/// are.
 ///
 /// # Errors
-/// No memory.
+/// Out of memory.
 pub fn raise(tensor: &Tensor) -> Result<Tensor> {
     if raises(&[tensor]) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
 }
 
-/// Tensors in the widest dtype of them: themselves outside of autocast.
+/// Converts tensors to the widest dtype among them. Returns them as they are outside of autocast.
 ///
 /// # Errors
-/// No memory.
+/// Out of memory.
 pub fn widest<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
     let is_wide = tensors.iter().any(|tensor| tensor.dtype() == DType::F32);
     let mut widened = tensors.map(Tensor::clone);

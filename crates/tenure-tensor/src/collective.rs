@@ -1,4 +1,4 @@
-//! Sums over devices, and tensors that all devices get from one.
+//! Collective operations: reductions over devices, and broadcasts from one device to all.
 
 use parking_lot::Mutex;
 use tenure_core::Overlap;
@@ -10,9 +10,9 @@ pub use tenure_device::collective::Reduction;
 
 use crate::{Access, Device, Result, Tensor, TensorError, cuda};
 
-/// A device's part in a group of devices that exchange tensors, on a stream of its own: beside what the device
-/// computes, until that is [joined](Self::join). All devices make the same calls, in the same order, each from a thread
-/// of its own. To drop it waits for what is on its way.
+/// A device's member of a group of devices that exchange tensors. Exchanges run on a stream of their own, concurrently
+/// with other work of the device until they are [joined](Self::join). All devices make the same calls, in the same
+/// order, each from its own thread. Dropping it waits for unfinished exchanges.
 pub struct Collective {
     communicator: Communicator,
     memory: &'static DeviceMemory,
@@ -22,15 +22,15 @@ pub struct Collective {
 
 struct State {
     event: Event,
-    /// What is on its way.
+    /// The tensors of exchanges that are not yet joined.
     tensors: Vec<Tensor>,
 }
 
 impl Collective {
-    /// The parts of a group of CUDA devices, in their order.
+    /// Creates the members of a group of CUDA devices, in the order of `devices`.
     ///
     /// # Errors
-    /// A device that is not there, or twice; no NCCL.
+    /// A device does not exist or is named twice; NCCL is missing.
     pub fn group(devices: &[Device]) -> Result<Vec<Self>> {
         const OP: &str = "collective";
         if let Some(other) = devices.iter().find(|device| device.is_cpu()) {
@@ -42,7 +42,7 @@ impl Collective {
         let drivers: Vec<_> = memories.iter().map(|memory| memory.driver().clone()).collect();
         let group = Communicator::group(&drivers).map_err(|error| TensorError::collective(OP, error))?;
         let part = |(communicator, memory): (_, &'static DeviceMemory)| {
-            // Before what is computed: the other devices wait for it.
+            // High priority, so that exchanges go before computation: the other devices wait for them.
             let stream = memory.streams().pooled(Priority::High);
             let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
             let event = Event::new(memory.driver().clone(), EventKind::Order);
@@ -51,36 +51,37 @@ impl Collective {
         group.into_iter().zip(memories).map(part).collect()
     }
 
-    /// The device's place in the group, from 0.
+    /// Returns the device's rank in the group, from 0.
     pub fn rank(&self) -> usize {
         self.communicator.rank()
     }
 
-    /// Devices of the group.
+    /// Returns the number of devices in the group.
     pub fn size(&self) -> usize {
         self.communicator.size()
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         self.communicator.device()
     }
 
-    /// Makes every element what `reduction` makes of all devices', when the calling thread's stream has come to this
-    /// call. Until that is [joined](Self::join), nobody may use the tensors. They are put on their way as one.
+    /// Replaces every element by the `reduction` of that element over all devices. The exchange starts when the calling
+    /// thread's stream reaches this call, as one group for all tensors. The caller must not use the tensors before it
+    /// [joins](Self::join).
     ///
     /// # Errors
-    /// Tensors of another device, with gaps, or of a dtype that is not exchanged; the group has ended.
+    /// A tensor is on another device, has gaps, or has a dtype that cannot be exchanged; the group has ended.
     pub fn all_reduce(&self, tensors: &[Tensor], reduction: Reduction) -> Result<()> {
         self.put("all_reduce", tensors, |address, tensor| {
             self.communicator.all_reduce(address, tensor.numel(), tensor.dtype(), reduction, self.stream.id())
         })
     }
 
-    /// Makes every element that of the device of rank `root`; otherwise as [`all_reduce`](Self::all_reduce).
+    /// Replaces every element by that of the device of rank `root`; otherwise like [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`all_reduce`](Self::all_reduce).
     pub fn broadcast(&self, tensors: &[Tensor], root: usize) -> Result<()> {
         self.put("broadcast", tensors, |address, tensor| {
             let bytes = tensor.numel() * tensor.dtype().size();
@@ -88,7 +89,7 @@ impl Collective {
         })
     }
 
-    /// Makes later work of the calling thread's stream wait, on the device, for all that was put on its way until now.
+    /// Makes later work of the calling thread's stream wait, on the device, for all exchanges started until now.
     ///
     /// # Errors
     /// A driver call failed.
@@ -96,12 +97,12 @@ impl Collective {
         let state = &mut *self.state.lock();
         let current = self.memory.streams().current();
         let joined = state.event.record(&self.stream).and_then(|()| current.wait(&state.event));
-        // Their memory is reused behind that wait.
+        // Memory freed here is reused only after that wait.
         state.tensors.clear();
         joined.map_err(|error| TensorError::memory("join", error.into()))
     }
 
-    /// Ends the group, for all: see [`Communicator::abort`].
+    /// Ends the group for all members: see [`Communicator::abort`].
     pub fn abort(&self) {
         self.communicator.abort();
     }
@@ -120,7 +121,7 @@ impl Collective {
         let current = self.memory.streams().current();
         let led = state.event.record(&current).and_then(|()| self.stream.wait(&state.event));
         led.map_err(|error| TensorError::memory(op, error.into()))?;
-        // Should their memory be of another stream than the one that joins.
+        // The tensors' memory may belong to another stream than the one that joins.
         cuda::record_use(op, self.memory, access.storages(), self.stream.id())?;
         state.tensors.extend(tensors.iter().cloned());
         let each = || addresses.iter().zip(tensors).filter(|(_, tensor)| tensor.numel() > 0);
@@ -146,13 +147,13 @@ impl Collective {
 }
 
 impl Drop for Collective {
-    /// Waits until what is on its way is there, since NCCL gives that up with the group. Others wait for a thread that
-    /// panics no longer.
+    /// Waits for unfinished exchanges, since NCCL abandons them with the group. If the thread panics, it first aborts
+    /// the group, so that other devices do not wait for it.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.abort();
         }
-        // A context that is lost has nothing on its way.
+        // An error means that the context is lost; then no exchange is left.
         let _ = self.stream.synchronize();
     }
 }

@@ -1,4 +1,4 @@
-//! Rust's types of elements.
+//! The Rust types of tensor elements.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -7,51 +7,52 @@ use tenure_core::DType;
 
 use crate::Scalar;
 
-/// A type that elements of a tensor have.
+/// A type of tensor elements.
 ///
 /// # Safety
 /// `DTYPE` is the dtype of exactly this representation.
 pub unsafe trait Element: Copy + Send + Sync + PartialEq + PartialOrd + std::fmt::Debug + 'static {
-    /// Its dtype.
+    /// The dtype of this type.
     const DTYPE: DType;
 
-    /// The nearest value to a number; integers are cut off and wrap, `bool` is whether it is not zero.
+    /// Converts from a scalar, to the nearest value. Integers are cut off and wrap; `bool` is whether the scalar is not
+    /// zero.
     fn from_scalar(value: Scalar) -> Self;
 
-    /// The same value.
+    /// Converts to a scalar of the same value.
     fn to_scalar(self) -> Scalar;
 }
 
-/// What arithmetic has. `Sum` is what sums and products are gathered in.
+/// An element type with arithmetic. `Sum` is the type in which sums and products are accumulated.
 pub trait Number: Element {
-    /// Wide enough to gather in: `f32` for floats of up to 32 bits, `f64`, `i64`.
+    /// The accumulator type: `f32` for floats of up to 32 bits, `f64` for `f64`, `i64` for integers.
     type Sum: Number;
 
-    /// 0.
+    /// The number 0.
     const ZERO: Self;
 
-    /// 1.
+    /// The number 1.
     const ONE: Self;
 
-    /// As what is gathered in.
+    /// Converts to the accumulator type.
     fn widen(self) -> Self::Sum;
 
-    /// Back from it; an integer that does not fit wraps.
+    /// Converts back from the accumulator type; an integer that does not fit wraps.
     fn narrow(sum: Self::Sum) -> Self;
 
-    /// The sum; integers wrap, here and below.
+    /// Returns the sum; integers wrap, here and below.
     fn plus(self, other: Self) -> Self;
 
-    /// The difference.
+    /// Returns the difference.
     fn minus(self, other: Self) -> Self;
 
-    /// The product.
+    /// Returns the product.
     fn times(self, other: Self) -> Self;
 }
 
-/// What analysis has. `Compute` is what is computed in: `f32`, or `f64`.
+/// A floating-point element type. `Compute` is the type that functions are computed in: `f32` or `f64`.
 pub trait Float: Number<Sum = Self::Compute> {
-    /// `f32` for floats of up to 32 bits, else `f64`.
+    /// The type to compute in: `f32` for floats of up to 32 bits, else `f64`.
     type Compute: Real;
 }
 
@@ -134,7 +135,8 @@ number! {
     f64, f64, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
 }
 
-/// What elements of a dtype are computed in: 16-bit floats in `f32`, all others as they are.
+/// Returns the dtype in which kernels compute elements of `dtype`: `f32` for 16-bit floats, `dtype` itself for all
+/// others.
 pub(crate) fn computed(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -142,7 +144,7 @@ pub(crate) fn computed(dtype: DType) -> DType {
     }
 }
 
-/// What is computed in.
+/// A floating-point type to compute in: `f32` or `f64`.
 pub trait Real:
     Float<Compute = Self>
     + Add<Output = Self>
@@ -168,7 +170,7 @@ impl Float for f64 {
     type Compute = f64;
 }
 
-// Without branches, so that loops over them are vectorised.
+// The conversions below have no branches, so that loops over them are vectorised.
 #[inline(always)]
 fn widen_bf16(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
@@ -177,7 +179,7 @@ fn widen_bf16(value: bf16) -> f32 {
 #[inline(always)]
 fn narrow_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
-    // To the nearest, ties to even; what is no number stays none.
+    // Rounds to nearest, ties to even; NaN stays NaN.
     let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
     let quiet = (bits >> 16) as u16 | 0x40;
     bf16::from_bits(if value.is_nan() { quiet } else { rounded })
@@ -200,17 +202,17 @@ fn widen_f16(value: f16) -> f32 {
 fn narrow_f16(value: f32) -> f16 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
-    // To the nearest, ties to even. Adding a number whose last bit counts 2⁻²⁴ rounds what becomes subnormal.
+    // Rounds to nearest, ties to even. Adding 0.5, whose last bit counts 2⁻²⁴, rounds results that become subnormal.
     let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13;
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
     let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
     let finite = if magnitude < (127 - 14) << 23 { subnormal } else { normal };
-    // From 65520 on, the nearest is infinity.
+    // From 65520 on, the nearest `f16` is infinity.
     let rounded = if magnitude >= 0x477f_f000 { special } else { finite };
     f16::from_bits((rounded | (bits >> 16 & 0x8000)) as u16)
 }
 
-/// Runs an expression with `$T` as the type of a dtype's elements.
+/// Runs an expression with `$T` as the element type of a dtype.
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

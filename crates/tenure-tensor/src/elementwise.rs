@@ -1,4 +1,4 @@
-//! Operands side by side, element by element: ATen's `TensorIterator`.
+//! Iteration over several tensors element by element, like ATen's `TensorIterator`.
 
 use smallvec::SmallVec;
 use tenure_core::{DType, Device, Overlap};
@@ -8,44 +8,45 @@ use crate::{Result, Tensor, TensorError};
 
 pub(crate) type Dims = SmallVec<[usize; 5]>;
 
-/// Some tensors of the same sizes, one or more of them written, to be gone through element by element in any order.
-/// Inputs are broadcast to the outputs' sizes. Dimensions are in the order that suits the memory of the first output,
-/// densest first, and those that can be gone through as one are one.
+/// Tensors of the same sizes, at least one of them written, to be visited element by element in any order. Inputs are
+/// broadcast to the outputs' sizes. Dimensions are ordered by the first output's memory, densest first; dimensions that
+/// can be visited as one are merged.
 pub struct Elementwise<'a> {
     op: &'static str,
     sizes: Dims,
     operands: SmallVec<[Operand; 4]>,
     outputs: usize,
     device: Device,
-    /// Keeps the pointers valid.
+    /// Holds the locks that keep the pointers valid.
     access: Access<'a>,
 }
 
 /// A tensor's place in memory.
 #[derive(Clone, Debug)]
 pub struct Operand {
-    /// Its first element.
+    /// A pointer to its first element.
     pub data: *mut u8,
-    /// Distance of neighbours along each dimension, in bytes; 0 where it is broadcast.
+    /// The distance in bytes between neighbours along each dimension; 0 where the operand is broadcast.
     pub strides: Dims,
-    /// What its elements are.
+    /// The dtype of its elements.
     pub dtype: DType,
-    /// Where it is: on the CPU though the others are not, if it is one element.
+    /// The device of its memory: the CPU for a single element, even if the other operands are elsewhere.
     pub device: Device,
 }
 
-// SAFETY: the pointers are valid on any thread, and who uses them says what it writes from where.
+// SAFETY: the pointers are valid on any thread; the code that uses them answers for what it reads and writes where.
 unsafe impl Send for Operand {}
-// SAFETY: the same.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Operand {}
 
 impl<'a> Elementwise<'a> {
-    /// Operands of the operation `op`. All outputs have the same sizes, and no element in common: that is the caller's to
-    /// see to.
+    /// Prepares the operands of the operation `op`. The caller makes sure that all outputs have the same sizes and no
+    /// element in common.
     ///
     /// # Errors
-    /// Inputs that do not broadcast to them, different devices (but that an input of no dimension may be on the CPU), an
-    /// output with elements that share memory, or one that overlaps an input without being the same.
+    /// Inputs do not broadcast to the outputs; tensors are on different devices (except that an input without
+    /// dimensions may be on the CPU); an output has elements that share memory, or overlaps an input without being the
+    /// same.
     pub fn new(op: &'static str, outputs: &[&'a Tensor], inputs: &[&'a Tensor]) -> Result<Self> {
         let first = outputs[0];
         let sizes = first.sizes();
@@ -95,32 +96,32 @@ impl<'a> Elementwise<'a> {
         &self.access
     }
 
-    /// The operation.
+    /// Returns the operation's name.
     pub fn op(&self) -> &'static str {
         self.op
     }
 
-    /// Where it is computed.
+    /// Returns the device that computes the operation.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Sizes, densest dimension first.
+    /// Returns the sizes, densest dimension first.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// The outputs, then the inputs.
+    /// Returns the outputs, then the inputs.
     pub fn operands(&self) -> &[Operand] {
         &self.operands
     }
 
-    /// The outputs.
+    /// Returns the outputs.
     pub fn outputs(&self) -> &[Operand] {
         &self.operands[..self.outputs]
     }
@@ -132,7 +133,7 @@ fn check_written(op: &'static str, output: &Tensor, inputs: &[&Tensor]) -> Resul
         return Err(TensorError::Overlap { op, reason });
     }
     for input in inputs {
-        // Of two dtypes, one could be written before the other is read.
+        // If their dtypes differ, a write to one element could come before the read of another.
         let is_same = input.layout() == output.layout() && input.dtype() == output.dtype();
         if !is_same && overlap(output, input) {
             let reason =
@@ -143,10 +144,11 @@ fn check_written(op: &'static str, output: &Tensor, inputs: &[&Tensor]) -> Resul
     Ok(())
 }
 
-/// Brings dimensions, of which each operand has its strides, in order, and makes one of those that are one for all.
+/// Sorts dimensions by the operands' strides and merges those that every operand can walk as one. Returns the new
+/// sizes.
 pub(crate) fn coalesce(sizes: &[usize], operands: &mut [Dims]) -> Dims {
     let mut order: Dims = (0..sizes.len()).filter(|dim| sizes[*dim] != 1).collect();
-    // By the first operand that tells; among equals, the last dimension is the densest.
+    // The first operand whose strides differ decides; if all are equal, the last dimension is the densest.
     order.sort_by(|left, right| {
         let by_strides = operands.iter().map(|strides| strides[*left].cmp(&strides[*right]));
         by_strides.reduce(std::cmp::Ordering::then).unwrap_or(std::cmp::Ordering::Equal).then(right.cmp(left))

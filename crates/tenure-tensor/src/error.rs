@@ -1,4 +1,4 @@
-//! What can go wrong with tensors.
+//! Errors of tensor operations.
 
 use tenure_device::CallError;
 use tenure_device::collective::CollectiveError;
@@ -7,25 +7,25 @@ use tenure_device::memory::MemoryError;
 
 use tenure_core::{AllocatorError, DType, DTypeError, Device, DeviceError, DeviceKind, LayoutError, StorageError};
 
-/// What the operations of this crate return.
+/// The result of an operation of this crate.
 pub type Result<T, E = TensorError> = std::result::Result<T, E>;
 
-/// Why an operation was refused. A failed operation has changed nothing.
+/// The reason why an operation failed. A failed operation has changed nothing, except where a variant says otherwise.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// Devices, dtypes, layouts, memory.
+    /// An error of `tenure-core`: devices, dtypes, layouts, memory.
     #[error(transparent)]
     Core(#[from] tenure_core::Error),
-    /// Sizes that do not go together.
+    /// Sizes that do not match.
     #[error("{op}: {reason}")]
     Shape {
         /// The operation.
         op: &'static str,
-        /// Which sizes, and which were needed.
+        /// Which sizes were given, and which were expected.
         reason: String,
     },
-    /// Sizes that do not broadcast.
+    /// Sizes that do not broadcast together.
     #[error(
         "{op}: sizes {left:?} and {right:?} do not broadcast: at dimension {dim} from the end, {} and {} differ and \
          neither is 1",
@@ -34,32 +34,32 @@ pub enum TensorError {
     Broadcast {
         /// The operation.
         op: &'static str,
-        /// Sizes of the first.
+        /// The sizes of the first operand.
         left: Vec<usize>,
-        /// Sizes of the second.
+        /// The sizes of the second operand.
         right: Vec<usize>,
-        /// Where they differ: 1 is the last dimension.
+        /// The dimension where they differ, counted from the end: 1 is the last.
         dim: usize,
     },
-    /// A dimension that is not there. Negative ones count from the end.
+    /// A dimension that does not exist. Negative dimensions count from the end.
     #[error("{op}: dimension {dim} is out of range for a tensor of {rank} dimensions: expected {} to {}",
         -(*(.rank.max(&1)) as isize), .rank.max(&1) - 1)]
     Dim {
         /// The operation.
         op: &'static str,
-        /// As given.
+        /// The dimension that was given.
         dim: isize,
-        /// Dimensions of the tensor.
+        /// The tensor's number of dimensions.
         rank: usize,
     },
-    /// A dtype that the operation does not take there.
+    /// A dtype that the operation does not accept.
     #[error("{op}: got {found}, but {expected}")]
     DType {
         /// The operation.
         op: &'static str,
-        /// What was given.
+        /// The dtype that was given.
         found: DType,
-        /// What is needed, and how to get it.
+        /// The dtype that is expected, and how to get it.
         expected: String,
     },
     /// Tensors on different devices.
@@ -67,12 +67,12 @@ pub enum TensorError {
     Device {
         /// The operation.
         op: &'static str,
-        /// Where one is.
+        /// The device of one tensor.
         left: Device,
-        /// Where another is.
+        /// The device of another tensor.
         right: Device,
     },
-    /// Nobody computes this there.
+    /// No kernel is registered for this dtype on this kind of device.
     #[error("{op} is not implemented for {dtype} on {device}: convert first, or register a kernel")]
     NoKernel {
         /// The operation.
@@ -82,27 +82,27 @@ pub enum TensorError {
         /// The dtype.
         dtype: DType,
     },
-    /// An index that is not there.
+    /// An index out of range.
     #[error("{op}: index {index} is out of range for dimension {dim} of size {size}")]
     Index {
         /// The operation.
         op: &'static str,
-        /// As given.
+        /// The index that was given.
         index: i64,
         /// The dimension.
         dim: usize,
         /// Its size.
         size: usize,
     },
-    /// A value that the operation does not take.
+    /// An argument that the operation does not accept.
     #[error("{op}: {reason}")]
     Argument {
         /// The operation.
         op: &'static str,
-        /// Which value, and what is expected.
+        /// Which argument, and what is expected.
         reason: String,
     },
-    /// A write to memory that is read or written twice.
+    /// A write to memory that the operation also reads, or writes twice.
     #[error(
         "{op}: {reason}; write to a copy (contiguous() of an expanded tensor, or copy() of one that overlaps) instead"
     )]
@@ -115,50 +115,50 @@ pub enum TensorError {
     /// Differentiation was refused.
     #[error(transparent)]
     Autograd(#[from] AutogradError),
-    /// A device cannot be used, or failed.
+    /// A device failed or cannot be used.
     #[error("{op}: {error}")]
     Memory {
         /// The operation.
         op: &'static str,
-        /// What the device says.
+        /// The device's error.
         error: Box<MemoryError>,
     },
-    /// A kernel of a device could not be had.
+    /// A device kernel could not be compiled or loaded.
     #[error("{op}: {error}")]
     Kernel {
         /// The operation.
         op: &'static str,
-        /// What the compiler or the driver says.
+        /// The error of the compiler or the driver.
         error: Box<KernelError>,
     },
-    /// Devices do not work together.
+    /// A collective operation between devices failed.
     #[error("{op}: {error}")]
     Collective {
         /// The operation.
         op: &'static str,
-        /// Why.
+        /// The reason.
         error: Box<CollectiveError>,
     },
-    /// What an earlier operation met while the device computed it. What it was to write there is any value; all else is as
-    /// it should be.
+    /// An error of an earlier operation, found by the device while it computed. The output of that operation has
+    /// unspecified values; all other tensors are as they should be.
     #[error("{0} (found by the device, after the operation had returned)")]
     Late(Box<TensorError>),
 }
 
-/// Why gradients cannot be computed.
+/// The reason why gradients cannot be computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AutogradError {
-    /// `backward` of a tensor that depends on nothing that requires a gradient.
+    /// `backward` was called on a tensor that depends on nothing that requires a gradient.
     #[error(
         "backward: output {index} does not require a gradient and has no grad_fn: nothing it was computed from requires \
          one, or it was computed inside no_grad()"
     )]
     NoGraph {
-        /// Which of the outputs.
+        /// The output's number.
         index: usize,
     },
-    /// `backward` of more than one element with no gradient given.
+    /// `backward` was called on more than one element without a gradient.
     #[error(
         "backward: a gradient can be left out for a tensor of one element only, got sizes {sizes:?}: \
              reduce it with sum_all() or mean_all(), or pass one to autograd::backward()"
@@ -167,7 +167,7 @@ pub enum AutogradError {
         /// The tensor's sizes.
         sizes: Vec<usize>,
     },
-    /// Saved tensors are gone.
+    /// Saved tensors were already freed.
     #[error(
         "{node}: backward goes through this graph a second time, but what it saved was freed after the first: say \
          retain_graph the first time"
@@ -176,7 +176,7 @@ pub enum AutogradError {
         /// The operation's node.
         node: String,
     },
-    /// A saved tensor was written to.
+    /// A saved tensor was modified in place.
     #[error(
         "{node}: a tensor that its gradient needs was modified in place by {writer}: {dtype} {sizes:?}{origin} is at \
          version {found}, expected {saved}. Use an operation that is not in place, or copy() the tensor before it is \
@@ -189,16 +189,16 @@ pub enum AutogradError {
         dtype: DType,
         /// The tensor's sizes.
         sizes: Vec<usize>,
-        /// What made it, if that is known.
+        /// The operation that made the tensor, if known.
         origin: String,
         /// The operation that wrote to it last.
         writer: &'static str,
-        /// The version it has.
+        /// The tensor's current version.
         found: u64,
-        /// The version it had.
+        /// The tensor's version when it was saved.
         saved: u64,
     },
-    /// A leaf that requires a gradient was written to.
+    /// A leaf that requires a gradient was modified in place.
     #[error(
         "{op}: {}a leaf that requires a gradient, {dtype} {sizes:?}, cannot be modified in place: do it inside \
          no_grad(), or to a copy",
@@ -220,48 +220,48 @@ pub enum AutogradError {
         /// The tensor's dtype.
         dtype: DType,
     },
-    /// `requires_grad` of a tensor that was computed.
+    /// `requires_grad` was set on a tensor that was computed.
     #[error("requires_grad can be changed on leaves only: detach() first")]
     NotLeaf,
-    /// A gradient of other sizes than its tensor.
+    /// A gradient's sizes differ from its tensor's.
     #[error("{node}: gradient {index} has sizes {found:?}, expected {expected:?}")]
     GradientSizes {
         /// The operation's node.
         node: String,
-        /// Which of the gradients.
+        /// The gradient's number.
         index: usize,
-        /// Its sizes.
+        /// The gradient's sizes.
         found: Vec<usize>,
-        /// The tensor's.
+        /// The tensor's sizes.
         expected: Vec<usize>,
     },
-    /// Not as many gradients as inputs.
+    /// A node gave another number of gradients than it has inputs.
     #[error("{node}: backward gave {found} gradients for {expected} inputs")]
     GradientCount {
         /// The operation's node.
         node: String,
-        /// Gradients.
+        /// The number of gradients.
         found: usize,
-        /// Inputs.
+        /// The number of inputs.
         expected: usize,
     },
-    /// Asked for the gradient of something the result does not depend on.
+    /// `grad` was asked for an input that the outputs do not depend on.
     #[error("grad: input {index} is not used by the outputs: allow_unused gives none for it")]
     Unused {
-        /// Which of the inputs.
+        /// The input's number.
         index: usize,
     },
-    /// Found by anomaly mode.
+    /// Anomaly mode found a NaN in a gradient.
     #[error("{node}: gradient {index} has a value that is no number{forward}")]
     NotANumber {
         /// The operation's node.
         node: String,
-        /// Which of the gradients.
+        /// The gradient's number.
         index: usize,
         /// Where the operation was called.
         forward: String,
     },
-    /// Said by the formula, or a hook.
+    /// A gradient formula or a hook failed.
     #[error("{node}: {reason}")]
     Other {
         /// The operation's node.
@@ -271,7 +271,7 @@ pub enum AutogradError {
     },
 }
 
-/// For what surrounds operations, such as a capture.
+/// For code around operations, such as a capture, that has no operation's name.
 impl From<MemoryError> for TensorError {
     fn from(error: MemoryError) -> Self {
         Self::memory("device", error)
@@ -296,12 +296,12 @@ impl TensorError {
         Self::Kernel { op, error: Box::new(error) }
     }
 
-    /// Sizes do not go together.
+    /// Returns a [`Shape`](Self::Shape) error of the operation `op`.
     pub fn shape(op: &'static str, reason: impl Into<String>) -> Self {
         Self::Shape { op, reason: reason.into() }
     }
 
-    /// A value is not taken.
+    /// Returns an [`Argument`](Self::Argument) error of the operation `op`.
     pub fn argument(op: &'static str, reason: impl Into<String>) -> Self {
         Self::Argument { op, reason: reason.into() }
     }

@@ -7,12 +7,12 @@ use tenure_core::{DType, DeviceKind};
 
 use crate::{Result, TensorError};
 
-/// A function of an operation for one dtype on one kind of device.
+/// A kernel function for one dtype on one kind of device.
 pub type Entry<F> = (DeviceKind, DType, F);
 
-/// What computes an operation, by device and dtype. `F` is a function pointer, the same for all. ATen's
-/// `DispatchStub`, and as open as its dispatcher: a crate can add a function to any table, also in place of one, and make
-/// tables of its own.
+/// A table of the functions that compute an operation, by device kind and dtype. `F` is the type of function pointer,
+/// the same for all entries. It is like ATen's `DispatchStub`, and as extensible as its dispatcher: any crate can add a
+/// function to any table, also in place of an existing one, and make its own tables.
 ///
 /// ```
 /// use tenure_tensor::{DType, DeviceKind, Kernel};
@@ -33,23 +33,23 @@ pub struct Kernel<F: Copy + 'static> {
 }
 
 impl<F: Copy> Kernel<F> {
-    /// A table of the operation `name`, for errors, with a list of functions for each kind of device.
+    /// Creates the table of the operation `name` (used in errors), with one list of functions for each kind of device.
     pub const fn new(name: &'static str, builtin: &'static [&'static [Entry<F>]]) -> Self {
         Self { name, builtin, added: RwLock::new(Vec::new()), has_added: AtomicBool::new(false) }
     }
 
-    /// The operation's name.
+    /// Returns the operation's name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Computes `dtype` on `device` with `function` from now on.
+    /// Registers `function` for `dtype` on `device`, in place of any earlier function.
     pub fn register(&self, device: DeviceKind, dtype: DType, function: F) {
         self.added.write().push((device, dtype, function));
         self.has_added.store(true, Ordering::Release);
     }
 
-    /// What computes `dtype` on `device`: what was registered last.
+    /// Returns the function for `dtype` on `device` that was registered last.
     ///
     /// # Errors
     /// [`TensorError::NoKernel`].
@@ -63,16 +63,16 @@ impl<F: Copy> Kernel<F> {
     }
 }
 
-/// What computes `dtype` on `device`, of lists.
+/// Returns the function for `dtype` on `device` from some lists of entries.
 pub(crate) fn find<F: Copy>(op: &'static str, lists: &[&[Entry<F>]], device: DeviceKind, dtype: DType) -> Result<F> {
     let found = lists.iter().copied().flatten().find(|entry| entry.0 == device && entry.1 == dtype);
     found.map(|entry| entry.2).ok_or(TensorError::NoKernel { op, device, dtype })
 }
 
-/// A list of functions for one kind of device: one that takes any dtype, or one for each type of element, for `all`
-/// dtypes, for `numbers` (all but `bool`), for `integers` (and `bool`), `whole numbers` (without), for `floats`, or
-/// `only` those named. In `lanes` of them, it is the type they are computed in that a function is for: `f32` for `f16` and
-/// `bf16`.
+/// Builds a list of kernel entries for one kind of device. It takes one function for any dtype, or a generic function
+/// that is instantiated for each element type: for `all` dtypes, for `numbers` (all but `bool`), for `integers` (and
+/// `bool`), for `whole numbers` (integers without `bool`), for `floats`, or `only` for those named. With `lanes of`,
+/// the function is instantiated for the type that a dtype is computed in: `f32` for `f16` and `bf16`.
 macro_rules! entries {
     ($kind:ident, all: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
     ($kind:ident, numbers: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };

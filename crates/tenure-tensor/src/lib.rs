@@ -1,8 +1,8 @@
-//! Tensors on Tenure's storages: views, operations, their kernels, and autograd.
+//! Tensors on Tenure's storages: views, operations, kernels and autograd.
 //!
-//! - A [`Tensor`] is a layout on a shared storage. Views share the storage; what is written to one shows in all.
-//! - An operation ([`ops`]) makes a tensor of what it needs, asks for a kernel, and tells [`autograd`] its formula.
-//! - A [`Kernel`] is a table by device and dtype. Any crate can add to it, and have tables of its own.
+//! - A [`Tensor`] is a layout on a shared storage. Views share the storage: a write to one shows in all.
+//! - An operation ([`ops`]) allocates its result, calls a kernel, and records its gradient formula with [`autograd`].
+//! - A [`Kernel`] is a table of functions by device and dtype. Any crate can add functions, and make its own tables.
 //!
 //! ```
 //! use tenure_tensor::Tensor;

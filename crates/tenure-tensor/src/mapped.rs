@@ -1,4 +1,4 @@
-//! Files as bytes in memory, read when they are looked at.
+//! Memory-mapped files.
 
 use std::fs::File;
 use std::io;
@@ -7,10 +7,12 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
-/// A file's bytes. Pages come from the system's cache when they are read, so that opening a large file costs nothing.
+/// A file's bytes, mapped into memory. The system reads a page when it is first accessed, so opening a large file costs
+/// nothing.
 ///
-/// Nobody may change the file meanwhile: what is then read is any bytes, and a file that was cut off ends the program
-/// (`SIGBUS`). A file that is replaced by `rename`, as checkpoints are, is safe: the mapping keeps the old one.
+/// The file must not be changed while it is mapped: reads may then give any bytes, and reading past the end of a
+/// truncated file ends the program (`SIGBUS`). Replacing the file by `rename`, as for checkpoints, is safe: the mapping
+/// keeps the old file.
 pub struct MappedFile {
     map: Mmap,
 }
@@ -19,17 +21,17 @@ impl MappedFile {
     /// Maps the whole file.
     ///
     /// # Errors
-    /// Those of opening and mapping it.
+    /// The file cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::of(&File::open(path)?)
     }
 
-    /// Maps the whole of a file that is open.
+    /// Maps the whole of an open file.
     ///
     /// # Errors
-    /// Those of mapping it.
+    /// The file cannot be mapped.
     pub fn of(file: &File) -> io::Result<Self> {
-        // SAFETY: the file is read only; that nobody changes it is the caller's part, as said above.
+        // SAFETY: the file is only read; the caller makes sure that it is not changed, as documented above.
         let map = unsafe { Mmap::map(file)? };
         Ok(Self { map })
     }

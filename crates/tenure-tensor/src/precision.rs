@@ -1,30 +1,30 @@
-//! How exactly devices multiply.
+//! Settings for the precision of matrix products and convolutions.
 //!
-//! Matrix units of CUDA devices take `f32` as TF32, of which they read 10 bits of the mantissa in place of 23, several times
-//! as fast. As in PyTorch, convolutions do at first and matrix products do not. Nothing else is affected, and no other
-//! dtype.
+//! Matrix units of CUDA devices can take `f32` as TF32: they read 10 of the 23 bits of the mantissa, and are several
+//! times as fast. As in PyTorch, convolutions do so by default and matrix products do not. No other operation and no
+//! other dtype is affected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static PRODUCTS: AtomicBool = AtomicBool::new(false);
 static CONVOLUTIONS: AtomicBool = AtomicBool::new(true);
 
-/// Whether matrix products may take `f32` as TF32. PyTorch's `torch.backends.cuda.matmul.allow_tf32`.
+/// Returns whether matrix products may take `f32` as TF32, like PyTorch's `torch.backends.cuda.matmul.allow_tf32`.
 pub fn tf32_in_products() -> bool {
     PRODUCTS.load(Ordering::Relaxed)
 }
 
-/// Lets matrix products take `f32` as TF32, or not, from now on.
+/// Sets whether matrix products may take `f32` as TF32 from now on.
 pub fn allow_tf32_in_products(is_allowed: bool) {
     PRODUCTS.store(is_allowed, Ordering::Relaxed);
 }
 
-/// Whether convolutions may take `f32` as TF32. PyTorch's `torch.backends.cudnn.allow_tf32`.
+/// Returns whether convolutions may take `f32` as TF32, like PyTorch's `torch.backends.cudnn.allow_tf32`.
 pub fn tf32_in_convolutions() -> bool {
     CONVOLUTIONS.load(Ordering::Relaxed)
 }
 
-/// Lets convolutions take `f32` as TF32, or not, from now on.
+/// Sets whether convolutions may take `f32` as TF32 from now on.
 pub fn allow_tf32_in_convolutions(is_allowed: bool) {
     CONVOLUTIONS.store(is_allowed, Ordering::Relaxed);
 }

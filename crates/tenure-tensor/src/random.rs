@@ -1,16 +1,18 @@
-//! Random numbers by counter.
+//! Counter-based random number generators.
 //!
-//! A [`Generator`] only counts. The numbers are Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-//! 3", SC 2011): a *block* of four 32-bit words is a function of the seed and of the block's place in the sequence, so
-//! that any thread computes any block, and what was drawn once can be computed again from a [`State`].
+//! A [`Generator`] is only a seed and a counter. The numbers are Philox4x32-10 (Salmon et al., "Parallel random
+//! numbers: as easy as 1, 2, 3", SC 2011): a *block* of four 32-bit words is a function of the seed and of the block's
+//! place in the sequence. So any thread can compute any block, and past draws can be computed again from a [`State`].
 //!
-//! Element `i`, counted in the order of dimensions, comes from block `offset + i / 4`, word `i % 4`; of what takes 64
-//! bits (`float64`, integers), from block `offset + i / 2`, words `i % 2 * 2` (low) and the next (high). Of the bits `w`:
+//! Element `i`, counted in the order of dimensions, comes from word `i % 4` of block `offset + i / 4`. An element that
+//! takes 64 bits (`float64`, integers) comes from block `offset + i / 2`, words `i % 2 * 2` (low) and the next (high).
+//! Its bits `w` become a number so:
 //!
 //! | numbers | are |
 //! | --- | --- |
 //! | uniform in \[0, 1) | the highest 24 bits of `w` (`float64` 53, `float16` 11, `bfloat16` 8) as a fraction |
-//! | normal | of two neighbours `u` and `v`, as (`w` + ½) / 2^bits: √(-2 ln `u`) cos 2π`v`, and the same with the sine |
+//! | normal | from two neighbours `u` and `v`, each (`w` + ½) / 2^bits: √(-2 ln `u`) cos 2π`v`, and the same with the
+//! sine |
 //! | integers in \[0, n) | ⌊`w` n / 2⁶⁴⌋, biased by less than n / 2⁶⁴ |
 //! | true with probability p | whether `w` < p 2³² |
 
@@ -23,7 +25,7 @@ use crate::arrays;
 use crate::cuda::captured;
 use crate::scopes::Scopes;
 
-/// A seed, and how many blocks were drawn. A handle: clones draw from one sequence.
+/// A random number generator: a seed and the number of blocks drawn. It is a handle: clones draw from one sequence.
 ///
 /// ```
 /// use tenure_tensor::random::Generator;
@@ -43,46 +45,46 @@ pub struct Generator {
     state: Arc<Mutex<State>>,
 }
 
-/// A place in a seed's sequence of blocks. Two numbers, to be kept in a checkpoint.
+/// A place in a seed's sequence of blocks: two numbers that a checkpoint can store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
-    /// The sequence.
+    /// The seed of the sequence.
     pub seed: u64,
-    /// The next block.
+    /// The number of the next block.
     pub offset: u64,
-    /// In a capture, what it counts from ([`captured`]); 0 otherwise.
+    /// In a capture, the origin that the offset counts from ([`captured`]); 0 otherwise.
     pub(crate) origin: u64,
 }
 
 impl Generator {
-    /// At the beginning of a seed's sequence.
+    /// Creates a generator at the beginning of a seed's sequence.
     pub fn new(seed: u64) -> Self {
         let generator = Self::unnoted(seed);
         captured::made(&generator);
         generator
     }
 
-    /// One that is no part of what a thread captures just now.
+    /// Creates a generator that the thread's current capture does not record.
     fn unnoted(seed: u64) -> Self {
         Self { state: Arc::new(Mutex::new(State::new(seed, 0))) }
     }
 
-    /// Goes to the beginning of a seed's sequence.
+    /// Moves to the beginning of a seed's sequence.
     pub fn manual_seed(&self, seed: u64) {
         self.set_state(State::new(seed, 0));
     }
 
-    /// Where it is.
+    /// Returns the current state.
     pub fn state(&self) -> State {
         *self.lock()
     }
 
-    /// Goes where another was, or it was itself.
+    /// Moves to a state, of this generator or of another.
     pub fn set_state(&self, state: State) {
         *self.lock() = state;
     }
 
-    /// Takes that many blocks, for the caller alone: they begin at the returned state.
+    /// Reserves `blocks` blocks for the caller alone; they begin at the returned state.
     pub fn reserve(&self, blocks: u64) -> State {
         let mut state = self.lock();
         let first = *state;
@@ -90,17 +92,17 @@ impl Generator {
         first
     }
 
-    /// 64 random bits. Takes a block.
+    /// Returns 64 random bits. Takes a block.
     pub fn next_u64(&self) -> u64 {
         low_and_high(self.reserve(1).block(0))[0]
     }
 
-    /// A generator of a seed drawn from this one, such as for a worker thread. Takes a block.
+    /// Creates a generator whose seed is drawn from this one, for example for a worker thread. Takes a block.
     pub fn fork(&self) -> Self {
         Self::new(self.next_u64())
     }
 
-    /// Whether the two are handles of one generator.
+    /// Returns whether both are handles of one generator.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.state, &other.state)
     }
@@ -113,22 +115,22 @@ impl Generator {
 }
 
 impl State {
-    /// The block number `offset` of a seed's sequence.
+    /// Returns the state at block number `offset` of a seed's sequence.
     pub const fn new(seed: u64, offset: u64) -> Self {
         Self { seed, offset, origin: 0 }
     }
 
-    /// So many blocks on.
+    /// Returns the state `blocks` blocks further on.
     pub(crate) const fn advanced(self, blocks: u64) -> Self {
         Self { offset: self.offset.wrapping_add(blocks), ..self }
     }
 
-    /// The block `index` places on.
+    /// Computes the block `index` places further on.
     pub fn block(self, index: u64) -> [u32; 4] {
         self.blocks::<1>(index)[0]
     }
 
-    /// The `N` blocks from `index` places on, computed side by side.
+    /// Computes the `N` blocks from `index` places further on, side by side.
     #[inline(always)]
     pub(crate) fn blocks<const N: usize>(self, index: u64) -> [[u32; 4]; N] {
         let places: [u64; N] = arrays::from_fn(|lane| self.offset.wrapping_add(index).wrapping_add(lane as u64));
@@ -143,8 +145,8 @@ impl State {
     }
 }
 
-/// Where operations draw from that are given no generator, such as [`dropout`](crate::Tensor::dropout): the process's,
-/// whose seed is 0 until [`manual_seed`], unless the thread has [one of its own](DefaultGenerator).
+/// Returns the generator of operations that are given none, such as [`dropout`](crate::Tensor::dropout). It is the
+/// process's, whose seed is 0 until [`manual_seed`], unless the thread has [one of its own](DefaultGenerator).
 pub fn default_generator() -> Generator {
     static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::unnoted(0));
     Scopes::latest(&OWN).unwrap_or_else(|| DEFAULT.clone())
@@ -154,8 +156,9 @@ thread_local! {
     static OWN: Scopes<Generator> = const { Scopes::new() };
 }
 
-/// While it lives, the [default generator](default_generator) of this thread is one of its own: several threads that draw
-/// from one sequence take turns by chance. The latest that is alive holds.
+/// A guard that gives its thread a [default generator](default_generator) of its own while it lives. Without it,
+/// threads share one sequence, and chance decides which thread draws first. If several live, the one entered last
+/// decides.
 #[must_use = "it holds for as long as it lives"]
 pub struct DefaultGenerator {
     scope: u64,
@@ -163,7 +166,7 @@ pub struct DefaultGenerator {
 }
 
 impl DefaultGenerator {
-    /// Begins.
+    /// Makes `generator` the thread's default generator.
     pub fn enter(generator: Generator) -> Self {
         Self { scope: Scopes::enter(&OWN, generator), thread: PhantomData }
     }
@@ -175,18 +178,18 @@ impl Drop for DefaultGenerator {
     }
 }
 
-/// Takes the default generator to the beginning of a seed's sequence. PyTorch's `torch.manual_seed`.
+/// Moves the default generator to the beginning of a seed's sequence, like PyTorch's `torch.manual_seed`.
 pub fn manual_seed(seed: u64) {
     default_generator().manual_seed(seed);
 }
 
-/// A block as two numbers of 64 bits.
+/// Returns a block as two 64-bit numbers.
 #[inline(always)]
 pub(crate) fn low_and_high([a, b, c, d]: [u32; 4]) -> [u64; 2] {
     [u64::from(a) | u64::from(b) << 32, u64::from(c) | u64::from(d) << 32]
 }
 
-/// Philox4x32-10 of `N` counters, word by word, in place.
+/// Computes Philox4x32-10 of `N` counters, word by word, in place.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "a lane is one element of each word")]
 fn philox<const N: usize>(counters: &mut [[u32; N]; 4], mut key: [u32; 2]) {

@@ -1,4 +1,4 @@
-//! Numbers among tensors.
+//! Scalars: numbers as operands of tensor operations.
 
 use std::fmt;
 
@@ -6,19 +6,19 @@ use tenure_core::DType;
 
 use crate::{Result, Tensor, TensorError};
 
-/// A number of no dtype in particular: what it is computed with decides.
+/// A number without a dtype: the operation that uses it decides the dtype.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
-    /// True or false.
+    /// A `bool`.
     Bool(bool),
     /// An integer.
     Int(i64),
-    /// A number with a fraction.
+    /// A floating-point number.
     Float(f64),
 }
 
 impl Scalar {
-    /// The dtype of its kind: `bool`, `int64` or `float32`, PyTorch's default.
+    /// Returns the dtype of its kind: `bool`, `int64` or `float32` (PyTorch's default).
     pub fn dtype(self) -> DType {
         match self {
             Self::Bool(_) => DType::Bool,
@@ -27,7 +27,7 @@ impl Scalar {
         }
     }
 
-    /// As a float.
+    /// Converts to a float.
     #[inline]
     pub fn to_f64(self) -> f64 {
         match self {
@@ -37,7 +37,7 @@ impl Scalar {
         }
     }
 
-    /// As an integer, cut off towards zero.
+    /// Converts to an integer, rounding towards zero.
     #[inline]
     pub fn to_i64(self) -> i64 {
         match self {
@@ -47,8 +47,8 @@ impl Scalar {
         }
     }
 
-    /// Checks, for the operation `op`, that a dtype holds it. Unsigned integers take negative numbers as what they wrap
-    /// to, and floats what is too large as infinity.
+    /// Checks, for the operation `op`, that a dtype can hold the number. Unsigned integers accept negative numbers,
+    /// which wrap; floats accept numbers that are too large, which become infinity.
     pub(crate) fn check_fits(self, op: &'static str, dtype: DType) -> Result<()> {
         let Some((min, max)) = integers(dtype) else { return Ok(()) };
         let fits = match self {
@@ -63,7 +63,7 @@ impl Scalar {
         Err(TensorError::argument(op, reason))
     }
 
-    /// Whether it is not zero.
+    /// Returns whether the number is not zero.
     #[inline]
     pub fn to_bool(self) -> bool {
         match self {
@@ -74,7 +74,7 @@ impl Scalar {
     }
 }
 
-/// The smallest and the largest number of an integer dtype.
+/// Returns the smallest and the largest number of an integer dtype, or `None` for other dtypes.
 pub(crate) fn integers(dtype: DType) -> Option<(i128, i128)> {
     match dtype {
         DType::U8 => Some((0, u8::MAX.into())),
@@ -96,12 +96,12 @@ impl fmt::Display for Scalar {
     }
 }
 
-/// A tensor, or a number in its place.
+/// An operand: a tensor or a number.
 #[derive(Clone, Copy)]
 pub enum Value<'a> {
     /// A tensor.
     Tensor(&'a Tensor),
-    /// A number, which never makes a dtype wider within its kind.
+    /// A number. It never makes a dtype wider within its kind.
     Number(Scalar),
 }
 

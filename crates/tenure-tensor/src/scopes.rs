@@ -1,14 +1,16 @@
-//! Settings of a thread, each for as long as a guard lives.
+//! Thread-local settings that hold while a guard lives.
 
 use std::cell::{Cell, RefCell};
 use std::thread::LocalKey;
 
-/// What guards of one kind set on a thread. The latest that is alive holds, in whatever order they go.
+/// The settings of one thread, each with its guard. The setting entered last among those alive holds, in whatever order
+/// guards are dropped.
 ///
-/// A thread that ends has none any more, and guards that other values of the thread take as they go hold nothing.
+/// After the thread-local is destroyed at the thread's end there are no settings; a guard that another thread-local's
+/// destructor enters then has no effect.
 pub(crate) struct Scopes<T> {
     entered: Cell<u64>,
-    /// (number, setting), the latest last.
+    /// The settings, each with its number, the latest last.
     alive: RefCell<Vec<(u64, T)>>,
 }
 
@@ -17,7 +19,7 @@ impl<T> Scopes<T> {
         Self { entered: Cell::new(0), alive: RefCell::new(Vec::new()) }
     }
 
-    /// Begins to hold a setting. Returns the number to [`leave`](Self::leave) with.
+    /// Adds a setting. Returns its number, to [`leave`](Self::leave) with.
     pub(crate) fn enter(thread: &'static LocalKey<Self>, setting: T) -> u64 {
         let enter = |scopes: &Self| {
             let number = scopes.entered.get() + 1;
@@ -28,7 +30,7 @@ impl<T> Scopes<T> {
         thread.try_with(enter).unwrap_or(0)
     }
 
-    /// Ends one. Returns its setting, which is better dropped where the scopes are not borrowed.
+    /// Removes a setting and returns it. The caller should drop it while the scopes are not borrowed.
     pub(crate) fn leave(thread: &'static LocalKey<Self>, number: u64) -> Option<T> {
         let leave = |scopes: &Self| {
             let mut alive = scopes.alive.borrow_mut();
@@ -38,7 +40,7 @@ impl<T> Scopes<T> {
         thread.try_with(leave).ok().flatten()
     }
 
-    /// The setting that holds; none where nothing was entered.
+    /// Returns the setting that holds, or `None` if there is none.
     pub(crate) fn latest(thread: &'static LocalKey<Self>) -> Option<T>
     where
         T: Clone,

@@ -1,8 +1,8 @@
-//! The threads that kernels on the CPU compute with.
+//! The thread pool that CPU kernels use.
 //!
-//! A kernel divides its work in *parts*, by its sizes alone and never by how many threads there are, and sums up what its
-//! parts gave in their order. So results are the same bits for any number of threads. What a part allocates is for the
-//! same purpose as what the caller does, from the same allocator, and all parts' is one to the caller's keys.
+//! A kernel divides its work into *parts* by the sizes alone, never by the number of threads, and combines the parts'
+//! results in their order. So results have the same bits for any number of threads. Allocations of a part have the
+//! purpose and the allocator of the caller's; an allocation key counts the allocations of all parts as one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -15,13 +15,13 @@ use crate::{Result, TensorError};
 
 static POOL: LazyLock<RwLock<Arc<Pool>>> = LazyLock::new(|| {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    // One thread needs no other, so there is always a pool.
+    // A pool of one thread starts no other, so this fallback always works.
     RwLock::new(Arc::new(Pool::new(threads).unwrap_or(Pool { threads: 1, others: None })))
 });
 
 struct Pool {
     threads: usize,
-    /// All but the caller's, which computes too.
+    /// All threads but the caller's, which computes too.
     others: Option<ThreadPool>,
 }
 
@@ -39,17 +39,17 @@ impl Pool {
     }
 }
 
-/// How many threads compute. At first as many as the process may run at once.
+/// Returns the number of threads that compute. Default: as many as the process may run at once.
 pub fn threads() -> usize {
     POOL.read().threads
 }
 
-/// Computes with `threads` threads from now on.
+/// Sets the number of threads that compute from now on.
 ///
 /// # Errors
-/// There must be one at least and 1024 at most, and the system must give them.
+/// The number is not from 1 to 1024, or the system cannot start that many threads.
 pub fn set_threads(threads: usize) -> Result<()> {
-    /// More would only stand in each other's way, for minutes.
+    /// More threads would only get in each other's way, for minutes.
     const MOST: usize = 1024;
     if !(1..=MOST).contains(&threads) {
         let reason = format!("1 to {MOST} threads can compute, got {threads}: take as many as there are processors");
@@ -59,7 +59,7 @@ pub fn set_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs `part` for each number below `parts`, in any order, on any threads. All have returned when this returns.
+/// Runs `part` for each number below `parts`, in any order, on any threads. Returns when all have returned.
 pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     on_threads(parts, &|| {
@@ -72,9 +72,10 @@ pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
     });
 }
 
-/// Runs `work` on the caller's thread, and on as many others as can help with so many parts: the work divides itself.
+/// Runs `work` on the caller's thread and on as many other threads as `parts` parts can use. `work` takes parts itself
+/// until none is left.
 ///
-/// It is called through a pointer, so that what starts threads is compiled once, not for each kernel.
+/// It takes `work` as a pointer, so that the code that starts threads is compiled once, not for each kernel.
 fn on_threads(parts: usize, work: &(dyn Fn() + Sync)) {
     if parts <= 1 {
         return work();
@@ -94,16 +95,17 @@ fn on_threads(parts: usize, work: &(dyn Fn() + Sync)) {
     }
 }
 
-/// The same, where each thread has a workspace of its own, which it uses for one part after the other.
+/// Runs `part` like [`for_each_part`], but gives each thread its own workspace, which it uses for one part after the
+/// other.
 ///
 /// # Errors
-/// Those of `workspace`, before any part was run, and the first of the parts'.
+/// An error of `workspace`, before any part runs; else the first error of a part.
 pub fn for_each_part_with<W: Send>(
     parts: usize,
     workspace: impl Fn() -> Result<W>,
     part: impl Fn(&mut W, usize) -> Result<()> + Sync,
 ) -> Result<()> {
-    // As many are made as there are threads, and that is no part of a key.
+    // The number of workspaces depends on the number of threads, so it must not enter an allocation key.
     let _context = Context::capture().divided().enter();
     let workers = threads().min(parts);
     let workspaces = (0..workers).map(|_| workspace().map(Mutex::new)).collect::<Result<Vec<_>>>()?;
@@ -123,13 +125,13 @@ pub fn for_each_part_with<W: Send>(
     failed.into_inner().map_or(Ok(()), Err)
 }
 
-/// The same as [`for_each_part`] over ranges of `grain` numbers below `count`.
+/// Runs `range` like [`for_each_part`], for ranges of `grain` numbers below `count`.
 pub fn for_each_range(count: usize, grain: usize, range: impl Fn(std::ops::Range<usize>) + Sync) {
     let grain = grain.max(1);
     for_each_part(count.div_ceil(grain), |part| range(part * grain..count.min((part + 1) * grain)));
 }
 
-/// Runs `chunk(index of its first element, chunk)` for each `grain` elements of a slice.
+/// Runs `chunk(index of its first element, chunk)` for each chunk of `grain` elements of a slice.
 pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usize, &mut [T]) + Sync) {
     let grain = grain.max(1);
     let parts = slice.len().div_ceil(grain);

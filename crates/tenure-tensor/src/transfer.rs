@@ -1,4 +1,4 @@
-//! Elements from one device to another.
+//! Copies of tensors between devices.
 
 use tenure_device::memory;
 
@@ -8,7 +8,7 @@ use crate::{Access, Device, Result, Tensor, TensorError};
 
 const OP: &str = "to_device";
 
-/// The same values on another device, in the same order in memory.
+/// Copies a tensor to another device, in the same order in memory.
 pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor> {
     let dense = dense(OP, tensor)?;
     let out = Tensor::empty_strided(dense.layout().clone(), tensor.dtype(), device)?;
@@ -16,13 +16,14 @@ pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor> {
     Ok(out)
 }
 
-/// The same elements from the first of a storage on, without gaps, and in the same order in memory.
+/// Returns the same elements without gaps, from the start of a storage, in the same order in memory.
 pub(crate) fn dense(op: &'static str, tensor: &Tensor) -> Result<Tensor> {
     let layout = dense_like(tensor.sizes(), Some(tensor.layout()))?;
     if *tensor.layout() == layout { Ok(tensor.detach()) } else { tensor.copied(op, layout, tensor.dtype()) }
 }
 
-/// Writes the values of a tensor of another device, broadcast and converted: at once if they lie alike.
+/// Writes the values of a tensor of another device to `target`, broadcast and converted. If both have the same dtype
+/// and dense layout, it copies the bytes directly.
 pub(crate) fn copy_across(target: &Tensor, source: &Tensor) -> Result<()> {
     let is_alike = target.dtype() == source.dtype()
         && (target.sizes(), target.strides()) == (source.sizes(), source.strides())
@@ -30,7 +31,7 @@ pub(crate) fn copy_across(target: &Tensor, source: &Tensor) -> Result<()> {
     if is_alike { move_dense(target, source) } else { target.copy_raw(&to_device(source, target.device())?) }
 }
 
-/// Moves the elements of a tensor to another of the same dtype that lies alike, both dense.
+/// Copies the elements of a dense tensor to another dense tensor of the same dtype and layout.
 fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
     let (device, from_device) = (out.device(), dense.device());
     let bytes = out.numel() * out.dtype().size();
@@ -47,24 +48,24 @@ fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
     let stream = memory.streams().current_id();
     let copied = if device.is_cpu() {
         cuda::arrive(OP, there)?;
-        // SAFETY: the tensor is dense, so it is this many bytes from its first element, and locked for this alone.
+        // SAFETY: the tensor is dense, so it has this many bytes from its first element on; its lock is exclusive.
         let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
         memory.driver().copy_from_device(to, from.addr() as u64, stream)
     } else {
-        // SAFETY: dense elements, locked while the copy is waited for.
+        // SAFETY: the elements are dense, and locked until the copy has finished.
         let from = unsafe { std::slice::from_raw_parts(from, bytes) };
         memory.driver().copy_to_device(to.addr() as u64, from, stream)
     };
     copied.map_err(|error| TensorError::device(OP, error))?;
     drop(access);
     if device.is_cpu() {
-        // What the device met while it computed these values.
+        // Reports errors that the device found while it computed these values.
         cuda::arrive(OP, there)?;
     }
     Ok(())
 }
 
-/// The same from one CUDA device to another, in the order of the thread's streams of both. Nobody waits.
+/// Copies between two CUDA devices, in the order of the thread's streams on both. The host does not wait.
 fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
     let memory = |device: Device| {
         cuda::arrive(OP, device)?;
@@ -74,7 +75,7 @@ fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
     let mut access = Access::on_any(OP, &[out], &[dense])?;
     let (to, from) = (there.streams().current(), here.streams().current());
     for (memory, stream) in [(there, &to), (here, &from)] {
-        // Each knows its own.
+        // Each device's allocator records its own storages.
         cuda::record_use(OP, memory, access.storages(), stream.id())?;
     }
     let (target, source) = (access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64);

@@ -1,4 +1,4 @@
-//! Copies to a device that nobody waits for.
+//! Asynchronous copies from the host to a device.
 
 use tenure_device::memory::{self, DeviceMemory};
 use tenure_device::pinned::{PinnedConfig, PinnedPool};
@@ -10,8 +10,8 @@ use crate::{Access, Device, Result, Tensor, TensorError};
 
 const OP: &str = "upload";
 
-/// Brings tensors of the CPU to a device through pinned memory, on a stream of its own: beside what the device computes,
-/// and while the host goes on.
+/// Copies tensors of the CPU to a device through pinned memory, on a stream of its own: concurrently with other work of
+/// the device, and while the host goes on.
 ///
 /// ```no_run
 /// use tenure_tensor::{Device, Tensor, Uploader};
@@ -28,7 +28,7 @@ pub struct Uploader {
     pool: PinnedPool,
 }
 
-/// A tensor on its way.
+/// A tensor whose copy to the device may not have finished.
 pub struct Upload {
     tensor: Tensor,
     memory: &'static DeviceMemory,
@@ -36,10 +36,10 @@ pub struct Upload {
 }
 
 impl Uploader {
-    /// To a CUDA device, with at most so many bytes pinned.
+    /// Creates an uploader to a CUDA device that pins at most `limit_bytes` bytes.
     ///
     /// # Errors
-    /// There is no such device; a driver call failed.
+    /// The device does not exist; a driver call failed.
     pub fn new(device: Device, limit_bytes: u64) -> Result<Self> {
         if device.is_cpu() {
             return Err(TensorError::argument(OP, "tensors are brought to a CUDA device, got the CPU"));
@@ -52,11 +52,11 @@ impl Uploader {
         Ok(Self { memory, stream, pool })
     }
 
-    /// Copies a tensor, dense and in the same order in memory. Returns when its elements have been read: what the host
-    /// does with them then is its own affair.
+    /// Copies a tensor, dense and in the same order in memory. Returns when its elements have been read: the host may
+    /// then change the tensor.
     ///
     /// # Errors
-    /// It is not on the CPU; no memory, on the device or to pin; a driver call failed.
+    /// The tensor is not on the CPU; the device or pinned memory is exhausted; a driver call failed.
     pub fn upload(&self, tensor: &Tensor) -> Result<Upload> {
         if !tensor.device().is_cpu() {
             return Err(TensorError::argument(OP, format!("a tensor on the CPU is needed, not {}", tensor.device())));
@@ -71,7 +71,8 @@ impl Uploader {
             // SAFETY: the tensor is dense, so it is this many bytes from its first element, locked by `access`.
             buffer.copy_from_slice(unsafe { std::slice::from_raw_parts(access.read_ptr(0), bytes) });
             let target = access.write_ptr(0).addr() as u64;
-            // SAFETY: the buffer is dropped untouched, and not used again before the stream has passed the copy.
+            // SAFETY: the buffer is dropped unchanged, and the pool does not reuse it before the stream has passed the
+            // copy.
             let copied = unsafe {
                 self.memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, self.stream.id())
             };
@@ -86,12 +87,12 @@ impl Uploader {
 }
 
 impl Upload {
-    /// The tensor, not to be used before [`take`](Self::take).
+    /// Returns the tensor, which must not be used before [`take`](Self::take).
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// The tensor, for the thread's current stream, which waits for it on the device.
+    /// Returns the tensor and makes the thread's current stream wait, on the device, for the copy.
     ///
     /// # Errors
     /// A driver call failed.

@@ -1,4 +1,4 @@
-//! Activations, and their gradients where it would take several passes to compose them.
+//! Activation functions, and their gradients where composing them from other operations would take several passes.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
@@ -9,7 +9,7 @@ use super::unary::{Unary, unary};
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result};
 
-/// Writes a function of one input and some numbers.
+/// A kernel that writes a function of one input and some numbers.
 pub(crate) type Curve<const N: usize> = fn(&Elementwise<'_>, [f64; N]) -> Result<()>;
 
 unary! {
@@ -18,7 +18,7 @@ unary! {
     GELU_TANH: Math (lanes of floats), |x| x * gelu_slope(x).0;
     SILU: Math (lanes of floats), |x| x * x.sigmoid();
     MISH: Math (lanes of floats), |x| {
-        // The hyperbolic tangent of log(1 + eˣ), by eˣ alone; from 20 on it is 1.
+        // This computes tanh(log(1 + eˣ)) from eˣ alone; from x = 20 on it is 1.
         let e = if x > T::of(20.0) { T::of(20.0) } else { x }.exp();
         let n = e * (e + T::of(2.0));
         x * (n / (n + T::of(2.0)))
@@ -32,10 +32,10 @@ unary! {
 }
 
 binary! {
-    // Of the gradient and the output.
+    // These gradients take the output's gradient and the output.
     TANH_BACKWARD: Math (lanes of floats), |grad, y| grad * (T::ONE - y * y);
     SIGMOID_BACKWARD: Math (lanes of floats), |grad, y| grad * (T::ONE - y) * y;
-    // Of the gradient and the input.
+    // These gradients take the output's gradient and the input.
     SILU_BACKWARD: Math (lanes of floats), |grad, x| {
         let s = x.sigmoid();
         grad * s * (T::ONE + x * (T::ONE - s))
@@ -57,12 +57,12 @@ binary! {
     };
 }
 
-/// Writes the gradients of [`SWIGLU`]'s inputs, of the output's and the inputs.
+/// Writes the gradients of [`SWIGLU`]'s inputs, from the output's gradient and the inputs.
 pub(crate) const SWIGLU_BACKWARD: &[Entry<Binary>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
 
 fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [T::DTYPE; 5], &|[to_gate, to_x, inputs @ ..], n| {
-        // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the outputs'.
+        // SAFETY: `for_each_block` gives `n` elements of this type, and only this call accesses the outputs'.
         let ([to_gate, to_x], [grad, gate, x]) = unsafe { block_of::<T, 2, _>([to_gate, to_x], inputs, n) };
         vectorized!(for i in 0..n {
             let s = gate[i].sigmoid();
@@ -73,7 +73,7 @@ fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A kernel that writes an expression of numbers and one element.
+/// Defines a kernel that writes an expression of some numbers and one element.
 macro_rules! curve {
     ($($name:ident: |[$($number:ident),*]: [f64; $N:literal], $x:ident| $value:expr;)*) => {$(
         pub(crate) const $name: &[Entry<Curve<$N>>] = {
@@ -101,7 +101,7 @@ curve! {
     };
 }
 
-/// The gradient of [`ELU`] of the gradient and the input.
+/// Writes the gradient of [`ELU`]'s input, from the output's gradient and the input.
 pub(crate) const ELU_BACKWARD: &[Entry<Curve<3>>] = on_cpu!(lanes of floats: elu_backward::<T>);
 
 fn elu_backward<T: Math>(iter: &Elementwise<'_>, numbers: [f64; 3]) -> Result<()> {
@@ -114,26 +114,26 @@ fn elu_backward<T: Math>(iter: &Elementwise<'_>, numbers: [f64; 3]) -> Result<()
     Ok(())
 }
 
-/// A slope within limits, and one beyond them.
+/// A slope inside an interval, and another outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Band {
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// The limits themselves are within.
+    /// Whether the limits themselves count as inside.
     pub(crate) inclusive: bool,
     pub(crate) inside: f64,
     pub(crate) outside: f64,
 }
 
-/// Writes the first input, a gradient, times the slope at the second.
+/// A kernel that multiplies the first input, a gradient, by the slope at the second input.
 pub(crate) type BandBackward = fn(&Elementwise<'_>, Band) -> Result<()>;
 
 pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cpu!(lanes of floats: band_backward::<T>);
 
 fn band_backward<T: Math>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
     let [low, high, inside, outside] = [band.low, band.high, band.inside, band.outside].map(T::of);
-    // A gradient that is infinite does not come through where the slope is zero. Both products are made, so that one of
-    // two values is chosen, not of two places.
+    // An infinite gradient must not pass where the slope is zero. Both products are computed, so that the compiler
+    // selects between two values, not between two code paths.
     let times = move |grad: T, slope: T| if slope == T::ZERO { T::ZERO } else { grad * slope };
     let through = move |grad: T, is_inside: bool| {
         let (inside, outside) = (times(grad, inside), times(grad, outside));
@@ -162,7 +162,8 @@ pub(crate) const FRAC_1_SQRT_TAU: f64 = 0.398_942_280_401_432_7;
 pub(crate) const GELU_TANH_SCALE: f64 = 1.595_769_121_605_730_8;
 pub(crate) const GELU_TANH_CUBE: f64 = 0.044_715;
 
-/// (1 + tanh(u)) / 2, which is the logistic function of 2u, for u = √(2/π)·(x + 0.044715·x³); and the slope of 2u.
+/// Returns (1 + tanh(u)) / 2, which is the logistic function of 2u, for u = √(2/π)·(x + 0.044715·x³), and the slope of
+/// 2u.
 #[inline(always)]
 fn gelu_slope<T: Math>(x: T) -> (T, T) {
     let scale = T::of(GELU_TANH_SCALE);
@@ -170,7 +171,7 @@ fn gelu_slope<T: Math>(x: T) -> (T, T) {
     ((scale * x * (T::ONE + cube * x * x)).sigmoid(), scale * (T::ONE + T::of(3.0) * cube * x * x))
 }
 
-/// (x + 3) / 6, from 0 to 1.
+/// Returns (x + 3) / 6, limited to 0 to 1.
 #[inline(always)]
 fn ramp<T: Math>(x: T) -> T {
     let ramp = (x + T::of(3.0)) / T::of(6.0);

@@ -1,8 +1,8 @@
-//! Attention without a matrix of all weights.
+//! Attention that does not store the matrix of all weights.
 //!
-//! FlashAttention (Dao et al., 2022): a block of keys at a time, with the softmax of what was seen so far. Queries are
-//! taken a panel at a time, transposed, so that every product finds its operands in the order of its registers and the
-//! softmax goes along queries without a sum across a vector.
+//! The algorithm is FlashAttention (Dao et al., 2022): it takes a block of keys at a time, with an online softmax over
+//! the blocks so far. Queries are taken a panel at a time, transposed. So every product finds its operands in the order
+//! of its registers, and the softmax runs along queries without a sum across a vector.
 
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
@@ -15,13 +15,13 @@ use crate::ops::{Dropping, Weighting};
 use crate::random::State;
 use crate::{Access, DType, Device, Entry, Result, Tensor, arrays, threads};
 
-/// Writes the means of values, and the logarithms of the sums of weights, `(batch, heads, queries)`. Queries, keys and
-/// values are of four dimensions, the last dense, with fewer heads of keys and values perhaps; a mask, `bool` or what is
-/// added, is broadcast.
+/// A kernel that writes the weighted means of values, and the logarithms of the sums of weights, `(batch, heads,
+/// queries)`. Queries, keys and values have four dimensions, the last one dense; keys and values may have fewer heads.
+/// The mask, `bool` or numbers to add to the scores, is broadcast.
 pub(crate) type Attend = fn([&Tensor; 2], [&Tensor; 3], Option<&Tensor>, Weighting) -> Result<()>;
 
-/// Writes the gradients of queries, keys and values of those, of the gradient of the means, the means, and the logarithms
-/// of the sums. All rows are dense.
+/// A kernel that writes the gradients of queries, keys and values. Its inputs are queries, keys, values, the gradient
+/// of the means, the means, and the logarithms of the sums. All rows are dense.
 pub(crate) type AttendBackward = fn([&Tensor; 3], [&Tensor; 6], Option<&Tensor>, Weighting) -> Result<()>;
 
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cpu!(@ attend: (F32 f32) (F64 f64));
@@ -29,22 +29,22 @@ pub(crate) const ATTEND_HALVES: &[Entry<Attend>] = on_cpu!(@ attend_halves, (F16
 pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cpu!(@ backward: (F32 f32) (F64 f64));
 pub(crate) const BACKWARD_HALVES: &[Entry<AttendBackward>] = on_cpu!(@ backward_halves, (F16 BF16));
 
-/// Queries of a panel.
+/// The number of queries in a panel.
 const PANEL: usize = 64;
 
-/// Queries of a panel where there are no more: one that is generated at a time.
+/// The number of queries in a panel if there are no more, as when generating one token at a time.
 const FEW: usize = 8;
 
-/// Keys of a block: a multiple of those whose weights are dropped together.
+/// The number of keys in a block: a multiple of `BITS`.
 const KEYS: usize = 3 * BITS;
 
-/// Keys of which a word says which weights are kept.
+/// The number of keys whose weights one word of a dropout mask covers.
 const BITS: usize = u32::BITS as usize;
 
-/// Parts that there should be, so that threads share them evenly.
+/// The number of parts to aim for, so that threads share the work evenly.
 const PARTS: usize = 16;
 
-/// Columns that a product takes without packing its left operand.
+/// The number of columns that a product takes without packing its left operand.
 const COLUMNS: usize = 48;
 
 fn attend<T: Multiply + Math>(
@@ -77,7 +77,7 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
     let dropped = weighting.dropout.map(Dropped::new);
     let workspace = || scratch(|| Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU));
     threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
-        // The longest first, where later queries see more keys.
+        // The longest parts go first: with a causal mask, later queries see more keys.
         let (head, first) = (part / panels, (panels - 1 - part % panels) * P);
         let at = [head / heads, head % heads];
         let kv = [at[0], at[1] / group];
@@ -87,7 +87,7 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
         let (scores, sum) = rest.split_at_mut(KEYS * P);
         let (mut largest, mut total) = ([T::of(f64::NEG_INFINITY); P], [T::ZERO; P]);
         sum.fill(T::ZERO);
-        // SAFETY: the queries, keys and values of a head, and panels of the workspace.
+        // SAFETY: the matrices are the queries, keys and values of a head, and panels of the workspace.
         unsafe {
             crate::vectorized(
                 #[inline(always)]
@@ -135,7 +135,7 @@ fn backward<T: Multiply + Math>(
     let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
     let (batch, heads, group) = (keys.sizes()[0], keys.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
-    // Few heads are shared by parts that take every so many of the panels, and have sums of their own.
+    // If there are few heads, several parts share one. Each takes every `slices`-th panel, and has its own sums.
     let slices = PARTS.div_ceil((batch * heads).max(1)).clamp(1, (group * length.div_ceil(PANEL)).max(1));
     let [to_queries, outputs @ ..] = outputs;
     let apart = |output: &Tensor| {
@@ -169,11 +169,11 @@ fn backward<T: Multiply + Math>(
         for (head, first) in panels.skip(slice).step_by(slices) {
             let at = [kv[0], kv[1] * group + head];
             let lanes = PANEL.min(length - first);
-            // Of lanes that are none, and of queries that see no key, all weights are zero.
+            // Lanes without a query, and queries that see no key, have weights of zero.
             let (mut shift, mut inner) = ([T::of(f64::INFINITY); PANEL], [T::ZERO; PANEL]);
             to_query.fill(T::ZERO);
-            // SAFETY: queries, keys, values and gradients of a head, and panels of the workspace; what is written is of
-            // this part's queries, and its own sums.
+            // SAFETY: the matrices are the queries, keys, values and gradients of a head, and panels of the workspace;
+            // only this part writes to these queries' gradients and to its own sums.
             unsafe {
                 let (rows, rows_of_grad) = (q.head(at).at(first, 0), grad.head(at).at(first, 0));
                 crate::vectorized(
@@ -247,10 +247,10 @@ fn backward<T: Multiply + Math>(
     Ok(())
 }
 
-/// Products of a panel of queries with some keys: a row for each key.
+/// Multiplies a panel of queries with some keys: writes a row for each key.
 ///
 /// # Safety
-/// There are so many keys of that width.
+/// `keys` must have `count` rows of `width` elements.
 unsafe fn score<T: Multiply + Math, const P: usize>(
     panel: &[T],
     keys: Matrix<T>,
@@ -260,7 +260,7 @@ unsafe fn score<T: Multiply + Math, const P: usize>(
 ) {
     for first in (0..count).step_by(COLUMNS) {
         let keys = keys.at(first, 0);
-        // SAFETY: keys, as the caller says, and rows of the scores.
+        // SAFETY: the keys are there, as the caller promises; the target is rows of the scores.
         unsafe {
             T::multiply(
                 [P, width, COLUMNS.min(count - first)],
@@ -274,10 +274,10 @@ unsafe fn score<T: Multiply + Math, const P: usize>(
     }
 }
 
-/// Adds values, weighted by the rows of a panel: a row for each of their elements.
+/// Adds values, weighted by the rows of a panel: a row of sums for each element of a value.
 ///
 /// # Safety
-/// There are so many values of that width.
+/// `values` must have `count` rows of `width` elements.
 unsafe fn accumulate<T: Multiply + Math, const P: usize>(
     sums: &mut [T],
     weights: &[T],
@@ -285,7 +285,7 @@ unsafe fn accumulate<T: Multiply + Math, const P: usize>(
     [count, width]: [usize; 2],
 ) {
     for first in (0..width).step_by(COLUMNS) {
-        // SAFETY: values, as the caller says, and rows of the sums and weights.
+        // SAFETY: the values are there, as the caller promises; the others are rows of the sums and weights.
         unsafe {
             T::multiply(
                 [P, count, COLUMNS.min(width - first)],
@@ -299,7 +299,8 @@ unsafe fn accumulate<T: Multiply + Math, const P: usize>(
     }
 }
 
-/// Takes a block of scores to weights, relative to the largest so far. Returns what earlier weights shrink by.
+/// Turns a block of scores into weights relative to the largest score so far. Returns the factors by which earlier
+/// weights shrink.
 #[inline(always)]
 fn online_softmax<T: Math, const P: usize>(scores: &mut [T], largest: &mut [T; P], total: &mut [T; P]) -> [T; P] {
     let mut now = *largest;
@@ -324,10 +325,10 @@ fn online_softmax<T: Math, const P: usize>(scores: &mut [T], largest: &mut [T; P
     before
 }
 
-/// Makes scores of keys that a query does not see minus infinity, or adds what the mask says.
+/// Sets the scores of keys that a query does not see to minus infinity, or adds the mask to the scores.
 ///
 /// # Safety
-/// The mask is one of these heads, queries and keys.
+/// The mask must cover these heads, queries and keys.
 #[inline(always)]
 unsafe fn hide<T: Math, const P: usize>(
     scores: &mut [T],
@@ -341,7 +342,7 @@ unsafe fn hide<T: Math, const P: usize>(
     for (index, row) in scores.chunks_exact_mut(P).take(block).enumerate() {
         if let Some(mask) = mask {
             for (lane, score) in row[..lanes].iter_mut().enumerate() {
-                // SAFETY: an element of the mask.
+                // SAFETY: this is an element of the mask.
                 unsafe {
                     match mask {
                         Mask::Seen(mask) if mask.head(at).at(first + lane, key + index).data.read() == 0 => {
@@ -366,12 +367,12 @@ unsafe fn hide<T: Math, const P: usize>(
     }
 }
 
-/// How weights are dropped.
+/// Dropout of attention weights.
 #[derive(Clone, Copy)]
 struct Dropped {
     state: State,
     limit: u64,
-    /// What is kept is multiplied with.
+    /// The factor of the weights that are kept.
     scale: f64,
 }
 
@@ -381,8 +382,8 @@ impl Dropped {
         Self { state: dropping.state, limit: limit(kept), scale: 1.0 / kept }
     }
 
-    /// Which weights are kept of a block of `count` keys from `key` on, and of queries from the one `row` on, counted over
-    /// all heads.
+    /// Returns which weights are kept, as bits, of the block of `count` keys from `key` on and of queries from `row`
+    /// on. Rows are counted over all heads.
     #[inline(always)]
     fn kept<const P: usize>(
         self,
@@ -400,7 +401,7 @@ impl Dropped {
         bits
     }
 
-    /// A block of weights, or of their gradients, without what is dropped.
+    /// Sets the dropped weights of a block, or their gradients, to zero and scales the others.
     #[inline(always)]
     fn leave_out<T: Math, const P: usize>(self, kept: &[[u32; P]; KEYS / BITS], weights: &mut [T]) {
         let scale = T::of(self.scale);
@@ -414,7 +415,7 @@ impl Dropped {
     }
 }
 
-/// Matrices of a batch of heads.
+/// The matrices of a batch of heads.
 #[derive(Clone, Copy)]
 struct Heads<T> {
     first: Matrix<T>,
@@ -455,15 +456,15 @@ impl Mask {
 }
 
 impl<T: Element> Matrix<T> {
-    /// Writes some rows as columns of a panel, with zeros after the last.
+    /// Writes some rows as columns of a panel, with zeros after the last row.
     ///
     /// # Safety
-    /// There are so many rows of that width.
+    /// The matrix must have `rows` rows of `width` elements.
     #[inline(always)]
     unsafe fn transpose_to<const P: usize>(self, panel: &mut [T], rows: usize, width: usize) {
         for (column, to) in panel.chunks_exact_mut(P).take(width).enumerate() {
             for (row, to) in to.iter_mut().enumerate() {
-                // SAFETY: an element of the matrix.
+                // SAFETY: this is an element of the matrix.
                 *to = if row < rows { unsafe { self.at(row, column).data.read() } } else { T::from_scalar(0.into()) };
             }
         }
@@ -491,7 +492,8 @@ fn backward_halves(
     let [q, k, v, grad, out, sums] = inputs;
     let [q, k, v, grad] = [widened(q)?, widened(k)?, widened(v)?, widened(grad)?];
     let empty = |like: &Tensor| scratch(|| Tensor::empty(like.sizes(), DType::F32, like.device()));
-    // The means were rounded, and small gradients are differences of products with them.
+    // The means are computed again in `f32`: the saved ones were rounded, and small gradients are differences of
+    // products with them.
     let (out, sums) = (empty(out)?, empty(sums)?);
     attend::<f32>([&out, &sums], [&q, &k, &v], mask.as_ref(), weighting)?;
     let wide = [empty(outputs[0])?, empty(outputs[1])?, empty(outputs[2])?];

@@ -1,4 +1,4 @@
-//! Channels normalised over a batch. What there is once a channel is computed by operations one after the other.
+//! Batch normalisation. Values per channel are computed by ordinary operations, one after the other.
 
 use super::math::Math;
 use super::norm::normalize;
@@ -7,15 +7,15 @@ use crate::kernel::on_cpu;
 use crate::ops::weighted;
 use crate::{Element, Elementwise, Entry, Float, Result, Tensor};
 
-/// What is known of each channel once its moments are. All are `[channels]`.
+/// The statistics of each channel, and the factors that [`SETTLE`] computes from them. All are `[channels]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Settled<'a> {
-    /// In what is computed in, as `squares`, `rstd` and `scale` are.
+    /// The mean, in the dtype to compute in, as are `squares`, `rstd` and `scale`.
     pub(crate) mean: &'a Tensor,
-    /// Sums of squared deviations.
+    /// The sum of squared deviations.
     pub(crate) squares: &'a Tensor,
     pub(crate) weight: Option<&'a Tensor>,
-    /// Running mean and variance, which are moved.
+    /// The running mean and variance, which are updated.
     pub(crate) running: Option<(&'a Tensor, &'a Tensor)>,
     /// Written: one over the standard deviation.
     pub(crate) rstd: &'a Tensor,
@@ -23,24 +23,24 @@ pub(crate) struct Settled<'a> {
     pub(crate) scale: &'a Tensor,
 }
 
-/// What the gradient of each channel is made with. All are `[channels]`.
+/// The inputs and outputs of the computation of each channel's gradient. All are `[channels]`.
 #[derive(Clone, Copy)]
 pub(crate) struct ChannelGradients<'a> {
-    /// Sums of the output's gradient, and of its products with deviations; in what is computed in, as `rstd`, `slope` and
-    /// `shift` are.
+    /// The sum of the output's gradient. `products` has the sums of its products with deviations. They have the dtype
+    /// to compute in, as have `rstd`, `slope` and `shift`.
     pub(crate) grads: &'a Tensor,
     pub(crate) products: &'a Tensor,
     pub(crate) rstd: &'a Tensor,
     pub(crate) weight: Option<&'a Tensor>,
-    /// Written: what the gradient loses along the deviations, and with the mean.
+    /// Written: the factor of the deviations, and the constant, in the input's gradient.
     pub(crate) slope: &'a Tensor,
     pub(crate) shift: &'a Tensor,
-    /// Written, each in its own dtype.
+    /// Written: the gradients of weight and bias, each in its own dtype.
     pub(crate) to_weight: Option<&'a Tensor>,
     pub(crate) to_bias: Option<&'a Tensor>,
 }
 
-/// What each channel is normalised by, of sizes that broadcast: `(x - mean) * scale + shift`.
+/// The coefficients of each channel's normalisation `(x - mean) * scale + shift`, of sizes that broadcast.
 #[derive(Clone, Copy)]
 pub(crate) struct By<'a> {
     pub(crate) mean: &'a Tensor,
@@ -51,7 +51,7 @@ pub(crate) struct By<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum Scale<'a> {
     Is(&'a Tensor),
-    /// The weight over the root of the variance with `eps`.
+    /// The weight divided by the root of the variance plus `eps`.
     Of {
         variance: &'a Tensor,
         weight: &'a Tensor,
@@ -59,13 +59,13 @@ pub(crate) enum Scale<'a> {
     },
 }
 
-/// What follows.
+/// The function applied to the normalised value.
 #[derive(Clone, Copy)]
 pub(crate) enum Then<'a> {
     Nothing,
-    /// What is above 0.
+    /// ReLU.
     Relu,
-    /// What is above 0 of the sum with a tensor of the same sizes and dtype.
+    /// ReLU of the sum with a tensor of the same sizes and dtype.
     AddRelu(&'a Tensor),
 }
 
@@ -83,11 +83,12 @@ impl<'a> Then<'a> {
     }
 }
 
-/// Of the elements of a channel, their count; momentum; what is added to variances.
+/// A kernel that computes [`Settled`], from the number of elements in a channel, the momentum, and the number added to
+/// variances.
 pub(crate) type Settle = fn(Settled<'_>, f64, f64, f64) -> Result<()>;
-/// Writes an input as it is normalised, and what follows.
+/// A kernel that writes the normalised input, with the function applied after it.
 pub(crate) type Normalize = fn(&Tensor, &Tensor, By<'_>, Then<'_>) -> Result<()>;
-/// Of the count of elements of a channel.
+/// A kernel that computes [`ChannelGradients`], from the number of elements in a channel.
 pub(crate) type Gradients = fn(ChannelGradients<'_>, f64) -> Result<()>;
 
 pub(crate) const SETTLE: &[Entry<Settle>] = on_cpu!(floats: settle);

@@ -1,4 +1,4 @@
-//! Functions of two numbers.
+//! Kernels for functions of two numbers.
 
 use std::ops::{BitAnd, BitOr, BitXor};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,13 @@ use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result, Scalar, TensorError};
 
-/// Writes a function of two inputs, computed in the dtype that it is found by.
+/// A kernel that writes a function of two inputs, computed in the dtype of its entry.
 pub(crate) type Binary = fn(&Elementwise<'_>) -> Result<()>;
 
-/// The same of a number too.
+/// A kernel that writes a function of the inputs and one scalar.
 pub(crate) type Scaled = fn(&Elementwise<'_>, Scalar) -> Result<()>;
 
-/// A kernel that writes an expression of two elements.
+/// Defines a kernel that writes an expression of two elements.
 macro_rules! binary {
     ($($name:ident: $bound:ident ($($dtypes:tt)*), |$a:ident, $b:ident| $value:expr;)*) => {$(
         pub(crate) const $name: &[Entry<Binary>] = {
@@ -49,7 +49,7 @@ binary! {
     SHIFT_RIGHT: Shift (whole numbers), |a, b| a.right(b);
 }
 
-/// Sums of truth values are `or`, products are `and`.
+/// The sum of `bool` is `or`, and the product is `and`.
 pub(crate) const ADD_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
     loops::binary(iter, |a: bool, b: bool| a | b);
     Ok(())
@@ -59,7 +59,7 @@ pub(crate) const MUL_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |
     Ok(())
 })];
 
-/// A kernel that divides: integers by zero are an error.
+/// Defines a kernel that divides. Division of integers by zero is an error.
 macro_rules! division {
     ($($name:ident: $op:ident;)*) => {$(
         pub(crate) const $name: &[Entry<Binary>] = {
@@ -137,7 +137,7 @@ fn lerp<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
         iter,
         #[inline(always)]
         |a: T, b: T, weight: T| {
-            // From the nearer end, so that both are met exactly.
+            // Starting from the nearer end gives both ends exactly.
             let distance = b - a;
             if weight.abs() < T::of(0.5) { a + weight * distance } else { b - distance * (T::ONE - weight) }
         },
@@ -145,13 +145,13 @@ fn lerp<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether it is no number.
+/// Returns whether the value is NaN.
 #[inline(always)]
 fn is_unordered<T: Element>(value: T) -> bool {
     value.partial_cmp(&value).is_none()
 }
 
-/// Integers and truth values.
+/// Integers and `bool`.
 trait Bits: Element + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self> {}
 
 macro_rules! bits {
@@ -159,14 +159,14 @@ macro_rules! bits {
 }
 bits!(bool, u8, i8, i16, i32, i64);
 
-/// Numbers that are divided to whole numbers.
+/// Division of numbers, rounded to whole numbers.
 trait Division: Number {
     const IS_INTEGER: bool;
     fn div_floor(self, divisor: Self) -> Self;
     fn div_trunc(self, divisor: Self) -> Self;
-    /// Of the divisor's sign.
+    /// Returns the remainder that has the divisor's sign.
     fn remainder(self, divisor: Self) -> Self;
-    /// Of the dividend's sign.
+    /// Returns the remainder that has the dividend's sign.
     fn fmod(self, divisor: Self) -> Self;
 }
 
@@ -174,7 +174,7 @@ trait Power: Number {
     fn power(self, exponent: Self) -> Self;
 }
 
-/// Past all bits, nothing is left but the sign.
+/// Shifts of bits. A shift by all bits or more leaves only the sign.
 trait Shift: Number {
     fn left(self, by: Self) -> Self;
     fn right(self, by: Self) -> Self;
@@ -213,7 +213,8 @@ macro_rules! integers {
             fn power(self, exponent: Self) -> Self {
                 match u32::try_from(exponent) {
                     Ok(exponent) => self.wrapping_pow(exponent),
-                    // 1 / self ^ -exponent, cut off; or more than any power of an integer that does not wrap.
+                    // The result is 1 / self ^ -exponent, cut off; or the exponent is larger than any whose power does
+                    // not wrap.
                     Err(_) => match (self.widen(), exponent.widen() & 1) {
                         (1, _) | (-1, 0) => 1,
                         (-1, _) => self,
@@ -235,7 +236,7 @@ macro_rules! integers {
                 let last = <$type>::BITS as i64 - 1;
                 let by = by.widen();
                 let within = if (0..=last).contains(&by) { by } else { last };
-                // What is unsigned has no sign to leave.
+                // An unsigned number has no sign to leave.
                 if within < by && <$type>::MIN == 0 { 0 } else { self.wrapping_shr(within as u32) }
             }
         }
@@ -253,7 +254,7 @@ macro_rules! floats {
                 if divisor == 0.0 {
                     return self / divisor;
                 }
-                // (self - rest) / divisor is nearly whole; the quotient alone could round up to the next.
+                // (self - rest) / divisor is nearly whole; the plain quotient could round up to the next whole number.
                 let rest = self % divisor;
                 let whole = (self - rest) / divisor;
                 let whole = if rest != 0.0 && (rest < 0.0) != (divisor < 0.0) { whole - 1.0 } else { whole };

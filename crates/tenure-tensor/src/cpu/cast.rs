@@ -1,4 +1,4 @@
-//! Conversions from dtype to dtype.
+//! Conversions between dtypes.
 
 use half::{bf16, f16};
 
@@ -6,13 +6,13 @@ use super::loops::vectorized;
 use crate::element::with_element;
 use crate::{DType, Number};
 
-/// Converts elements that lie one after the other: from, to, how many.
+/// A function that converts elements without gaps, with the arguments from, to and count.
 ///
 /// # Safety
-/// As many elements of the one dtype, and place for as many of the other, that do not overlap.
+/// `from` must have `count` elements of the one dtype, and `to` room for `count` of the other; they must not overlap.
 pub(super) type Cast = unsafe fn(*const u8, *mut u8, usize);
 
-/// The conversion from one dtype to another. Floats are cut off to integers, which wrap.
+/// Returns the conversion from one dtype to another. Floats are cut off to integers, which wrap.
 pub(super) fn between(from: DType, to: DType) -> Cast {
     if from == to {
         return match from.size() {
@@ -41,24 +41,24 @@ fn to_any<F: Convert>(to: DType) -> Cast {
 }
 
 /// # Safety
-/// That of [`Cast`].
+/// See [`Cast`].
 unsafe fn cast<F: Convert, T: Convert>(from: *const u8, to: *mut u8, n: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     let (from, to) =
         unsafe { (std::slice::from_raw_parts(from.cast::<F>(), n), std::slice::from_raw_parts_mut(to.cast::<T>(), n)) };
     vectorized!(to.iter_mut().zip(from).for_each(|(to, from)| *to = T::convert(*from)));
 }
 
 /// # Safety
-/// That of [`Cast`].
+/// See [`Cast`].
 unsafe fn same<const WIDTH: usize>(from: *const u8, to: *mut u8, n: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe { to.copy_from_nonoverlapping(from, n * WIDTH) };
 }
 
-/// A type that others are converted to.
+/// A type of elements that can be converted to the others.
 trait Convert: Copy {
-    /// As the widest number of its kind that it is held in without loss.
+    /// The widest type of its kind, which holds every value without loss.
     type Wide: Wide;
 
     fn wide(self) -> Self::Wide;
@@ -71,7 +71,7 @@ trait Convert: Copy {
     }
 }
 
-/// Numbers that are converted by the processor.
+/// A number type that the processor converts to others.
 trait Wide: Copy {
     fn to_i64(self) -> i64;
     fn to_f32(self) -> f32;

@@ -1,4 +1,4 @@
-//! Comparisons and logic.
+//! Kernels for comparisons and logic.
 
 use super::binary::{Binary, binary};
 use super::loops;
@@ -22,21 +22,21 @@ fn is_true<T: Element>(value: T) -> bool {
     value != T::from_scalar(false.into())
 }
 
-/// How close is close.
+/// The tolerances of [`IsClose`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Closeness {
     pub(crate) relative: f64,
     pub(crate) absolute: f64,
-    /// What is no number is close to what is none.
+    /// Whether NaN counts as close to NaN.
     pub(crate) equal_nan: bool,
 }
 
-/// Writes whether the second input is near to the first.
+/// A kernel that writes whether the first input is close to the second.
 pub(crate) type IsClose = fn(&Elementwise<'_>, Closeness) -> Result<()>;
 
 pub(crate) const IS_CLOSE: &[Entry<IsClose>] = on_cpu!(all: is_close);
 
-/// In `f64`, whatever the dtype.
+/// Compares in `f64`, whatever the dtype.
 fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
     let Closeness { relative, absolute, equal_nan } = closeness;
     loops::binary(
@@ -44,7 +44,7 @@ fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
         #[inline(always)]
         |a: f64, b: f64| {
             let distance = (a - b).abs();
-            // Nothing is near to infinity but itself.
+            // Only infinity itself is close to infinity.
             let is_near = distance <= absolute + relative * b.abs() && distance < f64::INFINITY;
             a == b || is_near || (equal_nan && a.is_nan() && b.is_nan())
         },

@@ -1,7 +1,8 @@
 //! Convolutions, their transposes, and the gradients of their weights.
 //!
-//! All three gather a panel of pixels with what each tap of the kernel reads (im2col), small enough to stay in the cache,
-//! and multiply it with the weights. A panel is as wide as the product's registers, so that nothing is packed again.
+//! All three gather the pixels that each tap of the kernel reads (im2col), for a panel of pixels that is small enough
+//! to stay in the cache, and multiply them with the weights. A panel is as wide as the product's registers, so that the
+//! product packs nothing again.
 
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
@@ -13,11 +14,12 @@ use crate::kernel::on_cpu;
 use crate::ops::Geometry;
 use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
 
-/// Writes a convolution of `(images, channels, ...)`, or its transpose, with weights and a bias for each channel. All are
-/// contiguous, or the channels of all are last: on the CPU they are contiguous.
+/// A kernel that writes a convolution of `(images, channels, ...)`, or its transpose, with weights and a bias for each
+/// channel. All tensors are contiguous, or all have their channels last; on the CPU they are contiguous.
 pub(crate) type Convolve = fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>, &Geometry) -> Result<()>;
 
-/// Writes the gradient of a convolution's weights, of its input and the gradient of its output. All lie as above.
+/// A kernel that writes the gradient of a convolution's weights, from its input and its output's gradient. The layouts
+/// are those of [`Convolve`].
 pub(crate) type WeightGradient = fn(&Tensor, &Tensor, &Tensor, &Geometry) -> Result<()>;
 
 pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cpu!(@ convolve: (F32 f32) (F64 f64));
@@ -27,22 +29,22 @@ pub(crate) const TRANSPOSED_HALVES: &[Entry<Convolve>] = on_cpu!(@ transposed_ha
 pub(crate) const WEIGHT_GRADIENT: &[Entry<WeightGradient>] = on_cpu!(@ weight_gradient: (F32 f32) (F64 f64));
 pub(crate) const WEIGHT_GRADIENT_HALVES: &[Entry<WeightGradient>] = on_cpu!(@ weight_gradient_halves, (F16 BF16));
 
-/// Multiplications that are worth waking a thread for.
+/// The number of multiplications that are worth waking a thread for.
 const GRAIN: usize = 2 << 20;
 
-/// Parts that there should be, so that threads share them evenly.
+/// The number of parts to aim for, so that threads share the work evenly.
 const PARTS: usize = 16;
 
-/// Rows that are transposed together.
+/// The number of rows that are transposed together.
 const BLOCK: usize = 16;
 
-/// Rows and channels whose taps are copied by one thread.
+/// The number of rows times channels whose taps one thread copies.
 const TAPS_TOGETHER: usize = 4096;
 
-/// Room after a row of columns, for `Sweep::gather`.
+/// The distance of rows of columns: `Sweep::gather` may write past a row's end.
 const PITCH: usize = PANEL + SLACK;
 
-/// Rows of weights that the product takes without packing them.
+/// The number of rows of weights that the product takes without packing them.
 const ROWS: usize = 48;
 
 fn convolve<T: Multiply>(
@@ -65,7 +67,7 @@ fn convolve<T: Multiply>(
     sweep_product::<T>(out, input, &packed, bias, &sweep, sizes)
 }
 
-/// Calls `copy` with the taps in `to` and in `from` of every row and channel.
+/// Calls `copy` with the taps of `to` and of `from`, for every row and channel.
 fn copy_taps<T: Number>(to: &Tensor, from: &Tensor, copy: impl Fn(&mut [T], &[T]) + Sync) -> Result<()> {
     let (to_taps, from_taps) = (kernel(to), kernel(from));
     if to.numel() == 0 {
@@ -97,7 +99,7 @@ fn transposed<T: Multiply>(
     Ok(())
 }
 
-/// The weights of some taps, `(groups, output channels, input channels, taps)` of what is a transpose of the convolution.
+/// Returns the weights of some taps, `(groups, output channels, input channels, taps)`, of the transposed convolution.
 fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) -> Result<Tensor> {
     let (rows, channels) = (weight.sizes()[1], weight.sizes()[0] / groups);
     let kernel = kernel(weight);
@@ -113,7 +115,7 @@ fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) 
                 let source = &from[((group * channels + channel) * rows + row) * kernel..][..kernel];
                 let to = to.at(group * rows + row, channel * taps.len()).data;
                 for (tap, number) in taps.iter().enumerate() {
-                    // SAFETY: an element of the row, which is this part's.
+                    // SAFETY: this is an element of a row that only this part writes.
                     unsafe { to.add(tap).write(source[*number]) };
                 }
             }
@@ -123,7 +125,8 @@ fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) 
     Ok(packed)
 }
 
-/// Writes the pixels of a sweep: the product of `(groups, rows, channels * taps)` weights with what the taps read.
+/// Writes the pixels of a sweep: the product of `(groups, rows, channels * taps)` weights with the pixels that the taps
+/// read.
 fn sweep_product<T: Multiply>(
     out: &Tensor,
     input: &Tensor,
@@ -141,7 +144,7 @@ fn sweep_product<T: Multiply>(
     }
     let taps = sweep.numbers().len();
     let (inner, panels) = (channels * taps, pixels.div_ceil(PANEL));
-    // What is gathered at a time stays in the cache.
+    // The pixels gathered at a time stay in the cache.
     let channels_together = channels.div_ceil((inner * PANEL * size_of::<T>()).div_ceil(512 * 1024).max(1)).max(1);
     let mut rows_together = rows;
     while groups * panels * rows.div_ceil(rows_together) < PARTS
@@ -154,7 +157,7 @@ fn sweep_product<T: Multiply>(
     let panels_together = (GRAIN / (PANEL * inner * rows_together).max(1)).clamp(1, panels);
     let panel_parts = panels.div_ceil(panels_together);
 
-    // What several parts of the rows read is gathered once, and kept.
+    // If several parts divide the rows, the pixels that they all read are gathered once, and stored.
     let gathered = (row_parts > 1).then(|| gather_all::<T>(input, sweep, [groups, channels, pixels])).transpose()?;
     let mut reads = vec![input, weight];
     reads.extend(bias);
@@ -198,7 +201,7 @@ fn sweep_product<T: Multiply>(
                 for row in (0..row_count).step_by(ROWS) {
                     let weight = ((group * rows + first_row + row) * channels + channel) * taps;
                     let beta = if channel == 0 { T::ZERO } else { T::ONE };
-                    // SAFETY: the columns that were gathered, and rows of the weights and of the tile.
+                    // SAFETY: the operands are the gathered columns, and rows of the weights and of the tile.
                     unsafe {
                         T::multiply(
                             [width, channel_count * taps, ROWS.min(row_count - row)],
@@ -215,7 +218,7 @@ fn sweep_product<T: Multiply>(
             let images = target.at(first, 0).data;
             crate::vectorized(
                 #[inline(always)]
-                // SAFETY: channels of the output, whose pixels of this panel are this part's.
+                // SAFETY: these are channels of the output; only this part writes to this panel's pixels.
                 || unsafe {
                     let bias = |row| biases.map_or(T::ZERO, |biases| biases[first + row]);
                     sweep.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, bias);
@@ -226,12 +229,12 @@ fn sweep_product<T: Multiply>(
     })
 }
 
-/// What the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.
+/// Gathers the pixels that the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.
 fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixels]: [usize; 3]) -> Result<Tensor> {
     let (taps, panels) = (sweep.numbers().len(), pixels.div_ceil(PANEL));
     let all = scratch(|| Tensor::empty(&[groups, panels, channels * taps, PITCH], T::DTYPE, Device::CPU))?;
     let mut access = Access::new("conv", &[&all], &[input])?;
-    // SAFETY: locked by `access`, which has made sure that it is not written.
+    // SAFETY: `access` has locked the slice, and has checked that it is not written.
     let source = unsafe { unbound(access.slice::<T>(0)?) };
     let columns = Slots::new(access.slice_mut::<T>(0)?);
     let from = strides(input);
@@ -243,7 +246,7 @@ fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixel
         let count = together.min(channels - channel);
         let runs = sweep.runs(first..pixels.min(first + PANEL));
         let start = (place * channels + channel) * taps * PITCH;
-        // SAFETY: the rows of these channels, which are this part's.
+        // SAFETY: only this part uses the rows of these channels.
         let columns = unsafe { columns.range(start..start + count * taps * PITCH) };
         let images = &source[(group * channels + channel) * from.channel..];
         crate::vectorized(
@@ -269,7 +272,7 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
     })
 }
 
-/// The gradient of weights `(rows, channels, ...)`, which are those of the sweep's taps.
+/// Writes the gradient of the weights `(rows, channels, ...)` of the sweep's taps.
 fn gradient_of_taps<T: Multiply>(
     out: &Tensor,
     input: &Tensor,
@@ -277,7 +280,7 @@ fn gradient_of_taps<T: Multiply>(
     sweep: &Sweep,
     groups: usize,
 ) -> Result<()> {
-    /// Pixels that are summed up at a time, at most.
+    /// The number of pixels to sum up at a time, at most.
     const PIXELS: usize = 256;
     let (rows, channels) = (out.sizes()[0] / groups, out.sizes()[1]);
     let (taps, pixels) = (sweep.numbers().len(), grad.sizes()[0] * sweep.pixels());
@@ -291,7 +294,7 @@ fn gradient_of_taps<T: Multiply>(
     let channels_together = channels.div_ceil((inner * PIXELS * size_of::<T>()).div_ceil(640 * 1024).max(1)).max(1);
     let channel_parts = channels.div_ceil(channels_together);
     let work = PIXELS * rows * channels_together * taps;
-    // Parts that have the same channels sum up pixels of their own, and their sums are added in order.
+    // Parts with the same channels sum up different pixels. Their sums are added in order afterwards.
     let slices = PARTS.div_ceil(groups * channel_parts).min(blocks * work / GRAIN).clamp(1, blocks.max(1));
     let blocks_together = blocks.div_ceil(slices);
     let sums = scratch(|| Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU))?;
@@ -318,7 +321,7 @@ fn gradient_of_taps<T: Multiply>(
         let sum = sum.at(0, (slice * groups + group) * inner + channel * taps);
         let first_block = slice * blocks_together;
         if first_block >= blocks {
-            // SAFETY: the sums of this part.
+            // SAFETY: these are the sums of this part.
             unsafe { std::slice::from_raw_parts_mut(sum.data, count * taps * rows) }.fill(T::ZERO);
         }
         for block in first_block..blocks.min(first_block + blocks_together) {
@@ -326,7 +329,8 @@ fn gradient_of_taps<T: Multiply>(
             let runs = sweep.runs(range.clone());
             crate::vectorized(
                 #[inline(always)]
-                // SAFETY: channels of the input and of the output's gradient, and rows of the workspace for them.
+                // SAFETY: these are channels of the input and of the output's gradient, and rows of the workspace for
+                // them.
                 || unsafe {
                     let images = &source[(group * channels + channel) * from.channel..];
                     sweep.gather(&runs, images, from, count, columns, pitch);
@@ -337,7 +341,7 @@ fn gradient_of_taps<T: Multiply>(
             let beta = if block == first_block { T::ZERO } else { T::ONE };
             for column in (0..count * taps).step_by(ROWS) {
                 for row in (0..rows).step_by(PANEL) {
-                    // SAFETY: the columns that were gathered, the pixels that were transposed, and sums of this part.
+                    // SAFETY: the operands are the gathered columns, the transposed pixels, and sums of this part.
                     unsafe {
                         T::multiply(
                             [PANEL.min(rows - row), range.len(), ROWS.min(count * taps - column)],
@@ -357,7 +361,7 @@ fn gradient_of_taps<T: Multiply>(
     add_up::<T>(out, &sums, [slices, groups, inner, rows])
 }
 
-/// Adds slices, and brings `(slices, groups, inner, rows)` in the order of weights.
+/// Adds up the slices of sums, and writes `(groups, inner, rows)` in the order of weights.
 fn add_up<T: Number>(out: &Tensor, sums: &Tensor, [slices, groups, inner, rows]: [usize; 4]) -> Result<()> {
     let mut access = Access::new("conv", &[out], &[sums])?;
     let to = Matrix::<T>::new(access.write_ptr(0).cast(), inner, 1);
@@ -374,7 +378,7 @@ fn add_up<T: Number>(out: &Tensor, sums: &Tensor, [slices, groups, inner, rows]:
                 sum.iter_mut().zip(row_of(slice)).for_each(|(sum, more)| *sum = sum.plus(*more));
             }
             for (row, sum) in sum[..count].iter().enumerate() {
-                // SAFETY: an element of the row, which is this part's.
+                // SAFETY: this is an element of a row that only this part writes.
                 unsafe { to.at(group * rows + first + row, column).data.write(*sum) };
             }
         }
@@ -412,13 +416,13 @@ fn weight_gradient_halves(out: &Tensor, input: &Tensor, grad: &Tensor, geometry:
     in_f32(out, |wide| weight_gradient::<f32>(wide, &widened(input)?, &widened(grad)?, geometry))
 }
 
-/// Depth, height and width.
+/// Returns depth, height and width.
 fn spatial(tensor: &Tensor) -> [usize; 3] {
     let sizes = &tensor.sizes()[2..];
     std::array::from_fn(|dim| (dim + sizes.len()).checked_sub(3).map_or(1, |dim| sizes[dim]))
 }
 
-/// Elements of a kernel.
+/// Returns the number of elements of a kernel.
 fn kernel(weight: &Tensor) -> usize {
     weight.sizes()[2..].iter().product()
 }

@@ -1,4 +1,4 @@
-//! Copies, and conversions from dtype to dtype.
+//! Copies, and conversions between dtypes.
 
 use super::gather::with_width;
 use super::loops::{self, GRAIN};
@@ -6,7 +6,7 @@ use super::{cast, runs};
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result, arrays, threads};
 
-/// Writes the input to the output, whose dtype it is found by.
+/// A kernel that writes the input to the output. Its entry is that of the output's dtype.
 pub(crate) type Copy = fn(&Elementwise<'_>) -> Result<()>;
 
 pub(crate) const COPY: &[Entry<Copy>] = on_cpu!(all: copy);
@@ -36,11 +36,11 @@ fn copy(iter: &Elementwise<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Copies elements that are not all one after the other.
+/// Copies elements that are not all contiguous.
 fn copy_runs<T: std::marker::Copy>(iter: &Elementwise<'_>) {
     let width = size_of::<T>();
     runs::for_each_run(iter, |[out, input], [to, from], n| {
-        // SAFETY: `n` elements of each, which are as wide; they may be the same.
+        // SAFETY: there are `n` elements of the same width at both places, which may be the same.
         unsafe {
             if (to, from) == (width, width) {
                 input.cast::<T>().copy_to(out.cast(), n);
@@ -54,10 +54,10 @@ fn copy_runs<T: std::marker::Copy>(iter: &Elementwise<'_>) {
     });
 }
 
-/// Bytes along each side of a tile: a line of the cache.
+/// The bytes along each side of a tile: a cache line.
 const LINE: usize = 64;
 
-/// The dimension along which the input is dense, if that is another than the output's, and both are worth a tile.
+/// Returns the dimension along which the input is dense, if it is not the output's and both are long enough for a tile.
 fn transposed(iter: &Elementwise<'_>) -> Option<usize> {
     let [out, input] = iter.operands() else { return None };
     let width = out.dtype.size();
@@ -67,7 +67,7 @@ fn transposed(iter: &Elementwise<'_>) -> Option<usize> {
     (is_transposed && is_large(0) && is_large(across)).then_some(across)
 }
 
-/// Copies tiles of `SIDE` by `SIDE` elements, so that every line of memory is read once and written once.
+/// Copies in tiles of `SIDE` by `SIDE` elements, so that every cache line is read once and written once.
 fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, across: usize) {
     const { assert!(SIDE * size_of::<T>() == LINE) };
     let [out, input] = iter.operands() else { return };
@@ -90,8 +90,8 @@ fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, ac
             for left in (0..columns).step_by(SIDE) {
                 let (to, from) = (to.wrapping_add(left * width), from.wrapping_add(left * right));
                 let length = SIDE.min(columns - left);
-                // SAFETY: within the sizes of both; the output's elements are each written once, and nothing of it is
-                // read.
+                // SAFETY: both places are within the sizes; each element of the output is written once, and none of it
+                // is read.
                 unsafe {
                     if (height, length) == (SIDE, SIDE) {
                         tile::<T, SIDE>(from, right, to, down);
@@ -107,18 +107,19 @@ fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, ac
     });
 }
 
-/// Copies a tile, whose lines are `right` bytes apart in the one and `down` in the other.
+/// Copies and transposes a tile, whose lines are `right` bytes apart in the source and `down` bytes apart in the
+/// target.
 ///
 /// # Safety
-/// `SIDE` lines of `SIDE` elements at both, which do not overlap.
+/// Both must have `SIDE` lines of `SIDE` elements, which do not overlap.
 unsafe fn tile<T: std::marker::Copy, const SIDE: usize>(from: *const u8, right: usize, to: *mut u8, down: usize) {
     loops::vectorized!({
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let lines: [[T; SIDE]; SIDE] =
             arrays::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });
         (0..SIDE).for_each(|row| {
             let line: [T; SIDE] = arrays::from_fn(|column| lines[column][row]);
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             unsafe { to.add(row * down).cast::<[T; SIDE]>().write_unaligned(line) };
         });
     });

@@ -1,4 +1,4 @@
-//! Elements in reverse.
+//! Reversal of dimensions.
 
 use std::slice;
 
@@ -7,7 +7,7 @@ use super::loops::{GRAIN, vectorized};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Result, Tensor, threads};
 
-/// Writes the input with one dimension, the number, in reverse. Both are contiguous.
+/// A kernel that writes the input with the dimension of the given number reversed. Both tensors are contiguous.
 pub(crate) type Flip = fn(&Tensor, &Tensor, usize) -> Result<()>;
 
 pub(crate) const FLIP: &[Entry<Flip>] = on_cpu!(all: flip);
@@ -17,19 +17,19 @@ fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
     let (length, block) = (out.sizes()[dim], out.sizes()[dim + 1..].iter().product());
     let numel = out.numel();
     if numel == 0 {
-        // There may be no memory to point to.
+        // An empty tensor may have no memory to point to.
         return Ok(());
     }
     with_width!(out.dtype(), T => {
         let (to, from) = (access.write_ptr(0).cast::<T>(), access.read_ptr(0).cast::<T>());
-        // SAFETY: all elements of both, which are contiguous and as wide.
+        // SAFETY: these are all elements of both tensors, which are contiguous and of the same width.
         let (to, from) = unsafe { (slice::from_raw_parts_mut(to, numel), slice::from_raw_parts(from, numel)) };
         flip_blocks(to, from, length, block);
     });
     Ok(())
 }
 
-/// Reverses the order of `length` blocks of elements, again and again.
+/// Reverses the order of each `length` blocks of elements.
 fn flip_blocks<T: Copy + Send + Sync>(to: &mut [T], from: &[T], length: usize, block: usize) {
     threads::for_each_chunk(to, GRAIN, |start, mut to| {
         vectorized!({

@@ -1,12 +1,13 @@
-//! Folds: many elements made one, for any dimensions of any layout and dtype.
+//! Folds: reductions of many elements to one, over any dimensions of any layout and dtype.
 //!
-//! Sizes and strides alone say in which order elements are gathered, never how many threads there are. Gathering is
-//! pairwise: a *leaf* of elements is gathered in one loop, and leaves are merged like a tree, so that errors of rounding
-//! grow with the logarithm of the count. Where the densest dimension is kept, whole rows of outputs (*columns*) are
-//! gathered at once; where it is reduced, neighbours are gathered in *lanes*, which are merged at the end of a leaf.
+//! Sizes and strides alone decide the order in which elements are accumulated; the number of threads never does.
+//! Accumulation is pairwise: a *leaf* of elements is accumulated in one loop, and leaves are merged like a tree, so
+//! that rounding errors grow with the logarithm of the count. If the densest dimension is kept, whole rows of outputs
+//! (*columns*) are accumulated at once. If it is reduced, neighbours are accumulated in *lanes*, which are merged at
+//! the end of a leaf.
 //!
-//! A fold is compiled for one type of elements, side by side. Elements of another dtype, or at a distance, are copied to a
-//! buffer first, a leaf at a time.
+//! A fold is compiled for contiguous elements of one type. Elements of another dtype, or with gaps, are first copied to
+//! a buffer, a leaf at a time.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -19,47 +20,48 @@ use super::slots::Slots;
 use super::strided::strided;
 use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays, threads};
 
-/// A fold of the elements of `N` inputs to `K` outputs. One element of `Given` belongs to each output.
+/// A fold of the elements of `N` inputs to `K` outputs. Each output may have one element of `Given`.
 pub(crate) trait Fold<const N: usize, const K: usize>: Sync {
     /// The type that elements of the inputs are converted to.
     type From: Element;
-    /// The type of what is gathered.
+    /// The type of the accumulators.
     type Sum: Copy + Send + Sync;
     /// The type that elements of the outputs are converted from.
     type To: Element;
-    /// The type of what is known of an output beforehand, once it is converted; false where nothing is given.
+    /// The type of a value that is known of each output beforehand, after its conversion; `false` if there is none.
     type Given: Element;
 
-    /// What no element gives.
+    /// Returns the fold's identity: the accumulators of no elements.
     fn start(&self) -> [Self::Sum; K];
 
-    /// With one element of each input more, which is number `at` of those that are gathered.
+    /// Adds one element of each input to the accumulators. It is number `at` of the output's elements.
     fn step(&self, sums: [Self::Sum; K], values: [Self::From; N], given: Self::Given, at: usize) -> [Self::Sum; K];
 
-    /// Of two parts, in their order.
+    /// Merges the accumulators of two parts, in their order.
     fn merge(&self, left: [Self::Sum; K], right: [Self::Sum; K]) -> [Self::Sum; K];
 
-    /// What is written.
+    /// Returns the values to write.
     fn finish(&self, sums: [Self::Sum; K], given: Self::Given) -> [Self::To; K];
 }
 
-/// Elements for which waking a thread pays.
+/// The number of elements that are worth waking a thread for.
 const GRAIN: usize = 32 * 1024;
-/// Parts that a fold to few outputs is divided in: more than there are threads, mostly.
+/// The number of parts that a fold to few outputs is divided into: usually more than there are threads.
 const PARTS: usize = 64;
-/// Neighbours of a row that are gathered at once: some vectors, so that they need not wait for each other.
+/// The number of neighbours of a row that are accumulated at once: several vectors, so that they need not wait for each
+/// other.
 const LANES: usize = 32;
-/// Neighbours of a row that are gathered in one loop.
+/// The number of neighbours of a row that are accumulated in one loop.
 const LEAF: usize = LANES * DEPTH;
-/// Columns that are gathered at once: as many as stay in the nearest cache.
+/// The number of columns that are accumulated at once: as many as fit in the first-level cache.
 const WIDTH: usize = 512;
-/// Elements that are gathered one after the other into one sum.
+/// The number of elements that are added one after the other to one accumulator.
 const DEPTH: usize = 32;
-/// Outputs that are finished, and rows that are gathered, in one loop.
+/// The number of outputs that are finished, and of rows that are accumulated, in one loop.
 const ROWS: usize = 32;
 
-/// Folds `inputs`, all of the same sizes, to `outputs`, which are contiguous and have size 1 where dimensions are reduced.
-/// So has `given`.
+/// Folds `inputs`, all of the same sizes, to `outputs`. Outputs and `given` are contiguous, with size 1 where
+/// dimensions are reduced.
 pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     op: &'static str,
     fold: &F,
@@ -73,7 +75,7 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     let (kept, reduced) = dimensions(outputs[0], inputs);
     let count = reduced.iter().map(|dim| dim.size).product();
     let is_columns = match (kept.first(), reduced.first()) {
-        // Rows too short for the lanes are gathered side by side as well.
+        // Rows too short for the lanes are accumulated side by side as well.
         (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0] || count < LANES,
         (kept, _) => kept.is_some(),
     };
@@ -106,18 +108,18 @@ fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], given: Optio
     Err(TensorError::shape(op, format!("sizes {from:?} cannot be folded to {to:?} of these layouts")))
 }
 
-/// A dimension of all inputs, or more of them that can be gone through as one.
+/// A dimension of all inputs, or several that can be walked as one.
 struct Dim<const N: usize> {
     size: usize,
-    /// Distances of neighbours in bytes.
+    /// The distance of neighbours in each input, in bytes.
     steps: [usize; N],
-    /// Distance of outputs in elements.
+    /// The distance of neighbours in the outputs, in elements.
     output: usize,
 }
 
 type Dims<const N: usize> = SmallVec<[Dim<N>; 4]>;
 
-/// The dimensions that are kept and those that are reduced, densest first.
+/// Returns the kept and the reduced dimensions, densest first.
 fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims<N>, Dims<N>) {
     let sizes = inputs[0].sizes();
     let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
@@ -126,7 +128,7 @@ fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims<N>
         steps: arrays::from_fn(|input| inputs[input].strides()[dim] * inputs[input].dtype().size()),
         output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
     };
-    // The last first, so that among equals it counts as the densest.
+    // The last dimension comes first, so that it counts as the densest among equals.
     let all = || (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
     (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
 }
@@ -149,10 +151,10 @@ fn coalesce<const N: usize>(dims: impl Iterator<Item = Dim<N>>) -> Dims<N> {
     merged
 }
 
-/// How elements are converted between memory and a loop.
+/// The conversion of elements between memory and a loop.
 #[derive(Clone, Copy)]
 struct Elements {
-    /// Bytes of one before it is converted, and after.
+    /// The size in bytes of an element before its conversion (`from`) and after (`to`).
     from: usize,
     to: usize,
     cast: Option<Cast>,
@@ -163,21 +165,22 @@ impl Elements {
         Self { from: from.size(), to: to.size(), cast: (from != to).then(|| cast::between(from, to)) }
     }
 
-    /// Whether a loop can use elements `step` bytes apart where they are.
+    /// Returns whether a loop can use elements `step` bytes apart where they are.
     fn is_direct(&self, step: usize) -> bool {
         self.cast.is_none() && step == self.from
     }
 
-    /// `n` elements, `step` bytes apart, side by side and converted: where they are if they are so, else in the buffers.
+    /// Returns `n` elements that are `step` bytes apart as contiguous, converted elements: in place if they are so
+    /// already, else in the buffers.
     ///
     /// # Safety
-    /// The elements are at `place`, and `n` is at most [`LEAF`].
+    /// The elements must be at `place`, and `n` must be at most [`LEAF`].
     unsafe fn load(&self, place: *const u8, step: usize, n: usize, buffers: &mut Buffers) -> *const u8 {
         if n == 0 {
-            // Of a tensor without elements, there is no place either.
+            // A tensor without elements may have no memory.
             return place;
         }
-        // SAFETY: the caller's promise; a buffer has room for `LEAF` elements.
+        // SAFETY: as the caller promises; a buffer has room for `LEAF` elements.
         unsafe {
             let mut elements = place;
             if step != self.from {
@@ -190,13 +193,13 @@ impl Elements {
         }
     }
 
-    /// Converts `n` elements that lie side by side, and writes them `step` bytes apart.
+    /// Converts `n` contiguous elements and writes them `step` bytes apart.
     ///
     /// # Safety
-    /// The elements are at `values`, their places at `place`, and `n` is at most [`LEAF`].
+    /// The elements must be at `values`, their places at `place`, and `n` must be at most [`LEAF`].
     unsafe fn store(&self, values: *const u8, place: *mut u8, step: usize, n: usize) {
         let mut buffers = Buffers::new();
-        // SAFETY: the caller's promise; a buffer has room for `LEAF` elements.
+        // SAFETY: as the caller promises; a buffer has room for `LEAF` elements.
         unsafe {
             let mut elements = values;
             if let Some(cast) = self.cast {
@@ -208,7 +211,7 @@ impl Elements {
     }
 }
 
-/// Memory for a leaf: its elements side by side, and converted.
+/// Memory for a leaf: its contiguous elements, and the same after conversion.
 struct Buffers {
     elements: MaybeUninit<Buffer>,
     converted: MaybeUninit<Buffer>,
@@ -242,26 +245,26 @@ struct Work<'a, F: Fold<N, K>, const N: usize, const K: usize> {
     given: Option<(*const u8, Elements)>,
     kept: Dims<N>,
     reduced: Dims<N>,
-    /// Elements that an output is made of.
+    /// The number of elements that make one output.
     count: usize,
-    /// Outputs along the first kept dimension, if they are gathered at once.
+    /// The number of outputs along the first kept dimension, if they are accumulated at once.
     columns: usize,
-    /// Outputs along the others.
+    /// The number of outputs along the other kept dimensions.
     outer: usize,
     is_columns: bool,
 }
 
-// SAFETY: threads read the inputs, and write outputs that are not the same.
+// SAFETY: threads read the inputs, and no two threads write the same outputs.
 unsafe impl<F: Fold<N, K>, const N: usize, const K: usize> Sync for Work<'_, F, N, K> {}
 
-/// Some outputs, next to each other.
+/// Some neighbouring outputs.
 struct Tile<const N: usize> {
     inputs: [*const u8; N],
     output: usize,
     width: usize,
 }
 
-/// What was gathered for the outputs of a tile.
+/// The accumulators of a tile's outputs.
 type Sums<S, const K: usize> = [[S; WIDTH]; K];
 
 impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
@@ -283,7 +286,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    /// Makes outputs of few elements, those of a kept dimension one after the other.
+    /// Computes outputs of few elements, those of a kept dimension one after the other.
     fn short_rows(&self, range: Range<usize>) {
         let steps = self.reduced[0].steps;
         let (size, next) = self.kept.first().map_or((1, [0; N]), |dim| (dim.size, dim.steps));
@@ -304,7 +307,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 true => (tile.inputs.map(<*const u8>::cast), next),
                 false => {
                     let load = |input: usize, buffers: &mut Buffers| {
-                        // SAFETY: `n` rows of the input, which are one run if there is more than one.
+                        // SAFETY: these are `n` rows of the input, which are one run if there is more than one.
                         unsafe {
                             self.readers[input].load(tile.inputs[input], steps[input], n * self.count, buffers).cast()
                         }
@@ -319,7 +322,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    /// Makes the outputs of a tile.
+    /// Computes the outputs of a tile.
     fn whole(&self, tile: &Tile<N>) {
         if self.is_columns {
             let mut sums = self.empty();
@@ -331,8 +334,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    /// Makes few outputs of many elements: in parts, which are merged then. There are never so many of both that the parts
-    /// would need much memory.
+    /// Computes few outputs of many elements: in parts, which are merged afterwards. Outputs times parts are never so
+    /// many that the parts' accumulators would need much memory.
     fn split(&self, tiles: usize, splits: usize) {
         let width = self.columns.min(WIDTH);
         let mut parts = vec![self.fold.start(); tiles * splits * width];
@@ -342,7 +345,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             let tile = self.tile(part / splits);
             let start = (part % splits * length).min(self.count);
             let range = start..(start + length).min(self.count);
-            // SAFETY: there are `width` sums for each part.
+            // SAFETY: each part has its own `width` accumulators.
             let into = unsafe { slots.range(part * width..(part + 1) * width) };
             if self.is_columns {
                 let mut sums = self.empty();
@@ -394,7 +397,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         self.write(tile.output, step, tile.width, |column| (sums(column), given[column]));
     }
 
-    /// Finishes `n` outputs, `step` elements apart.
+    /// Finishes `n` outputs, `step` elements apart, and writes them.
     #[inline(always)]
     fn write(&self, output: usize, step: usize, n: usize, sums: impl Fn(usize) -> ([F::Sum; K], F::Given)) {
         for first in (0..n).step_by(ROWS) {
@@ -404,25 +407,26 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 let (sums, given) = sums(first + at);
                 let finished = self.fold.finish(sums, given);
                 for (values, value) in values.iter_mut().zip(finished) {
-                    // SAFETY: one of `ROWS`.
+                    // SAFETY: `values` has room for `ROWS` elements.
                     unsafe { values.as_mut_ptr().cast::<F::To>().add(at).write(value) };
                 }
             }
             for (k, values) in values.iter().enumerate() {
                 let writer = &self.writers[k];
                 let place = self.outputs[k].wrapping_add((output + first * step) * writer.to);
-                // SAFETY: outputs that no other thread writes.
+                // SAFETY: no other thread writes these outputs.
                 unsafe { writer.store(values.as_ptr().cast(), place, step * writer.to, n) };
             }
         }
     }
 
-    /// Loads what is given for outputs, `step` elements apart.
+    /// Loads the given values of outputs that are `step` elements apart.
     fn load_given(&self, output: usize, step: usize, given: &mut [F::Given]) {
         let Some((first, reader)) = self.given else { return };
         let mut buffers = Buffers::new();
         let place = first.wrapping_add(output * reader.from);
-        // SAFETY: one for each output, contiguous as they are; a tile has no more of them than a leaf has elements.
+        // SAFETY: there is one value for each output, contiguous as the outputs are; a tile has no more outputs than a
+        // leaf has elements.
         unsafe {
             let loaded = reader.load(place, step * reader.from, given.len(), &mut buffers);
             given.as_mut_ptr().copy_from_nonoverlapping(loaded.cast(), given.len());
@@ -442,7 +446,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         self.readers.iter().zip(steps).all(|(reader, step)| reader.is_direct(step))
     }
 
-    /// What `load` makes of each input, with its buffers.
+    /// Returns the results of `load` for each input with its buffers.
     fn load_each(
         &self,
         buffers: &mut [Buffers; N],
@@ -474,7 +478,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         sums[0]
     }
 
-    /// Elements of a row, side by side and converted.
+    /// Returns elements of a row, contiguous and converted.
     fn load_row(&self, tile: &Tile<N>, range: &Range<usize>, input: usize, buffers: &mut Buffers) -> *const F::From {
         if range.is_empty() {
             return tile.inputs[input].cast();
@@ -482,7 +486,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let reader = &self.readers[input];
         let step = self.reduced.first().map_or(0, |dim| dim.steps[input]);
         let inner = self.reduced.first().map_or(1, |dim| dim.size);
-        // SAFETY: runs of the input, together no longer than a leaf.
+        // SAFETY: these are runs of the input, together no longer than a leaf.
         unsafe {
             if self.reduced.len() <= 1 || range.start % inner + range.len() <= inner {
                 let place = self.place(tile, input, range.start);
@@ -497,7 +501,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    /// Where the input's element of number `at` is, of those that are gathered for the tile's first output.
+    /// Returns a pointer to the input's element number `at` among those of the tile's first output.
     fn place(&self, tile: &Tile<N>, input: usize, at: usize) -> *const u8 {
         let (mut place, mut rest) = (tile.inputs[input], at);
         for dim in &self.reduced {
@@ -507,7 +511,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         place
     }
 
-    /// Goes through elements in runs along the densest reduced dimension: `run(number of the first, length)`.
+    /// Walks elements in runs along the densest reduced dimension: `run(number of the first, length)`.
     fn for_each_run(&self, range: &Range<usize>, mut run: impl FnMut(usize, usize)) {
         let inner = self.reduced.first().map_or(1, |dim| dim.size);
         let mut at = range.start;
@@ -518,7 +522,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    /// Gathers rows of `count` neighbours, `pitch` bytes apart, that begin with number `at` of those that are gathered.
+    /// Accumulates rows of `count` neighbours, `pitch` bytes apart. `at` is the number of the first element.
     fn gather_rows(
         &self,
         first: [*const F::From; N],
@@ -534,17 +538,17 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         });
     }
 
-    /// Gathers `n` neighbours in lanes, and merges these.
+    /// Accumulates `n` neighbours in lanes, and merges the lanes.
     #[inline(always)]
     fn gather_lanes(&self, row: [*const F::From; N], n: usize, at: usize, given: F::Given) -> [F::Sum; K] {
         let start = self.fold.start();
         let mut lanes: [[F::Sum; LANES]; K] = arrays::from_fn(|k| [start[k]; LANES]);
         let whole = n - n % LANES;
         if whole > 0 {
-            // A copy that is indexed with constants alone stays in registers.
+            // A copy that is indexed only with constants stays in registers.
             let mut sums = lanes;
             for i in (0..whole).step_by(LANES) {
-                // SAFETY: elements of the row.
+                // SAFETY: these are elements of the row.
                 let block: [[F::From; LANES]; N] =
                     arrays::from_fn(|input| unsafe { row[input].add(i).cast::<[F::From; LANES]>().read() });
                 #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
@@ -556,7 +560,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             lanes = sums;
         }
         for lane in 0..n - whole {
-            // SAFETY: an element of the row.
+            // SAFETY: this is an element of the row.
             let values = arrays::from_fn(|input| unsafe { row[input].add(whole + lane).read() });
             self.step_lane(&mut lanes, lane, values, given, at + whole + lane);
         }
@@ -621,7 +625,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 let rows = row..(row + most).min(at + n);
                 let first = self.load_each(&mut buffers, |input, buffers| {
                     let place = self.place(tile, input, row);
-                    // SAFETY: rows of the input, which are one run if there is more than one.
+                    // SAFETY: these are rows of the input, which are one run if there is more than one.
                     unsafe { self.readers[input].load(place, steps[input], rows.len() * width, buffers).cast() }
                 });
                 self.gather_below(first, [width * size_of::<F::From>(); N], rows, &given[..width], sums);
@@ -629,7 +633,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         });
     }
 
-    /// Gathers rows, `pitch` bytes apart, one element for each column: those of numbers `rows` of all that are gathered.
+    /// Accumulates rows that are `pitch` bytes apart, with one element for each column. `rows` has their numbers among
+    /// all rows.
     fn gather_below(
         &self,
         first: [*const F::From; N],
@@ -643,7 +648,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             let at = rows.start + row;
             let row: [*const F::From; N] = arrays::from_fn(|input| first[input].wrapping_byte_add(row * pitch[input]));
             for (column, given) in given.iter().enumerate() {
-                // SAFETY: an element of the row.
+                // SAFETY: this is an element of the row.
                 let values = arrays::from_fn(|input| unsafe { row[input].add(column).read() });
                 let sum = self.fold.step(arrays::from_fn(|k| sums[k][column]), values, *given, at);
                 (0..K).for_each(|k| sums[k][column] = sum[k]);
@@ -652,7 +657,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 }
 
-/// Where a range of more than `leaf` is divided.
+/// Returns where to divide a range of more than `leaf`, or `None` for a shorter one.
 fn halves(range: &Range<usize>, leaf: usize) -> Option<usize> {
     (range.len() > leaf).then(|| range.start + (range.len() / 2).next_multiple_of(leaf))
 }

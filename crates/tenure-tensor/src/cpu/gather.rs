@@ -1,4 +1,4 @@
-//! Elements read by index.
+//! Kernels that read elements by index.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -14,7 +14,7 @@ pub(crate) type Gather = fn(&Elementwise<'_>, &Tensor, &[usize]) -> Result<()>;
 
 pub(crate) const GATHER: &[Entry<Gather>] = on_cpu!(all: gather);
 
-/// Runs an expression with `$T` as a type as wide as a dtype's elements: enough to move them.
+/// Runs an expression with `$T` as a type of the same width as a dtype's elements, which is enough to move them.
 macro_rules! with_width {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype.size() {
@@ -40,7 +40,7 @@ macro_rules! with_width {
 pub(super) use with_width;
 
 fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()> {
-    // The iterator knows where elements of index 0 are; the others are in the storage that it has locked.
+    // The iterator points to the elements of index 0; the others are in the storage that it has locked.
     source.layout().check_bounds(source.dtype(), source.storage().bytes())?;
     let places = Places::new(source.layout(), dims, source.dtype().size());
     with_width!(source.dtype(), T => gather_as::<T>(iter, &places))
@@ -49,12 +49,13 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
 fn gather_as<T: Copy>(iter: &Elementwise<'_>, places: &Places) -> Result<()> {
     let wrong = Wrong::default();
     let read = |index: *mut u8| {
-        // SAFETY: an element of the index operand, which is `int64`.
+        // SAFETY: this is an element of the index operand, which is `int64`.
         let index = unsafe { index.cast::<i64>().read() };
         places.find(index).or_else(|| wrong.note(index))
     };
     runs::for_each_run(iter, |[out, index, source], [to, along, from], n| {
-        // SAFETY: the runs are the operands'; `find` gives places of the layout that was checked against the storage.
+        // SAFETY: the runs are the operands'; `find` gives places of the layout that was checked against the storage
+        // above.
         unsafe {
             if along > 0 {
                 for i in 0..n {
@@ -76,12 +77,12 @@ fn gather_as<T: Copy>(iter: &Elementwise<'_>, places: &Places) -> Result<()> {
     wrong.check(|index| places.error(iter.op(), index))
 }
 
-/// The elements of some dimensions, counted the last dimension fastest.
+/// The places of the elements of some dimensions, counted with the last dimension fastest.
 pub(super) struct Places {
-    /// (size, distance of neighbours in bytes)
+    /// The size of each dimension, and the distance of its neighbours in bytes.
     dims: SmallVec<[(usize, usize); 2]>,
     count: usize,
-    /// The first of the dimensions.
+    /// The number of the first of the dimensions.
     first: usize,
 }
 
@@ -93,7 +94,7 @@ impl Places {
         Self { count: dims.iter().map(|(size, _)| size).product(), first, dims }
     }
 
-    /// How far in bytes an element is from that of index 0.
+    /// Returns the distance in bytes of an element from that of index 0, or `None` if the index is out of range.
     #[inline(always)]
     pub(super) fn find(&self, index: i64) -> Option<usize> {
         if index as u64 >= self.count as u64 {
@@ -116,7 +117,7 @@ impl Places {
     }
 }
 
-/// An index that is not there, if one was seen.
+/// The first index out of range that was seen, if any.
 #[derive(Default)]
 pub(super) struct Wrong {
     is_any: AtomicBool,

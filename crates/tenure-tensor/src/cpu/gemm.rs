@@ -1,6 +1,6 @@
-//! Products of matrices.
+//! Matrix products.
 //!
-//! The `gemm` crate multiplies on the thread that calls it; a product is divided in tiles here, by its sizes alone. The
+//! The `gemm` crate multiplies on the calling thread; this module divides a product into tiles, by its sizes alone. The
 //! sum over the inner dimension is never divided.
 
 use super::gemm_bf16;
@@ -9,15 +9,15 @@ use super::loops::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 
-/// Writes the product of two (batches of) matrices times a number, plus a base, broadcast, times a number of its own. All
-/// have the same batch sizes, and the output's elements are its own.
+/// A kernel that writes the product of two (batches of) matrices times a number, plus a broadcast base times another
+/// number. All have the same batch sizes, and no two elements of the output share memory.
 pub(crate) type Product = fn(&Tensor, [&Tensor; 2], Option<(&Tensor, Scalar)>, Scalar) -> Result<()>;
 
 pub(crate) const PRODUCT: &[Entry<Product>] =
     on_cpu!(@ product: (F32 f32) (F64 f64) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64));
 pub(crate) const PRODUCT_OF_HALVES: &[Entry<Product>] = on_cpu!(@ product_of_halves, (F16 BF16));
 
-/// A matrix in memory: its first element, and distances of neighbours in elements.
+/// A matrix in memory: a pointer to its first element, and the distances of neighbours in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<T> {
     pub(crate) data: *mut T,
@@ -25,9 +25,9 @@ pub(crate) struct Matrix<T> {
     pub(crate) column: usize,
 }
 
-// SAFETY: who uses the pointer says what is read and written through it, and from where.
+// SAFETY: the code that uses the pointer answers for what it reads and writes through it.
 unsafe impl<T: Send> Send for Matrix<T> {}
-// SAFETY: the same.
+// SAFETY: as for `Send`.
 unsafe impl<T: Sync> Sync for Matrix<T> {}
 
 impl<T> Matrix<T> {
@@ -41,19 +41,21 @@ impl<T> Matrix<T> {
         Self { row: self.column, column: self.row, ..self }
     }
 
-    /// The part that begins at an element.
+    /// Returns the part of the matrix that begins at an element.
     #[inline]
     pub(crate) fn at(self, row: usize, column: usize) -> Self {
         Self { data: self.data.wrapping_add(row * self.row + column * self.column), ..self }
     }
 }
 
-/// What matrices are multiplied of.
+/// An element type of matrix products.
 pub(crate) trait Multiply: Number {
-    /// `out = beta * out + alpha * a * b`, where `a` is of `m` rows and `k` columns and `b` of `k` rows and `n` columns.
+    /// Computes `out = beta * out + alpha * a * b`, where `a` has `m` rows and `k` columns, and `b` has `k` rows and
+    /// `n` columns.
     ///
     /// # Safety
-    /// The matrices have so many elements that can be read, or written of `out`, of which no other is at the same place.
+    /// The elements of `a` and `b` must be readable, and those of `out` writable. No element of `out` shares memory
+    /// with another element.
     unsafe fn multiply(sizes: [usize; 3], out: Matrix<Self>, a: Matrix<Self>, b: Matrix<Self>, alpha: Self, beta: Self);
 }
 
@@ -70,7 +72,7 @@ macro_rules! multiply_with_library {
             ) {
                 use $library as library;
 
-                // The library is fast where neighbours are in a column of the output.
+                // The library is fast if neighbours are in a column of the output.
                 if out.column < out.row {
                     (m, n) = (n, m);
                     (out, a, b) = (out.transposed(), b.transposed(), a.transposed());
@@ -78,7 +80,7 @@ macro_rules! multiply_with_library {
                 let strides = |matrix: Matrix<Self>| (matrix.column as isize, matrix.row as isize);
                 let ((out_column, out_row), (a_column, a_row), (b_column, b_row)) =
                     (strides(out), strides(a), strides(b));
-                // SAFETY: the caller's promise is what the library asks for.
+                // SAFETY: the library requires what the caller promises.
                 unsafe {
                     library::get_gemm_fn()(
                         m, n, k,
@@ -108,10 +110,10 @@ macro_rules! multiply_integers {
                 alpha: Self,
                 beta: Self,
             ) {
-                // SAFETY: the caller's promise.
+                // SAFETY: as the caller promises.
                 unsafe {
                     if (out.column, b.column) == (1, 1) {
-                        // A constant of the loops, so that neighbours are computed at once.
+                        // A constant stride lets the loops compute neighbours at once.
                         let dense = |matrix| Matrix { column: 1, ..matrix };
                         vectorized!(add_rows([m, k, n], dense(out), a, dense(b), alpha, beta));
                     } else {
@@ -124,14 +126,14 @@ macro_rules! multiply_integers {
 }
 multiply_integers!(u8, i8, i16, i32, i64);
 
-/// [`Multiply::multiply`], by sums of rows.
+/// Computes [`Multiply::multiply`] by sums of rows.
 ///
 /// # Safety
-/// As there.
+/// See [`Multiply::multiply`].
 #[inline(always)]
 unsafe fn add_rows<T: Number>([m, k, n]: [usize; 3], out: Matrix<T>, a: Matrix<T>, b: Matrix<T>, alpha: T, beta: T) {
     for row in 0..m {
-        // SAFETY: elements of the three matrices, as the caller promises.
+        // SAFETY: these are elements of the three matrices, as the caller promises.
         unsafe {
             for column in 0..n {
                 let to = out.at(row, column).data;
@@ -158,7 +160,7 @@ fn product<T: Multiply>(
     add_product::<T>(out, factors, alpha, beta)
 }
 
-/// Makes the output the base. Returns what it is to be multiplied with.
+/// Copies the base to the output. Returns the factor to multiply it with.
 fn begin(out: &Tensor, base: Option<(&Tensor, Scalar)>) -> Result<Scalar> {
     let Some((base, beta)) = base else { return Ok(Scalar::Int(0)) };
     out.copy_raw(base)?;
@@ -187,7 +189,8 @@ fn add_product<T: Multiply>(out: &Tensor, [a, b]: [&Tensor; 2], alpha: Scalar, b
                 let place = place(batch, &out.sizes()[..rank - 2], tensor.strides());
                 Matrix { data: matrix.data.wrapping_add(place), ..matrix }.at(row, column)
             };
-            // SAFETY: tiles of matrices of the tensors that `access` holds; no two write the same elements.
+            // SAFETY: these are tiles of matrices of the tensors that `access` holds; no two tiles write the same
+            // elements.
             unsafe {
                 T::multiply(
                     [rows.min(m - row), k, columns.min(n - column)],
@@ -203,15 +206,15 @@ fn add_product<T: Multiply>(out: &Tensor, [a, b]: [&Tensor; 2], alpha: Scalar, b
     Ok(())
 }
 
-/// As much as is worth waking a thread for, in multiplications.
+/// The number of multiplications that are worth waking a thread for.
 const SMALL: usize = 2 << 20;
 
-/// Sizes of the tiles that a product is divided in: large, as every tile packs its rows and columns anew, yet so many
-/// that threads share them evenly.
+/// Returns the sizes of the tiles that a product is divided into. They are large, since every tile packs its rows and
+/// columns anew, but there are enough of them for threads to share evenly.
 fn tile(batches: usize, [m, k, n]: [usize; 3]) -> (usize, usize) {
     const PARTS: usize = 16;
     let (mut rows, mut columns) = (m.clamp(1, 512), n.clamp(1, 512));
-    // A product with a vector waits for memory.
+    // A product with a vector is limited by memory, so smaller tiles pay.
     let small = (m.min(n) * SMALL / 16).clamp(SMALL / 16, SMALL);
     while batches * m.div_ceil(rows) * n.div_ceil(columns) < PARTS && rows * columns * k > small {
         if columns > 64 && columns >= rows {
@@ -225,7 +228,7 @@ fn tile(batches: usize, [m, k, n]: [usize; 3]) -> (usize, usize) {
     (rows, columns)
 }
 
-/// Where a batch begins, in elements.
+/// Returns where a batch begins, in elements.
 fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
     let mut place = 0;
     for (size, stride) in sizes.iter().zip(strides).rev() {
@@ -235,7 +238,7 @@ fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
     place
 }
 
-/// One of the matrices of a tensor.
+/// Returns one of the matrices of a tensor.
 pub(super) fn matrix_of_batch<T>(data: *const u8, tensor: &Tensor, batch: usize) -> Matrix<T> {
     let (sizes, strides, last) = (tensor.sizes(), tensor.strides(), tensor.rank() - 1);
     let place = place(batch, &sizes[..last - 1], strides);

@@ -1,7 +1,8 @@
-//! Products of `bf16` matrices by the processor's instruction for them, which multiplies pairs and adds both products to a
-//! sum in `f32`.
+//! Products of `bf16` matrices with the processor's dot-product instruction, which multiplies pairs and adds both
+//! products to a sum in `f32`.
 //!
-//! Both factors are packed in panels of pairs along the inner dimension, so that the loop reads them one after the other.
+//! Both factors are packed in panels of pairs along the inner dimension, so that the loop reads them one after the
+//! other.
 
 use half::bf16;
 
@@ -11,22 +12,22 @@ use super::scratch;
 use super::slots::Slots;
 use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, arrays, threads};
 
-/// Rows and columns of what is in registers at a time.
+/// The number of rows and of columns of sums that are in registers at a time.
 const ROWS: usize = 12;
 const COLUMNS: usize = 32;
-/// Panels of rows, and of columns, of a part.
+/// The number of panels of rows, and of columns, in a part.
 const PART: (usize, usize) = (8, 4);
-/// Multiplications of the batches that are packed together.
+/// The number of multiplications of the batches that are packed together.
 const TOGETHER: usize = 64 << 20;
-/// Pairs that are packed together.
+/// The number of pairs that are packed together.
 const BLOCK: usize = 16;
-/// Pairs for which waking a thread pays.
+/// The number of pairs that are worth waking a thread for.
 const GRAIN: usize = 32 * 1024;
 
-/// Two neighbours along the inner dimension, the first in the low half.
+/// Two neighbours along the inner dimension; the first is in the low half.
 type Pair = i32;
 
-/// Whether the processor has the instruction.
+/// Returns whether the processor has the instruction.
 pub(super) fn is_there() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
@@ -34,7 +35,7 @@ pub(super) fn is_there() -> bool {
     return false;
 }
 
-/// What [`Product`](super::gemm::Product) writes, of `bf16`, if the instruction [`is_there`].
+/// Computes [`Product`](super::gemm::Product) of `bf16`. The caller checks that the instruction [`is_there`].
 pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
     let rank = out.rank();
     let (m, k, n) = (out.sizes()[rank - 2], a.sizes()[rank - 1], out.sizes()[rank - 1]);
@@ -73,7 +74,7 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
                         for (row, sums) in (row..m).zip(sums) {
                             for (column, sum) in (column..n).zip(sums) {
                                 let to = to.at(row, column).data;
-                                // SAFETY: an element of the output, which is this part's.
+                                // SAFETY: this is an element of the output that only this part writes.
                                 unsafe {
                                     let before = if beta == 0.0 { 0.0 } else { beta * to.read().widen() };
                                     to.write(bf16::narrow(alpha * sum + before));
@@ -88,8 +89,8 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
     Ok(())
 }
 
-/// Packs panels of `W` columns of a batch of matrices, which have `k` rows and `n` columns: pair after pair, with zeros
-/// for what is not there.
+/// Packs panels of `W` columns of a batch of matrices that have `k` rows and `n` columns: pair after pair, padded with
+/// zeros.
 fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: impl Fn(usize) -> Matrix<u16> + Sync) {
     let (panels, pairs) = (n.div_ceil(W), k.div_ceil(2));
     let slots = Slots::new(packed);
@@ -97,13 +98,13 @@ fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: 
         for panel in range {
             let matrix = matrix(panel / panels).at(0, panel % panels * W);
             let width = W.min(n - panel % panels * W);
-            // SAFETY: a panel of its own.
+            // SAFETY: each panel is packed by one call.
             let to = unsafe { slots.range(panel * W * pairs..(panel + 1) * W * pairs) };
             super::loops::vectorized!({
                 for (block, to) in to.as_chunks_mut::<W>().0.chunks_mut(BLOCK).enumerate() {
                     let (from, rows) = (matrix.at(2 * block * BLOCK, 0), k - 2 * block * BLOCK);
                     let is_whole = width == W && rows >= 2 * BLOCK && to.len() == BLOCK;
-                    // SAFETY: elements of the matrix.
+                    // SAFETY: these are elements of the matrix.
                     unsafe {
                         match (from.row, from.column) {
                             (row, 1) if is_whole => interleave(from.data, row, to),
@@ -127,11 +128,11 @@ fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: 
     });
 }
 
-/// Pairs of rows that are dense.
+/// Packs pairs of dense rows.
 #[inline(always)]
 unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Pair; W]]) {
     for (pair, to) in to.iter_mut().enumerate() {
-        // SAFETY: two rows of the matrix, as the caller says.
+        // SAFETY: these are two rows of the matrix, as the caller promises.
         let [low, high] = arrays::map([2 * pair, 2 * pair + 1], |at| unsafe {
             from.add(at * row).cast::<[u16; W]>().read_unaligned()
         });
@@ -139,11 +140,12 @@ unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Pa
     }
 }
 
-/// Pairs of columns that are dense.
+/// Packs pairs of dense columns.
 #[inline(always)]
 unsafe fn transpose<const W: usize>(from: *const u16, column: usize, to: &mut [[Pair; W]]) {
     let lines: [[Pair; BLOCK]; W] =
-        // SAFETY: a column of the matrix, as the caller says. A pair in memory is one on a processor of this kind.
+        // SAFETY: this is a column of the matrix, as the caller promises. On this processor, two neighbours in memory
+        // are a pair.
         arrays::from_fn(|at| unsafe { from.add(at * column).cast::<[Pair; BLOCK]>().read_unaligned() });
     for (pair, to) in to.iter_mut().enumerate().take(BLOCK) {
         *to = arrays::from_fn(|column| lines[column][pair]);
@@ -155,7 +157,7 @@ fn pair_of(low: u16, high: u16) -> Pair {
     (u32::from(low) | u32::from(high) << 16) as Pair
 }
 
-/// The product of a panel of rows with a panel of columns.
+/// Multiplies a panel of rows with a panel of columns.
 ///
 /// # Safety
 /// The instruction [`is_there`].
@@ -166,21 +168,21 @@ unsafe fn multiply(rows: &[[Pair; ROWS]], columns: &[[Pair; COLUMNS]]) -> [[f32;
     use std::mem::transmute;
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     for (row, column) in rows.iter().zip(columns) {
-        // SAFETY: vectors of as many bytes, of which every value is one.
+        // SAFETY: both are vectors of the same size in bytes, for which every bit pattern is valid.
         let halves = unsafe { transmute::<[Pair; COLUMNS], [__m512bh; 2]>(*column) };
         for (sums, pair) in sums.iter_mut().zip(row) {
-            // SAFETY: the same.
+            // SAFETY: as above.
             let pair = unsafe { transmute::<__m512i, __m512bh>(_mm512_set1_epi32(*pair)) };
             for (sum, half) in sums.iter_mut().zip(halves) {
                 *sum = _mm512_dpbf16_ps(*sum, pair, half);
             }
         }
     }
-    // SAFETY: as many numbers.
+    // SAFETY: both have the same number of `f32`.
     unsafe { transmute(sums) }
 }
 
-/// Nothing calls it.
+/// Never called on other processors: the instruction is not there.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn multiply(_: &[[Pair; ROWS]], _: &[[Pair; COLUMNS]]) -> [[f32; COLUMNS]; ROWS] {
     unreachable!("the instruction is another processor's")

@@ -4,7 +4,7 @@ use super::scratch;
 use crate::autograd::no_grad;
 use crate::{DType, Layout, Result, Tensor};
 
-/// Computes the output in `f32`.
+/// Computes the output in `f32`, and rounds it to `out`.
 pub(super) fn in_f32(out: &Tensor, compute: impl FnOnce(&Tensor) -> Result<()>) -> Result<()> {
     no_grad(|| {
         let wide = scratch(|| Tensor::empty(out.sizes(), DType::F32, out.device()))?;
@@ -13,7 +13,7 @@ pub(super) fn in_f32(out: &Tensor, compute: impl FnOnce(&Tensor) -> Result<()>) 
     })
 }
 
-/// The same in `f32`; what is repeated stays so.
+/// Converts a tensor to `f32`. Dimensions of stride 0 keep it.
 pub(super) fn widened(tensor: &Tensor) -> Result<Tensor> {
     no_grad(|| {
         let strides = tensor.strides();

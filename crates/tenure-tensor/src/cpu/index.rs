@@ -1,4 +1,4 @@
-//! Places of elements: what is set, what indices mean, and what is on one side of a diagonal.
+//! Index arithmetic: true elements, positions and coordinates of elements, and triangles of matrices.
 
 use super::gather::Wrong;
 use super::loops;
@@ -6,15 +6,16 @@ use super::scatter::Shared;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Device, DeviceKind, Elementwise, Entry, Result, Tensor, TensorError, threads};
 
-/// The numbers of the elements of a contiguous `bool` tensor that are true.
+/// A kernel that returns the numbers of the true elements of a contiguous `bool` tensor.
 pub(crate) type Nonzero = fn(&Tensor) -> Result<Tensor>;
 /// Makes a position one of one dimension more: `out = before * size + index`, all of `int64`; negative indices count
 /// from the end. The last argument is the dimension, for errors.
 pub(crate) type Position = fn(&Elementwise<'_>, usize, usize) -> Result<()>;
-/// The index along a dimension of this size, of which neighbours are so many positions apart: (stride, size).
+/// A kernel that turns positions into indices along a dimension, with the arguments stride (positions between
+/// neighbours) and size.
 pub(crate) type Coordinate = fn(&Elementwise<'_>, usize, usize) -> Result<()>;
-/// Copies what is at or below a diagonal (`true`), or at or above it, of matrices, and writes zeros elsewhere.
-/// Contiguous.
+/// A kernel that copies the elements of matrices at and below a diagonal (`true`), or at and above it (`false`), and
+/// writes zeros elsewhere. Both tensors are contiguous.
 pub(crate) type Triangle = fn(&Tensor, &Tensor, isize, bool) -> Result<()>;
 
 pub(crate) const NONZERO: &[Entry<Nonzero>] = &[(DeviceKind::Cpu, DType::Bool, nonzero)];
@@ -59,7 +60,7 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     let lines = out.numel() / columns.max(1);
     threads::for_each_range(lines, (16 * 1024) / columns.max(1), |range| {
         for line in range {
-            // The first column above the diagonal, or at it.
+            // The edge is the first column above the diagonal, or the one at it.
             let row = (line % rows) as isize;
             let edge = row.saturating_add(diagonal).saturating_add(isize::from(is_lower));
             let edge = edge.clamp(0, columns as isize) as usize * width;
@@ -67,8 +68,8 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
                 if is_lower { (0..edge, edge..columns * width) } else { (edge..columns * width, 0..edge) };
             let (to, from) =
                 (to.get().wrapping_add(line * columns * width), from.get().wrapping_add(line * columns * width));
-            // SAFETY: lines of contiguous tensors of the same sizes and dtype, apart from each other; of every dtype, zero
-            // is zero bytes.
+            // SAFETY: these are lines of contiguous tensors of the same sizes and dtype, which do not overlap; zero is
+            // zero bytes in every dtype.
             unsafe {
                 from.add(kept.start).copy_to_nonoverlapping(to.add(kept.start), kept.len());
                 to.add(zero.start).write_bytes(0, zero.len());

@@ -1,14 +1,14 @@
-//! Tensors one after the other.
+//! Concatenation of tensors.
 
 use crate::kernel::on_cpu;
 use crate::{Entry, Result, Tensor};
 
-/// Writes parts one after the other along a dimension, which together are as long as the output's.
+/// A kernel that writes parts one after the other along a dimension. Their sizes add up to the output's.
 pub(crate) type Join = fn(&Tensor, usize, &[&Tensor]) -> Result<()>;
 
 pub(crate) const JOIN: &[Entry<Join>] = on_cpu!(all: join);
 
-/// Copies part by part.
+/// Copies the parts one after the other.
 pub(crate) fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
     let mut start = 0;
     for part in parts {

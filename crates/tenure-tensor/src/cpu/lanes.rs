@@ -1,12 +1,12 @@
-//! Numbers of rows gathered in lanes, so that whole vectors are gathered at once. For loops compiled for wide vectors.
+//! Reductions of rows in lanes, so that whole vectors are accumulated at once. For loops compiled for wide vectors.
 
 use crate::arrays;
 use crate::element::Real;
 
-/// Some vectors, so that one need not wait for the one before.
+/// The number of lanes: several vectors, so that one need not wait for another.
 const LANES: usize = 32;
 
-/// `value` of the elements of rows of one length, side by side, merged.
+/// Merges `value` of the elements of some rows of the same length.
 #[inline(always)]
 #[expect(
     clippy::needless_range_loop,
@@ -41,7 +41,7 @@ pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
     all
 }
 
-/// The sum of `value` of the elements of rows of one length, side by side.
+/// Returns the sum of `value` over the elements of some rows of the same length.
 #[inline(always)]
 pub(super) fn sum<T: Copy, R: Real, const N: usize>(rows: [&[T]; N], value: impl Fn([T; N]) -> R) -> R {
     gather(
@@ -53,7 +53,7 @@ pub(super) fn sum<T: Copy, R: Real, const N: usize>(rows: [&[T]; N], value: impl
     )
 }
 
-/// The larger; what is no number wins.
+/// Returns the larger number, or NaN if one is NaN.
 #[inline(always)]
 #[expect(clippy::eq_op, reason = "what is no number does not equal itself")]
 pub(super) fn larger<R: Real>(a: R, b: R) -> R {

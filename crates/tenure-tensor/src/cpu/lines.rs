@@ -1,14 +1,14 @@
-//! Lines of a contiguous tensor along one of its dimensions, and what is computed along them.
+//! Iteration over the lines of a contiguous tensor along one dimension.
 
 use std::ops::Range;
 
 use super::loops::GRAIN;
 use crate::threads;
 
-/// Lines side by side that are gone through at once, at most.
+/// The largest number of neighbouring lines that are walked at once.
 pub(super) const WIDTH: usize = 128;
 
-/// Some lines along a dimension next to each other: `n` rows of `width` elements.
+/// Some neighbouring lines along a dimension: `n` rows of `width` elements.
 pub(super) struct Columns {
     start: usize,
     pub(super) n: usize,
@@ -17,7 +17,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// The elements of row `i`.
+    /// Returns the range of the elements of row `i`.
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> Range<usize> {
         let start = self.start + i * self.step;
@@ -25,7 +25,7 @@ impl Columns {
     }
 }
 
-/// Goes through all lines along a dimension: `row` of each where they are dense, else `columns` of some at once.
+/// Walks all lines along a dimension: calls `row` for each if they are dense, else `columns` for several at once.
 pub(super) fn for_each_line(
     sizes: &[usize],
     dim: usize,

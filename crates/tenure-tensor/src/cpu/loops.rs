@@ -1,9 +1,9 @@
 //! Loops over the elements of an [`Elementwise`], for the widest vectors that the processor has.
 //!
 //! A function of elements is compiled once, over dense slices of the type it computes in, its *lane*. Operands that are
-//! not dense in memory, are of another dtype, or are the output too, pass through buffers in the first cache, a block at
-//! a time. So one loop serves all strides and dtypes: `f16` and `bf16` are computed in `f32`, and tensors of different
-//! dtypes together need no converted copy.
+//! not dense in memory, have another dtype, or are also the output, pass through buffers in the first-level cache, a
+//! block at a time. So one loop serves all strides and dtypes: `f16` and `bf16` are computed in `f32`, and mixed dtypes
+//! need no converted copy.
 
 use std::array;
 use std::mem::MaybeUninit;
@@ -15,10 +15,10 @@ use super::strided::strided;
 use crate::elementwise::{Elementwise, Operand};
 use crate::{DType, Element, threads};
 
-/// Elements that one thread goes through at a time: enough that waking another pays.
+/// The number of elements that a thread takes at a time: enough to be worth waking it.
 pub(super) const GRAIN: usize = 32 * 1024;
 
-/// Elements of a block that passes through buffers.
+/// The number of elements of a block that passes through buffers.
 const BLOCK: usize = 512;
 
 /// Runs a loop compiled for the widest vectors that the processor has.
@@ -32,10 +32,10 @@ macro_rules! vectorized {
 }
 pub(super) use vectorized;
 
-/// Writes one value everywhere.
+/// Writes one value to all elements.
 pub(crate) fn nullary<O: Element>(iter: &Elementwise<'_>, value: O) {
     for_each_block(iter, [O::DTYPE], &|[out], n| {
-        // SAFETY: `for_each_block` gives as many elements of this type, which nobody else uses.
+        // SAFETY: `for_each_block` gives `n` elements of this type, which only this call accesses.
         let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<O>(), n) };
         out.fill(value);
     });
@@ -54,10 +54,10 @@ pub(crate) fn unary<A: Element, O: Element>(iter: &Elementwise<'_>, function: im
     );
 }
 
-/// Calls `function(inputs, outputs)` on dense slices that together are all elements, compiled for wide vectors.
+/// Calls `function(inputs, outputs)` on dense slices that together cover all elements, compiled for wide vectors.
 pub(crate) fn slices<A: Element, O: Element>(iter: &Elementwise<'_>, function: impl Fn(&[A], &mut [O]) + Sync) {
     for_each_block(iter, [O::DTYPE, A::DTYPE], &|[out, a], n| {
-        // SAFETY: `for_each_block` gives as many elements of these types, and nobody else uses the output's.
+        // SAFETY: `for_each_block` gives `n` elements of these types, and only this call accesses the output's.
         let (out, a) = unsafe {
             (std::slice::from_raw_parts_mut(out.cast::<O>(), n), std::slice::from_raw_parts(a.cast::<A>(), n))
         };
@@ -82,7 +82,7 @@ pub(crate) fn binary<A: Element, B: Element, O: Element>(iter: &Elementwise<'_>,
     });
 }
 
-/// Writes `function(a, b, c)` for each three elements.
+/// Writes `function(a, b, c)` for each triple of elements.
 pub(crate) fn ternary<A: Element, B: Element, C: Element, O: Element>(
     iter: &Elementwise<'_>,
     function: impl Fn(A, B, C) -> O + Sync,
@@ -103,17 +103,17 @@ pub(crate) fn ternary<A: Element, B: Element, C: Element, O: Element>(
     });
 }
 
-/// The slices of a block of `n` elements: of those that are written, and of the others.
+/// Returns the slices of a block of `n` elements: those of the outputs, and those of the inputs.
 ///
 /// # Safety
-/// All are of type `T`, and nobody else uses those that are written.
+/// All elements must be of type `T`, and only the caller may access the outputs'.
 #[inline(always)]
 pub(super) unsafe fn block_of<'a, T: Element, const O: usize, const N: usize>(
     outputs: [*mut u8; O],
     inputs: [*mut u8; N],
     n: usize,
 ) -> ([&'a mut [T]; O], [&'a [T]; N]) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller promises.
     unsafe {
         (
             outputs.map(|output| std::slice::from_raw_parts_mut(output.cast(), n)),
@@ -122,8 +122,8 @@ pub(super) unsafe fn block_of<'a, T: Element, const O: usize, const N: usize>(
     }
 }
 
-/// Goes through all elements in dense blocks: `block(first elements, length)`, each element once. An operand's elements
-/// are given as its lane's type; those of the outputs, the first operands, overlap no other's.
+/// Walks all elements in dense blocks: `block(first elements, length)`, each element once. An operand's elements are
+/// given as its lane's type. The elements of the outputs, which are the first operands, overlap no other operand's.
 ///
 /// # Panics
 /// If there are not `N` operands.
@@ -155,7 +155,7 @@ pub(crate) fn for_each_block<const N: usize>(
     threads::for_each_range(iter.numel(), GRAIN, |range| through_buffers(&ports, outputs.len(), range, block));
 }
 
-/// Whether elements lie one after the other in the order of `sizes`.
+/// Returns whether elements are contiguous in the order of `sizes`.
 fn is_dense(sizes: &[usize], operand: &Operand) -> bool {
     let mut expected = operand.dtype.size();
     sizes.iter().zip(&operand.strides).all(|(size, stride)| {
@@ -173,7 +173,7 @@ fn through_buffers<const N: usize>(
 ) {
     let mut buffers: [Buffers; N] = array::from_fn(|_| Buffers::new());
     let inner = ports[0].inner();
-    // Within a run along the densest dimension, more operands can be used in place. If all can, it is one block.
+    // Within a run along the densest dimension, more operands can be used in place. If all can, the run is one block.
     let longest = if inner >= BLOCK && ports.iter().all(Port::is_run) { inner } else { BLOCK };
     let mut at = range.start;
     while at < range.end {
@@ -194,11 +194,11 @@ fn through_buffers<const N: usize>(
     }
 }
 
-/// An operand's memory for a block: its elements, and as the lane's type.
+/// An operand's memory for a block: its elements, and the same converted to the lane's type.
 struct Buffers {
     elements: MaybeUninit<Buffer>,
     lane: MaybeUninit<Buffer>,
-    /// The place of the one value that they are filled with, if they are, and how often.
+    /// The address of the one value that the buffers are filled with, if they are, and how often.
     repeated: (*mut u8, usize),
 }
 
@@ -224,20 +224,20 @@ impl Buffers {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
-    /// One after the other.
+    /// Elements are contiguous.
     Dense,
-    /// All at one place.
+    /// All elements are at one address.
     Constant,
     Strided,
 }
 
-/// How an operand's elements come to a block, or go from it.
+/// The way of an operand's elements into a block or out of it.
 struct Port<'a> {
     sizes: &'a [usize],
     operand: &'a Operand,
     place: Place,
     width: usize,
-    /// To the lane, or from it for an output.
+    /// The conversion to the lane's type, or from it for an output.
     cast: Option<Cast>,
     /// It is the output too: what is read must lie elsewhere than what is written.
     is_output: bool,
@@ -255,22 +255,22 @@ impl<'a> Port<'a> {
         Self { sizes, operand, place, width: operand.dtype.size(), cast, is_output }
     }
 
-    /// Elements along the densest dimension.
+    /// Returns the number of elements along the densest dimension.
     fn inner(&self) -> usize {
         self.sizes.first().copied().unwrap_or(1)
     }
 
-    /// Whether elements of a run along the densest dimension can be used in place.
+    /// Returns whether elements of a run along the densest dimension can be used in place.
     fn is_run(&self) -> bool {
         self.cast.is_none() && !self.is_output && self.stride() == self.width
     }
 
-    /// Distance of neighbours along the densest dimension, in bytes.
+    /// Returns the distance of neighbours along the densest dimension, in bytes.
     fn stride(&self) -> usize {
         self.operand.strides.first().copied().unwrap_or(0)
     }
 
-    /// The place of an element.
+    /// Returns the address of an element.
     fn element(&self, at: usize) -> *mut u8 {
         let (mut rest, mut offset) = (at, 0);
         for (size, stride) in self.sizes.iter().zip(&self.operand.strides) {
@@ -280,7 +280,7 @@ impl<'a> Port<'a> {
         self.operand.data.wrapping_add(offset)
     }
 
-    /// Elements `at..at + n` in memory, if they lie there one after the other.
+    /// Returns the address of elements `at..at + n` if they are contiguous.
     fn in_place(&self, at: usize, n: usize) -> Option<*mut u8> {
         if self.place == Place::Dense {
             return Some(self.operand.data.wrapping_add(at * self.width));
@@ -289,7 +289,7 @@ impl<'a> Port<'a> {
         is_run.then(|| self.element(at))
     }
 
-    /// The place of the one value of elements `at..at + n`, if they are at one place.
+    /// Returns the address of elements `at..at + n` if all are at one.
     fn repeated(&self, at: usize, n: usize) -> Option<*mut u8> {
         match self.place {
             Place::Dense => None,
@@ -298,13 +298,13 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Elements `at..at + n` of an input as the lane's type.
+    /// Returns elements `at..at + n` of an input as the lane's type.
     fn load(&self, at: usize, n: usize, buffers: &mut Buffers) -> *mut u8 {
         let buffer = buffers.elements();
         if let Some(place) = self.repeated(at, n) {
             let (before, length) = buffers.repeated;
             if before != place || length < n {
-                // SAFETY: an element of the operand, and buffers that hold `n`.
+                // SAFETY: this is an element of the operand, and the buffers hold `n`.
                 unsafe {
                     strided(self.width).gather(place, 0, buffer, n);
                     if let Some(cast) = self.cast {
@@ -326,34 +326,35 @@ impl<'a> Port<'a> {
             });
         }
         let Some(cast) = self.cast else { return elements };
-        // SAFETY: `n` elements of the operand's dtype, and a buffer for as many of the lane's.
+        // SAFETY: there are `n` elements of the operand's dtype, and the buffer holds as many of the lane's.
         unsafe { cast(elements, buffers.lane(), n) };
         buffers.lane()
     }
 
-    /// Where elements `at..at + n` of the output are to be written as the lane's type.
+    /// Returns where to write elements `at..at + n` of the output, as the lane's type.
     fn target(&self, at: usize, n: usize, buffers: &mut Buffers) -> *mut u8 {
         if self.cast.is_some() { buffers.lane() } else { self.in_place(at, n).unwrap_or(buffers.elements()) }
     }
 
-    /// Brings what was written to [`target`](Self::target) to memory.
+    /// Moves elements that were written to [`target`](Self::target) to the output's memory.
     fn store(&self, at: usize, n: usize, buffers: &mut Buffers) {
         let run = self.in_place(at, n);
         let elements = run.unwrap_or(buffers.elements());
         if let Some(cast) = self.cast {
-            // SAFETY: `n` elements of the lane's type were written, and `elements` has place for as many.
+            // SAFETY: `n` elements of the lane's type were written, and `elements` has room for as many.
             unsafe { cast(buffers.lane(), elements, n) };
         }
         if run.is_none() {
             let copy = strided(self.width);
-            // SAFETY: as in `load`, the other way.
+            // SAFETY: as in `load`, in the other direction.
             self.for_each_run(at, n, |place, done, length| unsafe {
                 copy.scatter(elements.add(done * self.width), place, self.stride(), length);
             });
         }
     }
 
-    /// Goes through elements `at..at + n` in runs along the densest dimension: `run(first, how many went before, length)`.
+    /// Walks elements `at..at + n` in runs along the densest dimension: `run(address of the first, elements before it,
+    /// length)`.
     fn for_each_run(&self, at: usize, n: usize, mut run: impl FnMut(*mut u8, usize, usize)) {
         let strides = &self.operand.strides[..];
         let mut index: SmallVec<[usize; 5]> = SmallVec::new();

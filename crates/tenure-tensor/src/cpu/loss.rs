@@ -1,4 +1,4 @@
-//! How unlikely the right classes are.
+//! Cross entropy.
 
 use super::loops::{GRAIN, vectorized};
 use super::math::Math;
@@ -7,24 +7,25 @@ use super::softmax::{largest, sum_exp};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor, threads};
 
-/// What rows of scores are compared with.
+/// The scores and the targets of a cross entropy.
 #[derive(Clone, Copy)]
 pub(crate) struct Targets<'a> {
     /// `[rows, classes]`, contiguous.
     pub(crate) scores: &'a Tensor,
-    /// A class for each row, `int64`, within range unless it is ignored.
+    /// A class for each row, `int64`, in range unless it is the ignored one.
     pub(crate) classes: &'a Tensor,
-    /// A weight for each class, in what is computed in.
+    /// A weight for each class, in the dtype to compute in.
     pub(crate) weight: Option<&'a Tensor>,
-    /// Rows of this class count for nothing.
+    /// The ignored class: its rows do not count.
     pub(crate) ignored: i64,
-    /// The fraction of a row that all classes share.
+    /// The label smoothing: the fraction of a row's target that is spread over all classes.
     pub(crate) smoothing: f64,
 }
 
-/// Writes the loss, the logarithm of the sum of exponentials, and the weight of each row, in what is computed in.
+/// A kernel that writes each row's loss, logarithm of the sum of exponentials, and weight, in the dtype to compute in.
 pub(crate) type CrossEntropy = fn([&Tensor; 3], Targets<'_>) -> Result<()>;
-/// Writes the gradient of the scores from those of the losses, and the logarithms that [`CrossEntropy`] wrote.
+/// A kernel that writes the gradient of the scores, from the gradients of the losses and the logarithms of
+/// [`CrossEntropy`].
 pub(crate) type CrossEntropyBackward = fn(&Tensor, &Tensor, &Tensor, Targets<'_>) -> Result<()>;
 
 pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cpu!(floats: cross_entropy::<T>);
@@ -33,10 +34,10 @@ pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cpu
 fn cross_entropy<T: Float<Compute: Math>>(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy", &out, &reads)?;
-    // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+    // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through it.
     let (x, classes) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<i64>(1)?)) };
     let weight = match targets.weight {
-        // SAFETY: the same.
+        // SAFETY: as above.
         Some(_) => Some(unsafe { unbound(access.slice::<T::Compute>(2)?) }),
         None => None,
     };
@@ -48,7 +49,7 @@ fn cross_entropy<T: Float<Compute: Math>>(out: [&Tensor; 3], targets: Targets<'_
     threads::for_each_range(classes.len(), GRAIN.checked_div(n).unwrap_or(1), |rows| {
         for row in rows {
             let (x, class) = (&x[row * n..][..n], classes[row]);
-            // SAFETY: each row once.
+            // SAFETY: each row is taken once.
             let [loss, log, own] = unsafe { [&losses, &logs, &weights].map(|out| &mut out.range(row..row + 1)[0]) };
             if class == targets.ignored {
                 [*loss, *log, *own] = [T::Compute::ZERO; 3];
@@ -83,7 +84,7 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
 ) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes, grad, logs].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy_backward", &[out], &reads)?;
-    // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+    // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through it.
     let (x, classes, grads, logs) = unsafe {
         (
             unbound(access.slice::<T>(0)?),
@@ -93,7 +94,7 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
         )
     };
     let weight = match targets.weight {
-        // SAFETY: the same.
+        // SAFETY: as above.
         Some(_) => Some(unsafe { unbound(access.slice::<T::Compute>(4)?) }),
         None => None,
     };
@@ -107,7 +108,7 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
     };
     threads::for_each_range(classes.len(), GRAIN.checked_div(n).unwrap_or(1), |rows| {
         for row in rows {
-            // SAFETY: each row once.
+            // SAFETY: each row is taken once.
             let (x, class, out) = (&x[row * n..][..n], classes[row], unsafe { out.range(row * n..(row + 1) * n) });
             if class == targets.ignored {
                 out.fill(T::ZERO);

@@ -1,26 +1,26 @@
-//! Functions of analysis. Those of `f32` have no branches, so that loops over them are vectorised; they are within two
-//! units in the last place of the true value. Those of `f64` are the system's, or musl's.
+//! Mathematical functions. The `f32` versions have no branches, so that loops over them are vectorised; they are within
+//! two units in the last place of the true value. The `f64` versions are the system's, or musl's.
 //!
 //! The polynomials are minimax fits on the reduced ranges.
 
 use crate::element::Real;
 
-/// c₀ + c₁·x + c₂·x² + ..., without a loop that would stay one.
+/// Evaluates c₀ + c₁·x + c₂·x² + ... without a loop, which might not be unrolled.
 macro_rules! polynomial {
     ($x:expr, [$last:expr $(,)?]) => { $last };
     ($x:expr, [$first:expr, $($rest:expr),+ $(,)?]) => { polynomial!($x, [$($rest),+]).mul_add($x, $first) };
 }
 
-/// What kernels of floats compute with.
+/// The mathematical functions of a floating-point type, for kernels.
 pub(crate) trait Math: Real {
-    /// The nearest to an `f64`.
+    /// Converts from an `f64`, to the nearest value.
     fn of(value: f64) -> Self;
     fn sqrt(self) -> Self;
     fn abs(self) -> Self;
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
     fn trunc(self) -> Self;
-    /// To the nearest integer, halves to the even one.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self) -> Self;
     fn exp(self) -> Self;
     fn expm1(self) -> Self;
@@ -42,20 +42,20 @@ pub(crate) trait Math: Real {
     fn sinh(self) -> Self;
     fn cosh(self) -> Self;
 
-    /// Whether it is no number.
+    /// Returns whether the value is NaN.
     #[inline(always)]
     fn is_nan(self) -> bool {
         self.partial_cmp(&self).is_none()
     }
 
-    /// The logistic function.
+    /// Returns the logistic function.
     #[inline(always)]
     fn sigmoid(self) -> Self {
         Self::ONE / (Self::ONE + (-self).exp())
     }
 }
 
-/// Methods that are the type's own.
+/// Defines methods that call the type's own.
 macro_rules! own {
     ($type:ty: $($name:ident)*) => {$(
         #[inline(always)]
@@ -128,10 +128,10 @@ impl Math for f32 {
 
     #[inline(always)]
     fn exp(self) -> Self {
-        // Beyond these it is infinite, and nothing.
+        // Beyond these limits the result is infinite or 0.
         let x = self.clamp(-104.0, 89.0);
         let (n, r) = reduce(x);
-        // In two steps, as 2ⁿ itself may not be a number.
+        // The scaling takes two steps, as 2ⁿ itself may be out of range.
         let half = n >> 1;
         expm1_reduced(r).mul_add(power_of_two(half), power_of_two(half)) * power_of_two(n - half)
     }
@@ -140,7 +140,7 @@ impl Math for f32 {
     fn expm1(self) -> Self {
         let x = self.clamp(-20.0, 89.0);
         let (n, r) = reduce(x);
-        // Half of it, as 2ⁿ itself may not be a number.
+        // The half is computed first, as 2ⁿ itself may be out of range.
         let half = power_of_two(n - 1);
         2.0 * expm1_reduced(r).mul_add(half, half - 0.5)
     }
@@ -166,7 +166,7 @@ impl Math for f32 {
     #[inline(always)]
     fn log1p(self) -> Self {
         let u = 1.0 + self;
-        // What rounding took from u.
+        // The part of the argument that rounding took from u, relative to u.
         let lost = (self - (u - 1.0)) / u;
         Math::log(u) + if lost.abs() < 1.0 { lost } else { 0.0 }
     }
@@ -216,7 +216,7 @@ impl Math for f32 {
         inverse_erf(f64::from(self)) as f32
     }
 
-    /// Of arguments up to [`REDUCIBLE`].
+    /// Computes the sine, for arguments up to [`REDUCIBLE`].
     #[inline(always)]
     fn sin(self) -> Self {
         let (quadrant, sin, cos) = sin_cos(self);
@@ -224,7 +224,7 @@ impl Math for f32 {
         (if quadrant & 2 == 0 { value } else { -value }) as f32
     }
 
-    /// Of arguments up to [`REDUCIBLE`].
+    /// Computes the cosine, for arguments up to [`REDUCIBLE`].
     #[inline(always)]
     fn cos(self) -> Self {
         let (quadrant, sin, cos) = sin_cos(self);
@@ -232,7 +232,7 @@ impl Math for f32 {
         (if quadrant & 2 == 0 { value } else { -value }) as f32
     }
 
-    /// Of arguments up to [`REDUCIBLE`].
+    /// Computes the tangent, for arguments up to [`REDUCIBLE`].
     #[inline(always)]
     fn tan(self) -> Self {
         let (quadrant, sin, cos) = sin_cos(self);
@@ -246,22 +246,22 @@ impl Math for f32 {
     }
 }
 
-/// The largest argument of which this file's `sin`, `cos` and `tan` of `f32` are right.
+/// The largest argument for which this file's `sin`, `cos` and `tan` of `f32` are accurate.
 pub(crate) const REDUCIBLE: f32 = 1e9;
 
 const LN_2_HIGH: f32 = 0.693_145_75;
 const LN_2_LOW: f32 = 1.428_606_8e-6;
 
-/// Added to a number of less than 2²², it leaves the nearest integer in the last bits.
+/// A number that, added to another of less than 2²², leaves the nearest integer in the last bits.
 const ROUNDING: f32 = 12_582_912.0;
 
-/// 2ⁿ, for n from -126 to 127.
+/// Returns 2ⁿ, for n from -126 to 127.
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// x = n·ln 2 + r, where |r| is at most half of ln 2.
+/// Splits x into n·ln 2 + r, where |r| is at most half of ln 2.
 #[inline(always)]
 fn reduce(x: f32) -> (i32, f32) {
     let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUNDING);
@@ -270,19 +270,19 @@ fn reduce(x: f32) -> (i32, f32) {
     (shifted.to_bits().wrapping_sub(ROUNDING.to_bits()) as i32, r)
 }
 
-/// eʳ - 1, for |r| up to half of ln 2.
+/// Returns eʳ - 1, for |r| up to half of ln 2.
 #[inline(always)]
 fn expm1_reduced(r: f32) -> f32 {
     let rest = polynomial!(r, [0.5, 0.166_666_66, 0.041_666_28, 0.008_333_503, 0.001_394_577, 0.000_197_895_26_f32]);
     (r * r).mul_add(rest, r)
 }
 
-/// x = 2ⁿ·m, with m around 1: n, and the logarithm of m.
+/// Splits x into 2ⁿ·m, with m around 1. Returns n and the logarithm of m.
 #[inline(always)]
 fn log_parts(x: f32) -> (f32, f32) {
     let is_small = x < f32::MIN_POSITIVE;
     let scaled = if is_small { x * 8_388_608.0 } else { x };
-    // m from √½ to √2.
+    // m is from √½ to √2.
     let bits = scaled.to_bits().wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits());
     let n = (bits as i32) >> 23;
     let m = f32::from_bits((bits & 0x007f_ffff).wrapping_add(std::f32::consts::FRAC_1_SQRT_2.to_bits()));
@@ -291,12 +291,12 @@ fn log_parts(x: f32) -> (f32, f32) {
     let s = f / (2.0 + f);
     let z = s * s;
     let rest = z * polynomial!(z, [0.666_666_6, 0.400_003_55, 0.285_358_85, 0.236_105_9_f32]);
-    // 2s + s·rest, where 2s = f - s·f: what is small is added up first.
+    // The result is 2s + s·rest, where 2s = f - s·f: small terms are added first.
     let half = 0.5 * f * f;
     (n, f - (half - s * (half + rest)))
 }
 
-/// A logarithm where there is none, or infinite.
+/// Returns the logarithm where it is undefined or infinite, else `log`.
 #[inline(always)]
 fn special_log(x: f32, log: f32) -> f32 {
     let log = if x < f32::INFINITY { log } else { x };
@@ -304,7 +304,8 @@ fn special_log(x: f32, log: f32) -> f32 {
     if x < 0.0 { f32::NAN } else { log }
 }
 
-/// The quadrant, and sine and cosine of what is left of the angle. In `f64`, where the reduction needs no further care.
+/// Returns the quadrant, and sine and cosine of the rest of the angle. It computes in `f64`, so that the reduction
+/// needs no further care.
 #[inline(always)]
 fn sin_cos(x: f32) -> (i64, f64, f64) {
     const ROUNDING: f64 = 6_755_399_441_055_744.0;
@@ -337,7 +338,7 @@ fn sin_cos(x: f32) -> (i64, f64, f64) {
     (quadrant, (r * z).mul_add(sin, r), z.mul_add(cos, 1.0))
 }
 
-/// Winitzki's approximation, and Halley's steps from there.
+/// Computes the inverse error function: Winitzki's approximation, refined by Halley's steps.
 fn inverse_erf(y: f64) -> f64 {
     if y.abs() >= 1.0 || y.is_nan() {
         return if y.abs() == 1.0 { f64::INFINITY.copysign(y) } else { f64::NAN };

@@ -1,4 +1,4 @@
-//! Kernels on the CPU.
+//! CPU kernels.
 
 mod cast;
 mod fold;
@@ -45,7 +45,7 @@ use tenure_core::{KeyId, Purpose, Site, Tag};
 
 use crate::{Result, Tensor};
 
-/// Makes a tensor that a kernel computes in, and says so.
+/// Makes a temporary tensor of a kernel, tagged as workspace.
 fn scratch(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let _purpose = Purpose::enter(Tag::Workspace, KeyId::NONE);
     let _site = Site::enter_scratch();

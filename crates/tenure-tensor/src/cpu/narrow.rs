@@ -1,8 +1,8 @@
-//! Convolutions with few channels in a group, depthwise ones above all, in which no product of matrices is large enough.
+//! Convolutions with few channels in a group, above all depthwise ones, for which no matrix product is large enough.
 //!
-//! A channel of an image is copied to a *grid*, together with the zeros around it, in such an order that what a tap reads
-//! for all pixels is one run of memory: pixels that are a stride apart are side by side, and rows of the result are as
-//! far apart as those of the grid. What is computed for the ends of rows, between pixels, is left out.
+//! A channel of an image is copied to a *grid*, with the zeros around it. The grid's order makes the pixels that a tap
+//! reads one run of memory: pixels that are a stride apart are neighbours, and rows of the result are as far apart as
+//! rows of the grid. Values computed for places between the rows' pixels are dropped.
 
 use std::array;
 
@@ -12,34 +12,35 @@ use super::slots::{Slots, unbound};
 use super::sweep::{Channels, Sweep};
 use crate::{Access, Device, Number, Result, Tensor, arrays, threads};
 
-/// Rows of a group, at most, for which this is faster than a product of matrices.
+/// The largest number of rows in a group for which this is faster than a matrix product.
 const ROWS: usize = 8;
-/// Bytes of a grid, at most: it stays in the cache.
+/// The largest size of a grid in bytes: it stays in the cache.
 const GRID_BYTES: usize = 1 << 20;
-/// Multiplications that are worth waking a thread for.
+/// The number of multiplications that are worth waking a thread for.
 const GRAIN: usize = 1 << 20;
-/// Parts that there should be, so that threads share them evenly.
+/// The number of parts to aim for, so that threads share the work evenly.
 const PARTS: usize = 16;
-/// Pixels that are summed up at once.
+/// The number of pixels that are summed up at once.
 const LANES: usize = 64;
-/// Pixels, and taps, whose products are summed up at once.
+/// The numbers of pixels and of taps whose products are summed up at once.
 const BLOCK: (usize, usize) = (16, 9);
 
-/// Where the pixels of a sweep are, and what each tap reads for them.
+/// The layout of a grid: where a sweep's pixels are, and the places that each tap reads for them.
 pub(super) struct Grid<'a> {
     sweep: &'a Sweep,
-    /// The first place along each dimension: which pixel of the image it is, or how far before it.
+    /// The image coordinate of the first place along each dimension; negative in the padding.
     first: [isize; 3],
-    /// Places of a phase; there are as many phases as steps from pixel to pixel.
+    /// The number of places of a phase along each dimension. There are as many phases as steps between pixels.
     sizes: [usize; 3],
-    /// From a pixel's place to what each tap reads for it.
+    /// The offset from a pixel's place to the place that each tap reads for it.
     offsets: Vec<usize>,
-    /// From the first pixel to behind the last.
+    /// The number of places from the first pixel to the last, inclusive.
     length: usize,
 }
 
 impl<'a> Grid<'a> {
-    /// The grid for groups of so many rows and channels, if this is the way for them.
+    /// Creates the grid for groups of `rows` rows and `channels` channels, or returns `None` if a matrix product is
+    /// better.
     pub(super) fn new<T>(sweep: &'a Sweep, [groups, rows, channels]: [usize; 3]) -> Option<Self> {
         let (taps, count, step) = (&sweep.taps, sweep.count, sweep.source_step);
         if groups == 1 || !(1..=ROWS).contains(&rows) || channels * taps.len() == 0 || count.contains(&0) {
@@ -59,7 +60,7 @@ impl<'a> Grid<'a> {
         (bytes <= GRID_BYTES).then_some(grid)
     }
 
-    /// Where a pixel is that is so far from the first place.
+    /// Returns the place of the pixel at this distance from the first place.
     fn place(&self, at: [usize; 3]) -> usize {
         let step = self.sweep.source_step;
         let flat = |at: [usize; 3], sizes: [usize; 3]| (at[0] * sizes[1] + at[1]) * sizes[2] + at[2];
@@ -71,17 +72,17 @@ impl<'a> Grid<'a> {
         self.sizes.iter().product()
     }
 
-    /// Places of a channel, with room for reading behind the last.
+    /// Returns the number of places of a channel, with room to read past the last.
     fn places(&self) -> usize {
         self.phase() * self.sweep.source_step.iter().product::<usize>() + LANES
     }
 
-    /// Places of what is computed of a row of the result.
+    /// Returns the number of places that are computed for a row of the result.
     fn run(&self) -> usize {
         self.length.next_multiple_of(LANES)
     }
 
-    /// Copies an image's channel. What is around it stays as it is.
+    /// Copies an image's channel. The padding around it is not written.
     fn load<T: Number>(&self, image: &[T], grid: &mut [T]) {
         let ([depth, height, width], step) = (self.sweep.source, self.sweep.source_step);
         let along = |dim: usize, at: usize| {
@@ -92,7 +93,7 @@ impl<'a> Grid<'a> {
         for (slice, row) in (0..depth).flat_map(|slice| (0..height).map(move |row| (slice, row))) {
             let (Some(d), Some(h)) = (along(0, slice), along(1, row)) else { continue };
             let pixels = &image[(slice * height + row) * width..][..width];
-            // Every so many pixels are of one phase, and side by side.
+            // Pixels a step apart are of one phase, and become neighbours.
             for first in before..width.min(before + step[2]) {
                 let Some(w) = along(2, first) else { break };
                 let to = &mut grid[self.place([d, h, w])..][..self.sizes[2] - w / step[2]];
@@ -106,7 +107,8 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// The rows of pixels: where each begins in what is computed, and which pixel of the result it begins with.
+    /// Returns, for each row of pixels, where it begins in the computed places, and the number of the result's first
+    /// pixel.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
         let Sweep { count, start, step, target, .. } = self.sweep;
         (0..count[0]).flat_map(move |slice| {
@@ -117,7 +119,7 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Writes the pixels of the sweep: what `sweep_product` writes.
+    /// Writes the pixels of the sweep, as `sweep_product` does.
     pub(super) fn convolve<T: Number>(
         &self,
         out: &Tensor,
@@ -129,9 +131,10 @@ impl<'a> Grid<'a> {
         let mut reads = vec![input, weight];
         reads.extend(bias);
         let mut access = Access::new("conv", &[out], &reads)?;
-        // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+        // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through
+        // it.
         let (images, weights) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
-        // SAFETY: the same.
+        // SAFETY: as above.
         let biases = bias.map(|_| access.slice::<T>(2).map(|biases| unsafe { unbound(biases) })).transpose()?;
         let (from, to) = (channels_of(input), channels_of(out));
         let results = Slots::new(access.slice_mut::<T>(0)?);
@@ -139,7 +142,7 @@ impl<'a> Grid<'a> {
         let (places, run) = (self.places(), self.run());
         let together = (GRAIN / (rows * inner * self.length).max(1)).max(1);
         let jobs = out.sizes()[0] * groups;
-        // The zeros around the images stay.
+        // The zeros around the images are never overwritten.
         let workspace = || scratch(|| Tensor::zeros(&[channels * places + rows * run], T::DTYPE, Device::CPU));
         threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
             let mut access = Access::new("conv", &[workspace], &[])?;
@@ -156,7 +159,7 @@ impl<'a> Grid<'a> {
                     let (count, step) = (self.sweep.count[2], self.sweep.step[2]);
                     for (place, pixel) in self.rows() {
                         let first = image * to.image + row * to.channel + pixel;
-                        // SAFETY: pixels of a channel of an image, which are this job's.
+                        // SAFETY: these are pixels of a channel of an image, which only this job writes.
                         let to = unsafe { results.range(first..first + (count - 1) * step + 1) };
                         let sums = &sums[place..][..count];
                         if step == 1 {
@@ -171,7 +174,7 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Products of rows of weights with what the taps read, for all places from the first pixel to the last.
+    /// Multiplies rows of weights with the places that the taps read, for all places from the first pixel to the last.
     #[inline(always)]
     fn sum_up<T: Number>(&self, grid: &[T], weights: &[T], sums: &mut [T]) {
         let run = self.run();
@@ -203,7 +206,8 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// Sums for the gradient of the weights, `(slices, groups, channels * taps, rows)`: each slice of some of the images.
+    /// Computes sums for the gradient of the weights, `(slices, groups, channels * taps, rows)`: each slice over some
+    /// of the images.
     pub(super) fn weight_gradient<T: Number>(
         &self,
         input: &Tensor,
@@ -214,7 +218,8 @@ impl<'a> Grid<'a> {
         let slices = PARTS.div_ceil(groups).min(images);
         let sums = scratch(|| Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU))?;
         let mut access = Access::new("conv", &[&sums], &[input, grad])?;
-        // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+        // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through
+        // it.
         let (sources, grads) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
         let to = Slots::new(access.slice_mut::<T>(0)?);
         let (from, of_grad) = (channels_of(input), channels_of(grad));
@@ -227,7 +232,7 @@ impl<'a> Grid<'a> {
             let (grid, grid_of_grad) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
             for job in part * together..jobs.min((part + 1) * together) {
                 let (slice, group) = (job / groups, job % groups);
-                // SAFETY: the sums of this job.
+                // SAFETY: these are the sums of this job.
                 let sums = unsafe { to.range(job * inner * rows..(job + 1) * inner * rows) };
                 sums.fill(T::ZERO);
                 for image in slice * images / slices..(slice + 1) * images / slices {
@@ -260,7 +265,7 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// The products of a run with what each tap reads of the grid.
+/// Returns the products of a run with the places of the grid that each tap reads.
 #[inline(always)]
 fn dots<T: Number>(grid: &[T], run: &[T], offsets: &[usize]) -> [T; BLOCK.1] {
     let mut sums = [[T::ZERO; BLOCK.0]; BLOCK.1];

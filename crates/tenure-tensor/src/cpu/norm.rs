@@ -1,4 +1,4 @@
-//! Means and deviations taken out.
+//! Layer, group and batch normalisation.
 
 use std::marker::PhantomData;
 
@@ -11,34 +11,35 @@ use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, arrays, threads};
 
-/// What rows are normalised by.
+/// The operands of a normalisation of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
-    /// Rows of elements, contiguous.
+    /// The rows, contiguous.
     pub(crate) input: &'a Tensor,
-    /// One for each element of a row.
+    /// A factor for each element of a row.
     pub(crate) weight: Option<&'a Tensor>,
-    /// One for each element of a row.
+    /// A summand for each element of a row.
     pub(crate) bias: Option<&'a Tensor>,
-    /// One for each row, in what it is computed in; none if means stay.
+    /// The mean of each row, in the dtype to compute in; `None` if means are not subtracted.
     pub(crate) mean: Option<&'a Tensor>,
-    /// One over the standard deviation of each row, in what it is computed in.
+    /// One over the standard deviation of each row, in the dtype to compute in.
     pub(crate) rstd: &'a Tensor,
 }
 
-/// Writes the mean and `rstd` of each row, and rows less their mean, times `rstd`, times the weight, with the bias. The
-/// last is added to variances.
+/// A kernel that writes the mean and `rstd` of each row, and the normalised row: less its mean, times `rstd`, times the
+/// weight, plus the bias. The last argument is added to variances.
 pub(crate) type NormalizeRows = fn(&Tensor, Rows<'_>, f64) -> Result<()>;
-/// From the gradient of what [`NormalizeRows`] writes, writes that of its input, added to the last if it is given, and parts
-/// of the sums that those of weight and bias are: sizes `[parts, 2, elements of a row]`, in what it is computed in.
+/// A kernel that writes the gradient of [`NormalizeRows`]'s input, plus the last tensor if it is given, from the
+/// output's gradient. It also writes partial sums of the gradients of weight and bias: sizes `[parts, 2, elements of a
+/// row]`, in the dtype to compute in.
 pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, Rows<'_>, Option<&Tensor>) -> Result<()>;
-/// Writes `(x - mean) * scale + shift`.
+/// A kernel that writes `(x - mean) * scale + shift`.
 pub(crate) type Normalize = fn(&Elementwise<'_>) -> Result<()>;
-/// Writes `grad * scale + (x - mean) * slope + shift`; with an output as the last input, the gradient counts where that is
-/// above 0.
+/// A kernel that writes `grad * scale + (x - mean) * slope + shift`. If an output is given as the last input, the
+/// gradient counts as 0 where the output is not above 0.
 pub(crate) type NormalizeBackward = fn(&Elementwise<'_>) -> Result<()>;
-/// Writes sums of a gradient, and of its products with deviations of an input from given means: both in what they are
-/// computed in. If an output is given, the gradient counts where that is above 0.
+/// A kernel that writes sums of a gradient, and of its products with an input's deviations from given means, both in
+/// the dtype to compute in. If an output is given, the gradient counts as 0 where the output is not above 0.
 pub(crate) type NormalizeSums = fn([&Tensor; 2], &Tensor, &Tensor, &Tensor, Option<&Tensor>) -> Result<()>;
 
 pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cpu!(floats: normalize_rows::<T>);
@@ -55,13 +56,14 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
     let reads: Vec<&Tensor> = [rows.input].into_iter().chain(rows.weight).chain(rows.bias).collect();
     let mut access = Access::new("layer_norm", &writes, &reads)?;
     let optional = |index: usize, is_there: bool| match is_there {
-        // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+        // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through
+        // it.
         true => access.slice::<T>(index).map(|slice| Some(unsafe { unbound(slice) })),
         false => Ok(None),
     };
     let weight = optional(1, rows.weight.is_some())?;
     let bias = optional(1 + usize::from(rows.weight.is_some()), rows.bias.is_some())?;
-    // SAFETY: the same.
+    // SAFETY: as above.
     let x = unsafe { unbound(access.slice::<T>(0)?) };
     let out = Slots::new(access.slice_mut::<T>(0)?);
     let rstds = Slots::new(access.slice_mut::<T::Compute>(1)?);
@@ -69,9 +71,9 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
     let count = rows.rstd.numel();
     let n = x.len().checked_div(count).unwrap_or(0);
     threads::for_each_range(count, GRAIN.checked_div(n).unwrap_or(count), |range| {
-        // SAFETY: each row once.
+        // SAFETY: each row is taken once.
         let (out, rstds) = unsafe { (out.range(range.start * n..range.end * n), rstds.range(range.clone())) };
-        // SAFETY: the same.
+        // SAFETY: as above.
         let mut means = means.as_ref().map(|means| unsafe { means.range(range.clone()) });
         vectorized!(for row in 0..range.len() {
             let (x, out) = (&x[(range.start + row) * n..][..n], &mut out[row * n..][..n]);
@@ -103,7 +105,7 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
     Ok(())
 }
 
-/// The mean of a row, 0 unless it is taken out, and one over its standard deviation from it.
+/// Returns the mean of a row (0 if `has_mean` is false), and one over its standard deviation from that mean.
 #[inline(always)]
 fn moments<T: Float<Compute: Math>>(x: &[T], has_mean: bool, eps: T::Compute) -> (T::Compute, T::Compute) {
     let n = T::Compute::of(x.len() as f64);
@@ -134,22 +136,22 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     let optional = [rows.mean, rows.weight, base];
     let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(optional.into_iter().flatten()).collect();
     let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
-    // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+    // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through it.
     let (g, x, rstds) = unsafe {
         (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?), unbound(access.slice::<T::Compute>(2)?))
     };
     let means = match rows.mean {
-        // SAFETY: the same.
+        // SAFETY: as above.
         Some(_) => Some(unsafe { unbound(access.slice::<T::Compute>(3)?) }),
         None => None,
     };
     let weight = match rows.weight {
-        // SAFETY: the same.
+        // SAFETY: as above.
         Some(_) => Some(unsafe { unbound(access.slice::<T>(3 + usize::from(means.is_some()))?) }),
         None => None,
     };
     let base = match base {
-        // SAFETY: the same.
+        // SAFETY: as above.
         Some(_) => Some(unsafe { unbound(access.slice::<T>(reads.len() - 1)?) }),
         None => None,
     };
@@ -160,7 +162,7 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     let per_part = count.div_ceil(parts.max(1));
     threads::for_each_part(parts, |part| {
         let range = (part * per_part).min(count)..((part + 1) * per_part).min(count);
-        // SAFETY: each part once, and each row in one.
+        // SAFETY: each part is taken once, and each row is in one part.
         let (out, sums) =
             unsafe { (out.range(range.start * n..range.end * n), sums.range(2 * part * n..2 * (part + 1) * n)) };
         let (to_weight, to_bias) = sums.split_at_mut(n);
@@ -208,7 +210,7 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     Ok(())
 }
 
-/// Writes the gradient of a row, from `g`, that of the row as it is normalised.
+/// Writes the gradient of a row, from `g`, the gradient of the normalised row.
 #[inline(always)]
 fn row_backward<T: Float<Compute: Math>, const N: usize>(
     rows: [&[T]; N],
@@ -235,7 +237,7 @@ fn row_backward<T: Float<Compute: Math>, const N: usize>(
 
 pub(super) fn normalize<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [R::DTYPE; 5], &|[out, inputs @ ..], n| {
-        // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the output's.
+        // SAFETY: `for_each_block` gives `n` elements of this type, and only this call accesses the output's.
         let ([out], [x, mean, scale, shift]) = unsafe { block_of::<R, 1, _>([out], inputs, n) };
         vectorized!(for i in 0..n {
             out[i] = (x[i] - mean[i]) * scale[i] + shift[i];
@@ -281,7 +283,7 @@ fn normalize_sums<T: Real>(
     }
 }
 
-/// Of a gradient and an input; and of an output, if there are three.
+/// The fold of a gradient and an input, and of an output if there are three inputs.
 struct Products<T>(PhantomData<fn(T)>);
 
 impl<T: Real, const N: usize> Fold<N, 2> for Products<T> {

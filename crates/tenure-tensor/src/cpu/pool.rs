@@ -1,18 +1,19 @@
-//! Windows of images made one pixel.
+//! Pooling: each window of an image becomes one pixel.
 
 use super::halves::{in_f32, widened};
 use crate::kernel::on_cpu;
 use crate::ops::{Taps, Windows};
 use crate::{Access, DType, Element, Entry, Float, Number, Result, Tensor, threads};
 
-/// Writes the largest element of each window, and which element of the window it is. All are contiguous.
+/// A kernel that writes the largest element of each window, and its number within the window. All tensors are
+/// contiguous.
 pub(crate) type MaxPool = fn(&Tensor, &Tensor, &Tensor, &Taps) -> Result<()>;
 
 /// Writes what a larger image has at those elements, or the larger image that has these there and zeros elsewhere, of an
 /// image and the numbers. All are contiguous.
 pub(crate) type Chosen = fn(&Tensor, &Tensor, &Tensor, &Taps) -> Result<()>;
 
-/// Writes the mean of each window, or spreads pixels over their windows. All are contiguous.
+/// A kernel that writes the mean of each window, or spreads pixels over their windows. All tensors are contiguous.
 pub(crate) type AvgPool = fn(&Tensor, &Tensor, &Windows) -> Result<()>;
 
 pub(crate) const MAX_POOL: &[Entry<MaxPool>] = on_cpu!(@ max_pool: (F32 f32) (F64 f64));
@@ -26,12 +27,12 @@ pub(crate) const AVG_POOL_HALVES: &[Entry<AvgPool>] = on_cpu!(@ avg_pool_halves,
 pub(crate) const SPREAD: &[Entry<AvgPool>] = on_cpu!(@ spread: (F32 f32) (F64 f64));
 pub(crate) const SPREAD_HALVES: &[Entry<AvgPool>] = on_cpu!(@ spread_halves, (F16 BF16));
 
-/// Elements that are worth waking a thread for.
+/// The number of elements that are worth waking a thread for.
 const GRAIN: usize = 64 * 1024;
 
-/// The number of an element in its window: as small as it can be.
+/// The type of an element's number within its window: as small as possible.
 trait Tap: Element {
-    /// No element yet.
+    /// The value that stands for no element yet.
     const NONE: Self;
     fn new(number: usize) -> Self;
     fn number(self) -> usize;
@@ -73,21 +74,21 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
         pixels * how.numel(),
         #[inline(always)]
         |plane, out: &mut [T], source| {
-            // SAFETY: a plane of the output, taken once.
+            // SAFETY: each plane of the output is taken once.
             let numbers = unsafe { numbers.plane(plane, pixels) };
             for (row, (out, numbers)) in out.chunks_mut(width).zip(numbers.chunks_mut(width)).enumerate() {
-                // What a dilated window over the padding alone has.
+                // A dilated window that covers only padding keeps these values.
                 out.fill(T::from_scalar(f64::NEG_INFINITY.into()));
                 numbers.fill(I::NONE);
                 how.for_each_row(
                     row,
-                    // Else the compiler leaves it outside, without vectors.
+                    // Without this, the compiler does not inline the closure, and uses no vectors.
                     #[inline(always)]
                     |number, first, columns, step| {
                         let number = I::new(number);
                         let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
                         let better = |value: T, out: &mut T, at: &mut I| {
-                            // What is no number is larger than any, as in PyTorch.
+                            // NaN counts as larger than any number, as in PyTorch.
                             #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
                             let is_better = (value > *out) | (value != value) | (*at == I::NONE);
                             *out = if is_better { value } else { *out };
@@ -213,20 +214,20 @@ fn spread_halves(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> 
 /// Images of one channel, one after the other.
 struct Planes<T>(*mut T);
 
-// SAFETY: planes are taken once each.
+// SAFETY: each plane is taken once.
 unsafe impl<T: Send> Sync for Planes<T> {}
 
 impl<T> Planes<T> {
     /// # Safety
-    /// The memory has this plane, and nobody else has it while this is used.
+    /// The memory must have this plane, and only the caller may use it while the slice lives.
     #[allow(clippy::mut_from_ref, reason = "each is taken once")]
     unsafe fn plane(&self, plane: usize, pixels: usize) -> &mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(plane * pixels), pixels) }
     }
 }
 
-/// Numbers of elements in their windows, of either width.
+/// The numbers of elements within their windows, of either width.
 enum Numbers<'a> {
     Small(&'a [u8]),
     Large(&'a [i32]),
@@ -249,8 +250,8 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// Makes each plane of the first tensor of the same plane of the second, in `work` steps each, by `plane` of its number
-/// and both. The tensors come with the pixels of their planes.
+/// Computes each plane of the first tensor from the same plane of the second: `plane(number, to, from)`, about `work`
+/// steps each. Each tensor comes with the number of pixels in its planes.
 fn for_each_plane<T: Element>(
     op: &'static str,
     [(out, pixels), (image, from)]: [(&Tensor, usize); 2],
@@ -263,7 +264,7 @@ fn for_each_plane<T: Element>(
     let planes = out.numel().checked_div(pixels).unwrap_or(0);
     threads::for_each_range(planes, GRAIN.div_ceil(work.max(1)), |planes| {
         super::loops::vectorized!(for number in planes.clone() {
-            // SAFETY: a plane of the output, taken once.
+            // SAFETY: each plane of the output is taken once.
             let out = unsafe { to.plane(number, pixels) };
             plane(number, out, &source[number * from..][..from]);
         });

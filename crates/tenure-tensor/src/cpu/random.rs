@@ -1,4 +1,4 @@
-//! Random numbers, as [`crate::random`] says.
+//! Kernels for random numbers, as defined in [`crate::random`].
 
 use std::f64::consts::TAU;
 
@@ -10,18 +10,18 @@ use crate::{
     Access, DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor, TensorError, arrays, threads,
 };
 
-/// Writes numbers between the first and the second number, or of this mean and deviation. The output is contiguous, here
-/// and below.
+/// A kernel that writes numbers between the first and the second number, or normal numbers of this mean and deviation.
+/// The output is contiguous, here and below.
 pub(crate) type Reals = fn(&Tensor, State, f64, f64) -> Result<()>;
-/// Writes numbers from the first on, as many different ones as the second says.
+/// A kernel that writes integers from the first number on; the second is the count of different ones.
 pub(crate) type Integers = fn(&Tensor, State, i64, u64) -> Result<()>;
-/// Writes 1 with this probability, and 0 otherwise.
+/// A kernel that writes 1 with this probability, and 0 otherwise.
 pub(crate) type Bernoulli = fn(&Tensor, State, f64) -> Result<()>;
-/// The same with a probability for each element, of the output's dtype.
+/// A kernel that writes 1 with a probability for each element, of the output's dtype, and 0 otherwise.
 pub(crate) type BernoulliEach = fn(&Tensor, &Tensor, State) -> Result<()>;
-/// Writes 0 with this probability, and otherwise the input divided by that of the contrary.
+/// A kernel that writes 0 with probability p, and otherwise the input divided by 1 - p.
 pub(crate) type Dropout = fn(&Tensor, &Tensor, State, f64) -> Result<()>;
-/// Writes the numbers below that of the elements, in a random order.
+/// A kernel that writes the numbers below the count of elements, in a random order.
 pub(crate) type Permutation = fn(&Tensor, State) -> Result<()>;
 
 pub(crate) const UNIFORM: &[Entry<Reals>] = on_cpu!(floats: uniform::<T>);
@@ -32,9 +32,9 @@ pub(crate) const BERNOULLI_EACH: &[Entry<BernoulliEach>] = on_cpu!(floats: berno
 pub(crate) const DROPOUT: &[Entry<Dropout>] = on_cpu!(floats: dropout::<T>);
 pub(crate) const PERMUTATION: &[Entry<Permutation>] = &[(DeviceKind::Cpu, DType::I64, permutation)];
 
-/// Blocks that are computed side by side.
+/// The number of blocks that are computed side by side.
 const LANES: usize = 16;
-/// Elements that one thread goes through at a time. A multiple of those of all lanes.
+/// The number of elements that a thread takes at a time: a multiple of the elements of all lanes.
 const GRAIN: usize = 16 * 1024;
 
 fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
@@ -56,7 +56,7 @@ fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high:
         |numbers, block| {
             for (to, fraction) in numbers.iter_mut().zip(T::Compute::fractions(block, digits)) {
                 let value = T::narrow(low + range * fraction);
-                // Rounding may have reached the end, which does not belong to them.
+                // Rounding may have reached the upper end, which is excluded.
                 *to = if value < high { value } else { T::narrow(low) };
             }
         },
@@ -155,7 +155,7 @@ fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f6
     Ok(())
 }
 
-/// Of 32 elements from the one `first` on, which dropout keeps: a bit each, the lowest of the first.
+/// Returns which of the 32 elements from `first` on dropout keeps: one bit each, the lowest for the first.
 #[inline(always)]
 pub(super) fn kept(state: State, first: usize, limit: u64) -> u32 {
     let (block, skipped) = ((first / 4) as u64, first % 4);
@@ -169,7 +169,7 @@ pub(super) fn kept(state: State, first: usize, limit: u64) -> u32 {
     (bits >> skipped) as u32
 }
 
-/// Durstenfeld's shuffle: each place, from the last on, gets one of what is before it or there.
+/// Shuffles with Durstenfeld's algorithm: each place, from the last on, gets an element from before it or its own.
 fn permutation(out: &Tensor, state: State) -> Result<()> {
     let mut access = Access::new("randperm", &[out], &[])?;
     let numbers = access.slice_mut::<i64>(0)?;
@@ -186,15 +186,15 @@ fn permutation(out: &Tensor, state: State) -> Result<()> {
     Ok(())
 }
 
-/// What is computed with, made from a block's words.
+/// Floats made from a block's words.
 trait Words: Math {
-    /// How many a block gives.
+    /// The number of floats that a block gives.
     const PER_BLOCK: usize;
 
-    /// In [0, 1), of so many digits.
+    /// Returns numbers in [0, 1) of `digits` binary digits.
     fn fractions(block: [u32; 4], digits: u32) -> impl Iterator<Item = Self>;
 
-    /// Of mean 0 and deviation 1 (Box and Muller), those of each block after those of the one before.
+    /// Writes numbers of mean 0 and deviation 1 (Box and Muller), block after block.
     fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]);
 }
 
@@ -240,7 +240,7 @@ impl Words for f64 {
     }
 }
 
-/// Two normal numbers of each two uniform ones.
+/// Returns two normal numbers for each pair of uniform ones.
 #[inline(always)]
 fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
     let (mut cos, mut sin) = ([T::ZERO; LANES], [T::ZERO; LANES]);
@@ -251,19 +251,19 @@ fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
     arrays::from_fn(|lane| [cos[lane], sin[lane]])
 }
 
-/// A number below `count`, from 64 bits.
+/// Returns a number below `count`, from 64 random bits.
 #[inline(always)]
 fn below(bits: u64, count: u64) -> u64 {
     ((u128::from(bits) * u128::from(count)) >> 64) as u64
 }
 
-/// How many of the 2³² words are below a probability.
+/// Returns how many of the 2³² words count as below a probability.
 #[inline(always)]
 pub(crate) fn limit(probability: f64) -> u64 {
     (probability * (1_u64 << 32) as f64).round() as u64
 }
 
-/// Writes all elements: `write(elements, block)` those of one block.
+/// Writes all elements: `write(elements, block)` writes those of one block.
 fn fill<T: Element>(
     op: &'static str,
     out: &Tensor,
@@ -282,7 +282,7 @@ fn fill<T: Element>(
     Ok(())
 }
 
-/// `write(index of the first element, elements, block)` for each block.
+/// Calls `write(index of the first element, elements, block)` for each block.
 fn for_each_block<T: Element>(
     out: &mut [T],
     state: State,
@@ -302,7 +302,7 @@ fn for_each_block<T: Element>(
     );
 }
 
-/// `write(index of the first element, elements, blocks)` for each blocks that are computed side by side.
+/// Calls `write(index of the first element, elements, blocks)` for each group of blocks that are computed side by side.
 fn for_each_group<T: Element>(
     out: &mut [T],
     state: State,

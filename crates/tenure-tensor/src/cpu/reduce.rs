@@ -1,4 +1,4 @@
-//! Dimensions made one.
+//! Reductions over dimensions.
 
 use std::marker::PhantomData;
 
@@ -9,38 +9,38 @@ use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Entry, Number, Result, Scalar, Tensor};
 
-/// Reduces the input to the output, which has size 1 where a dimension is reduced.
+/// A kernel that reduces the input to the output, which has size 1 where a dimension is reduced.
 pub(crate) type Reduce = fn(&Tensor, &Tensor) -> Result<()>;
-/// The same, of the largest elements if it is true, else of the smallest.
+/// A kernel that reduces to the largest elements (`true`) or to the smallest.
 pub(crate) type Extreme = fn(&Tensor, &Tensor, bool) -> Result<()>;
-/// The same, with a tensor like the output that says more.
+/// A kernel that reduces with the help of a third tensor of the output's sizes.
 pub(crate) type Given = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
-/// Writes means and sums of squared deviations of the input, in what it is computed in.
+/// A kernel that writes means and sums of squared deviations of the input, in the dtype to compute in.
 pub(crate) type Moments = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 
-/// Sums. Of `bool`, how many are true; other integers are converted first, here and below.
+/// Sums. The sum of `bool` counts true elements; other integers are converted first, here and below.
 pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [
     on_cpu!(lanes of floats: sum::<T>),
     &[(DeviceKind::Cpu, DType::Bool, sum_integers), (DeviceKind::Cpu, DType::I64, sum_integers)],
 ];
-/// Sums over how many elements each is of.
+/// Means.
 pub(crate) const MEAN: &[Entry<Reduce>] = on_cpu!(lanes of floats: mean::<T>);
 /// Products.
 pub(crate) const PROD: [&[Entry<Reduce>]; 2] =
     [on_cpu!(lanes of floats: prod::<T>), &[(DeviceKind::Cpu, DType::I64, prod_integers)]];
 /// Sums of absolute values.
 pub(crate) const NORM_1: &[Entry<Reduce>] = on_cpu!(lanes of floats: norm_1::<T>);
-/// Roots of sums of squares.
+/// Square roots of sums of squares.
 pub(crate) const NORM_2: &[Entry<Reduce>] = on_cpu!(lanes of floats: norm_2::<T>);
-/// The largest, or smallest; what is no number wins.
+/// The largest or smallest elements; NaN wins.
 pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
     on_cpu!(lanes of floats: extreme::<T>),
     &[(DeviceKind::Cpu, DType::Bool, extreme_integers), (DeviceKind::Cpu, DType::I64, extreme_integers)],
 ];
-/// Where the largest or smallest, which is given, is first, as `int64`.
+/// The first position of the given largest or smallest element, as `int64`.
 pub(crate) const POSITION: [&[Entry<Given>]; 2] =
     [on_cpu!(lanes of floats: position::<T>), &[(DeviceKind::Cpu, DType::I64, position::<i64>)]];
-/// Logarithms of sums of exponentials; the largest elements are given.
+/// Logarithms of sums of exponentials. The largest elements are given.
 pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cpu!(lanes of floats: logsumexp::<T>);
 /// See [`Moments`].
 pub(crate) const MOMENTS: &[Entry<Moments>] = on_cpu!(lanes of floats: moments::<T>);
@@ -57,7 +57,7 @@ fn mean<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
     sum_over::<T>("mean", out, input, count(out, input))
 }
 
-/// Sums over a number.
+/// Writes sums, divided by a number.
 fn sum_over<T: Real>(op: &'static str, out: &Tensor, input: &Tensor, divisor: T) -> Result<()> {
     each(op, out, input, T::ZERO, |value: T| value, Number::plus, |sum| sum / divisor)
 }
@@ -79,14 +79,14 @@ fn norm_2<T: Math>(out: &Tensor, input: &Tensor) -> Result<()> {
 }
 
 fn extreme<T: Real>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
-    // The smallest is the largest of those with the other sign.
+    // The smallest element is the largest with the other sign.
     let sign = if largest { T::ONE } else { -T::ONE };
     let start = T::from_scalar(Scalar::Float(f64::NEG_INFINITY));
     each("amax", out, input, start, |value: T| value * sign, larger, |value| value * sign)
 }
 
 fn extreme_integers(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
-    // Turning every bit turns the order.
+    // Inverting every bit reverses the order.
     let flip = if largest { 0 } else { -1 };
     each("amax", out, input, i64::MIN, |value: i64| value ^ flip, Ord::max, |value| value ^ flip)
 }
@@ -104,13 +104,13 @@ fn moments<T: Real>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<(
     fold("var", &Deviations::<T>(PhantomData), [squares], [input], Some(mean))
 }
 
-/// How many elements an output is made of.
+/// Returns the number of elements that make one output.
 fn count<R: Number>(out: &Tensor, input: &Tensor) -> R {
     let reduced = out.sizes().iter().zip(input.sizes()).filter(|(to, from)| to != from);
     R::from_scalar(Scalar::Int(reduced.map(|(_, from)| *from).product::<usize>() as i64))
 }
 
-/// A fold of each element for itself.
+/// Folds `value` of each element with `merge`, for one input and one output.
 fn each<T: Element, A: Copy + Send + Sync, O: Element>(
     op: &'static str,
     out: &Tensor,
@@ -226,7 +226,8 @@ impl<T: Math> Fold<1, 1> for LogSumExp<T> {
     }
 }
 
-/// What is subtracted before exponentials are taken: infinities less themselves would be no number.
+/// Returns the number to subtract before taking exponentials: `largest`, or 0 if that is infinite, as infinity minus
+/// infinity is NaN.
 #[inline(always)]
 fn finite<T: Math>(largest: T) -> T {
     if largest.abs() == T::of(f64::INFINITY) { T::ZERO } else { largest }

@@ -1,4 +1,4 @@
-//! Runs of elements of an [`Elementwise`], as they lie in memory.
+//! Iteration over the elements of an [`Elementwise`] in runs, as they are in memory.
 
 use smallvec::SmallVec;
 
@@ -6,7 +6,7 @@ use super::loops::GRAIN;
 use crate::elementwise::Elementwise;
 use crate::{arrays, threads};
 
-/// Goes through all elements in runs along the densest dimension: `run(first elements, distances in bytes, length)`, each
+/// Walks all elements in runs along the densest dimension: `run(first elements, distances in bytes, length)`, each
 /// element once.
 ///
 /// # Panics
@@ -42,7 +42,7 @@ pub(crate) fn for_each_run<const N: usize>(
                     if left == 0 {
                         return;
                     }
-                    // Back to the beginning of the run, and on to the next one.
+                    // Go back to the beginning of the run, and on to the next one.
                     move_back(&mut places, strides, 0, along);
                     along = 0;
                     for dim in 1..sizes.len() {

@@ -1,17 +1,18 @@
-//! Sums and products so far.
+//! Scans: cumulative sums and products.
 
 use super::lines::{WIDTH, for_each_line};
 use super::slots::Slots;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, DeviceKind, Entry, Number, Result, Tensor};
 
-/// Writes, for each element along a dimension, what the elements up to it make. Both are contiguous, of one dtype.
+/// A kernel that writes, for each element along a dimension, the sum or product of the elements up to it. Both tensors
+/// are contiguous and of one dtype.
 pub(crate) type Scan = fn(&Tensor, &Tensor, usize) -> Result<()>;
 
-/// Sums, of floats and `int64`.
+/// Cumulative sums of floats and `int64`.
 pub(crate) const CUMSUM: [&[Entry<Scan>]; 2] =
     [on_cpu!(floats: cumsum::<T>), &[(DeviceKind::Cpu, DType::I64, cumsum::<i64>)]];
-/// Products, of floats and `int64`.
+/// Cumulative products of floats and `int64`.
 pub(crate) const CUMPROD: [&[Entry<Scan>]; 2] =
     [on_cpu!(floats: cumprod::<T>), &[(DeviceKind::Cpu, DType::I64, cumprod::<i64>)]];
 
@@ -38,7 +39,7 @@ fn scan<T: Number>(
         dim,
         |row| {
             let mut so_far = start;
-            // SAFETY: each row once.
+            // SAFETY: each row is taken once.
             let out = unsafe { out.range(row.clone()) };
             for (out, x) in out.iter_mut().zip(&x[row]) {
                 so_far = step(so_far, x.widen());
@@ -48,7 +49,7 @@ fn scan<T: Number>(
         |columns| {
             let mut so_far = [start; WIDTH];
             for i in 0..columns.n {
-                // SAFETY: each row of each tile once.
+                // SAFETY: each row of each tile is taken once.
                 let out = unsafe { out.range(columns.row(i)) };
                 for ((out, x), so_far) in out.iter_mut().zip(&x[columns.row(i)]).zip(&mut so_far) {
                     *so_far = step(*so_far, x.widen());

@@ -1,4 +1,4 @@
-//! Elements written by index. What is written twice is written in the order of the index, by one thread.
+//! Kernels that write elements by index. Several writes to one place happen in the order of the index, on one thread.
 
 use tenure_core::Overlap;
 
@@ -8,12 +8,12 @@ use crate::access::overlap;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Device, Entry, Number, Result, Tensor, TensorError, threads};
 
-/// Writes or adds `values` to `target` where `index` says along a dimension: (op, target, index, values, dimension). The
-/// index is `int64` and of the values' sizes, and no larger than the target in the other dimensions.
+/// A kernel that writes or adds `values` to `target` at `index` along a dimension: (op, target, index, values,
+/// dimension). The index is `int64`, has the values' sizes, and is no larger than the target in the other dimensions.
 pub(crate) type Scatter = fn(&'static str, &Tensor, &Tensor, &Tensor, usize) -> Result<()>;
-/// Writes or adds rows of `values` to `target` where `positions` say: (op, target, positions, values, dimensions). The
-/// positions, one a row, are `int64`, contiguous, and count the elements of these dimensions of the target, the last
-/// fastest; a row has the target's other dimensions.
+/// A kernel that writes or adds rows of `values` to `target` at `positions`: (op, target, positions, values,
+/// dimensions). The positions, one for each row, are contiguous `int64`. They count the elements of these dimensions of
+/// the target, the last fastest. A row has the target's other dimensions.
 pub(crate) type Put = fn(&'static str, &Tensor, &Tensor, &Tensor, &[usize]) -> Result<()>;
 
 pub(crate) const SCATTER: &[Entry<Scatter>] = on_cpu!(all: scatter);
@@ -21,9 +21,9 @@ pub(crate) const SCATTER_ADD: &[Entry<Scatter>] = on_cpu!(numbers: scatter_add::
 pub(crate) const PUT: &[Entry<Put>] = on_cpu!(all: put);
 pub(crate) const PUT_ADD: &[Entry<Put>] = on_cpu!(numbers: put_add::<T>);
 
-/// Elements that one thread goes through at a time.
+/// The number of elements that a thread takes at a time.
 const GRAIN: usize = 16 * 1024;
-/// Lines that are gone through together.
+/// The number of lines that are walked together.
 const BUNDLE: usize = 128;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
@@ -40,7 +40,7 @@ fn scatter_add<T: Number>(
     scatter_lines(op, target, index, values, dim, T::plus)
 }
 
-/// Line by line along `dim`: no two lines write to one place.
+/// Scatters line by line along `dim`: no two lines write to one place.
 fn scatter_lines<T: Copy>(
     op: &'static str,
     target: &Tensor,
@@ -67,9 +67,9 @@ fn scatter_lines<T: Copy>(
     };
     let (target, index, values) = (Shared(access.write_ptr(0)), access.read_ptr(0), access.read_ptr(1));
     let (index, values) = (Shared(index.cast_mut()), Shared(values.cast_mut()));
-    // SAFETY: within the layout of the index, which is locked.
+    // SAFETY: this is within the layout of the index, which is locked.
     let read = |start: usize, i: usize| unsafe { index.get().add(start + i * at[dim]).cast::<i64>().read() };
-    // Lines side by side in memory are gone through together, as many as share a cache's lines.
+    // Lines that are neighbours in memory are walked together, as many as share cache lines.
     let last = sizes.len() - 1;
     let beside = if dim == last { 1 } else { sizes[last] };
     let for_each_bundle = |bundle: &(dyn Fn(usize, usize) + Sync)| {
@@ -105,7 +105,7 @@ fn scatter_lines<T: Copy>(
                 if index as u64 >= size {
                     continue;
                 }
-                // SAFETY: within the layouts, which are locked; the line is written by this thread alone.
+                // SAFETY: these are within the layouts, which are locked; only this thread writes to the line.
                 unsafe {
                     let to = target.get().add(target_start + next * steps[0] + index as usize * step).cast::<T>();
                     to.write(combine(to.read(), from.add(next * steps[2]).cast::<T>().read()));
@@ -117,10 +117,10 @@ fn scatter_lines<T: Copy>(
 }
 
 fn put(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {
-    // What is written last stays.
+    // The last of several rows for one position wins.
     with_width!(target.dtype(), T => put_rows::<T>(op, target, positions, values, dims, |run, rows| {
         let [.., last] = rows else { return };
-        // SAFETY: elements of the run.
+        // SAFETY: these are elements of the run.
         (0..run.length).for_each(|i| unsafe { run.to(i).write(run.from(*last, i).read()) });
     }))
 }
@@ -133,7 +133,7 @@ fn put_add<T: Number>(
     dims: &[usize],
 ) -> Result<()> {
     put_rows::<T>(op, target, positions, values, dims, |run, rows| match run.steps {
-        // Told apart, so that the loops over neighbours are vectorised.
+        // A case for constant strides, so that the loops over neighbours are vectorised.
         [1, 1, _] => add_rows(run, rows, 1, 1),
         [to, from, _] => add_rows(run, rows, to, from),
     })
@@ -146,25 +146,25 @@ fn add_rows<T: Number>(run: &Run<T>, rows: &[[i64; 2]], to_step: usize, from_ste
         let mut sums = [T::Sum::ZERO; LANES];
         let sums = &mut sums[..LANES.min(run.length - start)];
         let to = run.to(start);
-        // SAFETY: elements of the run, here and below.
+        // SAFETY: these are elements of the run, here and below.
         sums.iter_mut().enumerate().for_each(|(i, sum)| *sum = unsafe { to.add(i * to_step).read() }.widen());
         for row in rows {
             let from = run.from(*row, start);
             for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the same.
+                // SAFETY: as above.
                 *sum = sum.plus(unsafe { from.add(i * from_step).read() }.widen());
             }
         }
-        // SAFETY: the same.
+        // SAFETY: as above.
         sums.iter().enumerate().for_each(|(i, sum)| unsafe { to.add(i * to_step).write(T::narrow(*sum)) });
     }
 }
 
-/// Some elements of the target side by side, and of the first row of the values.
+/// Some neighbouring elements of the target, and of the first row of the values.
 struct Run<T> {
     to: *mut T,
     from: *const T,
-    /// Distances of neighbours in the target and in the values, and of rows, in elements.
+    /// The distances in elements of neighbours in the target, of neighbours in the values, and of rows.
     steps: [usize; 3],
     length: usize,
 }
@@ -181,7 +181,8 @@ impl<T> Run<T> {
     }
 }
 
-/// Calls `write` with every run of the target that is written, and with (position, row) of what is written there.
+/// Calls `write` with every run of the target that is written, and with the (position, row) pairs that are written
+/// there.
 fn put_rows<T: Copy>(
     op: &'static str,
     target: &Tensor,
@@ -202,7 +203,7 @@ fn put_rows<T: Copy>(
     let (order, _) = access.slice::<i64>(1)?.as_chunks::<2>();
     let steps = [steps[0], steps[1], values.strides()[0]];
     threads::for_each_range(order.len(), GRAIN / (runs * length).max(1), |range| {
-        // What began in the part before is written there.
+        // The part before writes the position that began there.
         let begun =
             order[range.clone()].iter().take_while(|[place, _]| range.start > 0 && *place == order[range.start - 1][0]);
         let mut at = range.start + begun.count();
@@ -232,7 +233,7 @@ fn put_rows<T: Copy>(
     Ok(())
 }
 
-/// The positions with the number of each, the smallest first.
+/// Returns pairs of a position and its number, the smallest position first.
 fn in_order(op: &'static str, positions: &Tensor, places: &Places) -> Result<Tensor> {
     let order = scratch(|| Tensor::empty(&[positions.numel(), 2], DType::I64, Device::CPU))?;
     let mut access = Access::new(op, &[&order], &[positions])?;
@@ -247,7 +248,7 @@ fn in_order(op: &'static str, positions: &Tensor, places: &Places) -> Result<Ten
     Ok(order)
 }
 
-/// Dimensions with their strides in two layouts, those made one that are one in both.
+/// Returns the dimensions with their strides in two layouts, and merges dimensions that are one in both.
 fn merged(sizes: &[usize], left: &[usize], right: &[usize]) -> Vec<(usize, [usize; 2])> {
     let mut merged: Vec<(usize, [usize; 2])> = Vec::with_capacity(sizes.len());
     for ((size, left), right) in sizes.iter().zip(left).zip(right) {
@@ -262,7 +263,7 @@ fn merged(sizes: &[usize], left: &[usize], right: &[usize]) -> Vec<(usize, [usiz
     merged
 }
 
-/// Checks that every element that is written is at a place of its own, apart from what is read.
+/// Checks that the elements of `target` do not share memory with each other or with the inputs.
 pub(crate) fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor]) -> Result<()> {
     let reason = if target.layout().overlap() == Overlap::Yes {
         format!("more than one element of sizes {:?}, which are written, is at one place", target.sizes())
@@ -274,14 +275,14 @@ pub(crate) fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor])
     Err(TensorError::Overlap { op, reason })
 }
 
-/// A place in locked memory, for any thread.
+/// A pointer to locked memory, for any thread.
 pub(super) struct Shared<T>(pub(super) *mut T);
 
-// SAFETY: who reads and writes there says why it may.
+// SAFETY: the code that reads and writes there says why it may.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// By a method, so that closures capture the whole.
+    /// Returns the pointer. As a method, it makes closures capture the whole.
     pub(super) fn get(&self) -> *mut T {
         self.0
     }

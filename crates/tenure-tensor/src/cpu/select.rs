@@ -1,15 +1,15 @@
-//! One of two.
+//! Selection and clamping of elements.
 
 use super::loops;
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::{Element, Elementwise, Entry, Result, Scalar};
 
-/// Writes the second input where the first, of `bool`, is true, and the third elsewhere.
+/// A kernel that writes the second input where the first, a `bool`, is true, and the third elsewhere.
 pub(crate) type Where = fn(&Elementwise<'_>) -> Result<()>;
-/// Writes the input within limits.
+/// A kernel that writes the input, limited to `min` and `max`.
 pub(crate) type Clamp = fn(&Elementwise<'_>, Option<Scalar>, Option<Scalar>) -> Result<()>;
-/// Writes the input with others for what is no number, infinite, and infinite below zero.
+/// A kernel that writes the input with replacements for NaN, infinity and minus infinity.
 pub(crate) type NanToNum = fn(&Elementwise<'_>, [f64; 3]) -> Result<()>;
 
 pub(crate) const WHERE: &[Entry<Where>] = on_cpu!(all: choose::<T>);
@@ -26,7 +26,7 @@ fn choose<T: Element>(iter: &Elementwise<'_>) -> Result<()> {
 }
 
 fn clamp<T: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
-    // What is no number stays none.
+    // NaN stays NaN.
     let min = min.map(T::from_scalar);
     let max = max.map(T::from_scalar);
     match (min, max) {

@@ -1,28 +1,28 @@
-//! Numbers that follow a rule.
+//! Number series.
 
 use crate::kernel::on_cpu;
 use crate::{Access, Element, Entry, Result, Scalar, Tensor};
 
-/// Writes numbers to a contiguous tensor, each as its index says.
+/// A kernel that writes numbers to a contiguous tensor, each computed from its index.
 pub(crate) type Series = fn(&'static str, &Tensor, Rule) -> Result<()>;
 
 pub(crate) const SERIES: &[Entry<Series>] = on_cpu!(numbers: series::<T>);
 
-/// What numbers follow.
+/// The rule of a series.
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
-    /// From the first on, as far apart as the second.
+    /// Integers: the first number, and the step.
     Integers(i64, i64),
-    /// The same of floats.
+    /// Floats: the first number, and the step.
     Floats(f64, f64),
-    /// From the first to the second, both included, as far apart.
+    /// Equally spaced numbers from the first to the second, both included.
     Between(f64, f64),
-    /// The first to the powers from the second to the third.
+    /// Powers of the first number, with equally spaced exponents from the second to the third.
     Powers(f64, f64, f64),
 }
 
 impl Rule {
-    /// Number `i` of `count`.
+    /// Returns number `i` of `count`.
     fn number(self, i: usize, count: usize) -> Scalar {
         match self {
             Self::Integers(start, step) => Scalar::Int(start.wrapping_add(step.wrapping_mul(i as i64))),
@@ -33,7 +33,7 @@ impl Rule {
     }
 }
 
-/// Number `i` of `count` from `start` to `end`, exact at both.
+/// Returns number `i` of `count` from `start` to `end`, exact at both.
 fn between(start: f64, end: f64, i: usize, count: usize) -> f64 {
     let step = (end - start) / (count.max(2) - 1) as f64;
     if i < count / 2 || count == 1 { start + step * i as f64 } else { end - step * (count - 1 - i) as f64 }

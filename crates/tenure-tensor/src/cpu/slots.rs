@@ -1,14 +1,14 @@
-//! Memory that many threads use at once.
+//! A slice that many threads write to at once.
 
 use std::ops::Range;
 
-/// A slice that threads write to, each its own part.
+/// A slice that threads write to, each to its own ranges.
 pub(super) struct Slots<T> {
     data: *mut T,
     length: usize,
 }
 
-// SAFETY: whoever takes a range says that no other thread has it.
+// SAFETY: the caller of `range` promises that no other thread has the range.
 unsafe impl<T: Send> Sync for Slots<T> {}
 
 impl<T> Slots<T> {
@@ -16,27 +16,28 @@ impl<T> Slots<T> {
         Self { data: slice.as_mut_ptr(), length: slice.len() }
     }
 
-    /// A range of it.
+    /// Returns a range of the slice.
     ///
     /// # Safety
-    /// The slice's memory is still there, and its owner does not touch it. No other range that is in use meets this one.
+    /// The slice's memory must still be there, and its owner must not access it. The range must not overlap another
+    /// range in use.
     ///
     /// # Panics
-    /// If it is not within the slice.
+    /// If the range is not within the slice.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller says that ranges do not meet")]
     pub(super) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.length, "{range:?} of {} slots", self.length);
-        // SAFETY: within the slice, and as the caller says, nobody else's.
+        // SAFETY: the range is within the slice, and only the caller has it, as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }
 }
 
-/// The same slice, for as long as the caller likes: while something else of an `Access` is taken.
+/// Returns the same slice with a lifetime of the caller's choice, so that an `Access` can be borrowed again.
 ///
 /// # Safety
-/// The memory stays there, and is not written to, for that long.
+/// The memory must stay there, and must not be written to, for that long.
 pub(super) unsafe fn unbound<'a, T>(slice: &[T]) -> &'a [T] {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts(slice.as_ptr(), slice.len()) }
 }

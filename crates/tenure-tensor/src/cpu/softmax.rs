@@ -1,4 +1,4 @@
-//! Exponentials that add up to 1.
+//! Softmax and log-softmax.
 
 use super::lanes::{gather, larger, sum};
 use super::lines::{WIDTH, for_each_line};
@@ -8,9 +8,10 @@ use super::slots::{Slots, unbound};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor};
 
-/// Writes the softmax of the input along a dimension, or its logarithm. Both are contiguous.
+/// A kernel that writes the softmax of the input along a dimension, or its logarithm (`true`). Both tensors are
+/// contiguous.
 pub(crate) type Softmax = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
-/// Writes the gradient of the input, from that of the output and the output. All are contiguous.
+/// A kernel that writes the input's gradient, from the output's gradient and the output. All tensors are contiguous.
 pub(crate) type SoftmaxBackward = fn(&Tensor, &Tensor, &Tensor, usize, bool) -> Result<()>;
 
 pub(crate) const SOFTMAX: &[Entry<Softmax>] = on_cpu!(floats: softmax::<T>);
@@ -24,7 +25,7 @@ fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, lo
         input.sizes(),
         dim,
         |row| {
-            // SAFETY: each row once.
+            // SAFETY: each row is taken once.
             let (x, y) = (&x[row.clone()], unsafe { y.range(row) });
             vectorized!(softmax_row(x, y, logarithmic));
         },
@@ -61,7 +62,7 @@ fn softmax_row<T: Float<Compute: Math>>(x: &[T], y: &mut [T], logarithmic: bool)
             *y = T::narrow(y.widen() * scale);
         }
     } else {
-        // Exponentials would be rounded on the way.
+        // Exponentials are computed again: stored ones would be rounded.
         let scale = T::Compute::ONE / sum_exp(x, largest);
         for i in 0..n {
             y[i] = T::narrow((x[i].widen() - largest).exp() * scale);
@@ -69,7 +70,7 @@ fn softmax_row<T: Float<Compute: Math>>(x: &[T], y: &mut [T], logarithmic: bool)
     }
 }
 
-/// The largest of a row.
+/// Returns the largest element of a row.
 #[inline(always)]
 pub(super) fn largest<T: Float<Compute: Math>>(x: &[T]) -> T::Compute {
     gather(
@@ -81,7 +82,7 @@ pub(super) fn largest<T: Float<Compute: Math>>(x: &[T]) -> T::Compute {
     )
 }
 
-/// The sum of a row's exponentials, each less the largest.
+/// Returns the sum of the exponentials of a row's elements, each less the largest.
 #[inline(always)]
 pub(super) fn sum_exp<T: Float<Compute: Math>>(x: &[T], largest: T::Compute) -> T::Compute {
     sum(
@@ -131,7 +132,7 @@ fn softmax_backward<T: Float<Compute: Math>>(
     logarithmic: bool,
 ) -> Result<()> {
     let mut access = Access::new("softmax_backward", &[out], &[grad, output])?;
-    // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+    // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through it.
     let (g, y) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
     let out = Slots::new(access.slice_mut::<T>(0)?);
     for_each_line(

@@ -1,4 +1,4 @@
-//! The order of elements.
+//! Sorting and selection of the first elements in order.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor, threads};
 /// number is the largest. Both are contiguous, of the same sizes; the last dimension makes rows.
 pub(crate) type Order = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
 
-/// Of floats and `int64`; the largest first if it is true.
+/// Orders of floats and `int64`; with `true`, the largest comes first.
 pub(crate) const ORDER: [&[Entry<Order>]; 2] =
     [on_cpu!(floats: order::<T>), &[(DeviceKind::Cpu, DType::I64, order::<i64>)]];
 
@@ -24,9 +24,9 @@ fn order<T: Element>(out: &Tensor, input: &Tensor, count: usize, descending: boo
     threads::for_each_range(rows, GRAIN / n.max(1) / 8, |rows| {
         for row in rows {
             let x = &x[row * n..][..n];
-            // SAFETY: each row once.
+            // SAFETY: each row is taken once.
             let out = unsafe { out.range(row * n..(row + 1) * n) };
-            // With the number, no two are equal: the order is the stable one, and needs no memory.
+            // With the number, no two elements are equal: the order is the stable one, and needs no extra memory.
             let compare = |a: &i64, b: &i64| {
                 let by_value = compare(x[*a as usize], x[*b as usize]);
                 if descending { by_value.reverse() } else { by_value }.then(a.cmp(b))
@@ -45,8 +45,8 @@ fn order<T: Element>(out: &Tensor, input: &Tensor, count: usize, descending: boo
     Ok(())
 }
 
-/// Makes the first few those of `n` numbers that come first, in any order: only numbers that come before the last of
-/// those seen so far are kept, and when there are twice as many, the later half goes.
+/// Moves the `few` of `n` numbers that come first to the front, in any order. It keeps only numbers that come before
+/// the last of the best `few` seen so far; when it has twice as many, it drops the later half.
 fn select(out: &mut [i64], few: usize, n: usize, compare: impl Fn(&i64, &i64) -> Ordering) {
     let (mut kept, mut last) = (0, None);
     for number in 0..n as i64 {

@@ -1,8 +1,8 @@
-//! Elements at a distance, and side by side.
+//! Copies between strided and contiguous elements.
 
 use super::loops::vectorized;
 
-/// Moves elements of one width between places at a distance and places side by side.
+/// A copier of elements of one width, between strided and contiguous places.
 #[derive(Clone, Copy)]
 pub(super) enum Strided {
     One,
@@ -11,7 +11,7 @@ pub(super) enum Strided {
     Eight,
 }
 
-/// For elements of `width` bytes.
+/// Returns the copier for elements of `width` bytes.
 pub(super) fn strided(width: usize) -> Strided {
     match width {
         1 => Strided::One,
@@ -23,11 +23,11 @@ pub(super) fn strided(width: usize) -> Strided {
 
 impl Strided {
     /// # Safety
-    /// `n` elements at `from`, `stride` bytes apart, and place for them at `to`.
+    /// There must be `n` elements at `from`, `stride` bytes apart, and room for them at `to`.
     pub(super) unsafe fn gather(self, from: *const u8, stride: usize, to: *mut u8, n: usize) {
         unsafe fn of<T: Copy>(from: *const u8, stride: usize, to: *mut u8, n: usize) {
             let to = to.cast::<T>();
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             unsafe {
                 if stride == size_of::<T>() {
                     to.copy_from_nonoverlapping(from.cast(), n);
@@ -39,7 +39,7 @@ impl Strided {
                 }
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe {
             match self {
                 Self::One => of::<u8>(from, stride, to, n),
@@ -51,11 +51,11 @@ impl Strided {
     }
 
     /// # Safety
-    /// `n` elements at `from`, and place for them at `to`, `stride` bytes apart.
+    /// There must be `n` elements at `from`, and room for them at `to`, `stride` bytes apart.
     pub(super) unsafe fn scatter(self, from: *const u8, to: *mut u8, stride: usize, n: usize) {
         unsafe fn of<T: Copy>(from: *const u8, to: *mut u8, stride: usize, n: usize) {
             let from = from.cast::<T>();
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             unsafe {
                 if stride == size_of::<T>() {
                     to.cast::<T>().copy_from_nonoverlapping(from, n);
@@ -64,7 +64,7 @@ impl Strided {
                 }
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe {
             match self {
                 Self::One => of::<u8>(from, to, stride, n),

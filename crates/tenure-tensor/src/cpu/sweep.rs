@@ -1,4 +1,4 @@
-//! Pixels of images, and the pixels around them that a convolution sums up: im2col, a panel of pixels at a time.
+//! im2col, a panel at a time: pixels of images, and the pixels around them that a convolution sums up.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::Number;
 use crate::arrays;
 use crate::ops::Geometry;
 
-/// Which pixels are written, and which are read for each.
+/// The pixels that a convolution writes, and those that it reads for each.
 ///
 /// Along each dimension, pixel `i` of `count` is written at `start + i * step`, and each *tap* of the kernel reads at
 /// `i * source_step + tap`; outside of the image there are zeros.
@@ -20,21 +20,21 @@ pub(super) struct Sweep {
     pub(super) count: [usize; 3],
     pub(super) source_step: [usize; 3],
     pub(super) taps: Vec<[isize; 3]>,
-    /// Which element of the kernel each tap is, in ascending order.
+    /// The kernel element of each tap, in ascending order.
     numbers: Vec<usize>,
 }
 
 /// Neighbouring pixels of one row of an image.
 pub(super) struct Run {
-    /// Where in the panel they are.
+    /// The panel's column of the first.
     column: usize,
     image: usize,
-    /// The first of them.
+    /// The coordinates of the first.
     at: [usize; 3],
     length: usize,
 }
 
-/// Channels of images in memory: distances in elements.
+/// The strides of images and channels in memory, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Channels {
     pub(super) image: usize,
@@ -42,7 +42,7 @@ pub(super) struct Channels {
 }
 
 impl Sweep {
-    /// A convolution of images of sizes `source`.
+    /// Returns the sweep of a convolution of images of sizes `source`.
     pub(super) fn forward(source: [usize; 3], target: [usize; 3], kernel: [usize; 3], geometry: &Geometry) -> Self {
         let tap = |at: [usize; 3]| {
             std::array::from_fn(|dim| (at[dim] * geometry.dilation[dim]) as isize - geometry.padding[dim] as isize)
@@ -60,7 +60,7 @@ impl Sweep {
         .without_idle_taps()
     }
 
-    /// Leaves out the taps that read zeros for every pixel: those around the middle of a kernel, if an image is small.
+    /// Drops the taps that read zeros for every pixel: the kernel's outer taps, if an image is small.
     fn without_idle_taps(mut self) -> Self {
         let reads = |tap: &[isize; 3]| {
             (0..3).all(|dim| {
@@ -74,8 +74,9 @@ impl Sweep {
         self
     }
 
-    /// The sweeps of its transpose. A pixel of the result meets those taps that are a multiple of the stride away, the
-    /// same for each pixel of a *phase*, and phases are as many as strides allow.
+    /// Returns the sweeps of the transposed convolution. A pixel of the result meets the taps that are a multiple of
+    /// the stride away. These are the same for each pixel of a *phase*; there are as many phases as the product of the
+    /// strides.
     pub(super) fn transposed(
         source: [usize; 3],
         target: [usize; 3],
@@ -103,17 +104,17 @@ impl Sweep {
         })
     }
 
-    /// Pixels that are written of each image.
+    /// Returns the number of pixels that are written of each image.
     pub(super) fn pixels(&self) -> usize {
         self.count.iter().product()
     }
 
-    /// Which element of the kernel each tap is.
+    /// Returns the kernel element of each tap.
     pub(super) fn numbers(&self) -> &[usize] {
         &self.numbers
     }
 
-    /// The rows that a range of the pixels of all images is in.
+    /// Returns the rows that contain a range of the pixels of all images.
     pub(super) fn runs(&self, pixels: Range<usize>) -> SmallVec<[Run; 16]> {
         let [depth, height, width] = self.count;
         let mut runs = SmallVec::new();
@@ -129,8 +130,8 @@ impl Sweep {
         runs
     }
 
-    /// Writes what every tap reads: for each channel and tap a row of columns, `pitch` apart, of which `SLACK` behind the
-    /// last run may be written too. `source` begins with the first channel.
+    /// Writes the pixels that every tap reads: for each channel and tap a row of columns, `pitch` apart. It may also
+    /// write up to `SLACK` columns after the last run. `source` begins with the first channel.
     #[inline(always)]
     pub(super) fn gather<T: Number>(
         &self,
@@ -158,7 +159,8 @@ impl Sweep {
                 let last = first + (channels - 1) * strides.channel;
                 assert!(inside.is_empty() || last + (inside.len() - 1) * step < source.len());
                 let has_slack = step == 1 && last + inside.len().next_multiple_of(SLACK) <= source.len();
-                // SAFETY: columns of the row that are the run's, and slack; pixels of the image, as `inside` says.
+                // SAFETY: the targets are the run's columns of the row, and slack; the sources are pixels of the image,
+                // as `inside` says.
                 unsafe {
                     let mut to = columns.as_mut_ptr().add(number * pitch + run.column);
                     let mut from = source.as_ptr().add(first);
@@ -183,7 +185,7 @@ impl Sweep {
         }
     }
 
-    /// Which of `length` pixels are inside of the image, the first read at `at`.
+    /// Returns which of `length` pixels are inside the image, if the first is read at `at`.
     #[inline(always)]
     fn inside(&self, at: isize, length: usize) -> Range<usize> {
         let (step, size) = (self.source_step[2] as isize, self.source[2] as isize);
@@ -195,7 +197,8 @@ impl Sweep {
     /// Writes a row of `width` columns for each channel to its pixels, and adds `bias(channel)`.
     ///
     /// # Safety
-    /// `target` has these channels of all images of the runs, which nobody else reads or writes, and `tile` the rows.
+    /// `target` must have these channels of all images of the runs, which no other thread accesses, and `tile` must
+    /// have the rows.
     #[inline(always)]
     pub(super) unsafe fn scatter<T: Number>(
         &self,
@@ -212,7 +215,7 @@ impl Sweep {
                 let at: [usize; 3] = arrays::from_fn(|dim| self.start[dim] + run.at[dim] * self.step[dim]);
                 let pixel = (at[0] * self.target[1] + at[1]) * self.target[2] + at[2];
                 let step = self.step[2];
-                // SAFETY: columns of the row that are the run's, and its pixels.
+                // SAFETY: these are the run's columns of the row, and its pixels.
                 unsafe {
                     let from = tile.add(channel * width + run.column);
                     let to = target.add(run.image * strides.image + channel * strides.channel + pixel);
@@ -226,10 +229,10 @@ impl Sweep {
         }
     }
 
-    /// Writes the pixels themselves, panels of `PANEL` channels one after the other: a row of them for each pixel.
+    /// Copies pixels, panels of `PANEL` channels one after the other: a row of channels for each pixel.
     ///
     /// # Safety
-    /// `target` has these channels of all images of the runs, and `rows` has `pixels` rows for each panel.
+    /// `target` must have these channels of all images of the runs, and `rows` must have `pixels` rows for each panel.
     #[inline(always)]
     pub(super) unsafe fn transpose<T: Number>(
         &self,
@@ -245,7 +248,7 @@ impl Sweep {
             let across = PANEL.min(channels - first);
             for run in runs {
                 let pixel = (run.at[0] * height + run.at[1]) * width + run.at[2];
-                // SAFETY: pixels of the run, and their rows.
+                // SAFETY: these are pixels of the run, and their rows.
                 unsafe {
                     let from = target.add(run.image * strides.image + first * strides.channel + pixel);
                     let to = rows.add(first * pixels + run.column * PANEL);
@@ -260,23 +263,23 @@ impl Sweep {
     }
 }
 
-/// Columns that are copied at a time, wherever a run ends.
+/// The number of columns that are copied at a time, wherever a run ends.
 pub(super) const SLACK: usize = 16;
 
-/// Columns of a panel: what the product of matrices has in registers at a time.
+/// The number of columns in a panel: as many as the matrix product has in registers at a time.
 pub(super) const PANEL: usize = 64;
 
-/// All indices of an array of these sizes.
+/// Returns all indices of an array of these sizes.
 fn positions(sizes: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     let [depth, height, width] = sizes;
     (0..depth).flat_map(move |d| (0..height).flat_map(move |h| (0..width).map(move |w| [d, h, w])))
 }
 
-/// Zeros a few elements, without a call.
+/// Sets a few elements to zero, without a call.
 #[inline(always)]
 unsafe fn zero<T: Number>(to: *mut T, length: usize) {
     let mut at = 0;
-    // SAFETY: `length` elements, as the caller says; nothing is aligned more than elements are.
+    // SAFETY: there are `length` elements, as the caller promises; an array is aligned like its elements.
     unsafe {
         while at + SLACK <= length {
             to.add(at).cast::<[T; SLACK]>().write([T::ZERO; SLACK]);

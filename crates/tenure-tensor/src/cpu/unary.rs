@@ -1,14 +1,14 @@
-//! Functions of one number.
+//! Kernels for functions of one number.
 
 use super::loops;
 use super::math::{Math, REDUCIBLE};
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result};
 
-/// Writes a function of one input, computed in the dtype that it is found by.
+/// A kernel that writes a function of one input, computed in the dtype of its entry.
 pub(crate) type Unary = fn(&Elementwise<'_>) -> Result<()>;
 
-/// A kernel that writes an expression of one element.
+/// Defines a kernel that writes an expression of one element.
 macro_rules! unary {
     ($($name:ident: $bound:ident ($($dtypes:tt)*), |$x:ident| $value:expr;)*) => {$(
         pub(crate) const $name: &[Entry<Unary>] = {
@@ -70,7 +70,7 @@ unary! {
     LOGICAL_NOT: Element (lanes of all), |x| x == T::from_scalar(false.into());
 }
 
-/// A function of angles, which is computed slowly where they are too large for the fast way.
+/// Defines a kernel for a function of angles. It uses a slow version for angles that are too large for the fast one.
 macro_rules! angles {
     ($($name:ident: $function:ident;)*) => {$(
         pub(crate) const $name: &[Entry<Unary>] = {
@@ -79,7 +79,7 @@ macro_rules! angles {
                     iter,
                     #[inline(always)]
                     |angles: &[f32], out: &mut [f32]| {
-                        // As bits, the maximum of which is vectorised.
+                        // The comparison is of bits, so that the maximum is vectorised.
                         let mut largest = 0;
                         for (out, angle) in out.iter_mut().zip(angles) {
                             *out = Math::$function(*angle);
@@ -114,7 +114,7 @@ angles! {
     TAN: tan;
 }
 
-/// What has bits to turn.
+/// An element type whose bits can be inverted.
 trait Not: Element + std::ops::Not<Output = Self> {}
 
 macro_rules! not {
