@@ -8,8 +8,9 @@ use super::runs;
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Layout, Result, Tensor, TensorError};
 
-/// Writes `source` at `index` to the output, the operands being the output, `index` (`int64`), and `source` without the
-/// dimensions that the last argument names: their elements are counted by the index, the last dimension fastest.
+/// A kernel that writes `source` at `index` to the output. The operands are the output, `index` (`int64`), and `source`
+/// without the dimensions that the last argument names. The index counts the elements of these dimensions, the last
+/// dimension fastest.
 pub(crate) type Gather = fn(&Elementwise<'_>, &Tensor, &[usize]) -> Result<()>;
 
 pub(crate) const GATHER: &[Entry<Gather>] = on_cpu!(all: gather);

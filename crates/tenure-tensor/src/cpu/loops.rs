@@ -239,7 +239,7 @@ struct Port<'a> {
     width: usize,
     /// The conversion to the lane's type, or from it for an output.
     cast: Option<Cast>,
-    /// It is the output too: what is read must lie elsewhere than what is written.
+    /// Whether this input is also an output: its elements must be copied before the output is written.
     is_output: bool,
 }
 

@@ -9,8 +9,8 @@ use crate::{Access, DType, Element, Entry, Float, Number, Result, Tensor, thread
 /// contiguous.
 pub(crate) type MaxPool = fn(&Tensor, &Tensor, &Tensor, &Taps) -> Result<()>;
 
-/// Writes what a larger image has at those elements, or the larger image that has these there and zeros elsewhere, of an
-/// image and the numbers. All are contiguous.
+/// A kernel that, given the numbers of the largest elements, reads them from a larger image, or writes a larger image
+/// that has the given pixels there and zeros elsewhere. All tensors are contiguous.
 pub(crate) type Chosen = fn(&Tensor, &Tensor, &Tensor, &Taps) -> Result<()>;
 
 /// A kernel that writes the mean of each window, or spreads pixels over their windows. All tensors are contiguous.

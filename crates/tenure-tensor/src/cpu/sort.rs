@@ -7,8 +7,8 @@ use super::slots::Slots;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor, threads};
 
-/// Writes the numbers of each row's elements so that the first `count` are in order, equal ones by number. What is no
-/// number is the largest. Both are contiguous, of the same sizes; the last dimension makes rows.
+/// A kernel that writes the numbers of each row's elements so that the first `count` are sorted, equal elements by
+/// number. NaN is the largest. Both tensors are contiguous and of the same sizes; rows are along the last dimension.
 pub(crate) type Order = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
 
 /// Orders of floats and `int64`; with `true`, the largest comes first.

@@ -1,4 +1,4 @@
-//! Activations, and their gradients.
+//! Activation functions, and their gradients.
 
 use super::elementwise::{self, Expression, expressions};
 use super::on_cpu;
@@ -44,7 +44,7 @@ fn band_backward<E: Element>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
 }
 
 fn band_backward_as(dtype: DType, iter: &Elementwise<'_>, band: Band) -> Result<()> {
-    // A gradient that is infinite does not come through where the slope is zero.
+    // An infinite gradient must not pass where the slope is zero.
     macro_rules! expression {
         ($name:literal, $inside:literal) => {{
             static EXPRESSION: Expression = Expression {

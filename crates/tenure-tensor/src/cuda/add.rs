@@ -1,4 +1,4 @@
-//! Elements added by index: what is added to one place is added in the order of the index, by one owner.
+//! Addition of elements by index. All additions to one place happen in the order of the index, on one thread or block.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -17,11 +17,11 @@ const MANY: &str = include_str!("source/add_runs.cu");
 const SUMS: &str = include_str!("source/sums.cu");
 const KEYS: &str = include_str!("source/positions.cu");
 
-/// What is added to one place as often as this at most is added by one thread.
+/// The number of additions to one place up to which one thread does them all.
 const LONG: usize = 32;
 const THREADS: usize = 256;
 
-/// The first of what is added to a place looks for the others.
+/// Adds short lines: for each place, the thread of the first addition looks for the others.
 pub(super) fn few(
     written: Written<'_>,
     host: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<()> + Send + Sync + 'static,
@@ -52,8 +52,8 @@ pub(super) fn few(
     queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
 }
 
-/// Positions are sorted, so that what is added to one place is one run. `dim` is given if the index is one along that
-/// dimension, of the values' sizes, and the positions count all elements.
+/// Adds after sorting positions, so that the additions to one place are one run. `dim` is given if the index is along
+/// that dimension and has the values' sizes; positions then count all elements.
 pub(super) fn many(
     written: Written<'_>,
     dim: Option<usize>,
@@ -92,7 +92,7 @@ pub(super) fn many(
         words.extend([length, value_step, units].map(|word| word as u64));
         let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
         let (key_bytes, number_bytes) = (source.key_bytes(), radix::number_bytes(length));
-        // Threads beside each other in a long run: for units of a row, if it has several.
+        // Neighbouring threads of a long run: each takes units of a row, if a row has several.
         let lanes = if units == 1 { 1 } else { 32 };
         let kinds = [key_bytes == 8, number_bytes == 8, lanes == 1];
         let variant = kinds.into_iter().fold(shape << 4 | dtype as u64, |bits, kind| bits << 1 | u64::from(kind));
@@ -119,7 +119,8 @@ pub(super) fn many(
     queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
 }
 
-/// Writes for each element of the index, in their order, which element of the target it names. Returns their address.
+/// Writes, for each element of the index in order, the number of the target's element that it names. Returns the
+/// address of the numbers.
 fn positions(
     queue: &mut Queue,
     written: &Written<'_>,
@@ -148,7 +149,7 @@ fn positions(
     Ok(keys)
 }
 
-/// What a thread adds: as many elements as a unit has.
+/// Returns the source of a thread's sums: as many elements as a unit has.
 fn sums(dtype: DType, unit: usize) -> String {
     let (stored, computed, width) = (stored(dtype), computed(dtype), unit / dtype.size());
     format!("#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n{SUMS}")

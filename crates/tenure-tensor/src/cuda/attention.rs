@@ -1,6 +1,6 @@
-//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, whose gradients take such a matrix of
-//! some heads at a time to be the same every time, all else by kernels of its own. What is dropped is drawn by the numbers
-//! of a tensor of all weights, which are not cuDNN's.
+//! Attention that does not store the matrix of all weights, and its gradients. 16-bit floats use cuDNN; to give the
+//! same bits every time, cuDNN's gradients take such a matrix for some heads at a time. All else uses our own kernels.
+//! So does dropout: it draws the random numbers that a tensor of all weights would get, and cuDNN draws others.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
@@ -24,21 +24,21 @@ const PRODUCTS: &str = include_str!("source/products.cu");
 const TEMPLATE: &str = include_str!("source/attention.cu");
 const THREADS: u32 = 256;
 
-/// The same for halves, by matrix units.
+/// The parts of the kernels for 16-bit floats, which use matrix units.
 const MATRIX: &str = include_str!("source/matrix.cu");
 const HALVES: &str = include_str!("source/attention_halves.cu");
 const THREADS_OF_HALVES: u32 = 128;
 
-/// The widest rows of halves that registers and shared memory have room for.
+/// The widest rows of 16-bit floats for which registers and shared memory have room.
 const WIDEST: usize = 256;
 
-/// What addresses of rows must be a multiple of for the library, in bytes.
+/// The alignment in bytes that the library needs for the addresses of rows.
 const ALIGNMENT: usize = 16;
 
-/// Products of queries and keys that are worth the library's matrix units. Of fewer, a kernel of our own rounds less.
+/// The number of query-key products from which the library's matrix units pay. Below it, our own kernel rounds less.
 const TILE: usize = 16 * 16;
 
-/// Threads that share a row.
+/// The number of threads that share a row.
 const SIDE: usize = 16;
 
 fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, weighting: Weighting) -> Result<()> {
@@ -109,7 +109,8 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
                 return Ok(());
             }
             let parts = [Part::Inner, Part::ToQueries, Part::ToKeys];
-            // By matrix units, it is found on the way to the gradients of queries, and kept with each query's sum.
+            // With matrix units, the inner sums are found on the way to the gradients of queries, and stored with each
+            // query's sum.
             let (parts, numbers) = if work.is_by_matrix_units() { (&parts[1..], 2) } else { (&parts[..], 1) };
             let inner = queue.workspace(sums.numel().max(1) * numbers * sums.dtype().size())?;
             parts.iter().try_for_each(|part| work.launch(queue, *part, inner, all))
@@ -129,24 +130,24 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     )
 }
 
-/// Where draws begin, how many of all words are of a weight that is kept, and what that is multiplied with. An origin is
-/// what `access` reads last.
+/// Returns the kernel's words for dropout: the state where draws begin, the number of the 2³² words that keep a weight,
+/// and the factor of kept weights. The origin, if there is one, is read tensor `last` of `access`.
 fn drawn(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last: usize) -> Option<[u64; 5]> {
     let (start, kept) = (start?, 1.0 - weighting.dropout?.probability);
     let [seed, offset, origin] = start.words(access, last);
     Some([seed, offset, origin, limit(kept), (1.0 / kept).to_bits()])
 }
 
-/// The same on the host, where `state` may count from an origin.
+/// Returns the weighting on the host, with `state` resolved if it counts from an origin.
 fn begun(weighting: Weighting, state: Option<State>, origin: &[Tensor]) -> Result<Weighting> {
     let (Some(dropping), Some(state)) = (weighting.dropout, state) else { return Ok(weighting) };
     Ok(Weighting { dropout: Some(Dropping { state: placed(state, origin)?, ..dropping }), ..weighting })
 }
 
-/// A tensor and its first element.
+/// A tensor, and the address of its first element.
 type Place<'a> = (&'a Tensor, u64);
 
-/// Which kernel of the source.
+/// The kernel of the source to launch.
 #[derive(Clone, Copy)]
 enum Part {
     Attend,
@@ -158,7 +159,7 @@ enum Part {
 struct Work<'a> {
     /// Queries, keys and values.
     inputs: [Place<'a>; 3],
-    /// The means.
+    /// The weighted means.
     out: Place<'a>,
     sums: u64,
     mask: Option<Place<'a>>,
@@ -167,7 +168,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// By the library. `false` if it is not there, or does not compute that.
+    /// Computes by the library. Returns `false` if the library is missing or does not support the case.
     fn attend_by_library(&self, queue: &mut Queue, driver: &CudaDriver) -> Result<bool> {
         let [q, k, v] = self.inputs;
         let places = [q, k, v, self.out];
@@ -176,12 +177,13 @@ impl Work<'_> {
         let workspace = queue.workspace(plan.workspace_bytes().max(1))?;
         let data = places.map(|(_, data)| data);
         // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream; the workspace
-        // is as large as the plan says.
+        // is as large as the plan requires.
         queue.driver_result(unsafe { driver.attend(&plan, &data, self.sums, workspace, queue.stream()) })?;
         Ok(true)
     }
 
-    /// The gradients by the library, some batches or heads after the others.
+    /// Computes the gradients by the library, some batches or heads after the others. Returns `false` as
+    /// `attend_by_library` does.
     fn differentiate_by_library(
         &self,
         queue: &mut Queue,
@@ -194,12 +196,12 @@ impl Work<'_> {
         let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
         let Some(all) = self.describe(&places) else { return Ok(false) };
         let group = all.heads / all.kv_heads;
-        // Of long sequences the weights of a single head are too many to be kept.
+        // For long sequences, the weights of even one head are too many to store.
         let mut ways = [together(&all), Attention { is_in_any_order: true, ..all }];
         if tuning::sums_in_any_order() {
             ways.reverse();
         }
-        // Where the sums of a part begin.
+        // The sums of each part must begin at an aligned address.
         let is_aligned = |some: &Attention| {
             let is_all = (some.batch, some.heads) == (all.batch, all.heads);
             is_all || (some.heads * some.queries * size_of::<f32>()).is_multiple_of(ALIGNMENT)
@@ -223,15 +225,15 @@ impl Work<'_> {
                 let sums = (batch * all.heads + head * group) * all.queries * size_of::<f32>();
                 let sums = self.sums + sums as u64;
                 // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream, and
-                // these are parts of them; the workspace is as large as the plan says.
+                // these are parts of them; the workspace is as large as the plan requires.
                 queue.driver_result(unsafe { driver.attend(&plan, &data, sums, workspace, queue.stream()) })?;
             }
         }
         Ok(true)
     }
 
-    /// What the library is asked for, if it may compute that: of halves, without a mask or dropout, whose numbers are ours,
-    /// with rows whose addresses are aligned.
+    /// Returns the description for the library, or `None` if the library cannot be used. It takes 16-bit floats with
+    /// aligned rows, without a mask, and without dropout, whose random numbers are ours.
     fn describe(&self, places: &[Place<'_>]) -> Option<Attention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
@@ -258,7 +260,7 @@ impl Work<'_> {
         }
         let mut strides = [[0; 3]; 8];
         for (to, (tensor, _)) in strides.iter_mut().zip(places) {
-            // Of one there is no next: as if all were dense.
+            // A dimension of size 1 has no neighbours: its stride is set as if the tensor were dense.
             let [sizes, given] = [tensor.sizes(), tensor.strides()];
             let dense = |dim: usize| sizes[dim + 1..].iter().product();
             *to = std::array::from_fn(|dim| if sizes[dim] > 1 { given[dim] } else { dense(dim) });
@@ -281,20 +283,20 @@ impl Work<'_> {
         })
     }
 
-    /// Whether our own kernels compute it by matrix units.
+    /// Returns whether our own kernels use matrix units for this.
     fn is_by_matrix_units(&self) -> bool {
         let [(q, _), _, (v, _)] = self.inputs;
         is_half(q.dtype()) && q.sizes()[3].max(v.sizes()[3]) <= WIDEST
     }
 
-    /// Launches a kernel, with the gradients of the means, and those of queries, keys and values, if it needs them.
+    /// Launches a kernel. `grads` are the gradients of the means, queries, keys and values that it needs.
     fn launch(&self, queue: &Queue, part: Part, inner: u64, grads: [Option<Place<'_>>; 4]) -> Result<()> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let [batch, heads, queries, width] = std::array::from_fn(|dim| q.sizes()[dim]);
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
         let dtype = q.dtype();
         let (is_half, is_matrix) = (is_half(dtype), self.is_by_matrix_units());
-        // Queries and keys of a block: what fits into a block's shared memory.
+        // The number of queries and keys in a block: as many as fit into a block's shared memory.
         let block = if dtype == DType::F64 { 32 } else { 64 };
         let blocks = match part {
             Part::Attend | Part::ToQueries => queries.div_ceil(block) * batch * heads,
@@ -353,12 +355,13 @@ impl Work<'_> {
     }
 }
 
-/// As many batches, or heads of one, as may be differentiated together: the library needs two bytes for each query and key.
+/// Returns as large a part of the batches, or of one batch's heads, as may be differentiated together: the library
+/// needs two bytes for each pair of a query and a key.
 fn together(all: &Attention) -> Attention {
-    /// Bytes that are used at most, if there are several.
+    /// The largest workspace in bytes, if there are several parts.
     const MOST: usize = 512 << 20;
     let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
-    // Parts of the same sizes, so that one plan is for all.
+    // All parts have the same sizes, so that one plan fits all.
     let largest = |count: usize, bytes: usize| {
         (1..=count).rev().find(|part| count.is_multiple_of(*part) && part * bytes <= MOST).unwrap_or(1)
     };
@@ -371,7 +374,7 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// How the library computes that, if it does.
+/// Returns the library's plan, or `None` if it does not support the case.
 fn plan(queue: &Queue, driver: &CudaDriver, attention: &Attention) -> Result<Option<DnnPlan>> {
     match driver.attention_plan(attention) {
         Err(error) if error.kind.is_unsupported() => Ok(None),
@@ -379,7 +382,7 @@ fn plan(queue: &Queue, driver: &CudaDriver, attention: &Attention) -> Result<Opt
     }
 }
 
-/// A tensor as kernels have it: its data, and its strides but the last.
+/// Returns a tensor as kernels take it: its address, and its strides without the last.
 fn heads_of(place: Option<Place<'_>>) -> [u64; 4] {
     let Some((tensor, data)) = place else { return [0; 4] };
     let stride = |dim: usize| tensor.strides()[dim] as u64;

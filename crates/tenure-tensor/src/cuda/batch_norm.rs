@@ -1,4 +1,4 @@
-//! Channels normalised over a batch.
+//! Batch normalisation.
 
 use tenure_device::cuda::KernelName;
 
@@ -73,7 +73,7 @@ fn gradients_as(dtype: DType, gradients: ChannelGradients<'_>, count: f64) -> Re
     })
 }
 
-/// Launches a thread for each channel, of `channels` that may be there, with numbers after them.
+/// Launches a thread for each channel. `channels` are the tensors of channels that may be given; numbers follow them.
 fn launch(
     is_backward: bool,
     dtype: DType,
@@ -110,7 +110,7 @@ fn launch(
     queue::submit(&access, |queue: &mut Queue| queue.launch(name, source, linear(count), &mut words), host)
 }
 
-/// An expression of what is normalised, as it is, above 0, and with what is carried above 0.
+/// Defines expressions of the normalised value: plain, with ReLU, and with ReLU after adding another tensor.
 macro_rules! expressions {
     ($name:literal, [$($lane:literal),*], $value:literal, $carried:literal) => {{
         static PLAIN: Expression =

@@ -1,4 +1,4 @@
-//! Functions of two numbers, and of three.
+//! Functions of two and of three numbers.
 
 use super::elementwise::expressions;
 use super::late;
@@ -23,7 +23,7 @@ expressions! {
     DIV_TRUNC: ["T", "T", "T"] (lanes of numbers), "div_trunc(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
     REMAINDER: ["T", "T", "T"] (lanes of numbers), "remainder_of(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
     FMOD: ["T", "T", "T"] (lanes of numbers), "fmod_of(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
-    // From the nearer end, so that both are met exactly.
+    // Starting from the nearer end gives both ends exactly.
     LERP: ["T", "T", "T", "T"] (lanes of floats), "absolute(c) < (T)0.5 ? a + c * (b - a) : b - (b - a) * ((T)1 - c)";
     ADD_BOOL: ["T", "T", "T"] (only Bool bool), "a | b";
     MUL_BOOL: ["T", "T", "T"] (only Bool bool), "a & b";

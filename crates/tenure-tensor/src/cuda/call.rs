@@ -1,4 +1,4 @@
-//! A function of tensors that is captured once.
+//! A function of tensors that is captured once and called many times.
 
 use tenure_core::{DataPtr, Storage};
 use tenure_device::graph::GraphPool;
@@ -8,9 +8,9 @@ use crate::{Result, Tensor, TensorError, autograd};
 
 const OP: &str = "CapturedCall";
 
-/// A function of tensors, captured for inputs of fixed sizes and dtypes. A call copies its inputs to where the capture read
-/// them, replays, and copies what it answers out of the graph's memory. Nothing of that memory is the call's alone: it is a
-/// pool's, which other calls have that do not run at the same time.
+/// A function of tensors, captured for inputs of fixed sizes and dtypes. A call copies its inputs to where the capture
+/// reads them, replays the graph, and copies the outputs out of the graph's memory. That memory belongs to a pool,
+/// which other calls share that do not run at the same time.
 ///
 /// ```
 /// use tenure_device::graph::GraphPool;
@@ -29,17 +29,17 @@ const OP: &str = "CapturedCall";
 /// ```
 pub struct CapturedCall {
     captured: Captured,
-    /// In the pool's memory.
+    /// The inputs that the capture reads, in the pool's memory.
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
 }
 
 impl CapturedCall {
-    /// Captures what `function` puts on the thread's current stream, for inputs like these; it must have run before.
-    /// [`Captured::new`] says what it may not do. Gradients are not computed.
+    /// Captures the work that `function` puts on the thread's current stream, for inputs like these. `function` must
+    /// have run before; [`Captured::new`] lists the limits on it. Gradients are not computed.
     ///
     /// # Errors
-    /// Those of [`Captured::new_in`].
+    /// The errors of [`Captured::new_in`].
     pub fn new<E: From<TensorError>>(
         pool: &GraphPool,
         inputs: &[Tensor],
@@ -56,11 +56,11 @@ impl CapturedCall {
         Ok(Self { captured, inputs, outputs })
     }
 
-    /// What the function answers, on the thread's current stream, in memory of its own. The stream must come after all that used
-    /// the pool before.
+    /// Computes the function on the thread's current stream. The results have memory of their own. The stream must be
+    /// ordered after all earlier uses of the pool.
     ///
     /// # Errors
-    /// Other sizes or dtypes than the captured ones; no memory; a driver call failed.
+    /// The inputs have other sizes or dtypes than the captured ones; out of memory; a driver call failed.
     pub fn call(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let is_alike = |(own, given): (&Tensor, &Tensor)| own.sizes() == given.sizes() && own.dtype() == given.dtype();
         if inputs.len() != self.inputs.len() || !self.inputs.iter().zip(inputs).all(is_alike) {
@@ -77,12 +77,12 @@ impl CapturedCall {
     }
 }
 
-/// A tensor at the same address, which does not keep its memory: the block that it is in goes back to the graph's pool.
+/// Returns a tensor at the same address that does not keep its memory alive: the block goes back to the graph's pool.
 fn lent(tensor: &Tensor) -> Result<Tensor> {
     let guard = tensor.storage().lock();
     let data = DataPtr::foreign(guard.as_ptr(), guard.device(), || ());
-    // SAFETY: the address is the pool's, or of a storage that the capture keeps, and stays theirs as long as the graph that is
-    // beside this. Others of the pool write there, but not between a replay and what reads its answers.
+    // SAFETY: the address belongs to the pool, or to a storage that the capture keeps, and both live as long as the
+    // graph in the same struct. Others of the pool write there, but not between a replay and the reads of its outputs.
     let storage = unsafe { Storage::from_data_ptr(data, guard.bytes(), None) };
     Tensor::from_storage(storage, tensor.layout().clone(), tensor.dtype())
 }

@@ -1,17 +1,17 @@
-//! Work that is captured once, and replayed with numbers of the host that are others each time.
+//! Work that is captured once as a graph, and replayed with host numbers that change from replay to replay.
 //!
 //! # Note [What varies]
 //!
-//! A captured kernel has its parameters for good. What the host computes anew for each step, such as an optimizer's
-//! numbers, kernels of a capture read from *words* on the device instead: whoever launches them asks for words
-//! ([`varying`]), and says how each replay fills them. All words of a replay are copied at once, before its launch,
-//! from a buffer of its own: so replays queue up and nobody waits. The words are allocated before the capture: memory
-//! of the graph's own pool may have held something else earlier in the graph, which each replay would write again.
+//! A captured kernel has fixed parameters. Numbers that the host computes anew for each step, such as an optimizer's,
+//! are therefore read from *words* on the device: the code that launches such a kernel asks for words ([`varying`]) and
+//! gives a closure that fills them for each replay. All words of a replay are copied at once, before its launch, from a
+//! buffer of its own, so replays can queue up without waiting. The words are allocated before the capture: a block of
+//! the graph's own pool may have had another use earlier in the graph, and each replay would overwrite it.
 //!
-//! Random numbers need no closure. A generator that is met in a capture gets two words, for its seed and offset when a
-//! replay begins, and draws are told how far from there they are. A capture draws nothing: afterwards the generator is
-//! where it was, and each replay takes it as far as the work would have, which also holds if the work sets it back.
-//! What the host draws itself, as for the seed of a fork, stays what it was in the capture.
+//! Random numbers need no closure. A generator that is used in a capture gets two words, for its seed and offset at the
+//! beginning of a replay, and each draw knows its distance from there. The capture itself draws nothing: afterwards the
+//! generator is where it was before, and each replay advances it as the work would have, even if the work sets it back.
+//! A number that the host draws itself, such as the seed of a fork, keeps its value from the capture.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,17 +30,18 @@ use crate::{Access, DType, Device, Result, Tensor, TensorError, autocast};
 
 const OP: &str = "Captured";
 
-/// Words of one capture.
+/// The number of words that one capture can have.
 const MOST_WORDS: usize = 1 << 15;
-/// For replays that are not launched yet on the device; more than a driver queues.
+/// The limit of pinned memory, in bytes, for replays that the device has not launched yet. It is more than a driver
+/// queues.
 const PINNED_BYTES: u64 = 1 << 30;
 
-/// A piece of work on a device, such as an inference or a training step, to be replayed as one launch. PyTorch's
-/// `CUDAGraph`, but what changes on the host from step to step changes here too: random numbers, and what an optimizer
-/// computes with.
+/// A piece of work on a device, such as an inference or a training step, that is replayed as one launch. It is like
+/// PyTorch's `CUDAGraph`, but numbers of the host that change from step to step change in replays too: random numbers,
+/// and an optimizer's.
 ///
-/// Tensors that the work makes are written again by each replay; those from outside that it uses are kept, and used where
-/// they lie.
+/// Each replay writes again the tensors that the work makes. Tensors from outside are kept alive, and are used at their
+/// addresses.
 ///
 /// ```
 /// use tenure_tensor::cuda::Captured;
@@ -59,22 +60,23 @@ const PINNED_BYTES: u64 = 1 << 30;
 /// ```
 pub struct Captured {
     graph: Graph,
-    /// Nothing if nothing varies.
+    /// The words, or `None` if nothing varies.
     words: Option<Tensor>,
     varying: Vec<Varying>,
     origins: Vec<Origin>,
-    /// What the words are in the next replay.
+    /// The values of the words for the next replay.
     next: Vec<u64>,
     pinned: PinnedPool,
-    /// What the work uses from outside.
+    /// The storages from outside that the work uses.
     kept: Vec<Storage>,
-    /// What of that it writes to, and by which operation last: each replay does so anew.
+    /// The tensors from outside that the work writes, and the operation that writes each last. Each replay writes them
+    /// again.
     written: Vec<(Tensor, &'static str)>,
-    /// Where it was launched last.
+    /// The stream of the last launch.
     stream: Option<Stream>,
 }
 
-/// Words, and what gives them.
+/// Some words, and the closures that fill them.
 struct Varying {
     at: Range<usize>,
     fill: Fill,
@@ -83,34 +85,35 @@ struct Varying {
 
 type Fill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
 
-/// A generator of a capture.
+/// A generator that the capture uses.
 struct Origin {
     /// What states that count from here are marked by.
     id: u64,
     generator: Generator,
     before: State,
     after: State,
-    /// The first of its words.
+    /// The number of its first word.
     at: usize,
 }
 
-/// A capture that goes on.
+/// The state of a capture in progress.
 struct Recorder {
     words: Tensor,
-    /// What is older was there before.
+    /// The generation at the capture's beginning: older storages are from outside.
     begun: Generation,
     used: usize,
     varying: Vec<Varying>,
     origins: Vec<Origin>,
-    /// Generators that the work made: each time anew, so that they begin where they began.
+    /// The generators that the work made. Each replay begins them anew.
     made: Vec<Generator>,
-    /// Storages from outside.
+    /// The storages from outside.
     kept: BTreeMap<Generation, Storage>,
-    /// Tensors from outside that were written to, and by what last.
+    /// The tensors from outside that were written, and the operation that wrote each last.
     written: Vec<(Tensor, &'static str)>,
-    /// What was converted before: a replay does not see it, and what is converted in the capture nobody else does.
+    /// The parameters that autocast had converted before. A replay would not update those, and work outside must not
+    /// use conversions of the capture.
     _converted: autocast::Aside,
-    /// What could not be told where it happened.
+    /// An error that could not be returned where it happened.
     failed: Option<TensorError>,
 }
 
@@ -119,15 +122,15 @@ thread_local! {
 }
 
 impl Captured {
-    /// Captures what `work` puts on the thread's current stream of a device, and runs none of it. The same work must
-    /// have run before: what is prepared when it is first used, such as an optimizer's state, cannot be in a capture.
-    /// `work` must not wait for the device, nor read from it. If it differentiates, then what it made itself: the graph of
-    /// a view that was made outside, such as of a parameter, leads to streams that are not captured.
+    /// Captures the work that `work` puts on the thread's current stream of a device, without running it. The same work
+    /// must have run before: state that is prepared at first use, such as an optimizer's, cannot be made in a capture.
+    /// `work` must not wait for the device or read from it. It may differentiate only tensors that it made itself: the
+    /// graph of a view that was made outside, for example of a parameter, leads to streams that are not captured.
     ///
-    /// Waits for the device once, to give back memory that is cached: the work has memory of its own.
+    /// Waits for the device once, to give back cached memory: the work has memory of its own.
     ///
     /// # Errors
-    /// Those of `work`; what cannot be captured; failures of the driver. Then nothing is left of the capture.
+    /// An error of `work`; an operation that cannot be captured; a failed driver call. The capture is then abandoned.
     pub fn new<T, E: From<TensorError>>(device: Device, work: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), E> {
         if device.is_cpu() {
             return Err(TensorError::argument(OP, "work on a CUDA device is captured, not on the CPU").into());
@@ -136,10 +139,11 @@ impl Captured {
         Self::new_in(&GraphPool::new(memory).map_err(|error| TensorError::memory(OP, error))?, work)
     }
 
-    /// The same, in memory that captures share which never run at once: [`Graph::capture_in`] says what that takes.
+    /// Captures as [`new`](Self::new) does, in memory shared by captures that never run at the same time: see
+    /// [`Graph::capture_in`] for the conditions.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn new_in<T, E: From<TensorError>>(
         pool: &GraphPool,
         work: impl FnOnce() -> Result<T, E>,
@@ -164,11 +168,12 @@ impl Captured {
         Ok((Self { graph, words, varying, origins, next, pinned, kept, written, stream: None }, made))
     }
 
-    /// Puts all of it on the thread's current stream, with what varies as it is now. Nothing is waited for.
+    /// Launches all of the work on the thread's current stream, with the current values of the numbers that vary. It
+    /// does not wait.
     ///
     /// # Errors
-    /// What an earlier operation met on the device; what cannot be given anew, such as a learning rate below 0; a driver call
-    /// failed. Nothing is launched then, and no step counts.
+    /// An error of an earlier operation on the device; a number that cannot be given, such as a learning rate below 0;
+    /// a failed driver call. Then nothing is launched, and the step does not count.
     pub fn replay(&mut self) -> Result<()> {
         if is_capturing() {
             return Err(TensorError::argument(OP, "a replay cannot be captured itself"));
@@ -191,12 +196,12 @@ impl Captured {
         Ok(())
     }
 
-    /// The graph, whose pool has what was allocated in the capture.
+    /// Returns the graph, whose pool has the memory allocated in the capture.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// Fills the words, and says of how many that varies.
+    /// Fills the words. `filled` counts the entries that were filled.
     fn fill(&mut self, filled: &mut usize) -> Result<()> {
         self.varying.iter_mut().try_for_each(|varying| {
             (varying.fill)(&mut self.next[varying.at.clone()])?;
@@ -212,7 +217,7 @@ impl Captured {
         self.graph.launch().map_err(|error| TensorError::memory(OP, error))
     }
 
-    /// Brings the words to the device.
+    /// Copies the words to the device.
     fn upload(&self, stream: &Stream) -> Result<()> {
         let memory = self.graph.memory();
         if let Some(last) = self.stream.as_ref().filter(|last| last.id() != stream.id()) {
@@ -229,14 +234,15 @@ impl Captured {
         for (to, word) in buffer.chunks_exact_mut(size_of::<u64>()).zip(&self.next) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
-        // SAFETY: the buffer is dropped untouched, and not used again before the stream has passed the copy.
+        // SAFETY: the buffer is dropped unchanged, and the pool does not reuse it before the stream has passed the
+        // copy.
         let copied =
             unsafe { memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, stream.id()) };
         copied.map_err(|error| TensorError::device(OP, error))?;
         buffer.record_stream(stream.id()).map_err(|error| TensorError::memory(OP, error.into()))
     }
 
-    /// A state of the capture in a replay in which the generators were at `begun`.
+    /// Translates a state of the capture to a replay that began with the generators at `begun`.
     fn resolve(&self, state: State, begun: &[State]) -> State {
         let origin = self.origins.iter().zip(begun).find(|(origin, _)| origin.id == state.origin);
         origin.map_or(state, |(origin, begun)| begun.advanced(state.offset.wrapping_sub(origin.before.offset)))
@@ -248,22 +254,23 @@ impl Drop for Captured {
         let Some(last) = &self.stream else { return };
         let device = self.graph.memory().device();
         for storage in self.kept.iter().filter(|storage| storage.device() == device) {
-            // It fails for streams that cannot be launched on either.
+            // It fails for streams that cannot be used any more, to launch on either.
             let _ = memory::record_stream(storage, last.id());
         }
     }
 }
 
-/// Whether this thread captures, so that operations run in each replay and not now.
+/// Returns whether this thread is capturing, so that operations run in each replay and not now.
 pub fn is_capturing() -> bool {
     RECORDER.with_borrow(Option::is_some)
 }
 
-/// In a capture by this thread, `count` words on the device for kernels to read, as `int64`: each replay gives them by
-/// `fill`, in the order in which they were asked for, and calls `take_back` if it is not launched after all, so that nothing
-/// that `fill` counted has happened. `None` where nothing is captured.
+/// Allocates `count` words on the device, as `int64`, for kernels of this thread's capture to read. Each replay calls
+/// `fill` to set them, in the order in which words were asked for. If the replay is not launched after all, it calls
+/// `take_back`, which must undo what `fill` counted. Returns `None` if this thread does not capture.
 ///
 /// # Errors
+/// The capture has too many words.
 /// Too many words.
 pub fn varying(
     count: usize,
@@ -279,7 +286,7 @@ pub fn varying(
     })
 }
 
-/// Notes that a generator was made.
+/// Records in this thread's capture, if any, that a generator was made.
 pub(crate) fn made(generator: &Generator) {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder {
@@ -288,7 +295,7 @@ pub(crate) fn made(generator: &Generator) {
     });
 }
 
-/// Keeps a storage that is used in a capture by this thread, if there is one and it was not made in it.
+/// Keeps a storage that this thread's capture uses alive, if it was made outside the capture.
 pub(crate) fn keep(held: &Held<'_>) {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder.as_mut().filter(|recorder| held.generation < recorder.begun) {
@@ -297,7 +304,7 @@ pub(crate) fn keep(held: &Held<'_>) {
     });
 }
 
-/// Notes that `op` writes to a tensor in place, in a capture by this thread, if there is one and the tensor was not made in it.
+/// Records in this thread's capture, if any, that `op` writes in place to a tensor made outside the capture.
 pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
     RECORDER.with_borrow_mut(|recorder| {
         let is_outside = |recorder: &&mut Recorder| tensor.storage().generation() < recorder.begun;
@@ -309,7 +316,7 @@ pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
     });
 }
 
-/// Makes a generator, which is at `state`, one of the capture by this thread, if there is one.
+/// Adds a generator, which is at `state`, to this thread's capture, if any.
 #[inline]
 pub(crate) fn join(generator: &Generator, state: &mut State) {
     RECORDER.with_borrow_mut(|recorder| {
@@ -319,8 +326,8 @@ pub(crate) fn join(generator: &Generator, state: &mut State) {
     });
 }
 
-/// For a draw in a capture by this thread: how far from its generator's origin it is, and the words that say where that
-/// is.
+/// Returns, for a draw in this thread's capture, its distance from its generator's origin, and the words of that
+/// origin.
 pub(crate) fn origin(state: State) -> Result<Option<(State, Tensor)>> {
     RECORDER.with_borrow(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };
@@ -330,7 +337,7 @@ pub(crate) fn origin(state: State) -> Result<Option<(State, Tensor)>> {
     })
 }
 
-/// What a draw is at `distance` from the origin that words say.
+/// Returns the state of a draw at `distance` from the origin in `words`.
 pub(crate) fn placed(distance: State, words: &Tensor) -> Result<State> {
     let words = words.to_vec::<i64>()?;
     Ok(State::new(words[0] as u64, words[1] as u64).advanced(distance.offset))
@@ -364,7 +371,7 @@ impl Recorder {
     }
 }
 
-/// This thread captures as long as this lives.
+/// A guard: its thread captures while it lives.
 struct Recording;
 
 impl Recording {
@@ -394,7 +401,7 @@ impl Recording {
         Self::stop().expect("it lives")
     }
 
-    /// Ends the capture: its generators are where they were.
+    /// Ends the capture, and sets its generators back to where they were.
     fn stop() -> Option<Recorder> {
         let mut recorder = RECORDER.take()?;
         for origin in &mut recorder.origins {
@@ -411,7 +418,7 @@ impl Drop for Recording {
     }
 }
 
-/// Why there is no graph.
+/// The reason why there is no graph.
 enum Failure<E> {
     Memory(MemoryError),
     Work(E),

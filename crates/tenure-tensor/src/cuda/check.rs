@@ -1,4 +1,4 @@
-//! Checks of elements, which find what is wrong while the device computes.
+//! Checks of elements, whose errors the device reports while it computes.
 
 use tenure_device::cuda::KernelName;
 
@@ -10,7 +10,7 @@ use crate::{Access, DType, Result, Tensor, TensorError};
 
 const TEMPLATE: &str = include_str!("source/check.cu");
 
-/// Has the device say if an element of a contiguous tensor is not from 0 to 1.
+/// Checks on the device that all elements of a contiguous tensor are from 0 to 1.
 pub(crate) fn probabilities(op: &'static str, tensor: &Tensor) -> Result<()> {
     if tensor.numel() == 0 {
         return Ok(());

@@ -22,7 +22,7 @@ expressions! {
 
 pub(crate) const IS_CLOSE: &[Entry<IsClose>] = on_cuda!(all: is_close);
 
-/// In `f64`, whatever the dtype.
+/// Compares in `f64`, whatever the dtype.
 fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
     static EXPRESSION: Expression = Expression {
         name: "isclose",

@@ -1,4 +1,4 @@
-//! Convolutions, by cuDNN; what it does not compute, by a kernel that goes from element to element.
+//! Convolutions by cuDNN, or by a kernel of one thread or block for each element if cuDNN does not support the case.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{Compute, Convolution, ConvolutionPass as Pass, CudaDriver, KernelName, LaunchConfig};
@@ -46,8 +46,8 @@ fn weight_gradient(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geome
     })
 }
 
-/// A convolution of images with a weight, and its result, of which one is computed of the others. All three are
-/// contiguous, or their channels are last.
+/// A convolution: images, weight and result, one of which is computed from the two others. All three are contiguous, or
+/// all have their channels last.
 struct Work<'a> {
     pass: Pass,
     operands: [&'a Tensor; 3],
@@ -55,7 +55,8 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Computes, and adds the bias. `host` does both with contiguous tensors: what is written, and the others in order.
+    /// Computes the convolution and adds the bias. `host` does both with contiguous tensors: the written one, and the
+    /// others in order.
     fn submit(
         &self,
         op: &'static str,
@@ -102,13 +103,13 @@ impl Work<'_> {
         }
     }
 
-    /// By the library. `false` if it is not there, or does not compute that.
+    /// Computes by the library. Returns `false` if the library is missing or does not support the case.
     fn convolve(&self, queue: &mut Queue, driver: &CudaDriver, data: [u64; 3]) -> Result<bool> {
         if self.operands.iter().any(|operand| operand.numel() == 0) {
             return Ok(false);
         }
         let rank = self.operands[0].rank().max(4);
-        // One dimension counts as a width.
+        // A single spatial dimension counts as the width.
         let sizes = |tensor: &Tensor| {
             let (sizes, mut padded) = (tensor.sizes(), [1; 5]);
             padded[..2].copy_from_slice(&sizes[..2]);
@@ -141,7 +142,7 @@ impl Work<'_> {
             None => plan,
             Some(count) => {
                 let (stream, room) = (queue.stream(), |bytes: usize| queue.workspace(bytes.max(1)).ok());
-                // SAFETY: as below; what is written is written again.
+                // SAFETY: as below; the convolution afterwards overwrites the results of the trials.
                 let tuned = unsafe { driver.tune_convolution(&convolution, data, stream, count, room) };
                 queue.driver_result(tuned)?
             }
@@ -149,12 +150,12 @@ impl Work<'_> {
         let bytes = plan.workspace_bytes();
         let workspace = if bytes > 0 { queue.workspace(bytes)? } else { 0 };
         // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream; the workspace
-        // is as large as the plan says.
+        // is as large as the plan requires.
         queue.driver_result(unsafe { driver.convolve(&plan, data, workspace, queue.stream()) })?;
         Ok(true)
     }
 
-    /// By the kernel.
+    /// Computes by our own kernel.
     fn convolve_directly(&self, queue: &Queue, op: &'static str, data: [u64; 3], bias: u64) -> Result<()> {
         let [input, weight, output] = self.operands;
         let Geometry { stride, padding, dilation, groups } = *self.geometry;
@@ -191,12 +192,12 @@ impl Work<'_> {
     }
 }
 
-/// What `all` has for depth, height and width, and `none` for those that are not there.
+/// Returns the elements of `all` for depth, height and width, and `none` for missing dimensions.
 fn spatial(tensor: &Tensor, all: &[usize], none: usize) -> [usize; 3] {
     std::array::from_fn(|dim| (dim + tensor.rank()).checked_sub(3).filter(|at| *at >= 2).map_or(none, |at| all[at]))
 }
 
-/// Adds a number to every pixel of each channel.
+/// Adds a channel's number to each of its pixels.
 fn add_to_channels(op: &'static str, out: &Tensor, bias: &Tensor) -> Result<()> {
     let bias = along_channels(bias, out)?;
     find(op, &[ADD], out.device().kind(), out.dtype())?(&Elementwise::new(op, &[out], &[out, &bias])?)

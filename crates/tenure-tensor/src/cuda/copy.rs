@@ -1,4 +1,4 @@
-//! Copies, and conversions from dtype to dtype.
+//! Copies, and conversions between dtypes.
 
 use super::elementwise::{self, Expression};
 use super::{on_cpu, queue, transpose};
@@ -9,7 +9,7 @@ use crate::{Elementwise, Entry, Result};
 
 pub(crate) const COPY: &[Entry<Copy>] = on_cuda!(all: copy);
 
-/// Of the same dtype, bits are moved; of others, values are converted.
+/// Copies. Between equal dtypes it moves bits, else it converts values.
 fn copy(iter: &Elementwise<'_>) -> Result<()> {
     macro_rules! moved {
         ($name:literal, $type:literal) => {{
@@ -19,7 +19,7 @@ fn copy(iter: &Elementwise<'_>) -> Result<()> {
         }};
     }
     let [to, from] = [0, 1].map(|operand| iter.operands()[operand].dtype);
-    // What is computed in holds every value of the target; a source of more precision is rounded once.
+    // The compute dtype holds every value of the target's; a source of more precision is rounded once.
     static CONVERTED: Expression = Expression { name: "convert", lanes: &["T", "T"], values: &["a"], fault: None };
     let is_here = iter.operands()[1].device.is_cpu();
     let expression = match to.size() {

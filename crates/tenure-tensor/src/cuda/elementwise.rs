@@ -1,4 +1,4 @@
-//! Expressions of elements, each compiled for the dtypes and strides that it meets.
+//! Elementwise expressions, each compiled for the dtypes and strides that it meets.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -13,28 +13,28 @@ use tenure_core::DType;
 const TEMPLATE: &str = include_str!("source/elementwise.cu");
 const THREADS: u64 = 256;
 
-/// Elements that one thread has at most, and bytes that it moves at once.
+/// The largest number of elements of one thread, and the bytes that it moves at once.
 const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
 
-/// Numbers of dimensions that kernels are compiled for.
+/// The numbers of dimensions that kernels are compiled for.
 pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 
-/// An expression in CUDA C++ of one element of each input, `a`, `b`, ..., and of numbers `n0`, `n1`, ...
+/// An expression in CUDA C++ of one element of each input (`a`, `b`, ...) and of numbers (`n0`, `n1`, ...).
 pub(super) struct Expression {
-    /// The kernel's name, one for each expression.
+    /// The kernel's name, unique to the expression.
     pub(super) name: &'static str,
-    /// Types of the outputs and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as
-    /// they are in memory.
+    /// The types of the outputs and the inputs in the expression: `T` is the type to compute in, and `u8` to `u64` are
+    /// bits as in memory.
     pub(super) lanes: &'static [&'static str],
-    /// What is written, to each output.
+    /// The value to write to each output.
     pub(super) values: &'static [&'static str],
-    /// The code of an error that it may `report`: through `report(fault, code, ...)`.
+    /// The code of the error that the expression may report, by `report(fault, code, ...)`.
     pub(super) fault: Option<u64>,
 }
 
-/// Functions that write an expression of elements, and of numbers that are `given`, named as those on the CPU that
-/// stand for them.
+/// Defines functions that write an expression of elements, and of numbers that are `given`. Each has the name of its
+/// counterpart on the CPU.
 macro_rules! expressions {
     (of $module:ident: $(
         $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, also $second:expr)?
@@ -49,7 +49,7 @@ macro_rules! expressions {
                 values: &[$value $(, $second)?],
                 fault: elementwise::expressions!(@fault $($fault)?),
             };
-            // What dtypes have in common is compiled once.
+            // The code that dtypes have in common is compiled once.
             fn run(
                 iter: &$crate::Elementwise<'_>, dtype: $crate::DType $(, $given: $type)?
             ) -> $crate::Result<()> {
@@ -71,7 +71,7 @@ macro_rules! expressions {
 }
 pub(super) use expressions;
 
-/// What functions take beside tensors, as numbers of an expression.
+/// The arguments of a function besides tensors, as numbers of an expression.
 pub(super) trait Given<const N: usize> {
     fn numbers(self) -> [Scalar; N];
 }
@@ -114,7 +114,7 @@ fn of_tensors<'a>(op: &'static str, writes: &'a [Tensor], reads: &'a [Tensor]) -
     Elementwise::new(op, &writes, &reads)
 }
 
-/// The same, where `host` takes tensors, of the sizes that the operands were brought to.
+/// Writes the expression like [`run`], but `host` takes tensors, which have the operands' common sizes.
 pub(super) fn run_of(
     iter: &Elementwise<'_>,
     compute: DType,
@@ -126,7 +126,7 @@ pub(super) fn run_of(
     run_erased(iter, compute, expression, numbers, &mut || Some(Box::new(host.take()?)))
 }
 
-/// The same, where `host` is asked for at most once.
+/// Writes the expression like [`run_of`]; it asks for `host` at most once.
 fn run_erased(
     iter: &Elementwise<'_>,
     compute: DType,
@@ -141,23 +141,23 @@ fn run_erased(
     queue::submit_erased(iter, &mut |queue| shape.launch(queue, iter, compute, expression, numbers), host)
 }
 
-/// How an operand is read.
+/// The way to read an operand.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// Its elements are side by side along the first dimension.
+    /// Its elements are contiguous along the first dimension.
     Dense,
-    /// It has one element along the first dimension, or threads have one each.
+    /// It has one element along the first dimension, or each thread has one.
     One,
     /// It is a number on the CPU.
     Host,
 }
 
-/// What a kernel is compiled for, but the dtypes.
+/// The properties that a kernel is compiled for, besides the dtypes.
 struct Shape {
-    /// Elements of a thread.
+    /// The number of elements of a thread.
     width: usize,
     dims: usize,
-    /// Numbers of 64 bits are needed for indices.
+    /// Whether indices need 64 bits.
     is_large: bool,
     kinds: SmallVec<[Kind; 4]>,
 }
@@ -193,7 +193,7 @@ impl Shape {
         if kinds[..expression.values.len()].iter().any(|kind| *kind != Kind::Dense) {
             width = 1;
         }
-        // One dimension may end within a vector.
+        // A single dimension may end within a vector.
         while sizes.len() > 1 && !sizes[0].is_multiple_of(width) {
             width /= 2;
         }
@@ -242,7 +242,7 @@ impl Shape {
         queue.launch(name, || self.source(operands, compute, expression, numbers.len()), config, &mut words)
     }
 
-    /// All that the source depends on.
+    /// Returns the number of this variant: it covers all that the source depends on.
     fn variant(&self, operands: &[Operand], compute: DType) -> u64 {
         let mut variant = compute as u64;
         let mut push = |value: u64, bits: u32| variant = variant << bits | value;
@@ -334,23 +334,23 @@ impl Shape {
     }
 }
 
-/// What an operand's elements are to a kernel: bits, where that is what the expression takes.
+/// Returns the type of an operand's elements in a kernel: bits, if the expression takes bits.
 fn in_memory(dtype: DType, lane: &'static str) -> &'static str {
     if lane.starts_with('u') { lane } else { stored(dtype) }
 }
 
-/// Functions of numbers that expressions use.
+/// The functions of numbers that expressions use.
 pub(super) const MATH: &str = include_str!("source/math.cu");
 
-/// The only element of an operand on the CPU.
+/// Returns the only element of an operand on the CPU.
 fn host_value(operand: &Operand) -> Scalar {
     crate::element::with_element!(operand.dtype, E => {
-        // SAFETY: one element of this dtype, locked by the `Elementwise`.
+        // SAFETY: this is one element of this dtype, locked by the `Elementwise`.
         unsafe { operand.data.cast::<E>().read() }.to_scalar()
     })
 }
 
-/// A number as a kernel takes one of that type.
+/// Returns the bits of a number as a kernel takes it for a type.
 pub(super) fn bits(number: Scalar, lane: &str) -> u64 {
     if lane == "float" || lane == "double" { number.to_f64().to_bits() } else { number.to_i64() as u64 }
 }

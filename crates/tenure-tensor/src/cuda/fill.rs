@@ -1,4 +1,4 @@
-//! One value everywhere.
+//! Filling a tensor with one value.
 
 use super::elementwise::expressions;
 use crate::Scalar;

@@ -1,4 +1,4 @@
-//! Elements in reverse.
+//! Reversal of dimensions.
 
 use tenure_device::cuda::KernelName;
 
@@ -21,7 +21,7 @@ fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
     let mut access = Access::new("flip", &[out], &[input])?;
     let (to, from) = (access.write_ptr(0).addr(), access.read_ptr(0).addr());
     let (dtype, length) = (out.dtype(), out.sizes()[dim]);
-    // Blocks keep their order inside.
+    // Blocks keep the order of their elements.
     let block = out.sizes()[dim + 1..].iter().product::<usize>() * dtype.size();
     let unit = unit([to, from, block]);
     let count = out.numel() * dtype.size() / unit;

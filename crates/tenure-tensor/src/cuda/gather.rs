@@ -1,4 +1,4 @@
-//! Elements read by index.
+//! Kernels that read elements by index.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
@@ -51,7 +51,7 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
     queue::submit(&Gathered { iter, source }, launch, host)
 }
 
-/// The output and the index of an iterator, and all that may be read.
+/// The output and the index of an iterator, and all of the source, since any of it may be read.
 struct Gathered<'a, 'b> {
     iter: &'a Elementwise<'b>,
     source: &'a Tensor,
@@ -69,7 +69,7 @@ impl Sealed for Gathered<'_, '_> {
     }
 
     fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
-        // The last operand begins where the source does.
+        // The iterator's last operand begins where the source does, so it is left out.
         let mut count = 0;
         self.iter.for_each(&mut |place| {
             count += 1;
@@ -88,14 +88,15 @@ impl Sealed for Gathered<'_, '_> {
     }
 }
 
-/// The elements of some dimensions, counted by one index, the last dimension fastest: `source/places.cu`.
+/// The places of the elements of some dimensions, counted by one index, the last dimension fastest: see
+/// `source/places.cu`.
 pub(super) struct Places {
     pub(super) count: usize,
-    /// The first of the dimensions.
+    /// The number of the first of the dimensions.
     first: usize,
-    /// The last dimension first; those that are one are one.
+    /// The sizes, the last dimension first; dimensions that can be walked as one are merged.
     sizes: Dims,
-    /// In bytes.
+    /// The strides in bytes.
     pub(super) strides: Dims,
 }
 
@@ -115,7 +116,7 @@ impl Places {
         Self { count: sizes.iter().product(), first: dims.first().copied().unwrap_or(0), sizes, strides }
     }
 
-    /// Bytes from the first element to the last, about.
+    /// Returns the distance in bytes of the last element from the first, about.
     pub(super) fn extent(&self) -> usize {
         self.sizes.iter().zip(&self.strides).map(|(size, stride)| size * stride).sum()
     }
@@ -124,7 +125,7 @@ impl Places {
         RANKS.into_iter().find(|rank| *rank >= self.sizes.len()).unwrap_or(self.sizes.len())
     }
 
-    /// All that the source depends on, in 5 bits.
+    /// Returns a number of 5 bits for all that the source depends on.
     pub(super) fn variant(&self) -> u64 {
         self.dims() as u64
     }
@@ -133,7 +134,7 @@ impl Places {
         format!("#define PLACES {}\n{}", self.dims(), include_str!("source/places.cu"))
     }
 
-    /// The words of a `Places`, which reports what is not there to `fault`.
+    /// Returns the words of a `Places` that reports an index out of range to `fault`.
     pub(super) fn words(&self, fault: [u64; 2]) -> impl Iterator<Item = u64> {
         let padded = |numbers: &Dims, rest: usize| {
             let numbers = numbers.clone();

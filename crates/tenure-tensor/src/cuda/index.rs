@@ -1,4 +1,4 @@
-//! Places of elements: what is set, what indices mean, and what is on one side of a diagonal.
+//! Index arithmetic: true elements, positions and coordinates of elements, and triangles of matrices.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
@@ -42,10 +42,10 @@ fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> 
     })
 }
 
-/// Bytes of a mask that a block looks at.
+/// The bytes of a mask that one block reads.
 const SHARE: usize = 4096;
 
-/// Waits for the device once: for the number of what is found, which the output's size is.
+/// Finds the true elements. It waits for the device once, to learn their number, which is the output's size.
 fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let (device, count) = (mask.device(), mask.numel());
     if count == 0 {
@@ -101,7 +101,7 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     let (to, from, dtype) = (access.write_ptr(0).addr(), access.read_ptr(0).addr(), out.dtype());
     let width = unit([to, from, columns * dtype.size()]) / dtype.size();
     let count = out.numel() / width;
-    // Past the corners, all is on one side.
+    // Beyond the corners, all elements are on one side.
     let edge = diagonal.clamp(-(rows as isize) - 1, columns as isize + 1);
     let launch = |queue: &mut Queue| {
         let sizes = [to, from, count, rows, columns / width].map(|word| word as u64);

@@ -1,4 +1,4 @@
-//! Tensors one after the other.
+//! Concatenation of tensors.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -14,10 +14,11 @@ pub(crate) const JOIN: &[Entry<Join>] = on_cuda!(all: join);
 
 const TEMPLATE: &str = include_str!("source/join.cu");
 
-/// As many parts are copied at once.
+/// The largest number of parts that are copied at once.
 const MOST: usize = 64;
 
-/// Copies all parts at once, if they lie in memory as their places do but for the distance of rows; else one by one.
+/// Copies all parts at once, if each is laid out in memory like its place except for the distance of rows; else one by
+/// one.
 fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
     let parts: SmallVec<[&Tensor; 8]> = parts.iter().copied().filter(|part| part.numel() > 0).collect();
     if parts.is_empty() || parts.len() > MOST || !parts.iter().all(|part| lies_as(part, out, dim)) {
@@ -28,7 +29,7 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
     let bytes = |tensor: &Tensor| tensor.sizes()[dim] * out.strides()[dim] * size;
     let to = access.write_ptr(0).addr();
     let from: SmallVec<[usize; 8]> = (0..parts.len()).map(|part| access.read_ptr(part).addr()).collect();
-    // Rows begin and end at units, in all of them.
+    // In all tensors, rows must begin and end at units.
     let unit = unit(parts.iter().map(|part| bytes(part)).chain(from.iter().copied()).chain([to]));
     let count = out.numel() * size / unit;
     let launch = |queue: &mut Queue| {
@@ -55,7 +56,7 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
     })
 }
 
-/// Whether a part is dense, and its dimensions are in memory in the order of the whole's.
+/// Returns whether a part is dense, with its dimensions in memory in the output's order.
 fn lies_as(part: &Tensor, out: &Tensor, dim: usize) -> bool {
     let (along, length) = (out.strides()[dim], out.sizes()[dim]);
     let expected = |stride: usize| if stride > along { stride / length * part.sizes()[dim] } else { stride };

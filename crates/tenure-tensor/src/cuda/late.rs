@@ -1,7 +1,7 @@
-//! Errors that a device finds while it computes, long after the call that they belong to has returned.
+//! Errors that a device finds while it computes, long after the call that caused them has returned.
 //!
-//! A kernel that meets an index that is not there leaves it out, and writes what it met to a word of host memory. Whoever
-//! uses the device next, or waits for it, gets that as an error. Nothing else is lost, where PyTorch loses the context.
+//! A kernel that meets an index out of range skips it, and writes the error to host memory. The next use of the device,
+//! or the next wait for it, returns that error. Nothing else is lost; PyTorch loses the context.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,38 +13,40 @@ use tenure_device::{Access, CallError, Executor};
 
 use crate::{Result, TensorError};
 
-/// What kernels write: `Fault` in prelude.cu. On pages of its own, which are registered with the driver.
+/// The memory that kernels write errors to: `Fault` in prelude.cu. It is on pages of its own, which are registered with
+/// the driver.
 #[repr(C, align(4096))]
 struct Fault {
-    /// 0: nothing; 1: what follows, which is the host's until it writes 0.
+    /// 0 if there is no error; 1 if the fields below hold one, which the host then owns until it writes 0.
     said: AtomicU64,
     code: AtomicU64,
     details: [AtomicU64; 3],
-    /// The address of a word on the device: kernels that run at once say one thing at a time.
+    /// The device address of a lock, so that kernels that run at the same time write one error at a time.
     lock: u64,
     rest: [u64; 506],
 }
 
 impl Fault {
-    /// Stays as long as the process.
+    /// Allocates and registers the memory, which lives as long as the process.
     fn new(memory: &DeviceMemory) -> std::result::Result<&'static Self, CallError> {
         let driver = memory.driver();
         let zero = || AtomicU64::new(0);
         let mut fault = Self { said: zero(), code: zero(), details: [zero(), zero(), zero()], lock: 0, rest: [0; 506] };
-        // A simulated device says it on the host (`report`).
+        // A simulated device reports on the host (`report`).
         let Executor::Cuda(_) = driver.executor() else { return Ok(Box::leak(Box::new(fault))) };
         fault.lock = driver.malloc(size_of::<u32>() as u64)?;
         driver.memset(fault.lock, 0, size_of::<u32>() as u64, StreamId::NULL)?;
         driver.synchronize_stream(StreamId::NULL)?;
         let fault: &'static Self = Box::leak(Box::new(fault));
         let (first, bytes) = (std::ptr::from_ref(fault).cast_mut().cast(), size_of::<Self>() as u64);
-        // SAFETY: the memory is leaked, so it stays; only atomic accesses reach what kernels write.
+        // SAFETY: the memory is leaked, so it stays valid; the host accesses the fields that kernels write only
+        // atomically.
         unsafe { driver.register_host(first, bytes, Access::ReadWrite) }?;
         Ok(fault)
     }
 }
 
-/// Codes of what kernels say.
+/// The codes of errors that kernels report.
 pub(super) const DIVIDED_BY_ZERO: u64 = 1;
 pub(super) const INDEX: u64 = 2;
 pub(super) const PROBABILITY: u64 = 3;
@@ -52,10 +54,10 @@ pub(super) const PROBABILITY: u64 = 3;
 #[derive(Default)]
 struct Late {
     fault: OnceLock<&'static Fault>,
-    /// What a simulated device found.
+    /// Whether a simulated device has found an error.
     is_simulated: AtomicBool,
     simulated: Mutex<Option<TensorError>>,
-    /// Operations, by the number that kernels are told.
+    /// The names of operations. Kernels know each by its number.
     ops: Mutex<Vec<&'static str>>,
 }
 
@@ -65,7 +67,7 @@ fn late(memory: &DeviceMemory) -> &'static Late {
     LATE[usize::from(memory.device().index())].get_or_init(Late::default)
 }
 
-/// What a kernel of `op` is given to say what it could not do: an address, and a code.
+/// Returns the two words with which a kernel of `op` reports an error: an address, and a code.
 pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Result<[u64; 2]> {
     let late = late(memory);
     let mut ops = late.ops.lock();
@@ -83,14 +85,14 @@ pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Resul
     Ok([std::ptr::from_ref(fault).addr() as u64, (number as u64) << 8 | code])
 }
 
-/// Notes what a simulated kernel found, unless there is something already.
+/// Records an error of a simulated kernel, unless there is one already.
 pub(super) fn report(memory: &DeviceMemory, error: TensorError) {
     let late = late(memory);
     late.simulated.lock().get_or_insert(error);
     late.is_simulated.store(true, Ordering::Release);
 }
 
-/// The error of an earlier operation, once.
+/// Returns the error of an earlier operation, once.
 #[inline]
 pub(super) fn check(memory: &DeviceMemory) -> Result<()> {
     let Some(late) = LATE[usize::from(memory.device().index())].get() else { return Ok(()) };

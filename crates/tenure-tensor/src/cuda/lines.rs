@@ -1,4 +1,4 @@
-//! Rows of elements that threads go through together: `Line` in lines.cu.
+//! Rows of elements that several threads walk together: `Line` in lines.cu.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::LaunchConfig;
@@ -8,48 +8,49 @@ use crate::DType;
 
 const LINES: &str = include_str!("source/lines.cu");
 const WARP: usize = 32;
-/// Bytes that are read at once at most.
+/// The largest number of bytes that are read at once.
 const VECTOR_BYTES: usize = 16;
-/// Values of 32 bits that a thread keeps at most.
+/// The largest number of 32-bit values that a thread keeps.
 const KEPT: usize = 32;
-/// Threads of a block where rows are short, of a row that is kept, of one that is not, and threads that keep a device busy.
+/// The block sizes for short rows, for a row that is kept, and for one that is not; and the number of threads that
+/// keeps a device busy.
 const THREADS: usize = 256;
 const MOST_THREADS: usize = 1024;
 const LONG: usize = 512;
 const BUSY: usize = 1 << 17;
 
-/// How rows are divided among threads.
+/// The division of rows among threads.
 pub(super) struct Lines {
     dtype: DType,
-    /// Elements that are read at once.
+    /// The number of elements that are read at once.
     width: usize,
     arrays: usize,
-    /// Vectors of each array that a thread keeps; 0 if it keeps none.
+    /// The number of vectors of each array that a thread keeps; 0 if it keeps none.
     pub(super) items: usize,
-    /// Threads of a row.
+    /// The number of threads of a row.
     pub(super) lanes: usize,
-    /// Threads of a block.
+    /// The number of threads of a block.
     pub(super) threads: usize,
 }
 
-/// How rows begin.
+/// The alignment of rows.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Edges {
-    /// Anywhere.
+    /// Rows may begin anywhere, with elements before the first whole vector.
     Any,
-    /// With a vector, because something else is read by the same vectors in all rows.
+    /// Rows begin with a whole vector, because another array is read by the same vectors in all rows.
     None,
 }
 
 impl Lines {
-    /// For `rows` of `n` elements of arrays that begin at `places`, the first `arrays` of which are read.
+    /// Divides `rows` rows of `n` elements, of arrays that begin at `places`. The first `arrays` of them are read.
     pub(super) fn new(dtype: DType, places: &[u64], arrays: usize, rows: usize, n: usize, edges: Edges) -> Self {
         let size = dtype.size();
         let mut width = VECTOR_BYTES / size;
         while places.iter().any(|place| !place.is_multiple_of((width * size) as u64)) {
             width /= 2;
         }
-        // Each of at least a warp's threads has an edge at most.
+        // Each of at least a warp's threads has at most one element of the edges.
         while !n.is_multiple_of(width) && (edges == Edges::None || n < WARP * width * 2) {
             width /= 2;
         }
@@ -59,7 +60,7 @@ impl Lines {
             lanes if lanes <= WARP => lanes.max(1).next_power_of_two(),
             lanes => lanes.next_multiple_of(WARP),
         };
-        // Few threads of a row need to talk less; many are needed where rows are few.
+        // Fewer threads for a row exchange less, but many are needed if there are few rows.
         let mut items = most;
         while items > 1 && (lanes(items) < WARP || rows * lanes(items) < BUSY && lanes(items / 2) <= LONG) {
             items /= 2;
@@ -75,7 +76,7 @@ impl Lines {
         Self { dtype, width, arrays, items, lanes, threads }
     }
 
-    /// For blocks that go through many rows of `n` elements.
+    /// Changes the division for blocks that each walk many rows of `n` elements.
     pub(super) fn in_blocks_of(self, threads: usize, n: usize) -> Self {
         let most = (KEPT * 4 / (self.dtype.size().max(4) * self.width * self.arrays)).clamp(1, 4);
         let vectors = n / self.width;
@@ -88,23 +89,23 @@ impl Lines {
         Self { items: items.unwrap_or(0), lanes, threads: threads / lanes * lanes, ..self }
     }
 
-    /// Where rows are side by side, `lanes` of them to a block.
+    /// Returns the division for interleaved rows, `lanes` of them to a block.
     pub(super) fn in_columns(dtype: DType, arrays: usize, lanes: usize) -> Self {
         Self { dtype, width: 1, arrays, items: 1, lanes, threads: THREADS }
     }
 
-    /// One block for as many rows as it has threads for.
+    /// Returns the launch of one block for every `threads / lanes` rows.
     pub(super) fn config(&self, rows: usize) -> LaunchConfig {
         let blocks = rows.div_ceil(self.threads / self.lanes) as u32;
         LaunchConfig { grid: [blocks, 1, 1], block: [self.threads as u32, 1, 1], shared_bytes: 0 }
     }
 
-    /// Threads that a block has at most: the fewer, the more registers each may have.
+    /// Returns the largest number of threads of a block: the fewer, the more registers each may have.
     fn bounds(&self) -> usize {
         self.threads.next_power_of_two().max(THREADS)
     }
 
-    /// All that the source depends on.
+    /// Returns the number of this variant: it covers all that the source depends on.
     pub(super) fn variant(&self) -> u64 {
         let sizes = [(self.width.trailing_zeros().into(), 2), (self.items as u64, 3), (self.arrays as u64, 2)];
         let bounds = self.bounds().ilog2() - THREADS.ilog2();
@@ -127,13 +128,13 @@ impl Lines {
     }
 }
 
-/// The sizes before a dimension, and behind it, as one each.
+/// Returns the products of the sizes before a dimension and after it.
 pub(super) fn around(sizes: &[usize], dim: usize) -> (usize, usize) {
     let product = |sizes: &[usize]| sizes.iter().product::<usize>();
     (product(&sizes[..dim.min(sizes.len())]), product(sizes.get(dim + 1..).unwrap_or_default()))
 }
 
-/// Words of places, and numbers behind them.
+/// Returns the words of places, followed by numbers.
 pub(super) fn words<const N: usize>(places: &[u64], numbers: [usize; N]) -> SmallVec<[u64; 16]> {
     places.iter().copied().chain(numbers.map(|number| number as u64)).collect()
 }

@@ -1,4 +1,4 @@
-//! How unlikely the right classes are.
+//! Cross entropy.
 
 use tenure_device::cuda::KernelName;
 
@@ -16,7 +16,8 @@ const TEMPLATE: &str = include_str!("source/loss.cu");
 pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cuda!(floats: cross_entropy);
 pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cuda!(floats: cross_entropy_backward);
 
-/// A class that is not there is an error that comes late, and its row counts for nothing.
+/// Computes the cross entropy. A class out of range is an error that the device reports later, and its row does not
+/// count.
 fn cross_entropy(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
     let reads: Vec<&Tensor> = [targets.scores, targets.classes].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy", &out, &reads)?;
@@ -47,7 +48,7 @@ fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: T
     queue::submit(&access, launch, move |writes, reads| {
         let scores = reads[0].contiguous()?;
         let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(4), ignored, smoothing };
-        // What is wrong was said by the forward pass.
+        // The forward pass has reported the error.
         if expect_classes(&targets).is_err() {
             return Ok(());
         }
@@ -58,7 +59,7 @@ fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: T
     })
 }
 
-/// `aligned` are the places of what is read and written by vectors.
+/// Launches the kernel. `aligned` are the addresses that vectors read and write.
 fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 7], aligned: &[u64]) -> Result<()> {
     let (rows, n) = (targets.classes.numel(), targets.scores.sizes()[1]);
     if rows == 0 {
@@ -79,7 +80,7 @@ fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 
     queue.launch(KernelName { op, variant }, source, lines.config(rows), &mut words)
 }
 
-/// Checks that all classes are there.
+/// Checks that all classes are in range.
 fn expect_classes(targets: &Targets<'_>) -> Result<()> {
     let (op, size) = ("cross_entropy", targets.scores.sizes()[1]);
     let access = Access::new(op, &[], &[targets.classes])?;

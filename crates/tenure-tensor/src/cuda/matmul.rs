@@ -1,4 +1,4 @@
-//! Products of matrices: floats by cuBLASLt, and what that does not compute by a kernel of tiles.
+//! Matrix products: floats by cuBLASLt, and cases that it does not support by a kernel that works in tiles.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{
@@ -16,14 +16,14 @@ pub(crate) const PRODUCT: &[Entry<Product>] = on_cuda!(numbers: product);
 
 const TEMPLATE: &str = include_str!("source/matmul.cu");
 
-/// Rows and columns that a block computes, and its threads.
+/// The number of rows and columns that a block computes, and of its threads.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
 
-/// Operands of a product: the result, its factors, and what is added.
+/// The number of operands of a product: the result, two factors, and the summand.
 const OPERANDS: usize = 4;
 
-/// Bytes that the library's fastest accesses are aligned to.
+/// The alignment in bytes for the library's fastest accesses.
 const ALIGNMENT: usize = 16;
 
 fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, alpha: Scalar) -> Result<()> {
@@ -34,14 +34,14 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
     let expanded =
         |(base, _): (&Tensor, Scalar)| -> Result<Tensor> { Ok(base.alias(base.layout().expand(out.sizes())?)) };
     let base = base.map(expanded).transpose()?;
-    // The kernel of tiles takes any strides.
+    // The tiled kernel takes any strides.
     let is_for_library = dtype.is_floating() && a.sizes()[a.rank() - 1] > 0;
     let taken = |tensor: &Tensor| match is_for_library && lie(tensor).is_none() {
         true => tensor.contiguous(),
         false => Ok(tensor.clone()),
     };
     let (a, b) = (taken(a)?, taken(b)?);
-    // The library's epilogue knows no `f64`.
+    // The library's epilogue does not support `f64`.
     let is_bias = dtype != DType::F64 && base.as_ref().is_some_and(|base| beta.to_f64() == 1.0 && is_row(base));
     let base = match base {
         Some(base) if is_for_library && !is_bias && lie(&base).is_none_or(|lies| lies.is_transposed) => {
@@ -76,44 +76,44 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
     )
 }
 
-/// A part of a product: rows, columns, what is summed up, and the first element of each matrix.
+/// A part of a product: rows, columns, length of the sums, and the first element of each matrix.
 #[derive(Clone, Copy)]
 struct Part {
     sizes: [usize; 3],
     starts: [usize; OPERANDS],
-    /// To what is there.
+    /// Whether the part is added to the output.
     is_added: bool,
 }
 
 struct Work<'a> {
     tensors: [&'a Tensor; OPERANDS],
-    /// The first element of each; 0 where nothing is added.
+    /// The first element of each operand; 0 if there is no summand.
     data: [usize; OPERANDS],
     alpha: Scalar,
     beta: Scalar,
-    /// What is added is a number for each column.
+    /// Whether the summand is a number for each column.
     is_bias: bool,
 }
 
 impl Work<'_> {
-    /// Rows, columns, and what is summed up.
+    /// Returns rows, columns, and the length of the sums.
     fn sizes(&self) -> [usize; 3] {
         let size = |tensor: &Tensor, from_end: usize| tensor.sizes()[tensor.rank() - from_end];
         [size(self.tensors[0], 2), size(self.tensors[0], 1), size(self.tensors[1], 1)]
     }
 
-    /// Where matrices of the operands are.
+    /// Returns the addresses of the operands' matrices.
     fn addresses(&self, offsets: [usize; OPERANDS]) -> [u64; OPERANDS] {
         let width = self.tensors[0].dtype().size();
         std::array::from_fn(|i| if self.data[i] == 0 { 0 } else { (self.data[i] + offsets[i] * width) as u64 })
     }
 
-    /// All of it, of matrices that begin there.
+    /// Returns the whole product, of matrices that begin at `starts`.
     fn whole(&self, starts: [usize; OPERANDS]) -> Part {
         Part { sizes: self.sizes(), starts, is_added: false }
     }
 
-    /// By the library. `false` if it is not there, or does not compute that.
+    /// Computes by the library. Returns `false` if the library is missing or does not support the case.
     fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, part: Part) -> Result<bool> {
         if let Some([first, second]) = self.split(part) {
             return Ok(self.multiply(queue, driver, batch, first)? && self.multiply(queue, driver, batch, second)?);
@@ -146,7 +146,7 @@ impl Work<'_> {
             }
             plan => queue.driver_result(plan)?,
         };
-        // A try would write over what is added to.
+        // A trial run would overwrite the output that the part adds to.
         let candidates = if plan.is_tuned() || part.is_added { None } else { queue.candidates() };
         let tried = candidates.and_then(|count| Some((count, queue.workspace(TUNING_WORKSPACE).ok()?)));
         let workspace = match (tried, plan.workspace_bytes()) {
@@ -167,29 +167,29 @@ impl Work<'_> {
         let plan = match tried {
             None => plan,
             Some((count, _)) => {
-                // SAFETY: as below; what is written is written again.
+                // SAFETY: as below; the product afterwards overwrites the results of the trials.
                 let tuned = unsafe { driver.tune_product(&description, &operands, queue.stream(), count) };
                 queue.driver_result(tuned)?
             }
         };
-        // SAFETY: the operands are tensors of these layouts, which the caller has locked and the queue recorded on the
-        // stream; the workspace is as large as the plan says.
+        // SAFETY: the operands are tensors of these layouts, which the caller has locked and the queue has recorded on
+        // the stream; the workspace is as large as the plan requires.
         queue.driver_result(unsafe { driver.multiply(&plan, &operands, queue.stream()) })?;
         Ok(true)
     }
 
-    /// Parts of a product of halves, where elements side by side are not a multiple of what matrix units read at once, but
-    /// rows begin where they should: the units are at an eighth of their speed then, and the rest is next to nothing. A
-    /// vocabulary is rarely a multiple of eight.
+    /// Splits a product of 16-bit floats whose contiguous dimension is not a multiple of the elements that matrix units
+    /// read at once, although rows begin aligned. The units would then run at an eighth of their speed; the rest after
+    /// the split is tiny. A vocabulary's size is rarely a multiple of eight.
     fn split(&self, part: Part) -> Option<[Part; 2]> {
-        /// What rows and columns of each operand are.
+        /// The axes of the rows and columns of each operand.
         const AXES: [[usize; 2]; OPERANDS] = [[0, 1], [0, K], [K, 1], [0, 1]];
         const K: usize = 2;
-        /// Below it is not worth a launch.
+        /// The smallest size that is worth another launch.
         const LEAST: usize = 512;
         let dtype = self.tensors[0].dtype();
         let width = ALIGNMENT / dtype.size();
-        // What is rounded on the way may be beyond the range of `f16`, though the sum is not.
+        // A partial sum may be beyond the range of `f16` when rounded, though the whole sum is not.
         let splits_sums = dtype == DType::BF16 && self.data[3] == 0;
         if !matches!(dtype, DType::F16 | DType::BF16) {
             return None;
@@ -213,12 +213,12 @@ impl Work<'_> {
         if axis != K {
             return Some([first, second]);
         }
-        // A few terms, rounded before the others are added to them.
+        // The first part has few terms, which are rounded before the others are added.
         first.is_added = true;
         Some([second, first])
     }
 
-    /// By the kernel of tiles.
+    /// Computes by the tiled kernel.
     fn multiply_tiles(&self, queue: &Queue, batch: Dim, offsets: [usize; OPERANDS]) -> Result<()> {
         let ([m, n, k], dtype) = (self.sizes(), self.tensors[0].dtype());
         let mut words: SmallVec<[u64; 24]> = [m, n, k, batch.size].into_iter().map(|size| size as u64).collect();
@@ -239,14 +239,14 @@ impl Work<'_> {
     }
 }
 
-/// Distances of neighbours in a column and in a row.
+/// Returns the distances of neighbours in a column and in a row.
 fn strides(tensor: &Tensor) -> [usize; 2] {
     let strides = tensor.strides();
     [strides[strides.len() - 2], strides[strides.len() - 1]]
 }
 
-/// How the library has a tensor's matrices, if it can: neighbours in rows, or in columns, must be side by side. The stride
-/// of the batch and the alignment are left to the caller.
+/// Returns the library's description of a tensor's matrices, if there is one: neighbours in rows, or in columns, must
+/// be contiguous. The caller sets the batch's stride and checks the alignment.
 fn lie(tensor: &Tensor) -> Option<Matrix> {
     let sizes = tensor.sizes();
     let (rows, columns, [row, column]) = (sizes[sizes.len() - 2], sizes[sizes.len() - 1], strides(tensor));
@@ -260,7 +260,7 @@ fn lie(tensor: &Tensor) -> Option<Matrix> {
         .or_else(|| leading([columns, rows], [column, row]).map(|leading| lies(leading, true)))
 }
 
-/// Whether all rows are the same in memory, dense, and aligned.
+/// Returns whether all rows are the same memory, dense and aligned.
 fn is_row(base: &Tensor) -> bool {
     let (sizes, strides, last) = (base.sizes(), base.strides(), base.rank() - 1);
     let offset = base.layout().offset() * base.dtype().size();
@@ -269,7 +269,7 @@ fn is_row(base: &Tensor) -> bool {
         && sizes[..last].iter().zip(strides).all(|(size, stride)| *size <= 1 || *stride == 0)
 }
 
-/// The leading dimensions of all operands, those that follow one another in memory as one.
+/// The leading dimensions of all operands; those that are contiguous are merged.
 struct Batches(SmallVec<[Dim; 3]>);
 
 #[derive(Clone, Copy)]
@@ -292,7 +292,7 @@ impl Batches {
         Self(dims)
     }
 
-    /// The largest, and where each index into the others begins.
+    /// Returns the largest dimension, with the starts for each index into the others.
     fn split(mut self) -> SmallVec<[(Dim, [usize; OPERANDS]); 1]> {
         let largest = (0..self.0.len()).max_by_key(|dim| self.0[*dim].size);
         let batch = largest.map_or(Dim { size: 1, strides: [0; OPERANDS] }, |dim| self.0.remove(dim));

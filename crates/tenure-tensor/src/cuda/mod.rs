@@ -1,6 +1,6 @@
-//! Kernels on CUDA devices, and what stands for them on simulated ones.
+//! CUDA kernels, and their substitutes on simulated devices.
 //!
-//! A function of a [`Kernel`](crate::Kernel) for a CUDA device locks its tensors, and [`submit`]s what it launches.
+//! A function of a [`Kernel`](crate::Kernel) for a CUDA device locks its tensors, and [`submit`]s its launches.
 //!
 //! ```
 //! use tenure_tensor::cuda::{self, KernelName, LaunchConfig, Queue};
@@ -87,15 +87,15 @@ pub use tenure_device::cuda::{KernelName, LaunchConfig};
 use crate::kernel::{self, Entry};
 use crate::{DType, DeviceKind, Result, element};
 
-/// What every kernel begins with.
+/// The beginning of every kernel's source.
 const PRELUDE: &str = include_str!("source/prelude.cu");
 
-/// The CPU's function of an operation: what stands for a kernel on a simulated device.
+/// Returns the CPU's function of an operation, which a simulated device runs instead of the kernel.
 fn on_cpu<F: Copy>(op: &'static str, lists: &[&[Entry<F>]], dtype: DType) -> Result<F> {
     kernel::find(op, lists, DeviceKind::Cpu, dtype)
 }
 
-/// What a dtype is called in a kernel.
+/// Returns the name of a dtype in kernels.
 pub fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
@@ -111,12 +111,12 @@ pub fn stored(dtype: DType) -> &'static str {
     }
 }
 
-/// What a dtype is computed in, in a kernel.
+/// Returns the type in which kernels compute a dtype.
 pub fn computed(dtype: DType) -> &'static str {
     stored(element::computed(dtype))
 }
 
-/// What many of a dtype are added up in, in a kernel.
+/// Returns the type in which kernels accumulate many elements of a dtype.
 fn summed(dtype: DType) -> &'static str {
     if dtype.is_floating() { computed(dtype) } else { "i64" }
 }

@@ -1,4 +1,4 @@
-//! Means and deviations taken out.
+//! Layer, group and batch normalisation.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -15,7 +15,7 @@ use crate::{Access, Entry, Result, Tensor};
 
 const TEMPLATE: &str = include_str!("source/norm.cu");
 
-/// Blocks that [`NORMALIZE_ROWS_BACKWARD`] keeps a device busy with: it makes a part of the sums in each.
+/// The number of blocks with which [`NORMALIZE_ROWS_BACKWARD`] keeps a device busy. Each computes a part of the sums.
 pub(crate) const PARTS: usize = 264;
 
 pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cuda!(floats: normalize_rows);
@@ -71,7 +71,7 @@ fn normalize_rows_backward(
     rows: Rows<'_>,
     base: Option<&Tensor>,
 ) -> Result<()> {
-    /// A thread has sums of its elements beside them, and registers for both.
+    /// The largest block: a thread needs registers both for its elements and for its sums.
     const MOST_THREADS: usize = 512;
     let dtype = rows.input.dtype();
     let optional = [rows.mean, rows.weight, base];

@@ -1,4 +1,4 @@
-//! Memory of other processes.
+//! CUDA memory of other processes.
 
 pub use tenure_device::OpenedMemory;
 use tenure_device::{MemoryHandle, memory};
@@ -7,10 +7,10 @@ use crate::{Device, Result, TensorError};
 
 const OP: &str = "open_memory";
 
-/// Opens another process's memory on a CUDA device by the bytes of its `cudaIpcMemHandle_t`.
+/// Opens another process's memory on a CUDA device, from the bytes of its `cudaIpcMemHandle_t`.
 ///
 /// # Errors
-/// The CPU; there is no such device; the handle names no memory of another process; a driver call failed.
+/// The device is the CPU or does not exist; the handle names no memory of another process; a driver call failed.
 pub fn open_memory(device: Device, handle: [u8; 64]) -> Result<OpenedMemory> {
     if device.is_cpu() {
         return Err(TensorError::argument(OP, "memory is opened on a CUDA device, got the CPU"));

@@ -1,4 +1,4 @@
-//! Windows of images made one pixel. Images are contiguous, or have their channels densest.
+//! Pooling: each window of an image becomes one pixel. Images are contiguous, or have their channels densest.
 
 use tenure_device::cuda::KernelName;
 
@@ -58,10 +58,10 @@ fn spread(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
 struct Shape {
     source: [usize; 3],
     target: [usize; 3],
-    /// Kernel, stride, padding and dilation.
+    /// The sizes of kernel, stride, padding and dilation.
     how: [[usize; 3]; 4],
     counts_padding: bool,
-    /// The windows cover the image evenly.
+    /// Whether the windows cover the image evenly.
     is_even: bool,
     format: MemoryFormat,
 }
@@ -85,8 +85,8 @@ impl Shape {
     }
 }
 
-/// Computes the first tensor from the first that is read, with the numbers in windows that are the second of the ones or
-/// of the others. A simulated device calls `host` with contiguous tensors.
+/// Computes the first written tensor from the first read one. The elements' numbers in their windows, if there are any,
+/// are the second written or the second read tensor. A simulated device calls `host` with contiguous tensors.
 fn run(
     name: &'static str,
     writes: &[&Tensor],
@@ -117,7 +117,7 @@ fn run(
     let count = out.numel() / width;
     let largest = out.numel().max(reads[0].numel());
     let sizes = [shape.source, shape.target].into_iter().chain(shape.how);
-    // Sums of a few of them are below 2³¹.
+    // Sums of a few of these sizes must be below 2³¹.
     let is_large = is_large(largest) || sizes.clone().any(|sizes| sizes.iter().any(|size| *size >= 1 << 28));
     let launch = |queue: &mut Queue| {
         let mut words = [to, from, taps, count, inner / width].map(|word| word as u64).to_vec();

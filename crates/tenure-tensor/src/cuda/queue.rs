@@ -1,4 +1,4 @@
-//! How work gets onto a device's stream.
+//! Submission of work to a device's stream.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::access::Held;
 use crate::autograd::no_grad;
 use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
 
-/// The thread's current stream of a device, for one operation.
+/// The thread's current stream of a device, as one operation uses it.
 pub struct Queue {
     op: &'static str,
     memory: &'static DeviceMemory,
@@ -24,7 +24,7 @@ pub struct Queue {
     workspaces: SmallVec<[Tensor; 2]>,
 }
 
-/// What an operation reads and writes: an [`Access`], or an [`Elementwise`].
+/// The tensors that an operation reads and writes: an [`Access`], or an [`Elementwise`].
 #[expect(private_bounds, reason = "nobody else says what a kernel touches")]
 pub trait Touched: Sealed {}
 
@@ -34,18 +34,18 @@ impl Touched for Elementwise<'_> {}
 pub(crate) trait Sealed {
     fn op(&self) -> &'static str;
     fn device(&self) -> Device;
-    /// Of all that is written, and then of all that is read: (first element, how they lie from there).
+    /// Calls `each` for all written tensors, then for all read ones: the first element, and the layout.
     fn for_each(&self, each: &mut dyn FnMut(Place<'_>));
-    /// All storages.
+    /// Returns all storages.
     fn storages(&self) -> impl Iterator<Item = Held<'_>>;
 }
 
-/// Elements in memory.
+/// A tensor's elements in memory.
 pub(crate) struct Place<'a> {
     pub(crate) is_written: bool,
     pub(crate) data: *mut u8,
     pub(crate) sizes: &'a [usize],
-    /// In bytes.
+    /// The strides in bytes.
     pub(crate) strides: SmallVec<[usize; 5]>,
     pub(crate) dtype: DType,
     pub(crate) device: Device,
@@ -95,26 +95,27 @@ impl Sealed for Elementwise<'_> {
     }
 }
 
-/// Puts an operation on the thread's current stream of the device that it writes on: what `device` launches; on a simulated
-/// device, `host`, which is given tensors on the CPU in place of those that are written and read, in their order, and where
-/// `device` only takes its workspaces, and checks kernels if the environment has `TENURE_CHECK_KERNELS`. Nothing is waited for: the
-/// tensors may be dropped once this returns, since their memory is reused in the order of the stream.
+/// Submits an operation to the thread's current stream of the device that it writes on. On a real device, it runs
+/// `device`, which launches kernels. On a simulated device, it queues `host`, which computes on CPU copies of the
+/// written and the read tensors, in their order; `device` then only allocates workspaces, and checks kernels if the
+/// environment has `TENURE_CHECK_KERNELS`. It does not wait: the caller may drop the tensors afterwards, since their
+/// memory is reused in the order of the stream.
 ///
 /// # Errors
-/// What an earlier operation met on the device; those of `device`. Errors of `host` come later.
+/// An error of an earlier operation on the device, or of `device`. Errors of `host` come later.
 pub fn submit(
     touched: &impl Touched,
     device: impl FnOnce(&mut Queue) -> Result<()>,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    // There are as many of these as operations and dtypes together: only this function is compiled for each of them.
+    // This function is compiled for every combination of operation and dtype, so it does little.
     let (mut device, mut host) = (Some(device), Some(host));
     submit_erased(touched, &mut |queue| device.take().map_or(Ok(()), |device| device(queue)), &mut || {
         Some(Box::new(host.take()?))
     })
 }
 
-/// [`submit`], where both are called at most once.
+/// Submits like [`submit`]; calls both at most once.
 pub(super) fn submit_erased(
     touched: &impl Touched,
     device: &mut dyn FnMut(&mut Queue) -> Result<()>,
@@ -129,11 +130,11 @@ pub(super) fn submit_erased(
     }
 }
 
-/// What computes on the CPU what a kernel does: of tensors that are written and that are read.
+/// A function that computes on the CPU what a kernel computes, given the written and the read tensors.
 pub(super) type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
-/// Keeps what a stream uses from being reused too early: until the stream has passed it, if it was allocated for another;
-/// in a capture, as long as that is replayed.
+/// Protects storages that a stream uses from early reuse: until the stream has passed this point, if a storage was
+/// allocated for another stream; in a capture, as long as the graph may be replayed.
 pub(crate) fn record_use<'a>(
     op: &'static str,
     memory: &DeviceMemory,
@@ -145,13 +146,13 @@ pub(crate) fn record_use<'a>(
     }
     for held in storages.filter(|held| held.address != 0) {
         captured::keep(&held);
-        // Of a storage from outside, or on the CPU, who made it must know.
+        // For a storage from outside, or on the CPU, the code that made it must know of the use.
         memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
     }
     Ok(())
 }
 
-/// What an operation met on the device so far, as an error.
+/// Returns an error of earlier operations on the device, if there is one.
 pub(crate) fn arrive(op: &'static str, device: Device) -> Result<()> {
     Queue::new(op, device).map(drop)
 }
@@ -167,7 +168,7 @@ impl Queue {
         self.stream
     }
 
-    /// The driver, unless it is simulated: for the device's libraries.
+    /// Returns the driver if it is a real one, for the device's libraries.
     pub(crate) fn cuda(&self) -> Option<&'static CudaDriver> {
         match self.memory.driver().executor() {
             Executor::Cuda(driver) => Some(driver),
@@ -175,22 +176,24 @@ impl Queue {
         }
     }
 
-    /// How many algorithms are measured for what none was measured for; none in a capture.
+    /// Returns how many algorithms to measure for a case without a measurement; `None` if measuring is off, or in a
+    /// capture.
     pub(crate) fn candidates(&self) -> Option<usize> {
         const CANDIDATES: usize = 8;
         let is_captured = || self.memory.driver().is_capturing(self.stream).unwrap_or(true);
         (tuning::measures_algorithms() && !is_captured()).then_some(CANDIDATES)
     }
 
-    /// What a kernel is given to say what it could not do.
+    /// Returns the words with which a kernel reports an error.
     pub(crate) fn fault(&self, code: u64) -> Result<[u64; 2]> {
         late::fault(self.memory, self.op, code)
     }
 
-    /// Bytes for a kernel, until what is put on the stream now is done. Returns their address, a multiple of 256.
+    /// Allocates bytes for a kernel. They are valid until the work that is now put on the stream is done. Returns their
+    /// address, a multiple of 256.
     ///
     /// # Errors
-    /// No memory.
+    /// Out of memory.
     pub fn workspace(&mut self, bytes: usize) -> Result<u64> {
         let (_, key) = Purpose::current();
         let _purpose = Purpose::enter(Tag::Workspace, key);
@@ -200,11 +203,12 @@ impl Queue {
         Ok(address)
     }
 
-    /// Launches the kernel that `source` says in CUDA C++, which is compiled when a process first meets its name: what the
-    /// source depends on is in the name. It begins after a prelude that has the types of [`stored`](super::stored),
-    /// `cast<To>(x)` between them, `number<T>(bits)`, `Pack<T, N>` (neighbours that are read and written at once) and `DEVICE`
-    /// for functions, and it defines `extern "C" __global__ void kernel(const __grid_constant__ Params p)`. `Params` is a
-    /// struct of 64-bit words, and `words` are these: addresses, sizes, bits of doubles.
+    /// Launches the kernel that `source` returns in CUDA C++. It is compiled when the process first meets its name, so
+    /// the name must cover all that the source depends on. A prelude comes before the source. It has the types of
+    /// [`stored`](super::stored), `cast<To>(x)` between them, `number<T>(bits)`, `Pack<T, N>` (neighbours that are read
+    /// and written at once) and `DEVICE` for functions. The source must define `extern "C" __global__ void kernel(const
+    /// __grid_constant__ Params p)`. `Params` is a struct of 64-bit words, and `words` are its values: addresses,
+    /// sizes, bits of doubles.
     ///
     /// # Errors
     /// There is no compiler, the source is wrong, or the driver refuses.
@@ -220,7 +224,7 @@ impl Queue {
         self.launch_erased(name, &mut text, config, words)
     }
 
-    /// [`launch`](Self::launch), where the source is asked for at most once.
+    /// Launches like [`launch`](Self::launch); asks for the source at most once.
     fn launch_erased(
         &self,
         name: KernelName,
@@ -230,8 +234,9 @@ impl Queue {
     ) -> Result<()> {
         let Some(driver) = self.cuda() else { return self.check(name, source) };
         let function = driver.kernel(name, source).map_err(|error| TensorError::kernel(self.op, error))?;
-        // SAFETY: the kernel's parameter is a struct of as many words; what they point to is locked by the caller until
-        // this returns, and stays until the stream has passed the launch: the stream is recorded.
+        // SAFETY: the kernel's parameter is a struct of this many words. The caller keeps the memory that they point to
+        // locked until this returns. The stream's use of it is recorded, so the memory stays until the stream has
+        // passed the launch.
         let launched = unsafe { driver.launch(function, config, self.stream, &mut [words.as_mut_ptr().cast()]) };
         self.driver_result(launched).map(drop)
     }
@@ -240,8 +245,8 @@ impl Queue {
         result.map_err(|error| TensorError::device(self.op, error))
     }
 
-    /// Checks a kernel where none can run, if the environment asks for it: an operation's first kernel in a process is
-    /// compiled, of the others the source is checked. With `TENURE_CHECK_KERNELS=full`, all are compiled.
+    /// Checks a kernel on a simulated device, if the environment asks for it: compiles an operation's first kernel in a
+    /// process, and checks only the source of its others. With `TENURE_CHECK_KERNELS=full`, it compiles all.
     fn check(&self, name: KernelName, source: &mut dyn FnMut() -> String) -> Result<()> {
         use std::collections::{HashMap, HashSet};
         use std::env::var_os;
@@ -250,7 +255,7 @@ impl Queue {
         use parking_lot::Mutex;
 
         static WANTED: LazyLock<Option<OsString>> = LazyLock::new(|| var_os("TENURE_CHECK_KERNELS"));
-        /// By operation, the variants that were checked.
+        /// The variants that were checked, by operation.
         static CHECKED: Mutex<Option<HashMap<&str, HashSet<u64>>>> = Mutex::new(None);
 
         let Some(wanted) = &*WANTED else { return Ok(()) };
@@ -294,8 +299,8 @@ impl Queue {
                 host(&tensors[..writes], &tensors[writes..])?;
                 twins[..writes].iter().zip(&tensors).try_for_each(|(twin, tensor)| twin.store(tensor, device))
             };
-            // The thread is one that waits for the device, or asks about it: what a kernel computes with is none of its own
-            // operations, which somebody may be told of, who then calls the driver.
+            // This runs on a thread that waits for the device, or queries it. The kernel's computation is no operation
+            // of that thread: a hook that recorded it might call the driver.
             if let Err(error) = no_grad(|| run(device)) {
                 late::report(memory, error);
             }
@@ -304,15 +309,15 @@ impl Queue {
     }
 }
 
-/// A tensor of the device as a simulated kernel has it: on the CPU.
+/// A device tensor as a simulated kernel has it: on the CPU.
 struct Twin {
     is_written: bool,
     address: u64,
     layout: Layout,
     dtype: DType,
-    /// Its elements in memory, in bytes from the first.
+    /// The ranges of its elements in memory, in bytes from the first.
     runs: Vec<Range<u64>>,
-    /// One that is on the CPU anyway.
+    /// The tensor itself, if it is on the CPU anyway.
     here: Option<Tensor>,
 }
 
@@ -334,7 +339,8 @@ impl Twin {
             let tensor = Tensor::unset(twin.layout.clone(), twin.dtype, Device::CPU)?;
             for run in &twin.runs {
                 let (from, bytes) = (place.data.wrapping_add(run.start as usize), (run.end - run.start) as usize);
-                // SAFETY: elements of the place, which its guard keeps; the tensor has as many, laid out alike.
+                // SAFETY: these are elements of the place, which its guard keeps; the tensor has as many in the same
+                // layout.
                 unsafe {
                     Access::new("copy", &[&tensor], &[])?.write_ptr(0).add(run.start as usize).copy_from(from, bytes)
                 };
@@ -352,11 +358,11 @@ impl Twin {
         let mut access = Access::new("copy", &[&tensor], &[])?;
         for run in &self.runs {
             let bytes = (run.end - run.start) as usize;
-            // SAFETY: the run lies within the tensor, which nobody else has.
+            // SAFETY: the run lies within the tensor, to which only this function has access.
             let to = unsafe { std::slice::from_raw_parts_mut(access.write_ptr(0).add(run.start as usize), bytes) };
             device.read(self.address + run.start, to);
             if self.dtype == DType::Bool {
-                // Memory that was never written holds anything.
+                // Memory that was never written holds any bytes.
                 to.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
             }
         }

@@ -1,4 +1,4 @@
-//! A stable sort by digits, as a part of operations.
+//! A stable radix sort, as a step of operations.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
@@ -13,22 +13,22 @@ const THREADS: usize = 256;
 const DIGITS: usize = 256;
 const DIGIT_BITS: usize = 8;
 
-/// Rows up to this length are cut into small tiles, so that several blocks have some.
+/// The row length up to which rows are cut into small tiles, so that several blocks get some.
 const SHORT: usize = 64 * 1024;
 
-/// What is sorted.
+/// The kind of keys to sort.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Source {
-    /// Elements of a dtype, from the smallest or the largest.
+    /// Elements of a dtype, in ascending or descending order.
     Elements { dtype: DType, descending: bool },
-    /// Positions below a number, as `int64`; all others are that number.
+    /// Positions below a limit, as `int64`; positions out of range count as the limit.
     Positions { limit: usize },
-    /// Keys below a number.
+    /// Keys below a limit.
     Keys { limit: usize },
 }
 
 impl Source {
-    /// Bits that keys differ in.
+    /// Returns the number of bits in which keys can differ.
     fn bits(self) -> usize {
         match self {
             Self::Elements { dtype, .. } => dtype.size() * 8,
@@ -36,13 +36,13 @@ impl Source {
         }
     }
 
-    /// Bytes of a key.
+    /// Returns the size of a key in bytes.
     pub(super) fn key_bytes(self) -> usize {
         let is_counted = !matches!(self, Self::Elements { .. });
         if self.bits() > 32 || is_counted && tuning::counts_in_64_bits() { 8 } else { 4 }
     }
 
-    /// `Key` in a kernel, and how keys are made.
+    /// Returns the definitions of `Key` and of the making of keys, for kernels.
     pub(super) fn definitions(self) -> String {
         let key = key_type(self.key_bytes());
         let (element, descending) = match self {
@@ -54,7 +54,7 @@ impl Source {
         format!("{positions}#define DESCENDING {descending}\ntypedef {element} Element;\ntypedef {key} Key;\n{KEYS}")
     }
 
-    /// All that they depend on, in 8 bits.
+    /// Returns a number of 8 bits for all that the definitions depend on.
     pub(super) fn variant(self) -> u64 {
         match self {
             Self::Elements { dtype, descending } => (dtype as u64) << 1 | u64::from(descending),
@@ -64,7 +64,7 @@ impl Source {
     }
 }
 
-/// Rows of as many elements, one after the other from an address.
+/// Rows of the same length, one after the other from an address.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pub(super) from: u64,
@@ -72,24 +72,24 @@ pub(super) struct Rows {
     pub(super) length: usize,
 }
 
-/// Elements in order: the addresses of their keys, and of the numbers that they had in their rows, which are of
-/// `number_bytes`.
+/// Sorted elements: the addresses of their keys, and of the numbers that they had in their rows, of `number_bytes`
+/// each.
 pub(super) struct Sorted {
     pub(super) keys: u64,
     pub(super) numbers: u64,
 }
 
-/// Bytes of the numbers of a row's elements.
+/// Returns the size in bytes of the number of a row's element.
 pub(super) fn number_bytes(length: usize) -> usize {
     if length > u32::MAX as usize || tuning::counts_in_64_bits() { 8 } else { 4 }
 }
 
-/// An unsigned integer of so many bytes in a kernel.
+/// Returns the unsigned integer type of this size in bytes, for kernels.
 pub(super) fn key_type(bytes: usize) -> &'static str {
     if bytes == 8 { "u64" } else { "u32" }
 }
 
-/// Sorts each row. If there is an `out`, the numbers go there, as `int64`, and the keys nowhere.
+/// Sorts each row. If there is an `out`, the numbers are written there, as `int64`, and the keys are dropped.
 pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u64>) -> Result<Sorted> {
     let Rows { from, rows, length } = rows;
     let (key_bytes, number_bytes) = (source.key_bytes(), number_bytes(length));
@@ -98,7 +98,7 @@ pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u6
     let mut memory = |bytes: usize| queue.workspace(rows * bytes);
     let (counts, totals) = (memory(DIGITS * tiles * number_bytes)?, memory(DIGITS * number_bytes)?);
     let passes = source.bits().div_ceil(DIGIT_BITS);
-    // As many pairs as are read and written at a time.
+    // Buffers for pairs of keys and numbers: one pair is read while the other is written.
     let pairs = (passes - usize::from(out.is_some())).min(2);
     let mut buffers = [[0; 2]; 2];
     for buffer in &mut buffers[..pairs] {

@@ -1,4 +1,4 @@
-//! Random numbers, as [`crate::random`] says: each element is made of the bits that the CPU makes it of.
+//! Random numbers as defined in [`crate::random`]: each element comes from the same bits as on the CPU.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
@@ -21,11 +21,11 @@ const TEMPLATE: &str = include_str!("source/random.cu");
 const SHUFFLE: &str = include_str!("source/permutation.cu");
 const THREADS: usize = 256;
 
-/// What is drawn: a kernel's name, in capitals in the source, and the numbers that say how.
+/// A kind of draw: a kernel's name, which the source has in capitals, and its numbers.
 struct Draw {
     name: &'static str,
     numbers: [u64; 2],
-    /// The code of an error that it may report.
+    /// The code of the error that it may report.
     fault: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ fn dropout(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Resu
     })
 }
 
-/// Draws the first tensor, of which the second is the input unless it is the same. A simulated device calls `host`.
+/// Draws the first tensor; the second is the input, unless it is the same tensor. A simulated device calls `host`.
 fn run(
     op: &'static str,
     [out, input]: [&Tensor; 2],
@@ -96,7 +96,7 @@ fn run(
     let mut access = Access::new(op, &[out], &reads)?;
     let to = access.write_ptr(0).addr() as u64;
     let from = if has_input { access.read_ptr(0).addr() as u64 } else { 0 };
-    // Numbers of 64 bits take two words each, others one.
+    // 64-bit numbers take two words each, others one.
     let block = if draw.name == "randint" || (dtype == DType::F64 && matches!(draw.name, "uniform" | "normal")) {
         2
     } else {
@@ -132,10 +132,10 @@ fn run(
     })
 }
 
-/// Where draws begin.
+/// The place where draws begin.
 pub(super) struct Start {
     pub(super) state: State,
-    /// What it counts from, in a capture.
+    /// The origin that the state counts from, in a capture.
     pub(super) origin: Option<Tensor>,
 }
 
@@ -147,14 +147,14 @@ impl Start {
         })
     }
 
-    /// `State` in philox.cu. The origin is what `access` reads at a place.
+    /// Returns the words of `State` in philox.cu. The origin is read tensor `place` of `access`.
     pub(super) fn words(&self, access: &Access<'_>, place: usize) -> [u64; 3] {
         let origin = self.origin.as_ref().map_or(0, |_| access.read_ptr(place).addr() as u64);
         [self.state.seed, self.state.offset, origin]
     }
 }
 
-/// Where draws begin that count from an origin, if there is one.
+/// Returns the state where draws begin, counted from an origin if there is one.
 pub(super) fn placed(state: State, origin: &[Tensor]) -> Result<State> {
     origin.first().map_or(Ok(state), |origin| captured::placed(state, origin))
 }

@@ -1,4 +1,4 @@
-//! Dimensions made one.
+//! Reductions over dimensions.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -17,30 +17,30 @@ const TEMPLATE: &str = include_str!("source/reduce.cu");
 const THREADS: usize = 256;
 const WARP: usize = 32;
 
-/// Elements that are read at once at most, and their bytes.
+/// The largest number of elements that are read at once, and their bytes.
 const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
 
-/// Blocks that keep a device busy: with fewer, outputs are divided. Never the number that a device has, so that results do
-/// not depend on it.
+/// The number of blocks that keeps a device busy: with fewer, outputs are divided. It is a constant, so that results do
+/// not depend on the device.
 const BLOCKS: usize = 512;
-/// Outputs that the last step of divided ones is worth a block for.
+/// The number of divided outputs for which the last step uses a block.
 const OUTPUTS_PER_BLOCK: usize = 128;
 
-/// Numbers of dimensions that kernels are compiled for.
+/// The numbers of dimensions that kernels are compiled for.
 const RANKS: [usize; 3] = [2, 6, 24];
 
-/// How values are made one.
+/// A fold of many values to one.
 pub(super) struct Fold {
-    /// The kernel's name, one for each.
+    /// The kernel's name, unique to the fold.
     pub(super) name: &'static str,
-    /// `Fold` in CUDA C++: by `EACH`, or one of those in folds.cu.
+    /// The definition of `Fold` in CUDA C++: by `EACH`, or one of those in folds.cu.
     pub(super) fold: &'static str,
-    /// What a part of an output takes, in bytes, computed in 32 and in 64 bits.
+    /// The size in bytes of a partial result of an output, if computed in 32 and in 64 bits.
     pub(super) part_bytes: [usize; 2],
 }
 
-/// A fold of each value for itself, to what values are computed in.
+/// Defines a fold with one sum per output, of the type that values are computed in.
 macro_rules! each {
     ($name:literal, $fold:literal) => {{
         static FOLD: Fold = Fold { name: $name, fold: $fold, part_bytes: [4, 8] };
@@ -100,7 +100,7 @@ fn extreme(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
 fn position(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
     static POSITION: Fold = Fold {
         name: "argmax",
-        // What is no number does not equal itself, and is there only if it is given.
+        // NaN does not equal itself, and occurs only if the given extreme is NaN.
         fold: "EACH(i64, highest<i64>(), x == given || x != x ? at : highest<i64>(), a < b ? a : b, s)",
         part_bytes: [8, 8],
     };
@@ -126,8 +126,8 @@ fn moments(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
     })
 }
 
-/// Folds `inputs`, all of the same sizes and dtype, to `outputs`, which are contiguous and have size 1 where dimensions are
-/// reduced. So has `given`. A simulated device calls `host` instead.
+/// Folds `inputs`, all of the same sizes and dtype, to `outputs`. Outputs and `given` are contiguous, with size 1 where
+/// dimensions are reduced. A simulated device calls `host` instead.
 pub(super) fn fold<const N: usize, const K: usize>(
     how: &'static Fold,
     outputs: [&Tensor; K],
@@ -168,18 +168,18 @@ struct Types {
     given: DType,
 }
 
-/// A dimension of all inputs, or more of them that can be gone through as one.
+/// A dimension of all inputs, or several that can be walked as one.
 struct Dim {
     size: usize,
-    /// Distances of neighbours in bytes.
+    /// The distance of neighbours in each input, in bytes.
     steps: SmallVec<[usize; 2]>,
-    /// Distance of outputs in elements.
+    /// The distance of neighbours in the outputs, in elements.
     output: usize,
 }
 
 type Dims = SmallVec<[Dim; 4]>;
 
-/// The dimensions that are kept and those that are reduced, densest first.
+/// Returns the kept and the reduced dimensions, densest first.
 fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims, Dims) {
     let sizes = inputs[0].sizes();
     let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
@@ -188,7 +188,7 @@ fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims, D
         steps: inputs.iter().map(|input| input.strides()[dim] * input.dtype().size()).collect(),
         output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
     };
-    // The last first, so that among equals it counts as the densest.
+    // The last dimension comes first, so that it counts as the densest among equals.
     let all = || (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
     (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
 }
@@ -211,23 +211,23 @@ fn coalesce(dims: impl Iterator<Item = Dim>) -> Dims {
     merged
 }
 
-/// How a fold is divided among threads.
+/// The division of a fold among threads.
 struct Plan<'a> {
     types: Types,
     is_columns: bool,
-    /// Neighbours that are read at once.
+    /// The number of neighbours that are read at once.
     width: usize,
     is_large: bool,
     rank: usize,
-    /// Elements that an output is made of.
+    /// The number of elements that make one output.
     count: usize,
-    /// Vectors along one of both, elements along the other.
+    /// The kept and the reduced size: one counts vectors, the other elements.
     kept_size: usize,
     reduced_size: usize,
-    /// Threads side by side.
+    /// The number of neighbouring threads.
     lanes: usize,
     blocks: usize,
-    /// Blocks that share outputs, and what each has of the reduced size.
+    /// The number of blocks that share outputs, and the length of each along the reduced size.
     parts: usize,
     length: usize,
     kept: &'a Dims,
@@ -235,7 +235,7 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Makes `kept` or `reduced` a dimension of vectors.
+    /// Plans a fold. It makes `kept` or `reduced` begin with a dimension of vectors.
     fn new(types: Types, pointers: &Pointers, kept: &'a mut Dims, reduced: &'a mut Dims) -> Self {
         let product = |dims: &Dims| dims.iter().map(|dim| dim.size).product::<usize>();
         let (total, count) = (product(kept), product(reduced));
@@ -258,7 +258,7 @@ impl<'a> Plan<'a> {
             dim.steps.iter_mut().for_each(|step| *step *= width);
         }
         let (kept_size, reduced_size) = (product(kept), product(reduced));
-        // Loads of a thread that are under way at once.
+        // The number of loads that a thread has in flight.
         let unroll = if width * types.from.size() < 8 { 8 } else { 4 };
         let floor = |size: usize| 1 << size.max(1).ilog2();
         let (lanes, blocks, threads) = if is_columns {
@@ -317,14 +317,14 @@ impl<'a> Plan<'a> {
         let kind = if self.is_columns { Kind::Columns } else { Kind::Rows };
         run(kind, [self.reduced_size, self.lanes], [self.blocks as u32, self.parts as u32, 1])?;
         if self.parts > 1 {
-            // Parts are many, where outputs are few.
+            // If there are few outputs, there are many parts.
             let lanes = (total / OUTPUTS_PER_BLOCK).clamp(1, WARP).next_power_of_two();
             run(Kind::Parts, [self.parts, lanes], [total.div_ceil(lanes) as u32, 1, 1])?;
         }
         Ok(())
     }
 
-    /// All that the source depends on.
+    /// Returns the number of this variant: it covers all that the source depends on.
     fn variant(&self, kind: Kind) -> u64 {
         let Types { from, to, given } = self.types;
         let mut variant = kind as u64;
@@ -362,7 +362,7 @@ enum Kind {
     Parts,
 }
 
-/// How many neighbours are side by side for all inputs, wherever a row of them begins.
+/// Returns how many neighbours are contiguous in all inputs, wherever a row of them begins.
 fn width(size: usize, pointers: &Pointers, kept: &Dims, reduced: &Dims, is_columns: bool) -> usize {
     let (along, across) = if is_columns { (kept, reduced) } else { (reduced, kept) };
     let Some((dense, others)) = along.split_first() else { return 1 };

@@ -1,4 +1,4 @@
-//! Positions as angles.
+//! Rotary position embeddings.
 
 use super::elementwise::expressions;
 

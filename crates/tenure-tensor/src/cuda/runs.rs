@@ -1,11 +1,11 @@
-//! Which bytes a layout covers.
+//! The byte ranges that a layout covers.
 
 use std::ops::Range;
 
-/// More runs of elements than these are declared as one range.
+/// The number of runs up to which they are listed; more are declared as one range.
 const MANY_RUNS: usize = 4096;
 
-/// The ranges of bytes that elements are in.
+/// Returns the byte ranges that contain elements.
 pub(super) fn runs(sizes: &[usize], strides: &[usize], width: usize) -> Vec<Range<u64>> {
     if sizes.contains(&0) {
         return Vec::new();

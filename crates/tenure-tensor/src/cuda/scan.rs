@@ -1,4 +1,4 @@
-//! Sums and products so far.
+//! Scans: cumulative sums and products.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
@@ -12,13 +12,13 @@ use crate::{Access, DType, DeviceKind, Entry, Result, Tensor};
 
 const TEMPLATE: &str = include_str!("source/scan.cu");
 const THREADS: usize = 256;
-/// Bytes that a thread reads at once.
+/// The number of bytes that a thread reads at once.
 const VECTOR_BYTES: usize = 16;
-/// Elements of a row that one thread goes through rather than a block.
+/// The row length up to which one thread walks a row, not a block.
 const SHORT: usize = 32;
-/// Blocks that keep a device busy.
+/// The number of blocks that keeps a device busy.
 const BLOCKS: usize = 512;
-/// Parts of a row that threads are divided in: each adds up those before its own.
+/// The largest number of parts of a row: each part adds up those before it.
 const MOST_PARTS: usize = 64;
 
 pub(crate) const CUMSUM: [&[Entry<Scan>]; 2] = [on_cuda!(floats: cumsum), &[(DeviceKind::Cuda, DType::I64, cumsum)]];

@@ -1,4 +1,4 @@
-//! Elements written and added by index.
+//! Kernels that write and add elements by index.
 
 use super::add;
 use super::on_cpu;
@@ -15,7 +15,7 @@ pub(crate) const SCATTER_ADD: &[Entry<Scatter>] = on_cuda!(numbers: scatter_add)
 pub(crate) const PUT: &[Entry<Put>] = on_cuda!(all: put);
 pub(crate) const PUT_ADD: &[Entry<Put>] = on_cuda!(numbers: put_add);
 
-/// What is added to a line up to this length finds by comparing all with all what belongs together.
+/// The length up to which the additions to a line are grouped by comparing all pairs.
 const FEW: usize = 64;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {

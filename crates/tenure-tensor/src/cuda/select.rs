@@ -1,4 +1,4 @@
-//! One of two.
+//! Selection and clamping of elements.
 
 use smallvec::SmallVec;
 
@@ -26,7 +26,7 @@ fn clamp_as(dtype: DType, iter: &Elementwise<'_>, min: Option<Scalar>, max: Opti
     static BOTH: Expression = Expression {
         name: "clamp",
         lanes: &["T", "T"],
-        // What is no number stays none.
+        // NaN stays NaN.
         values: &["(a < n0 ? n0 : a) > n1 ? n1 : (a < n0 ? n0 : a)"],
         fault: None,
     };

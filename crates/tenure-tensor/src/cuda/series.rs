@@ -1,4 +1,4 @@
-//! Numbers that follow a rule.
+//! Number series.
 
 use tenure_device::cuda::KernelName;
 

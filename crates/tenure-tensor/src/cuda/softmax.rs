@@ -1,4 +1,4 @@
-//! Exponentials that add up to 1.
+//! Softmax and log-softmax.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
@@ -10,10 +10,10 @@ use crate::cpu::softmax::{Softmax, SoftmaxBackward};
 use crate::kernel::on_cuda;
 use crate::{Access, Entry, Result, Tensor};
 
-/// Sums of exponentials, as far as rows were read.
+/// The source of running sums of exponentials.
 pub(super) const EXPONENTIALS: &str = include_str!("source/exponentials.cu");
 const TEMPLATE: &str = include_str!("source/softmax.cu");
-/// Threads of a block where the elements of a row are not side by side.
+/// The number of threads of a block if the elements of a row are not contiguous.
 const THREADS: usize = 256;
 const WARP: usize = 32;
 

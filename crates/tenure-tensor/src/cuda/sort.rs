@@ -1,4 +1,4 @@
-//! The order of elements.
+//! Sorting of elements.
 
 use tenure_device::cuda::KernelName;
 
@@ -16,10 +16,10 @@ pub(crate) const ORDER: &[Entry<Order>] = on_cuda!(all: order);
 
 const RANK: &str = include_str!("source/rank.cu");
 
-/// Rows up to this length are put in order by comparing all elements with all.
+/// The row length up to which rows are sorted by comparing all pairs of elements.
 const SHORT: usize = 256;
 
-/// All of a row is put in order, whatever the count.
+/// Sorts whole rows, whatever the count.
 fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());

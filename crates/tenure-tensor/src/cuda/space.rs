@@ -1,4 +1,4 @@
-//! Several layouts gone through together, a thread for each element or for several side by side.
+//! Iteration over several layouts together, with a thread for each element or for several neighbours.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -13,31 +13,33 @@ use crate::tuning;
 const SPACE: &str = include_str!("source/space.cu");
 const THREADS: usize = 256;
 
-/// The most bytes that a thread moves at once.
+/// The largest number of bytes that a thread moves at once.
 const WIDEST: usize = 16;
 
-/// What a kernel's threads go through, in the order of memory.
+/// The iteration space of a kernel's threads, in the order of memory.
 pub(super) struct Space {
     sizes: Dims,
-    /// Of each operand, how far neighbours are apart along each dimension.
+    /// The distances of neighbours along each dimension, for each operand.
     operands: SmallVec<[Dims; 4]>,
 }
 
 impl Space {
-    /// Of these sizes, with the strides of each operand. The first that tells decides which threads are neighbours.
+    /// Creates the space of these sizes, with the strides of each operand. The first operand whose strides differ
+    /// decides which threads are neighbours.
     pub(super) fn new(sizes: &[usize], operands: &[&[usize]]) -> Self {
         let mut operands: SmallVec<[Dims; 4]> = operands.iter().map(|strides| Dims::from_slice(strides)).collect();
         let sizes = coalesce(sizes, &mut operands);
         Self { sizes, operands }
     }
 
-    /// Threads that there are.
+    /// Returns the number of threads.
     pub(super) fn count(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// Makes elements of `width` bytes one unit, where they are side by side in the operands `moved`, and one place in the
-    /// others. `places` are addresses and distances that units begin at. Returns a unit's bytes.
+    /// Merges elements of `width` bytes into larger units, if they are contiguous in the operands `moved` and at one
+    /// place in the others. `places` are addresses and distances where units must begin. Returns the size of a unit in
+    /// bytes.
     pub(super) fn widen(
         &mut self,
         width: usize,
@@ -56,7 +58,7 @@ impl Space {
         unit
     }
 
-    /// Whether numbers of 64 bits are needed, where an operand reaches `beyond` more bytes.
+    /// Returns whether indices need 64 bits, if an operand reaches `beyond` more bytes.
     pub(super) fn is_large(&self, beyond: usize) -> bool {
         let extent = |strides: &Dims| self.sizes.iter().zip(strides).map(|(size, stride)| size * stride).sum::<usize>();
         let largest = self.operands.iter().map(extent).max().unwrap_or(0);
@@ -67,7 +69,7 @@ impl Space {
         RANKS.into_iter().find(|rank| *rank >= self.sizes.len()).unwrap_or(self.sizes.len())
     }
 
-    /// What `Space` is in a kernel: `source/space.cu`.
+    /// Returns the definition of `Space` for kernels: see `source/space.cu`.
     pub(super) fn source(&self, is_large: bool) -> String {
         let index = if is_large { "u64" } else { "u32" };
         let mut source = String::new();
@@ -76,12 +78,12 @@ impl Space {
         source
     }
 
-    /// All that it depends on, in 6 bits.
+    /// Returns a number of 6 bits for all that the definition depends on.
     pub(super) fn variant(&self, is_large: bool) -> u64 {
         (self.dims() as u64) << 1 | u64::from(is_large)
     }
 
-    /// The words of a `Space`.
+    /// Returns the words of a `Space`.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> {
         let dims = self.dims();
         let padded = move |numbers: &Dims, rest: usize| {
@@ -97,22 +99,23 @@ impl Space {
     }
 }
 
-/// Whether numbers of 64 bits are needed, where the largest is this.
+/// Returns whether indices need 64 bits, if this is the largest.
 pub(super) fn is_large(largest: usize) -> bool {
     largest >= i32::MAX as usize || tuning::counts_in_64_bits()
 }
 
-/// A thread each.
+/// Returns a launch of this many threads.
 pub(super) fn linear(threads: usize) -> LaunchConfig {
     LaunchConfig { grid: [threads.div_ceil(THREADS) as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 }
 }
 
-/// The most bytes that all of these addresses and distances are multiples of, up to what a thread moves at once.
+/// Returns the largest unit in bytes that divides all of these addresses and distances, and that a thread can move at
+/// once.
 pub(super) fn unit(places: impl IntoIterator<Item = usize>) -> usize {
     1 << places.into_iter().fold(WIDEST, |bits, place| bits | place).trailing_zeros()
 }
 
-/// What so many bytes are in a kernel.
+/// Returns the type of a unit of this size in bytes, for kernels.
 pub(super) fn unit_type(bytes: usize) -> &'static str {
     match bytes {
         1 => "u8",

@@ -12,10 +12,10 @@ use crate::{Elementwise, Result};
 const TEMPLATE: &str = include_str!("source/transpose.cu");
 const THREADS: u32 = 256;
 
-/// From this many bytes on, each side is worth a tile: below, neighbours are in the nearest cache anyway.
+/// The size in bytes from which a side is worth a tile: with less, neighbours are in the first-level cache anyway.
 const WORTH: usize = 32;
 
-/// The dimension along which the input is dense, if that is another than the output's, and both are worth a tile.
+/// Returns the dimension along which the input is dense, if it is not the output's and both are long enough for a tile.
 pub(super) fn across(iter: &Elementwise<'_>) -> Option<usize> {
     let [out, input] = iter.operands() else { return None };
     let width = input.dtype.size();
@@ -41,7 +41,7 @@ pub(super) fn launch(queue: &Queue, iter: &Elementwise<'_>, across: usize) -> Re
     words.extend([out.data, input.data].map(|data| data.addr() as u64));
     words.extend([rows, columns, out.strides[across], input.strides[0]].map(|word| word as u64));
     let source = || {
-        // Of the same dtype, bits are moved.
+        // Between equal dtypes, bits are moved.
         let is_same = out.dtype == input.dtype;
         let [to, from] =
             [out.dtype, input.dtype].map(|dtype| if is_same { unit_type(dtype.size()) } else { stored(dtype) });

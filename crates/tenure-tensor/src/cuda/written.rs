@@ -1,4 +1,4 @@
-//! What is written where, for elements that an index names.
+//! Writes to elements that an index names.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
@@ -13,7 +13,8 @@ use crate::{Access, Result, Tensor, TensorError};
 
 const TEMPLATE: &str = include_str!("source/scatter.cu");
 
-/// What is written where. Lines are written to places of their own; along a line, what is written is numbered.
+/// A write by index: a target, an index and values. Lines write to separate places; the writes along a line are
+/// numbered.
 pub(super) struct Written<'a> {
     pub(super) op: &'static str,
     pub(super) target: &'a Tensor,
@@ -21,15 +22,15 @@ pub(super) struct Written<'a> {
     pub(super) values: &'a Tensor,
     pub(super) places: Places,
     pub(super) sizes: Dims,
-    /// The dimension that lines are along.
+    /// The dimension along which lines run.
     pub(super) along: usize,
-    /// How many of the dimensions the index has.
+    /// The number of dimensions of the index.
     indexed: usize,
-    /// Of index, target and values, in bytes; the target's is 0 along lines.
+    /// The strides of index, target and values, in bytes; the target's is 0 along lines.
     pub(super) strides: [Dims; 3],
-    /// How many lines there are that have places of their own.
+    /// The number of lines, each with its own places.
     lines: usize,
-    /// Of the number of a line.
+    /// The strides of the line number.
     line_strides: Dims,
 }
 
@@ -101,7 +102,7 @@ impl<'a> Written<'a> {
         }
     }
 
-    /// Elements one after the other, to any elements of the target.
+    /// Describes writes of single elements, one after the other, to any elements of the target.
     pub(super) fn elements(op: &'static str, target: &'a Tensor, index: &'a Tensor, values: &'a Tensor) -> Self {
         let width = target.dtype().size();
         let dims: Dims = (0..target.rank()).collect();
@@ -112,21 +113,21 @@ impl<'a> Written<'a> {
         Self { op, target, index, values, places, sizes, along: 0, indexed: 1, strides, lines: 1, line_strides }
     }
 
-    /// All that is written, and its place in the index, the target, the values and `more`.
+    /// Returns the space of all writes, with their places in the index, the target, the values and `more`.
     pub(super) fn space(&self, dims: usize, more: &[&Dims]) -> Space {
         let operands: SmallVec<[&[usize]; 5]> =
             self.strides.iter().chain(more.iter().copied()).map(|strides| &strides[..dims]).collect();
         Space::new(&self.sizes[..dims], &operands)
     }
 
-    /// The number of what is written, along its line.
+    /// Returns the strides of the number of a write along its line.
     pub(super) fn numbers(&self) -> Dims {
         let mut numbers = Dims::from_elem(0, self.sizes.len());
         numbers[self.along] = 1;
         numbers
     }
 
-    /// Where the index, the target and the values begin.
+    /// Locks the tensors. Returns the addresses of the index, the target and the values.
     pub(super) fn access(&self) -> Result<(Access<'a>, [usize; 3])> {
         let device = self.target.device();
         if let Some(other) = [self.index, self.values].iter().find(|other| other.device() != device) {
@@ -138,7 +139,7 @@ impl<'a> Written<'a> {
         Ok((access, starts))
     }
 
-    /// What is written last to a place stays.
+    /// Writes the values. The last of several writes to one place wins.
     pub(super) fn write(
         mut self,
         host: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<()> + Send + Sync + 'static,
