@@ -1,4 +1,5 @@
-//! Work that is captured and replayed with what varies, on simulated devices unless `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests of captured and replayed work with numbers that vary, on simulated devices unless `TENURE_TEST_DRIVER` is
+//! `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,12 +15,12 @@ use tenure_tensor::cuda::{self, Captured};
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
 
-/// Devices that differ in the order in which they run what may run.
+/// The number of simulated devices, which differ in the order in which they run kernels that are ready.
 const SEEDS: u8 = 4;
 
 type Alone = (MutexGuard<'static, ()>, Device, &'static DeviceMemory);
 
-/// The default generator is the process's: a test has it for itself, and the devices.
+/// Locks the devices and the default generator, which is the process's, for one test.
 fn alone() -> Alone {
     devices().next().unwrap()
 }
@@ -45,7 +46,7 @@ fn waits(memory: &DeviceMemory) -> u64 {
     }
 }
 
-/// Draws of all kinds from two generators; forward, recomputed and backward.
+/// Draws in all ways from two generators: forward, recomputed and backward.
 fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
     let (dtype, device) = (x.dtype(), x.device());
     let y = autograd::checkpoint(&[x], |x| {
@@ -86,13 +87,13 @@ fn a_replay_draws_what_the_work_would_have_drawn() {
         own.manual_seed(5);
         assert_eq!((bytes(&draws(&x, &own).unwrap()), states()), expected[0]);
         let (mut captured, out) = Captured::new(device, || draws(&x, &own)).unwrap();
-        // Nothing was drawn.
+        // The capture drew nothing.
         assert_eq!(states(), expected[0].1);
         let before = waits(memory);
         captured.replay().unwrap();
         assert_eq!(waits(memory), before);
         assert_eq!((bytes(&out), states()), expected[1]);
-        // Without captures between too.
+        // A draw without a capture in between works too.
         assert_eq!((bytes(&draws(&x, &own).unwrap()), states()), expected[2]);
         captured.replay().unwrap();
         assert_eq!((bytes(&out), states()), expected[3]);
@@ -172,7 +173,7 @@ fn what_was_cached_is_not_held_beside_a_graph() {
     let (mut captured, ()) = Captured::new(device, work).unwrap();
     captured.replay().unwrap();
     let reserved = memory.allocator().statistics().all.reserved_bytes.current;
-    // PyTorch's policy takes 20 MiB for two of 8.
+    // PyTorch's policy takes 20 MiB for two tensors of 8.
     assert!(reserved < 200 << 20, "{reserved}");
 }
 
@@ -215,7 +216,7 @@ fn what_a_graph_uses_from_outside_is_kept_for_its_replays() {
             captured.replay().unwrap();
         }
         drop(x);
-        // Its memory is asked for again, while the replay may not have begun.
+        // The memory of `x` is allocated again, while the replay may not have begun.
         let full = |value: i32| Tensor::full(&[1 << 16], value, DType::F32, device).unwrap();
         let others = [7, 8].map(full);
         {
@@ -239,7 +240,7 @@ fn what_a_replay_writes_is_seen_by_what_comes_after() -> Result<()> {
         let x = Tensor::ones(&[16, 16], DType::F32, device)?;
         let first = |tensor: Tensor| Ok::<_, TensorError>(tensor.detach().to_dtype(DType::F32)?.to_vec::<f32>()?[0]);
         let _autocast = Autocast::enter(DType::BF16);
-        // Converted parameters are kept, until they are written to.
+        // Converted parameters are kept until they are written to.
         let (mut step, ()) = Captured::new(device, || autograd::no_grad(|| weights.add_(1)).map(drop))?;
         let now = || autograd::no_grad(|| first(x.matmul(&weights)?));
         assert_eq!(now()?, 16.0);
@@ -247,12 +248,12 @@ fn what_a_replay_writes_is_seen_by_what_comes_after() -> Result<()> {
             step.replay()?;
             assert_eq!(now()?, expected);
         }
-        // So is what is saved for backward.
+        // The same holds for tensors that are saved for backward.
         let product = x.mul(&x.mul(&weights)?)?.mul(&weights)?;
         step.replay()?;
         let error = autograd::backward(&[&product.sum_all()?], &[None], Options::default()).unwrap_err();
         assert!(error.to_string().contains("add_"), "{error}");
-        // A capture converts what it uses each time, and nobody else uses what it converted.
+        // A capture converts what it uses each time, and other work does not use its conversions.
         let warm = x.matmul(&weights)?;
         let (mut product, out) = Captured::new(device, || x.matmul(&weights))?;
         assert_eq!(first(x.matmul(&weights)?)?, first(warm)?);

@@ -1,6 +1,6 @@
-//! Checkpoints that draw random numbers give the same gradients, bit for bit, and keep less.
+//! Tests that checkpoints that draw random numbers give the same gradients, bit for bit, and keep less memory.
 //!
-//! In a process of their own: what is computed again sets back the default generator, which other tests draw from.
+//! They run in a process of their own: a recomputation sets back the default generator, which other tests draw from.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tenure_tensor::autograd::{self, SavedHooks};
 use tenure_tensor::random::{default_generator, manual_seed};
 use tenure_tensor::{DType, Device, Result, Tensor};
 
-/// Several operations that save something.
+/// Runs several operations that save something.
 fn block(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let hidden = x.matmul(weight)?;
     let hidden = hidden.mul(&hidden)?.dropout(0.5, true)?;
@@ -48,7 +48,7 @@ fn bits(tensor: Tensor) -> Vec<u32> {
     tensor.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// The output, both gradients, and a number drawn afterwards.
+/// Returns the output, both gradients, and a number drawn afterwards.
 fn step(function: Checkpointed) -> [Vec<u32>; 4] {
     let (x, weight) = tensors();
     manual_seed(3);
@@ -58,7 +58,7 @@ fn step(function: Checkpointed) -> [Vec<u32>; 4] {
     [y, x.grad().unwrap(), weight.grad().unwrap(), drawn].map(bits)
 }
 
-/// Bytes that are saved for backward, and what reaches the hooks around.
+/// Returns the number of bytes that are saved for backward and reach the hooks around.
 fn saved_bytes(function: Checkpointed) -> usize {
     let total = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&total);

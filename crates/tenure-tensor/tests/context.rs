@@ -1,4 +1,4 @@
-//! What threads allocate that an operation is divided among.
+//! Tests of allocations by the threads that an operation is divided among.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::HashSet;
@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 use tenure_core::{Allocator, AllocatorError, AllocatorScope, CpuAllocator, DataPtr, Name, Purpose, Site, Tag};
 use tenure_tensor::{DType, Device, Tensor, threads};
 
-/// Notes who allocates, and for what.
+/// An allocator that records which thread allocates, and for what purpose.
 #[derive(Default)]
 struct Noting {
     cpu: CpuAllocator,
     seen: Mutex<Vec<(thread::ThreadId, Tag, String)>>,
 }
 
-// SAFETY: the other allocator's memory, as it gives it.
+// SAFETY: the memory is the other allocator's, unchanged.
 unsafe impl Allocator for Noting {
     fn device(&self) -> Device {
         self.cpu.device()
@@ -43,7 +43,7 @@ fn every_thread_of_an_operation_allocates_as_its_caller_does() {
     let purpose = Purpose::enter(Tag::Activation, tenure_core::KeyId::NONE);
     let module = Site::enter_module(Name::new("conv1"));
     let op = Site::enter_operation(Name::of("conv"));
-    // All three are there at once.
+    // All three parts run at the same time.
     let together = Barrier::new(3);
     threads::for_each_part(3, |_| {
         together.wait();
@@ -55,7 +55,7 @@ fn every_thread_of_an_operation_allocates_as_its_caller_does() {
     assert_eq!(seen.iter().map(|(thread, ..)| *thread).collect::<HashSet<_>>().len(), 3);
     assert!(seen.iter().all(|(_, tag, key)| (*tag, &**key) == (Tag::Activation, "conv1/conv/part#0")), "{seen:?}");
 
-    // Afterwards they are nobody's.
+    // Afterwards the threads use the allocator no more.
     let before = seen.len();
     drop(seen);
     threads::for_each_part(3, |_| {

@@ -1,4 +1,4 @@
-//! How many kernels operations are, counted on a simulated device.
+//! Tests of how many kernels operations launch, counted on a simulated device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../src/cuda/runs.rs"]

@@ -1,4 +1,4 @@
-//! Random tensors: their statistics, and that they can be drawn again.
+//! Tests of random tensors: their statistics, and that they can be drawn again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use tenure_tensor::random::{Generator, State};
@@ -10,8 +10,8 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().to_vec().unwrap()
 }
 
-/// The largest distance between the distribution of `samples` and `expected` (Kolmogorov and Smirnov), times √n: below
-/// 1.95 in 999 of 1000 cases.
+/// Returns the largest distance between the distribution of `samples` and `expected` (Kolmogorov and Smirnov), times
+/// √n. It is below 1.95 in 999 of 1000 cases.
 fn distance(mut samples: Vec<f64>, expected: impl Fn(f64) -> f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     let n = samples.len() as f64;
@@ -22,7 +22,7 @@ fn distance(mut samples: Vec<f64>, expected: impl Fn(f64) -> f64) -> f64 {
     samples.iter().enumerate().map(at).fold(0.0, f64::max) * n.sqrt()
 }
 
-/// The normal distribution, by Simpson's rule.
+/// Returns the normal distribution function, by Simpson's rule.
 fn normal_below(x: f64) -> f64 {
     let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
     let (steps, width) = (64, x / 64.0);
@@ -95,7 +95,7 @@ fn integers_are_in_their_range_and_as_likely() {
         let drawn = values(&Tensor::randint(-3, 5, &[80_000], dtype, Device::CPU, &generator).unwrap());
         let counts: Vec<f64> = (-3..5).map(|k| drawn.iter().filter(|x| **x == f64::from(k)).count() as f64).collect();
         assert_eq!(counts.iter().sum::<f64>(), 80_000.0);
-        // Seven degrees of freedom: below 24.3 in 999 of 1000 cases.
+        // With seven degrees of freedom, the sum is below 24.3 in 999 of 1000 cases.
         assert!(counts.iter().map(|count| (count - 10_000.0).powi(2) / 10_000.0).sum::<f64>() < 24.3, "{counts:?}");
     }
     let all = Tensor::randint(i64::MIN, i64::MAX, &[64], DType::I64, Device::CPU, &generator).unwrap();
@@ -113,7 +113,7 @@ fn permutations_are_all_as_likely() {
         *counts.entry(drawn).or_insert(0.0) += 1.0;
     }
     assert_eq!(counts.len(), 24);
-    // 23 degrees of freedom: below 49.7 in 999 of 1000 cases.
+    // With 23 degrees of freedom, the sum is below 49.7 in 999 of 1000 cases.
     assert!(counts.values().map(|count| (count - 1000.0_f64).powi(2) / 1000.0).sum::<f64>() < 49.7);
     assert_eq!(Tensor::randperm(0, Device::CPU, &generator).unwrap().sizes(), [0]);
 }
@@ -174,7 +174,7 @@ fn dropout_drops_the_gradient_where_it_dropped_the_value() {
     random::manual_seed(29);
     let x = Tensor::rand(&[100, 100], DType::F64, Device::CPU, &Generator::new(1)).unwrap().add(1.0).unwrap();
     let x = x.requires_grad_(true).unwrap();
-    // A layout of another order has the same elements dropped.
+    // A layout with another order has the same elements dropped.
     let y = x.transpose(0, 1).unwrap().dropout(0.25, true).unwrap();
     let grads = autograd::grad(
         &[&y.mul(&y).unwrap().sum_all().unwrap()],
@@ -218,7 +218,7 @@ fn a_thread_draws_from_a_generator_of_its_own() {
     assert_eq!(random::default_generator().state(), before);
 }
 
-/// Philox4x32-10, as its paper has it.
+/// Computes Philox4x32-10 as its paper defines it.
 fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (mut words, mut key) = (counter, key);
     for _ in 0..10 {
@@ -237,7 +237,7 @@ fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 #[test]
 fn blocks_are_philox() {
-    // From `kat_vectors` of Random123: counter, key, result.
+    // The values are from `kat_vectors` of Random123: counter, key, result.
     let known = [
         ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
         ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
@@ -252,7 +252,7 @@ fn blocks_are_philox() {
     }
     let expected =
         |seed: u64, block: u64| philox([block as u32, (block >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
-    // The second seed's blocks pass from one counter's words to the next.
+    // The second seed's blocks carry from the counter's low word to the next.
     for (seed, offset) in [(0, 0), (0x0123_4567_89ab_cdef, u64::from(u32::MAX) - 20), (u64::MAX, u64::MAX - 20)] {
         let state = State::new(seed, offset);
         for index in 0..40 {

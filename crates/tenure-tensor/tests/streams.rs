@@ -1,5 +1,6 @@
-//! Tensors on several streams of a simulated device, which finds what is not ordered. With `TENURE_TEST_DRIVER=cuda`, on
-//! the first real one, of which only results are known: run one at a time, since errors of a device are everybody's.
+//! Tests of tensors on several streams of a simulated device, which finds accesses that are not ordered. With
+//! `TENURE_TEST_DRIVER=cuda` they run on the first real device, where only results are checked. Run them one at a time
+//! then, since all tests see a device's errors.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::LazyLock;
@@ -13,7 +14,7 @@ use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
-/// Devices that differ in the order in which they run what may run. Each test has its own.
+/// The number of simulated devices of each test, which differ in the order in which they run kernels that are ready.
 const SEEDS: u8 = 6;
 const TESTS: u8 = 15;
 
@@ -33,7 +34,7 @@ fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     })
 }
 
-/// How often the host waited, as far as that is known.
+/// Returns how often the host waited, if that is known.
 fn waits(memory: &DeviceMemory) -> u64 {
     match memory.driver().executor() {
         Executor::Sim(sim) => sim.counters().host_syncs,
@@ -41,7 +42,7 @@ fn waits(memory: &DeviceMemory) -> u64 {
     }
 }
 
-/// Goes back from a tensor whose gradient is ones.
+/// Runs backward from a tensor, with a gradient of ones.
 fn backward(tensor: &Tensor) -> Result<(), TensorError> {
     autograd::backward(&[tensor], &[Some(&tensor.ones_like()?)], Options::default())
 }
@@ -66,7 +67,7 @@ fn backward_runs_on_the_streams_of_forward_with_the_waits_between() {
             x.mul(&x).unwrap()
         };
         lead(&side, &main);
-        // Both parts of the gradient meet at `x`, one of each stream.
+        // Both parts of the gradient meet at `x`, one from each stream.
         let z = y.mul(&x).unwrap().add(&y.relu().unwrap()).unwrap();
         backward(&z).unwrap();
         let found = x.grad().unwrap().to_vec::<f32>().unwrap();
@@ -92,7 +93,7 @@ fn backward_waits_where_gradients_change_the_device() {
         let found = x.grad().unwrap().to_vec::<f32>().unwrap();
         assert!(found.iter().enumerate().all(|(number, found)| *found == factor * number as f32));
     };
-    // Over the CPU, from where the gradient comes in another dtype and is still to be summed up.
+    // The path goes over the CPU, from where the gradient comes in another dtype and is still to be summed up.
     for (device, memory) in devices(11) {
         let (x, y) = on_the_side(device, memory);
         let copy = Tensor::zeros(&[5, 100], DType::F64, Device::CPU).unwrap();
@@ -144,7 +145,7 @@ fn what_another_stream_uses_is_not_reused_before_it_is_done() {
                 let _side = StreamGuard::new(&side);
                 results.push(x.add(1).unwrap());
             }
-            // Its memory is free here, and asked for again at once; the other stream may still read it.
+            // The memory of `x` is freed here and allocated again at once; the other stream may still read it.
             drop(x);
             let other = Tensor::full(&[64], -1, DType::F32, device).unwrap();
             drop(other);
@@ -237,7 +238,7 @@ fn uploads_arrive_while_the_host_goes_on_and_their_memory_is_not_reused_early() 
         for round in 0..8 {
             let batch = Tensor::full(&[2, 3], round, DType::F32, Device::CPU).unwrap().transpose(0, 1).unwrap();
             let upload = uploader.upload(&batch).unwrap();
-            // The host's own elements may change at once.
+            // The host may change its own elements at once.
             batch.fill_(-1).unwrap();
             sum = sum.add(&upload.take().unwrap()).unwrap();
         }
@@ -279,13 +280,13 @@ fn tensors_go_from_device_to_device_while_the_host_goes_on() {
         let sum = Tensor::zeros(&[3, 2], DType::F32, *second).unwrap();
         for round in 0..8 {
             let there = Tensor::full(&[2, 3], round, DType::F32, *first).unwrap();
-            // Its memory is used again at once, there and, after the copy, here.
+            // The memory of `there` is reused at once on its device, and that of `here` after the copy.
             let here = there.transpose(0, 1).unwrap().to_device(*second).unwrap();
             drop(there);
             assert_eq!(here.sizes(), [3, 2]);
             sum.copy_(&sum.add(&here).unwrap().to_device(*first).unwrap()).unwrap();
         }
-        // Of a stream that is not the memory's own.
+        // The copy back is on a stream that is not the memory's own.
         lead(&memory.streams().current(), &side);
         let back = {
             let _side = StreamGuard::new(&side);
@@ -315,7 +316,7 @@ fn devices_exchange_tensors_beside_what_they_compute() {
                     let sums = sum.add(&root).unwrap().to_vec::<f32>().unwrap();
                     assert_eq!(sums, [2.0; 100]);
                     assert_eq!(beside.to_vec::<f32>().unwrap(), [rank + 1.0; 100]);
-                    // What is on its way may be dropped, and asked for again.
+                    // A tensor in an exchange may be dropped, and its memory allocated again.
                     part.all_reduce(&[left], Reduction::Average).unwrap();
                     part.join().unwrap();
                     assert_eq!(ours(7.0).to_vec::<f32>().unwrap(), [7.0; 100]);

@@ -85,7 +85,7 @@ struct Varying {
 
 type Fill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
 
-/// A generator that the capture uses.
+/// The mark of states that count from this origin.
 struct Origin {
     /// What states that count from here are marked by.
     id: u64,

@@ -25,7 +25,7 @@ pub struct Queue {
 }
 
 /// The tensors that an operation reads and writes: an [`Access`], or an [`Elementwise`].
-#[expect(private_bounds, reason = "nobody else says what a kernel touches")]
+#[expect(private_bounds, reason = "only this crate says what a kernel touches")]
 pub trait Touched: Sealed {}
 
 impl Touched for Access<'_> {}
@@ -146,7 +146,7 @@ pub(crate) fn record_use<'a>(
     }
     for held in storages.filter(|held| held.address != 0) {
         captured::keep(&held);
-        // For a storage from outside, or on the CPU, the code that made it must know of the use.
+        // This does nothing for a storage from outside or on the CPU: the code that made it must know of the use.
         memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
     }
     Ok(())

@@ -27,12 +27,13 @@ pub(crate) fn simulated() -> Option<&'static SimDriver> {
     driver.as_deref()
 }
 
-/// Held to use the device.
+/// Locks the device for shared use.
 pub(crate) fn in_use() -> RwLockReadGuard<'static, ()> {
     IN_USE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Held to use it alone: by who counts what it does, or makes it find errors, of which whoever uses it next hears.
+/// Locks the device for one test alone: one that counts operations, or makes the device find errors, which its next use
+/// would report.
 pub(crate) fn in_use_alone() -> RwLockWriteGuard<'static, ()> {
     IN_USE.write().unwrap_or_else(PoisonError::into_inner)
 }

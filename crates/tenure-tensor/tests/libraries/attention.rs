@@ -1,4 +1,4 @@
-//! Attention and its gradients.
+//! Tests of attention and its gradients.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Attention, DType, Device, Tensor};
@@ -26,7 +26,7 @@ enum Kind {
     Added,
 }
 
-/// The means, and the gradients of queries, keys and values.
+/// Returns the means, and the gradients of queries, keys and values.
 fn all(inputs: [&Tensor; 3], how: &Attention<'_>) -> Vec<Tensor> {
     let leaves = inputs.map(|input| input.detach().requires_grad_(true).unwrap());
     let out = leaves[0].attention(&leaves[1], &leaves[2], how).unwrap();
@@ -38,7 +38,7 @@ fn all(inputs: [&Tensor; 3], how: &Attention<'_>) -> Vec<Tensor> {
 
 fn check(dtype: DType, sizes: [usize; 7], kind: Kind, is_interleaved: bool) {
     let [batch, heads, kv_heads, queries, keys, width, value_width] = sizes;
-    // As a layer makes them: (batch, length, heads, width), of which heads come before lengths here.
+    // A layer makes (batch, length, heads, width), of which heads come before lengths here.
     let numbers = |heads: usize, length: usize, width: usize, seed| {
         if is_interleaved {
             return numbers(&[batch, length, heads, width], dtype, seed).transpose(1, 2).unwrap();
@@ -64,7 +64,7 @@ fn check(dtype: DType, sizes: [usize; 7], kind: Kind, is_interleaved: bool) {
     let names = ["means", "gradient of queries", "gradient of keys", "gradient of values"];
     for (name, (found, expected)) in names.iter().zip(found.iter().zip(&expected)) {
         let what = format!("{dtype} {sizes:?} {kind:?}, interleaved {is_interleaved}: {name}");
-        // Of halves, weights and what they are differentiated by are rounded too before they are multiplied.
+        // With 16-bit floats, weights and their gradients are rounded too before they are multiplied.
         assert_near(&what, found, expected, 4.0 * tolerance(dtype));
     }
 }
@@ -72,7 +72,7 @@ fn check(dtype: DType, sizes: [usize; 7], kind: Kind, is_interleaved: bool) {
 #[test]
 fn attention_and_its_gradients() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-        // What a simulated device computes is the CPU's.
+        // A simulated device computes on the CPU, so a few sizes are enough.
         let sizes = if simulated().is_none() { &SIZES[..] } else { &SIZES[4..] };
         for &sizes in sizes {
             for kind in [Kind::Plain, Kind::Causal, Kind::Seen, Kind::Added] {

@@ -1,7 +1,9 @@
+//! Comparisons of tensors with the expected ones, for the tests of CUDA's libraries.
+
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor};
 
-/// Numbers on the CPU, of both signs and near one; whole ones of integers.
+/// Returns numbers on the CPU: of both signs and near one, or whole numbers for integer dtypes.
 pub(crate) fn numbers(sizes: &[usize], dtype: DType, seed: u64) -> Tensor {
     let generator = Generator::new(seed);
     if dtype.is_floating() {
@@ -15,7 +17,7 @@ pub(crate) fn wide(tensor: &Tensor) -> Tensor {
     tensor.to_dtype(DType::F64).unwrap()
 }
 
-/// The part that a result of a dtype may be off by, of the largest there is, or of 1.
+/// Returns the allowed error of a result of a dtype, relative to the largest element, or to 1 if that is larger.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -26,7 +28,7 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Compares a tensor of the device with what it should be, in `f64`.
+/// Compares a tensor of the device with the expected one, in `f64`.
 #[track_caller]
 pub(crate) fn assert_near(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(found.sizes(), expected.sizes(), "{what}");

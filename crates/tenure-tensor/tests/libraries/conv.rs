@@ -1,4 +1,4 @@
-//! Convolutions.
+//! Tests of convolutions.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Conv, DType, MemoryFormat, Result, Tensor, precision};
@@ -60,11 +60,11 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// The result, and the gradients of input, weight and bias for a gradient of the result.
+/// Returns the result, and the gradients of input, weight and bias for a gradient of the result.
 fn all(function: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>, inputs: &[Tensor; 3], seed: u64) -> Vec<Tensor> {
     let leaves = inputs.clone().map(|input| input.detach().requires_grad_(true).unwrap());
     let out = function(&leaves[0], &leaves[1], &leaves[2]).unwrap();
-    // The same numbers for all dtypes and devices.
+    // The numbers are the same for all dtypes and devices.
     let grad = numbers(out.sizes(), DType::BF16, seed).to_dtype(out.dtype()).unwrap().to_device(out.device()).unwrap();
     let grads = autograd::grad(&[&out], &[&leaves[0], &leaves[1]], &[Some(&grad)], Options::default()).unwrap();
     [out].into_iter().chain(grads.into_iter().flatten()).collect()
@@ -89,7 +89,7 @@ fn check(
     for (name, (found, expected)) in
         ["result", "input's gradient", "weight's gradient"].iter().zip(found.iter().zip(&expected))
     {
-        // One rounding more: the bias is added to what was rounded.
+        // There is one more rounding: the bias is added to a rounded result.
         assert_near(&format!("{what}: {name}"), found, expected, 2.0 * tolerance(inputs[0].dtype()));
         if let Some(format) = format {
             assert!(found.layout().is_contiguous_in(format), "{what}: {name} lies another way: {:?}", found.strides());
@@ -140,7 +140,7 @@ fn channels_stay_last() {
     let (input, weight) = (there(&[2, 8, 6, 6]), there(&[16, 8, 3, 3]));
     let out = input.conv(&weight, None, &Conv::default()).unwrap();
     assert!(out.layout().is_contiguous_in(MemoryFormat::ChannelsLast2d));
-    // If the channels of one of them are last, those of the result are.
+    // If one operand has its channels last, so has the result.
     let out = input.contiguous().unwrap().conv(&weight, None, &Conv::default()).unwrap();
     assert!(out.layout().is_contiguous_in(MemoryFormat::ChannelsLast2d));
     let out = input.contiguous().unwrap().conv(&weight.contiguous().unwrap(), None, &Conv::default()).unwrap();

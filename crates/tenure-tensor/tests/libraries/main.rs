@@ -1,4 +1,4 @@
-//! What CUDA's libraries compute, beside the CPU in `f64`: on a simulated device, unless the environment asks for a real
+//! Tests of CUDA's libraries against the CPU in `f64`: on a simulated device, unless the environment asks for a real
 //! one (`TENURE_TEST_DRIVER=cuda`).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

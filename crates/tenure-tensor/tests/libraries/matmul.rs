@@ -1,4 +1,4 @@
-//! Products of matrices.
+//! Tests of matrix products.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -7,12 +7,12 @@ use tenure_tensor::{DType, Device, Tensor, tuning};
 use crate::common::{cuda, simulated};
 use crate::compare::{assert_near, numbers, tolerance, wide};
 
-/// How the process chooses algorithms: held by a test that changes it, and by one that needs it to stay.
+/// The process's choice of algorithms: locked by a test that changes it, and by one that needs it unchanged.
 static CHOICE: RwLock<()> = RwLock::new(());
 
 const DTYPES: [DType; 7] = [DType::F16, DType::BF16, DType::F32, DType::F64, DType::U8, DType::I32, DType::I64];
 
-/// The product of views of tensors on the CPU, there in `f64` and on the device.
+/// Compares the product of views of two tensors, on the CPU in `f64` and on the device.
 #[track_caller]
 fn check(what: &str, a: &Tensor, b: &Tensor, view: impl Fn(&Tensor, usize) -> Tensor) {
     let expected = view(&wide(a), 0).matmul(&view(&wide(b), 1)).unwrap();
@@ -39,7 +39,7 @@ fn any_sizes_and_orders() {
     }
 }
 
-/// Of which the library is given what is even, and the rest.
+/// The library gets the even part of such a product, and the rest separately.
 #[test]
 fn sizes_that_are_no_multiple_of_eight() {
     let _changed = CHOICE.write().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ fn sizes_that_are_no_multiple_of_eight() {
                     let x = x.narrow(1, 0, columns).unwrap();
                     if is[at] { x.transpose(0, 1).unwrap() } else { x }
                 };
-                // A simulated device has no algorithms.
+                // A simulated device has no algorithms to measure.
                 for measures in [false, true].into_iter().filter(|measures| !measures || simulated().is_none()) {
                     tuning::measure_algorithms(measures);
                     check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}, measured {measures}"), &a, &b, view);
@@ -72,13 +72,13 @@ fn sizes_that_are_no_multiple_of_eight() {
 fn parts_of_larger_matrices() {
     for dtype in DTYPES {
         let (a, b) = (numbers(&[40, 50], dtype, 3), numbers(&[50, 60], dtype, 4));
-        // Not aligned to more than an element, and with rows that are further apart than they are long.
+        // These views are aligned only to an element, and their rows are further apart than they are long.
         let part = |x: &Tensor, at: usize| match at {
             0 => x.narrow(0, 3, 31).unwrap().narrow(1, 1, 37).unwrap(),
             _ => x.narrow(0, 5, 37).unwrap().narrow(1, 3, 41).unwrap(),
         };
         check(&format!("{dtype}, parts"), &a, &b, part);
-        // Every other element, which the library does not take.
+        // These views have every other element, which the library does not support.
         let a = numbers(&[30, 20, 2], dtype, 5);
         let b = numbers(&[20, 8], dtype, 6);
         let some = |x: &Tensor, at: usize| if at == 0 { x.select(2, 1).unwrap() } else { x.clone() };
@@ -94,7 +94,7 @@ fn batches() {
         check("a matrix for all", &numbers(&[6, 10, 20], dtype, 1), &numbers(&[20, 30], dtype, 2), whole);
         check("all of a matrix", &numbers(&[10, 20], dtype, 1), &numbers(&[6, 20, 30], dtype, 2), whole);
         check("broadcast", &numbers(&[4, 1, 10, 20], dtype, 1), &numbers(&[3, 20, 8], dtype, 2), whole);
-        // As attention has heads: (batch, length, heads, width).
+        // Attention has such heads: (batch, length, heads, width).
         let heads = |x: &Tensor, at: usize| {
             let x = x.transpose(1, 2).unwrap();
             if at == 1 { x.transpose(-2, -1).unwrap() } else { x }
@@ -142,7 +142,7 @@ fn a_layer_with_a_bias() {
 fn the_same_bits_every_time() {
     let _stays = CHOICE.read().unwrap_or_else(PoisonError::into_inner);
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-        // Long sums of few elements, which the library divides.
+        // These are long sums for few elements, which the library divides.
         let [a, b] =
             [numbers(&[8, 4096], dtype, 1), numbers(&[4096, 8], dtype, 2)].map(|x| x.to_device(cuda()).unwrap());
         let product = || wide(&a.matmul(&b).unwrap().to_device(Device::CPU).unwrap()).to_vec::<f64>();

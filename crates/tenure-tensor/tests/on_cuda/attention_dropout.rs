@@ -1,4 +1,4 @@
-//! Attention is what the softmax, dropout and products of all weights give, without holding them.
+//! Tests that attention gives the results of softmax, dropout and products of all weights, without storing the weights.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ fn fused([q, k, v]: &[Tensor; 3], how: &Attention<'_>) -> Result<Tensor> {
     q.attention(k, v, how)
 }
 
-/// The same by operations on all weights at once.
+/// Computes attention by operations on all weights at once.
 fn composed([q, k, v]: &[Tensor; 3], how: &Attention<'_>) -> Result<Tensor> {
     let (group, width) = (q.sizes()[1] / k.sizes()[1], q.sizes()[3]);
     let repeated = |x: &Tensor| -> Result<Tensor> {
@@ -38,7 +38,7 @@ fn composed([q, k, v]: &[Tensor; 3], how: &Attention<'_>) -> Result<Tensor> {
     weights.dropout(how.dropout, true)?.matmul(&repeated(v)?)
 }
 
-/// Sizes, and what is asked for.
+/// The sizes and options of an attention.
 #[derive(Clone, Debug)]
 struct Asked {
     batch: usize,
@@ -55,14 +55,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// Queries, keys and values, of which heads lie within rows, as a projection gives them.
+    /// Returns queries, keys and values, with heads within rows, as a projection gives them.
     fn inputs(&self, dtype: DType, device: Device) -> [Tensor; 3] {
         let Self { batch, kv_heads, group, queries, keys, width, value_width, .. } = *self;
         let generator = Generator::new(self.seed);
         [(queries, kv_heads * group, width), (keys, kv_heads, width), (keys, kv_heads, value_width)].map(
             |(rows, heads, width)| {
                 let drawn = Tensor::randn(&[batch, rows, heads, width], DType::F32, Device::CPU, &generator).unwrap();
-                // What a half holds.
+                // Numbers that a 16-bit float can hold.
                 let drawn = drawn.to_dtype(DType::BF16).unwrap().to_dtype(dtype).unwrap().to_device(device).unwrap();
                 drawn.requires_grad_(true).unwrap().transpose(1, 2).unwrap()
             },
@@ -78,7 +78,7 @@ impl Asked {
         Some(mask.to_device(device).unwrap())
     }
 
-    /// The means and the gradients, of numbers drawn anew.
+    /// Returns the means and the gradients, from newly drawn numbers.
     fn run(
         &self,
         dtype: DType,
@@ -113,7 +113,7 @@ fn asked() -> impl Strategy<Value = Asked> {
 
 const TOLERANCES: [(DType, f64); 4] = [(DType::F64, 1e-9), (DType::F32, 1e-4), (DType::BF16, 2e-2), (DType::F16, 4e-3)];
 
-/// On both devices.
+/// Compares both devices.
 fn check(asked: &Asked, tolerances: &[(DType, f64)]) -> std::result::Result<(), TestCaseError> {
     let _in_use = in_use();
     let expected = asked.run(DType::F64, Device::CPU, composed);
@@ -135,14 +135,14 @@ fn check(asked: &Asked, tolerances: &[(DType, f64)]) -> std::result::Result<(), 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// More queries and keys than are computed at a time, with the same weights dropped.
+    /// There are more queries and keys than in a block, and the same weights are dropped.
     #[test]
     fn blocks_are_what_all_weights_at_once_are(asked in asked()) {
         check(&asked, &TOLERANCES)?;
     }
 }
 
-/// Halves are computed by matrix units up to a width of 256; rows are aligned, or not.
+/// 16-bit floats use matrix units up to a width of 256. Rows are aligned or not.
 #[test]
 fn wide_heads_of_halves_are_what_all_weights_at_once_are() {
     let [.., bf16, f16] = TOLERANCES;
@@ -240,7 +240,7 @@ fn a_replay_drops_what_the_work_would_have_dropped() {
     }
 }
 
-/// The most that was allocated.
+/// A reporter that records the peak of allocated bytes.
 #[derive(Default)]
 struct Peak(AtomicUsize);
 
@@ -252,7 +252,7 @@ impl MemoryReporter for Peak {
     fn out_of_memory(&self, _: &OutOfMemory) {}
 }
 
-/// Bytes that are held for backward, and the most that forward and backward take, beside the inputs.
+/// Returns the bytes held for backward, and the peak bytes of forward and backward besides the inputs.
 fn bytes(dtype: DType, device: Device, dropout: f64) -> [usize; 2] {
     let long = Asked { batch: 1, group: 1, queries: 512, keys: 512, width: 64, value_width: 64, ..SOME };
     let host = Arc::new(CpuAllocator::new());

@@ -1,5 +1,5 @@
-//! Operations on CUDA as on the CPU. The device is a simulated one, where the CPU stands for the kernels, unless
-//! `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests of operations on CUDA against the CPU. The device is a simulated one, where the CPU computes instead of the
+//! kernels, unless `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod attention_dropout;

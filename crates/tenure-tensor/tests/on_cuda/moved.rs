@@ -1,4 +1,4 @@
-//! What moves elements does on a CUDA device what it does on the CPU, of sizes that kernels treat apart.
+//! Tests of operations that move elements, on CUDA against the CPU, with sizes for each case that kernels distinguish.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::ops::{ELLIPSIS, cat};
@@ -9,7 +9,7 @@ use crate::common::{cuda, in_use, in_use_alone};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// What `make` gives on both, and how far apart it may be.
+/// Compares the results of `make` on both devices, up to a tolerance.
 fn check(what: &str, tolerance: f64, make: impl Fn(Device) -> Result<Vec<Tensor>>) {
     let _in_use = in_use();
     let (expected, found) = (make(Device::CPU).unwrap(), make(cuda()).unwrap());
@@ -28,7 +28,7 @@ fn check(what: &str, tolerance: f64, make: impl Fn(Device) -> Result<Vec<Tensor>
     }
 }
 
-/// Integers from 0 to below `end`, drawn on the CPU.
+/// Returns integers from 0 to below `end`, drawn on the CPU.
 fn integers(end: i64, sizes: &[usize], device: Device) -> Result<Tensor> {
     Tensor::randint(0, end, sizes, DType::I64, Device::CPU, &Generator::new(5))?.to_device(device)
 }
@@ -56,7 +56,7 @@ fn tensors_are_joined_in_any_layout() {
                 found.push(cat(&parts.iter().collect::<Vec<_>>(), 1)?);
                 found.push(cat(&[&parts[0], &parts[0]], 0)?);
                 found.push(cat(&[&parts[0], &parts[0].narrow(2, 1, 3)?], 2)?);
-                // Parts that lie otherwise than the whole.
+                // These parts have another layout than the whole.
                 let other = parts[2].contiguous_in(MemoryFormat::Contiguous)?;
                 found.push(cat(&[&parts[0], &other, &parts[0].transpose(2, 3)?.contiguous()?.transpose(2, 3)?], 1)?);
             }
@@ -76,7 +76,7 @@ fn random_bits_are_those_of_the_cpu() {
             let of = |seed: u64| Generator::new(seed << 33 | 7);
             check("rand", 0.0, |device| Ok(vec![Tensor::rand(&[count], dtype, device, &of(1))?]));
             let tolerance = if dtype == DType::F64 { 1e-12 } else { 2e-6 };
-            // Near a boundary, a half may be rounded the other way.
+            // Near a boundary, a 16-bit float may be rounded the other way.
             let tolerance = if dtype.size() == 2 { 8e-3 } else { tolerance };
             check("randn", tolerance, |device| Ok(vec![Tensor::randn(&[count], dtype, device, &of(2))?]));
             check("dropout", 0.0, |device| {
@@ -109,7 +109,7 @@ fn elements_are_in_order_whatever_their_number() {
             for descending in [false, true] {
                 check("sort", 0.0, |device| {
                     let x = match dtype.is_floating() {
-                        // No numbers, both zeros and equal ones among them.
+                        // Among these are NaN, both zeros and equal numbers.
                         true => integers(40, sizes, device)?
                             .sub(20)?
                             .to_dtype(dtype)?
@@ -130,10 +130,10 @@ fn elements_are_in_order_whatever_their_number() {
 
 #[test]
 fn sums_by_index_are_those_of_the_cpu() {
-    // A few rows and many, rows that are added often, and one that all are added to.
+    // These are few rows and many, rows with many additions, and a single row with all of them.
     for (rows, width, count) in [(5, 8, 40), (50, 24, 900), (3000, 1, 2000), (1, 40, 3000), (70_000, 16, 70)] {
         for dtype in FLOATS {
-            // Halves are rounded at every addition on the CPU, and once on a device.
+            // 16-bit floats are rounded at every addition on the CPU, and once on a device.
             let additions = (count as f64 / rows as f64).max(1.0);
             let tolerance = if dtype.size() == 2 { 2e-2 * additions.sqrt() } else { 1e-4 };
             check("embedding", tolerance, |device| {

@@ -1,5 +1,6 @@
-//! Reductions, rows and running sums of many sizes, on CUDA as on the CPU: the paths that a kernel has for few and for many
-//! elements. The device is a simulated one, where the CPU stands for the kernels, unless `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests of reductions, row operations and scans of many sizes, on CUDA against the CPU: the paths of kernels for few
+//! and for many elements. The device is a simulated one, where the CPU computes instead of the kernels, unless
+//! `TENURE_TEST_DRIVER` is `cuda`.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::ops::{BatchNorm, CrossEntropy, Reduction};
@@ -15,7 +16,7 @@ fn random(sizes: &[usize], dtype: DType) -> Tensor {
     Tensor::randn(sizes, DType::F32, Device::CPU, &generator).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// What rounding to a dtype leaves of a number.
+/// Returns the relative precision of a dtype.
 fn precision(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -25,8 +26,8 @@ fn precision(dtype: DType) -> f64 {
     }
 }
 
-/// Compares what `function` makes of inputs, and its gradients of them, on both devices. Elements may differ by
-/// `tolerance` times the dtype's precision, relative to the largest.
+/// Compares the results of `function`, and the gradients of its inputs, on both devices. Elements may differ by
+/// `tolerance` times the dtype's precision, relative to the largest element.
 fn compare(what: &str, inputs: &[Tensor], tolerance: f64, function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     let _in_use = in_use();
     let run = |device: Device, with_grads: bool| {
@@ -179,7 +180,7 @@ fn normalised_rows_agree() {
     }
 }
 
-/// Several of one input, whose gradients each adds to those before.
+/// Several layers use one input, so each adds its gradient to those before.
 #[test]
 fn layers_of_one_input_agree() {
     for dtype in FLOATS {
@@ -221,7 +222,7 @@ fn normalised_channels_agree() {
     }
 }
 
-/// Of an input, weight, bias, what is carried, and running averages.
+/// Compares with the inputs: input, weight, bias, summand, and running averages.
 fn batch_norm_relu_agrees(inputs: &[Tensor; 6], training: bool, is_carried: bool) {
     let norm = |x: &[Tensor]| -> Result<[Tensor; 3]> {
         let (mean, variance) = (x[4].detach().copy()?, x[5].detach().copy()?);
@@ -230,8 +231,8 @@ fn batch_norm_relu_agrees(inputs: &[Tensor; 6], training: bool, is_carried: bool
         Ok([x[0].batch_norm_relu(is_carried.then_some(&x[3]), &norm)?, mean, variance])
     };
     compare("forward batch_norm_relu", inputs, 8.0, |x| Ok(norm(x)?.to_vec()));
-    // An output as near 0 as rounding is may be cut off on one device only, and its gradient with it: so on the CPU, where
-    // it is told by one operation after the other, those are cut off that are on the other device.
+    // An output within rounding of 0 may be cut off on one device only, and its gradient with it. So the CPU's composed
+    // version cuts off the elements that the other device cuts off.
     let in_use = in_use();
     let there: Vec<Tensor> = inputs.iter().map(|input| input.to_device(cuda()).unwrap()).collect();
     let is_above = norm(&there).unwrap()[0].gt(0.0).unwrap().to_device(Device::CPU).unwrap();
@@ -306,7 +307,7 @@ fn scores_whose_rows_are_set_apart_agree() {
     let target: Vec<i64> = (0..rows as i64).map(|row| row * 31 % classes as i64).collect();
     let target = Tensor::from_slice(&target, &[rows]).unwrap();
     for dtype in [DType::F32, DType::BF16] {
-        // A weight as it lies in a layer, and one that is transposed.
+        // One weight has the layout of a layer's, the other is transposed.
         for is_transposed in [false, true] {
             let sizes = if is_transposed { [width, classes] } else { [classes, width] };
             let inputs = [random(&[rows, width], dtype), random(&sizes, dtype), target.clone()];

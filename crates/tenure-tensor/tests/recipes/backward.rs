@@ -1,4 +1,4 @@
-//! Saved tensors that are dropped, and computed again in the backward pass.
+//! Tests of saved tensors that are dropped, and recomputed in the backward pass.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tenure_tensor::{Attention, Conv, DType, Device, Layout, Pool, Result, Tensor
 use super::common::{cuda, in_use, in_use_alone};
 use super::{Inputs, Lie, check};
 
-/// Parts of a transformer and of a convolutional network, with a checkpoint inside.
+/// Runs parts of a transformer and of a convolutional network, with a checkpoint inside.
 fn model(device: Device, dtype: Option<DType>) -> Vec<Vec<u8>> {
     let of = Inputs::new(device, DType::F32, Lie::Dense);
     let sizes: [&[usize]; 7] = [&[3, 5, 16], &[16], &[48, 16], &[16, 16], &[32, 16], &[16, 32], &[4, 3, 3, 3]];
@@ -50,13 +50,13 @@ fn model(device: Device, dtype: Option<DType>) -> Vec<Vec<u8>> {
     bytes
 }
 
-/// What a hook keeps.
+/// The value that a hook returns for a saved tensor.
 enum Kept {
     Tensor(Tensor),
     Recipe(Arc<Recipe>, Layout),
 }
 
-/// Runs `body`, which saves nothing that can be computed again. Returns how many tensors were.
+/// Runs `body` with hooks that drop all saved tensors that can be recomputed. Returns how many those were.
 fn dropping<T>(body: impl FnOnce() -> T) -> (T, usize) {
     let count = Arc::new(Mutex::new((0, 0)));
     let (noting, counting) = (Arc::clone(&count), Arc::clone(&count));
@@ -96,7 +96,7 @@ fn a_backward_pass_that_computes_again_has_the_same_gradients() {
             assert!(count > 10, "{count} were computed again");
         }
     }
-    // On another stream, where the gradients are computed too.
+    // Now on another stream, where the gradients are computed too.
     let expected = model(cuda(), None);
     let memory = memory::device(0).unwrap();
     let (side, main) = (memory.streams().pooled(Priority::Default).unwrap(), memory.streams().current());

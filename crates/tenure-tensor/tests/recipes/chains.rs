@@ -1,4 +1,4 @@
-//! Inputs that are not there any more.
+//! Tests of recipes whose inputs are no longer there.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn a_chain_is_computed_again_through_what_was_not_saved() {
         let y = {
             let shifted = x.add(1.0).unwrap();
             let halved = shifted.mul(0.5).unwrap();
-            // Both are views of one that is gone.
+            // Both are views of a tensor that is gone.
             halved.t().unwrap().matmul(&halved.view(&[4, 9]).unwrap()).unwrap().detach()
         };
         let recipe = check("matmul", &recipes.book(), &y);
@@ -48,7 +48,7 @@ fn what_was_modified_or_is_gone_gives_an_error_and_no_wrong_bits() {
         let y = hidden.mul(&x).unwrap();
         let expected = y.to_bytes().unwrap();
         let recipe = recipes.find(SavedId::of(&y)).unwrap();
-        // What it was before can be made again.
+        // Its value before the write can be computed again.
         hidden.narrow(1, 0, 3).unwrap().zero_().unwrap();
         assert!(recipe.inputs[0].alive().is_none());
         assert_eq!(recipe.compute().unwrap().to_bytes().unwrap(), expected);
@@ -63,7 +63,7 @@ fn what_was_modified_or_is_gone_gives_an_error_and_no_wrong_bits() {
         assert!(recipe.inputs[0].alive().is_none());
         let error = recipe.compute().unwrap_err().to_string();
         assert!(error.contains("is no longer in memory"), "{error}");
-        // Another place is another generation.
+        // Another memory address is another generation.
         let w = of.of(&[4, 9]).detach();
         let recipe = recipes.find(SavedId::of(&w.exp().unwrap())).unwrap();
         w.storage().resize(4 * 9 * 4).unwrap();

@@ -1,5 +1,6 @@
-//! Recipes give the same bits: of inputs that are there, of inputs that are made again themselves, in a backward pass. On
-//! the CPU, and on a CUDA device: a simulated one, unless the environment asks for a real one (`TENURE_TEST_DRIVER=cuda`).
+//! Tests that recipes give the same bits: from inputs that are there, from inputs that are recomputed themselves, and
+//! in a backward pass. They run on the CPU, and on a CUDA device: a simulated one, unless the environment asks for a
+//! real one (`TENURE_TEST_DRIVER=cuda`).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod backward;
@@ -17,17 +18,17 @@ use tenure_tensor::autograd::{self, Recipe, RecipeBook, Recipes, SavedId};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Layout, MemoryFormat, Result, Tensor};
 
-/// How inputs lie in memory.
+/// The layout of inputs in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lie {
     Dense,
-    /// With the last two dimensions exchanged; channels last, if they are images.
+    /// With the last two dimensions exchanged; with channels last, if they are images.
     Turned,
-    /// A part of something larger.
+    /// A part of a larger tensor.
     Part,
 }
 
-/// Makes inputs that require gradients, other numbers each time, and keeps them.
+/// A maker of inputs that require gradients. The numbers differ each time, and the inputs are kept.
 struct Inputs {
     device: Device,
     dtype: DType,
@@ -85,7 +86,7 @@ fn silent() -> Recipes {
     Recipes::enter(|_| {})
 }
 
-/// All bytes of a storage on another.
+/// Returns a copy of a tensor's whole storage, as bytes, on another storage.
 fn twin(tensor: &Tensor) -> Tensor {
     let (storage, bytes) = (tensor.storage(), Layout::contiguous(&[tensor.storage().bytes()]).unwrap());
     let twin = Tensor::from_storage(storage.clone(), bytes, DType::U8).unwrap().copy().unwrap();
@@ -93,7 +94,7 @@ fn twin(tensor: &Tensor) -> Tensor {
     twin
 }
 
-/// Checks that what was computed again has the bytes of a tensor that lies there.
+/// Checks that a recomputed tensor has the bytes of the original, and its dtype and device.
 fn assert_same(what: &str, made: &Tensor, tensor: &Tensor) {
     assert_eq!((made.dtype(), made.device()), (tensor.dtype(), tensor.device()), "{what}");
     assert_eq!((made.layout().offset(), made.storage().bytes()), (0, tensor.storage().bytes()), "{what}");
@@ -102,7 +103,7 @@ fn assert_same(what: &str, made: &Tensor, tensor: &Tensor) {
     assert_eq!(made.to_bytes().unwrap(), tensor.detach().to_bytes().unwrap(), "{what}");
 }
 
-/// Runs the recipe of a tensor with copies of its inputs, or what their recipes make where they are gone.
+/// Runs the recipe of a tensor with copies of its inputs, or with the results of their recipes if they are gone.
 fn check(what: &str, book: &RecipeBook, tensor: &Tensor) -> Arc<Recipe> {
     let recipe = book.find(SavedId::of(tensor)).unwrap_or_else(|| panic!("{what} has no recipe"));
     let inputs: Vec<Tensor> = recipe

@@ -1,4 +1,4 @@
-//! What is noted, and for what it is used.
+//! Tests of which operations are recorded, and when a recipe refuses to run.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn other_inputs_and_other_precision_are_refused() {
 }
 
 #[test]
-fn nothing_is_noted_where_nobody_wants_to_know() {
+fn nothing_is_noted_outside_of_recipes() {
     let _in_use = in_use();
     let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
     let (x, recipes) = (of.of(&[4, 9]), silent());

@@ -1,4 +1,4 @@
-//! Each operation, of inputs that lie in memory in several ways.
+//! Tests of the recipe of each operation, with inputs in several layouts.
 
 use tenure_core::Storage;
 use tenure_tensor::autocast::Autocast;
@@ -12,7 +12,7 @@ use super::{Inputs, Lie, check, silent};
 
 type Operation = fn(&Inputs) -> Result<Tensor>;
 
-/// Operations, by what their recipes are called.
+/// Operations, by the names of their recipes.
 const OPERATIONS: &[(&str, Operation)] = &[
     ("relu", |of| of.of(&[6, 33]).relu()),
     ("gelu", |of| of.of(&[6, 33]).gelu()),
@@ -71,7 +71,7 @@ const OPERATIONS: &[(&str, Operation)] = &[
     ("matmul", |of| of.of(&[3, 5, 33]).linear(&of.of(&[20, 33]), None)),
     ("matmul", |of| of.of(&[7, 33]).matmul(&of.of(&[33, 9]))),
     ("matmul", |of| of.of(&[2, 7, 33]).matmul(&of.of(&[2, 33, 9]))),
-    // Rows that are set apart on a device.
+    // The device splits off the rest of such rows.
     ("matmul", |of| of.of(&[70, 8]).matmul(&of.of(&[8, 1027]))),
     ("bmm", |of| of.of(&[2, 7, 33]).bmm(&of.of(&[2, 33, 9]))),
     ("addmm", |of| of.of(&[9]).addmm(&of.of(&[7, 33]), &of.of(&[33, 9]), 0.5, 2.0)),
@@ -101,7 +101,7 @@ fn attention(of: &Inputs, is_masked: bool, dropout: f64) -> Result<Tensor> {
     of.of(&[2, 4, 9, 16]).attention(&of.of(&[2, 2, 11, 16]), &of.of(&[2, 2, 11, 16]), &how)
 }
 
-/// Running averages, a weight and a bias of six channels, and whether it is training.
+/// Runs `body` with running averages, weight and bias of six channels, in training or not.
 fn with_norm<T>(of: &Inputs, training: bool, body: impl FnOnce(&BatchNorm<'_>) -> T) -> T {
     let (mean, variance) = (of.of(&[6]).detach(), of.of(&[6]).detach());
     autograd::no_grad(|| variance.copy_(&variance.square().unwrap())).unwrap();

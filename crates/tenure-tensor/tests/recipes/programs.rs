@@ -1,4 +1,4 @@
-//! Any computation.
+//! Property tests of recipes, for random programs.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use tenure_tensor::{DType, Device, Layout, Result, Tensor};
 use super::common::{cuda, in_use};
 use super::{Inputs, Lie, silent};
 
-/// An operation on what there is: which one, and which of them.
+/// A step of a program: the operation, and which of the existing tensors it takes.
 type Step = (u8, u8, u8);
 
 fn step((operation, a, b): Step, there: &[Tensor]) -> Result<Option<Tensor>> {
@@ -42,8 +42,8 @@ fn step((operation, a, b): Step, there: &[Tensor]) -> Result<Option<Tensor>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever was computed of whatever, and whatever of it is still there, is computed again with the same bits, or there
-    /// is an error that says that something was written to.
+    /// Every recorded result of a random program is recomputed with the same bits, whichever tensors are still alive.
+    /// Only if the program writes in place may a recomputation fail instead; the error says so.
     #[test]
     fn any_computation_is_computed_again(
         steps in prop::collection::vec(any::<Step>(), 1..40),
@@ -54,7 +54,7 @@ proptest! {
         let _in_use = in_use();
         let of = Inputs::new(if on_device { cuda() } else { Device::CPU }, DType::F32, Lie::Dense);
         let recipes = silent();
-        // What requires no gradient is saved by nobody.
+        // Tensors that require no gradient are saved by no operation.
         let mut there: Vec<Tensor> = (0..3).map(|_| of.of(&[2, 4, 8]).detach()).collect();
         let mut expected: HashMap<SavedId, (Layout, Vec<u8>)> = HashMap::new();
         let mut has_written = false;

@@ -1,4 +1,5 @@
-//! Functions of `f32` beside the same of `f64`, over all that they take: relative errors, element by element.
+//! Tests of the accuracy of `f32` functions against the same functions of `f64`, over their whole domains, by relative
+//! errors element by element.
 
 use std::ops::Range;
 
@@ -7,7 +8,7 @@ use tenure_tensor::{DType, Result, Tensor};
 
 type Function = fn(&Tensor) -> Result<Tensor>;
 
-/// A function, where it is looked at, and how many units of the last place (2⁻²³ of the result) it may be off.
+/// A function, the range of its tested inputs, and how many units of the last place (2⁻²³ of the result) it may be off.
 type Curve = (&'static str, Function, Range<f32>, f64);
 
 const CURVES: &[Curve] = &[
@@ -42,7 +43,7 @@ const CURVES: &[Curve] = &[
     ("softplus", |x| x.softplus(1.0, 20.0), -80.0..80.0, 4.0),
 ];
 
-/// Of these, what is left of a negative input is a difference: as in PyTorch, it is as exact as the input.
+/// For negative inputs of these functions, the result is a difference: as in PyTorch, it is as exact as the input.
 const DIFFERENCES: &[&str] = &["gelu", "gelu_tanh"];
 
 #[test]
@@ -55,7 +56,7 @@ fn functions_are_exact_to_the_last_places() {
         let expected = function(&x.to_dtype(DType::F64).unwrap()).unwrap().to_vec::<f64>().unwrap();
         let error = |at: usize| {
             let size = if DIFFERENCES.contains(name) { f64::from(inputs[at]) } else { expected[at] };
-            // What is nearer to zero has fewer digits.
+            // Smaller numbers are subnormal, and have fewer digits.
             let unit = size.abs().max(f64::from(f32::MIN_POSITIVE)) * 2_f64.powi(-23);
             (f64::from(found[at]) - expected[at]).abs() / unit
         };
@@ -69,7 +70,7 @@ fn functions_are_exact_to_the_last_places() {
 
 const POINTS: usize = 20_000;
 
-/// Numbers of a range: even ones, and ever smaller ones around zero.
+/// Returns evenly spaced numbers of a range, and ever smaller ones around zero.
 fn points(range: Range<f32>) -> Vec<f32> {
     let even = |i: usize| range.start + (range.end - range.start) * (i as f32 / (POINTS / 2) as f32);
     let small = |i: usize| range.end.min(1.0) * 0.999_f32.powi(i as i32) * if i.is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -78,10 +79,10 @@ fn points(range: Range<f32>) -> Vec<f32> {
     points
 }
 
-/// Where sines and cosines are exact: beyond, the argument is reduced with less precision.
+/// The largest argument with exact sines and cosines: beyond, the argument is reduced with less precision.
 const REDUCIBLE: f32 = 1e9;
 
-/// Compares with `f64` over all magnitudes, both infinities, what is no number, zeros and subnormal numbers.
+/// Compares with `f64` over all magnitudes, both infinities, NaN, zeros and subnormal numbers.
 fn sweep(name: &str, ours: Function, exact: impl Fn(f64) -> f64, ulps: f64, domain: impl Fn(f32) -> bool) {
     let special =
         [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-45];
@@ -95,7 +96,7 @@ fn sweep(name: &str, ours: Function, exact: impl Fn(f64) -> f64, ulps: f64, doma
         let nearest = expected as f32;
         if nearest.is_nan() || nearest.is_infinite() || found.is_nan() || found.is_infinite() {
             let is_same = found == nearest || (found.is_nan() && nearest.is_nan());
-            // One step from the largest number to infinity.
+            // The two are one step apart, from the largest number to infinity.
             let is_edge = found.abs() == f32::MAX || nearest.abs() == f32::MAX;
             assert!(is_same || is_edge, "{name}({x:e}) is {found:e}, expected {nearest:e}");
             continue;
@@ -120,7 +121,7 @@ fn functions_are_near_the_true_ones() {
     sweep("tanh", Tensor::tanh, f64::tanh, 3.0, |_| true);
     sweep("erf", Tensor::erf, libm::erf, 2.0, |_| true);
     sweep("erfc", Tensor::erfc, libm::erfc, 3.0, |_| true);
-    // Subnormal results are lost, as the exponential of their inverse is infinite.
+    // Subnormal results are lost, as the exponential of the negated input is infinite.
     sweep(
         "sigmoid",
         Tensor::sigmoid,
@@ -146,7 +147,7 @@ fn the_inverse_of_the_error_function_is_one() {
     assert!((inverse_erf(1e-12) / 8.862_269_254_527_58e-13 - 1.0).abs() < 1e-14);
 }
 
-/// Compares conversions of many elements with those of the crate `half`, bit for bit; what is no number stays so.
+/// Compares conversions of many elements with those of the crate `half`, bit for bit; NaN stays NaN.
 #[test]
 fn narrow_floats_convert_as_the_library_does() {
     let wide: Vec<f32> = (0..=u32::MAX).step_by(4_093).map(f32::from_bits).collect();

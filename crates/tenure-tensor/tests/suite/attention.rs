@@ -1,4 +1,4 @@
-//! Attention on any number of threads, of any scores, and its errors.
+//! Tests of attention with any number of threads, with extreme scores, and of its errors.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Attention, DType, Tensor, threads};
@@ -35,7 +35,7 @@ fn errors_say_what_does_not_fit() {
     assert!(said(&numbers(&[2], 1).to_dtype(DType::F32).unwrap()).contains("bool or float64"));
 }
 
-/// Their weights would be infinite if they were computed.
+/// The weights of the masked scores would be infinite if they were computed.
 #[test]
 fn masked_scores_may_be_as_large_as_they_like() {
     let q = Tensor::from_slice(&[20.0_f64; 4], &[1, 1, 2, 2]).unwrap().requires_grad_(true).unwrap();

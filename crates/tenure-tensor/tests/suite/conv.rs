@@ -1,9 +1,9 @@
-//! Convolutions against their definition, and their gradients against each other.
+//! Tests of convolutions against their definition, and of their gradients against each other.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Conv, DType, Tensor, threads};
 
-/// Numbers that repeat nowhere soon.
+/// Returns numbers with a very long period.
 fn numbers(sizes: &[usize]) -> Tensor {
     let count: usize = sizes.iter().product();
     let values: Vec<f64> = (0..count).map(|i| ((i * 7919 + 13) % 1009) as f64 / 1009.0 - 0.5).collect();
@@ -20,7 +20,7 @@ fn positions(sizes: &[usize]) -> Vec<Vec<usize>> {
     })
 }
 
-/// One spatial dimension's numbers each.
+/// The sizes and parameters of a convolution. Parameters have one number for each spatial dimension.
 struct Case {
     input: Vec<usize>,
     weight: Vec<usize>,
@@ -35,7 +35,7 @@ impl Case {
         Conv { stride: &self.stride, padding: &self.padding, dilation: &self.dilation, groups: self.groups }
     }
 
-    /// By definition.
+    /// Computes the result by definition.
     fn expected(&self, x: &[f64], w: &[f64], bias: &[f64], sizes: &[usize]) -> Vec<f64> {
         let (outputs, channels) = (self.weight[0] / self.groups, self.weight[1]);
         let sum = |at: &Vec<usize>| {
@@ -72,9 +72,9 @@ fn cases() -> Vec<Case> {
         case(&[2, 6, 8, 8], &[6, 1, 3, 3], &[2, 2], &[1, 1], &[1, 1], 6),
         case(&[2, 8, 7, 7], &[4, 8, 1, 1], &[2, 2], &[0, 0], &[1, 1], 1),
         case(&[1, 2, 5, 30, 20], &[3, 2, 3, 3, 3], &[1, 2, 2], &[1, 1, 1], &[1, 1, 1], 1),
-        // Rows are divided, and share what is read.
+        // Rows are divided into parts that share the gathered pixels.
         case(&[1, 36, 3, 3], &[104, 36, 3, 3], &[1, 1], &[1, 1], &[1, 1], 1),
-        // Some taps read nothing but zeros, in the last one all of them.
+        // Some taps read nothing but zeros; in the last case all of them do.
         case(&[3, 4, 1, 2], &[6, 4, 3, 3], &[1, 1], &[1, 1], &[1, 1], 1),
         case(&[2, 4, 2, 2], &[6, 2, 5, 5], &[2, 2], &[2, 2], &[1, 1], 2),
         case(&[2, 20, 1], &[20, 1, 3], &[1], &[1], &[1], 20),
@@ -99,8 +99,8 @@ fn a_convolution_is_its_definition() {
     }
 }
 
-/// A convolution is linear in input and weight, so its gradient is what takes one to the other: <conv(x, w), g> =
-/// <x, dx> = <w, dw>, for each x, w and g.
+/// A convolution is linear in input and weight, so its gradients are its transposes: <conv(x, w), g> = <x, dx> = <w,
+/// dw>, for all x, w and g.
 #[test]
 fn gradients_are_the_transposes() {
     let dot = |a: &Tensor, b: &Tensor| a.mul(b).unwrap().sum_all().unwrap().item::<f64>().unwrap();

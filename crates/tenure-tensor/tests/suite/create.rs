@@ -1,4 +1,4 @@
-//! Tensors from nothing, from Rust's memory, and from bytes.
+//! Tests of new tensors, from numbers, from Rust's memory, and from bytes.
 
 use half::bf16;
 use tenure_tensor::{DType, Device, Result, Scalar, Tensor};

@@ -1,4 +1,4 @@
-//! Operations element by element over any sizes and strides, beside a plain loop.
+//! Tests of elementwise operations over any sizes and strides, against a plain loop.
 
 use half::bf16;
 use proptest::prelude::*;
@@ -149,7 +149,7 @@ fn in_place_is_the_same_as_not() {
     for (fresh, in_place) in pairs {
         let (one, two) = (leaves(), leaves());
         let expected = result(&one, fresh(&one).unwrap());
-        // Transposed in memory, so that the write is to a view.
+        // The target is transposed in memory, so that the write is to a view.
         let target = two[0].transpose(0, 1).unwrap().copy().unwrap().transpose(0, 1).unwrap();
         in_place(&[target.clone(), two[1].clone(), two[2].clone()]).unwrap();
         assert_eq!(result(&two, target), expected);

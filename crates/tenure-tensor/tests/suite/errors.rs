@@ -1,4 +1,5 @@
-//! Mistakes that users make, and what they then read. Before each stands what PyTorch 2.11 says, if it refuses it.
+//! Tests of users' mistakes, and of the messages that they get. A comment before each has the message of PyTorch 2.11,
+//! if that refuses it too.
 
 use tenure_core::{DataPtr, Storage};
 use tenure_tensor::ops::{self, CrossEntropy, Reduction};
@@ -20,7 +21,7 @@ fn integers(values: &[i64]) -> Tensor {
     Tensor::from_slice(values, &[values.len()]).unwrap()
 }
 
-/// A tensor that says of itself that it is on another device.
+/// Returns a tensor that claims to be on another device.
 fn elsewhere(sizes: &[usize]) -> Tensor {
     let layout = Layout::contiguous(sizes).unwrap();
     let mut memory = vec![0.0_f32; layout.numel()];
@@ -28,7 +29,7 @@ fn elsewhere(sizes: &[usize]) -> Tensor {
         let bytes = memory;
         move || drop(bytes)
     });
-    // SAFETY: as many bytes, which the closure that frees them owns.
+    // SAFETY: the memory has this many bytes, and the closure that frees them owns it.
     let storage = unsafe { Storage::from_data_ptr(data, layout.numel() * size_of::<f32>(), None) };
     Tensor::from_storage(storage, layout, DType::F32).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Tensors as text.
+//! Tests of tensors as text.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ fn zeros(sizes: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(sizes, dtype, Device::CPU).unwrap()
 }
 
-/// The first integers, times a factor.
+/// Returns the first integers, times a factor.
 fn count(sizes: &[usize], factor: f32) -> Tensor {
     let numbers: Vec<f32> = (0..sizes.iter().product::<usize>()).map(|i| i as f32 * factor).collect();
     Tensor::from_slice(&numbers, sizes).unwrap()
@@ -34,7 +34,7 @@ fn double(tensor: &Tensor) -> Tensor {
     tensor.to_dtype(DType::F64).unwrap()
 }
 
-/// The cases of `goldens/format.py`.
+/// Returns the cases of `goldens/format.py`.
 fn cases() -> BTreeMap<&'static str, Tensor> {
     BTreeMap::from([
         ("whole", of(&[1.0_f32, 2.0, 3.0])),

@@ -1,4 +1,4 @@
-//! Arguments that make no sense: an error or a small result, never a panic, an overflow or all the memory there is.
+//! Tests of senseless arguments: they give an error or a small result, never a panic, an overflow or use of all memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,10 +13,10 @@ fn numbers(sizes: &[usize]) -> Result<Tensor> {
         .reshape(&sizes.iter().map(|size| *size as isize).collect::<Vec<_>>())
 }
 
-/// A name, and an operation of a number.
+/// A name, and an operation that takes a number.
 type Operation<N> = (&'static str, fn(N) -> Result<Tensor>);
 
-/// Of sizes, counts and distances.
+/// Operations that take sizes, counts and distances.
 const WHOLE: &[Operation<usize>] = &[
     ("empty", |n| Tensor::empty(&[n], F32, CPU)),
     ("zeros", |n| Tensor::zeros(&[2, n, n], F32, CPU)),
@@ -58,7 +58,7 @@ const WHOLE: &[Operation<usize>] = &[
     ("max_pool padding", |n| pooled(&Pool { kernel: &[2, 2], padding: &[n], ..Pool::default() })),
     ("max_pool kernel, padding", |n| pooled(&Pool { kernel: &[n, n], padding: &[n / 2], ..Pool::default() })),
     ("max_pool in three dimensions", |n| {
-        // Of two, the product has no overflow yet.
+        // Without the limit, the product of two sizes would overflow already.
         let n = n.min(1 << 31);
         let how = Pool { kernel: &[n, n, 4], padding: &[n / 2, n / 2, 2], ..Pool::default() };
         numbers(&[1, 1, 2, 2, 2])?.max_pool(&how)
@@ -89,7 +89,7 @@ const WHOLE: &[Operation<usize>] = &[
     ("index to", |n| numbers(&[2, 3])?.index((0, ..n))),
 ];
 
-/// Of indices, dimensions and shifts.
+/// Operations that take indices, dimensions and shifts.
 const SIGNED: &[Operation<isize>] = &[
     ("sum", |i| numbers(&[2, 3])?.sum(&[i], false)),
     ("amax", |i| numbers(&[2, 3])?.amax(&[i], false)),
@@ -202,7 +202,7 @@ fn written(write: impl Fn(&Tensor) -> Result<()>) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// What takes any number: cut to the sizes that there are, as an operand, or without memory for it.
+/// Operations that accept any number: they limit it to the sizes, take it as an operand, or need no memory for it.
 const TAKEN: &[&str] = &[
     "slice step",
     "slice",
@@ -228,7 +228,7 @@ const TAKEN: &[&str] = &[
     "shift",
 ];
 
-/// What is wrong with the outcome of a call, if anything is.
+/// Returns what is wrong with the outcome of a call, if anything is.
 fn verdict(is_senseless: bool, call: impl FnOnce() -> Result<Tensor>) -> Option<String> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Err(panic) => {
@@ -243,7 +243,7 @@ fn verdict(is_senseless: bool, call: impl FnOnce() -> Result<Tensor>) -> Option<
     }
 }
 
-/// Of `small` numbers, an error or a small result; of `huge` ones an error.
+/// Checks that `small` numbers give an error or a small result, and `huge` ones an error.
 fn check<N: Copy + std::fmt::Display>(operations: &[Operation<N>], small: &[N], huge: &[N]) {
     let mut wrong = Vec::new();
     for (name, operation) in operations {

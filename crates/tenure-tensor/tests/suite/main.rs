@@ -1,4 +1,4 @@
-//! Operations on the CPU. What changes the state of a process is tested in programs of its own.
+//! Tests of operations on the CPU. Tests that change the state of the process are in programs of their own.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod accuracy;

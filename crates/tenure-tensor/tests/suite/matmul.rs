@@ -1,4 +1,4 @@
-//! Products of matrices: large ones, the same bits for any number of threads, and errors.
+//! Tests of matrix products: large ones, the same bits for any number of threads, and errors.
 
 use tenure_tensor::{DType, Device, Result, Tensor, einsum, threads};
 

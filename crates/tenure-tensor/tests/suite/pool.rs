@@ -1,4 +1,4 @@
-//! Pooling, against results of PyTorch 2.11 and against what its gradients must be.
+//! Tests of pooling, against results of PyTorch 2.11, and of its gradients.
 
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{DType, Pool, Tensor, threads};
@@ -40,7 +40,7 @@ fn nan_and_infinity_are_elements_too() {
     assert_eq!(values(&x.grad().unwrap()), [0.0, 1.0, 1.0, 0.0]);
 }
 
-/// As PyTorch has it.
+/// PyTorch gives the same result.
 #[test]
 fn a_dilated_window_over_the_padding_alone_is_of_nothing() {
     let x = Tensor::from_slice(&[7.0], &[1, 1]).unwrap().requires_grad_(true).unwrap();

@@ -1,4 +1,4 @@
-//! What reductions, norms and losses promise beside their values.
+//! Tests of reductions, norms and losses, for their guarantees besides values.
 
 use proptest::prelude::*;
 use tenure_tensor::ops::{BatchNorm, CrossEntropy};
@@ -6,7 +6,7 @@ use tenure_tensor::{DType, Device, MemoryFormat, Result, Tensor, autograd, threa
 
 use crate::views::{View, views};
 
-/// Numbers without a pattern.
+/// Returns numbers without a pattern.
 fn noise(sizes: &[usize]) -> Tensor {
     let mut state = 1_u64;
     let mut next = || {
@@ -21,7 +21,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     tensor.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
 }
 
-/// The bits of what `function` makes of `x` and of the gradient of its sum.
+/// Returns the bits of `function`'s result for `x`, and of the gradient of its sum.
 fn run(x: &Tensor, function: &dyn Fn(&Tensor) -> Result<Tensor>) -> Vec<Vec<u32>> {
     let x = x.detach().requires_grad_(true).unwrap();
     let y = function(&x).unwrap();
@@ -148,7 +148,7 @@ fn errors_say_what_to_do() {
     assert!(error.contains("no element"), "{error}");
 }
 
-/// A view's elements, small whole numbers of any of these dtypes, whose sums are exact.
+/// Returns a view's elements: small whole numbers, whose sums are exact in any of these dtypes.
 fn whole_numbers(view: &View, dtype: DType) -> (Tensor, Vec<f64>) {
     let number = |place: usize| (place * 7 % 9) as f64 - 4.0;
     let number = |place| if dtype == DType::Bool { f64::from(number(place) > 0.0) } else { number(place) };
@@ -159,7 +159,7 @@ fn whole_numbers(view: &View, dtype: DType) -> (Tensor, Vec<f64>) {
     (tensor, elements)
 }
 
-/// Which output an element belongs to, if those dimensions are reduced.
+/// Returns the output that an element belongs to, if the dimensions in `is_reduced` are reduced.
 fn output(mut at: usize, sizes: &[usize], is_reduced: &[bool]) -> usize {
     let (mut output, mut stride) = (0, 1);
     for (size, is_reduced) in sizes.iter().zip(is_reduced).rev() {
@@ -176,7 +176,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().to_vec().unwrap()
 }
 
-/// As that dtype holds them.
+/// Returns the numbers as the dtype holds them.
 fn rounded(numbers: &[f64], dtype: DType) -> Vec<f64> {
     self::numbers(&Tensor::from_slice(numbers, &[numbers.len()]).unwrap().to_dtype(dtype).unwrap())
 }
@@ -210,7 +210,7 @@ proptest! {
             prop_assert_eq!(numbers(&x.amax(&dims, false).unwrap()), &largest[..]);
         }
 
-        // The first of the largest along one dimension.
+        // This is the first of the largest along one dimension.
         let Some(along) = dims.first().filter(|_| x.numel() > 0).map(|dim| *dim as usize) else { return Ok(()) };
         let is_along: Vec<bool> = (0..sizes.len()).map(|dim| dim == along).collect();
         let inner: usize = sizes[along + 1..].iter().product();

@@ -1,4 +1,4 @@
-//! Writes by index: in order, checked before, and the same for any number of threads.
+//! Tests of writes by index: in order, checked before, and the same for any number of threads.
 
 use half::bf16;
 use tenure_tensor::random::Generator;
@@ -45,7 +45,7 @@ fn gradients_of_a_table_are_the_same_bits_for_any_number_of_threads() {
 
 #[test]
 fn many_small_additions_to_a_short_float_are_not_lost() {
-    // 256 + 1 is 256 in bf16.
+    // In bf16, 256 + 1 is 256.
     let (one, places) = (Tensor::ones(&[1000], DType::BF16, CPU).unwrap(), index(&[0; 1000]));
     let sum = Tensor::zeros(&[1], DType::BF16, CPU).unwrap().index_add(0, &places, &one).unwrap();
     assert_eq!(sum.to_vec::<bf16>().unwrap(), [bf16::from_f32(1000.0)]);

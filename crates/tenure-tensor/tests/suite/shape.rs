@@ -1,10 +1,10 @@
-//! Views, indexing and writes by index beside a model that knows only which element comes from where.
+//! Tests of views, indexing and writes by index against a model that knows only which element comes from where.
 
 use proptest::prelude::*;
 use tenure_tensor::ops::{Index, NEW, cat};
 use tenure_tensor::{Result, Tensor};
 
-/// Elements in the order of dimensions.
+/// A model of a tensor: its elements in the order of dimensions.
 #[derive(Clone, Debug, PartialEq)]
 struct Model {
     sizes: Vec<usize>,
@@ -12,7 +12,7 @@ struct Model {
 }
 
 impl Model {
-    /// Different numbers.
+    /// Returns a model with different numbers.
     fn numbered(sizes: &[usize]) -> Self {
         Self { sizes: sizes.to_vec(), values: (0..sizes.iter().product::<usize>() as i32).collect() }
     }
@@ -29,7 +29,7 @@ impl Model {
         self.values[index.iter().zip(&self.sizes).fold(0, |place, (index, size)| place * size + index)]
     }
 
-    /// The tensor of these sizes whose elements come from where `source` says.
+    /// Returns the model of these sizes whose elements come from where `source` says.
     fn mapped(&self, sizes: Vec<usize>, source: impl Fn(&[usize]) -> Vec<usize>) -> Self {
         let mut values = Vec::new();
         for place in 0..sizes.iter().product::<usize>() {
@@ -42,10 +42,10 @@ impl Model {
     }
 }
 
-/// A change of shape: what it is, and three numbers that say how.
+/// A change of shape: its kind, and three numbers for its arguments.
 type Step = (u8, usize, usize, usize);
 
-/// Applies a step to both, if it is one that this shape has.
+/// Applies a step to tensor and model, if the shape permits it.
 fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tensor, Model)> {
     let (rank, sizes) = (model.sizes.len(), &model.sizes);
     if rank == 0 || model.values.is_empty() || model.values.len() > 2000 {
@@ -78,7 +78,7 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
             let (start, step) = (b % (size + 1), c % 3 + 1);
             let length = (size - start).div_ceil(step);
             let found = tensor.slice(dim, start as isize - size as isize, isize::MAX, step);
-            // A start of 0 from the end is the end.
+            // A start of 0 from the end means the end.
             let found = if start == size { tensor.slice(dim, start as isize, isize::MAX, step) } else { found };
             (found?, model.mapped(with(length), |index| moved(index, start + index[x] * step)))
         }
@@ -174,7 +174,8 @@ proptest! {
         // For each dimension of the view: where it comes from, as the index of the source.
         let mut indices: Vec<Index> = Vec::new();
         let mut fixed: Vec<Option<usize>> = vec![None; sizes.len()];
-        // (source dimension, start): what a dimension of the view counts, or none if it is new; or an index tensor.
+        // For each dimension of the view: (source dimension, start, length). A new dimension, or one of an index
+        // tensor, has no source dimension.
         let mut dims: Vec<(Option<usize>, usize, usize)> = Vec::new();
         let mut picks: Vec<(usize, Vec<i64>)> = Vec::new();
         for (dim, size) in sizes.iter().enumerate() {
@@ -231,7 +232,7 @@ proptest! {
         let expected = model.mapped(out.clone(), source);
         prop_assert_eq!(&Model::of(&tensor.index(indices.clone()).unwrap()), &expected);
 
-        // What is read there is written there.
+        // Now the elements that were read are written.
         let written = Model { sizes: out.clone(), values: (1000..).take(expected.values.len()).collect() };
         let mut after = model.clone();
         for (place, value) in expected.values.iter().zip(&written.values) {

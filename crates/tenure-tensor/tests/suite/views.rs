@@ -1,9 +1,9 @@
-//! Views of any layout.
+//! Views of any layout, for property tests.
 
 use proptest::prelude::*;
 use tenure_tensor::{Element, Layout, Tensor};
 
-/// A view of some sizes: which dimensions are broadcast, in which order they lie in memory, and every which element.
+/// A view of some sizes: its broadcast dimensions, their order in memory, and the steps between elements.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) sizes: Vec<usize>,
@@ -29,7 +29,7 @@ impl View {
         Tensor::from_storage(base.storage().clone(), layout, T::DTYPE).unwrap()
     }
 
-    /// The place of an element of `sizes` that the view is broadcast to.
+    /// Returns the place of an element of `sizes`, to which the view is broadcast.
     pub(crate) fn place(&self, mut at: usize, sizes: &[usize]) -> usize {
         let layout = self.layout();
         let mut place = layout.offset();
@@ -43,7 +43,7 @@ impl View {
     }
 }
 
-/// Sizes, and views that broadcast to them.
+/// Returns sizes, and views that broadcast to them.
 pub(crate) fn views(count: usize) -> impl Strategy<Value = (Vec<usize>, Vec<View>)> {
     let size = prop_oneof![6 => 1..9_usize, 1 => Just(0), 2 => Just(1), 1 => 500..700_usize];
     prop::collection::vec(size, 0..5)
@@ -65,7 +65,7 @@ pub(crate) fn views(count: usize) -> impl Strategy<Value = (Vec<usize>, Vec<View
                     let order = prop_oneof![order.clone(), order.prop_shuffle()];
                     order.prop_map(move |order| View { sizes: sizes.clone(), order, steps: steps.clone() })
                 });
-            // The first has all the sizes.
+            // The first view has all the sizes.
             (Just(sizes), prop::collection::vec(view, count))
         })
 }

@@ -1,5 +1,5 @@
-// Elements added by index, each place by the thread of what is first added there, in the order of the index. The host
-// has put sums.cu before.
+// Adds elements by index. Each place is summed by the thread of its first addition, in the order of the index. The host
+// has put sums.cu before this.
 
 enum Operand { INDEX, TARGET, VALUES, NUMBER };
 
@@ -7,7 +7,7 @@ struct Params {
     Space space;
     Places places;
     u64 operands[3];
-    // What is added to a line, and how far apart it is.
+    // The number of additions to a line, and the distance between them.
     u64 length;
     u64 value_step;
     u64 index_step;

@@ -1,6 +1,6 @@
-// Rows added by position, from positions in order. The first thread of a run of equal ones adds what is there; a run of
-// more than `LONG` rows is left to a block, whose parts have every so many rows. The host has put sums.cu before, and
-// defined `Key`, `Number`, `LANES`, and what is done.
+// Adds rows by position, from sorted positions. The first thread of a run of equal positions adds the run's rows. A run
+// of more than `LONG` rows is left to a block, whose parts each take every `PARTS`-th row. The host has put sums.cu
+// before this, and has defined `Key`, `Number`, `LANES`, and the name of the step.
 
 enum Operand { RUN, TARGET, VALUES };
 
@@ -9,14 +9,14 @@ struct Params {
     Places places;
     u64 target;
     u64 values;
-    // Positions in order, and the row of each.
+    // The sorted positions, and the row of each.
     u64 keys;
     u64 numbers;
-    // Positions as they were given, or none.
+    // The positions in their given order, or 0.
     u64 positions;
     u64 length;
     u64 value_step;
-    // Units of a row.
+    // The number of units in a row.
     u64 units;
 };
 
@@ -25,7 +25,7 @@ DEVICE bool is_first(const Params& p, u64 slot) {
     return slot == 0 || keys[slot - 1] != keys[slot];
 }
 
-// Whether the run that begins here is left to a block.
+// Returns whether the run that begins here is left to a block.
 DEVICE bool is_long(const Params& p, u64 slot) {
     const Key* keys = (const Key*)p.keys;
     return slot + LONG < p.length && keys[slot + LONG] == keys[slot];
@@ -57,13 +57,13 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
 #else
 #define PARTS (256 / LANES)
 
-// Past the last of the run that begins at `first`.
+// Returns the slot after the last of the run that begins at `first`.
 DEVICE u64 end_of(const Params& p, u64 first) {
     const Key* keys = (const Key*)p.keys;
     const Key key = keys[first];
     u64 step = LONG;
     while (first + step < p.length && keys[first + step] == key) step *= 2;
-    // Within are those that are equal, past it those that are not.
+    // `within` is in the run, `past` is not.
     u64 within = first + step / 2, past = min(first + step, p.length);
     while (within + 1 < past) {
         const u64 middle = (within + past) / 2;
@@ -73,7 +73,7 @@ DEVICE u64 end_of(const Params& p, u64 first) {
     return past;
 }
 
-// A block has the long run that begins among `LONG` positions: there is one at most.
+// Each block adds the long run that begins among its `LONG` positions: there is at most one.
 extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
     __shared__ Sums parts[PARTS][LANES];
     const u64 chunks = (p.units + LANES - 1) / LANES;

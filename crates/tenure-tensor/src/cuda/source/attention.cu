@@ -1,13 +1,13 @@
-// Attention without a matrix of all weights, and its gradients. FlashAttention (Dao et al., 2022): a block of queries,
-// or of keys, stays, and the others pass by. The host has defined `Stored`, elements in memory; `T`, what is computed
-// in; `BLOCK`, queries and keys of a block; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more;
-// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and which of
-// ATTEND, INNER, EXACT_INNER, TO_QUERIES and TO_KEYS.
+// Attention that does not store the matrix of all weights, and its gradients, after FlashAttention (Dao et al., 2022):
+// a block holds some queries, or some keys, and the others pass by. The host has defined `Stored`, the type in memory;
+// `T`, the type to compute in; `BLOCK`, the number of queries and keys in a block; `WIDTH` and `VALUE_WIDTH`, at least
+// the widths of queries and values; `MASK`, 0 without a mask, 1 for bool, 2 for numbers to add; `DROPS`, whether
+// weights are dropped; and one of ATTEND, INNER, EXACT_INNER, TO_QUERIES and TO_KEYS.
 
-// Blocks that a multiprocessor has at once, where their sums are few enough for its registers.
+// The number of blocks that a multiprocessor runs at once, if their sums are few enough for its registers.
 #define TOGETHER (BLOCK == 64 && WIDTH <= 64 && VALUE_WIDTH <= 64 ? 2 : 1)
 
-// A score, scaled and masked.
+// Returns a score, scaled and masked.
 DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key) {
     if (query >= p.queries || key >= p.keys || (p.is_causal && key > query)) return HIDDEN;
     score *= number<T>(p.scale);
@@ -23,8 +23,8 @@ DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key
     return score;
 }
 
-// Draws which weights of a block are kept, the first of them of the query `row`, counted over all heads, and of a key.
-// After products: all threads have passed what they did with the block before.
+// Draws which weights of a block are kept. The first weight is of the query `row`, counted over all heads, and of
+// `key`. It must come after the products: then all threads are done with the block before.
 DEVICE void draw(const Params& p, Shared& shared, u64 row, u64 key) {
 #if DROPS
     const int query = threadIdx.x / DRAWERS, drawer = threadIdx.x % DRAWERS;
@@ -43,7 +43,7 @@ DEVICE void draw(const Params& p, Shared& shared, u64 row, u64 key) {
 #endif
 }
 
-// A weight, or its gradient, without what is dropped.
+// Returns a weight, or its gradient, after dropout.
 DEVICE T left(const Params& p, const Shared& shared, T x, int query, int key) {
 #if DROPS
     const bool is_kept = shared.kept[query][key / DRAWN] >> key % DRAWN & 1;
@@ -53,7 +53,7 @@ DEVICE T left(const Params& p, const Shared& shared, T x, int query, int key) {
 #endif
 }
 
-// Over the threads that have columns of the same rows.
+// Returns the largest over the threads that have columns of the same rows.
 DEVICE T largest_of_row(T x) {
     for (int lane = SIDE / 2; lane > 0; lane /= 2) {
         const T other = __shfl_xor_sync(0xffffffffu, x, lane);
@@ -70,9 +70,9 @@ DEVICE T sum_of_row(T x) {
 extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __grid_constant__ Params p) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
 #ifdef INNER
-    // A half of a warp has a query.
+    // Each half of a warp computes a query.
     const u64 row = ((u64)blockIdx.x * THREADS + threadIdx.x) / SIDE, at = row / p.queries;
-    // The others take part in the sums all the same.
+    // Threads without a query take part in the sums all the same.
     const bool is_there = row < p.batch * p.heads * p.queries;
     T sum = 0;
     if (is_there) {
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
 
 #ifdef OF_QUERIES
     const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
-    // The longest first, where later queries see more keys.
+    // The longest parts go first: with a causal mask, later queries see more keys.
     const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
     const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
     const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
                 now = scores[i][j] > now ? scores[i][j] : now;
             }
             now = largest_of_row(now);
-            // Where nothing is seen yet, all weights are zero.
+            // If no key has been seen yet, all weights are zero.
             const T shift = now == HIDDEN ? (T)0 : now;
             before[i] = exp(largest[i] - shift);
             T sum = 0;
@@ -137,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
 #endif
 
 #ifdef EXACT_INNER
-    // Of weights and their gradients, where the means were rounded: small gradients are differences with these sums.
+    // These are sums of products of weights and their gradients. The means were rounded, and small gradients are
+    // differences with these sums.
     const Rows grad = rows_of(p.grad, batch, head, first, rows);
     T inner[EACH] = {}, shift[EACH];
     for (int i = 0; i < EACH; i++)

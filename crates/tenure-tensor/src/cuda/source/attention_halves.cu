@@ -1,20 +1,20 @@
-// Attention of halves by matrix units, and its gradients. FlashAttention-2 (Dao, 2023): a warp holds 16 queries, or
-// keys, and their weights in registers, and the others pass by in shared memory. The host has defined `Stored`, the
-// halves; `HALF`, their name; `T`, float; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more, 256 at
-// most; `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and
-// which of ATTEND, TO_QUERIES and TO_KEYS.
+// Attention in 16-bit floats with matrix units, and its gradients, after FlashAttention-2 (Dao, 2023): a warp holds 16
+// queries, or keys, and their weights in registers, and the others pass by in shared memory. The host has defined
+// `Stored`, the 16-bit type; `HALF`, its name in PTX; `T`, float; `WIDTH` and `VALUE_WIDTH`, at least the widths of
+// queries and values, and at most 256; `MASK`, 0 without a mask, 1 for bool, 2 for numbers to add; `DROPS`, whether
+// weights are dropped; and one of ATTEND, TO_QUERIES and TO_KEYS.
 
 #define THREADS 128
-// Rows that a block holds, and a warp's first.
+// The number of rows that a block holds, and the first row of a warp.
 #define BLOCK (THREADS / 32 * 16)
 #define WARP (threadIdx.x / 32 * 16)
 #define WIDEST (WIDTH > VALUE_WIDTH ? WIDTH : VALUE_WIDTH)
-// Rows that pass at a time: two times as many fit into a block's shared memory.
+// The number of rows that pass at a time: twice as many fit into a block's shared memory.
 #define PASSING (WIDEST > 64 ? 4096 / WIDEST : 64)
-// Between rows, so that eight of them lie in different banks.
+// The gap between rows, which puts eight of them into different banks.
 #define GAP 8
 #define LOG2_E 1.4426950408889634f
-// Blocks that a multiprocessor has at once, as registers allow.
+// The number of blocks that a multiprocessor runs at once, limited by registers.
 #ifdef ATTEND
 #define TOGETHER (WIDEST > 64 ? 2 : 3)
 #else
@@ -30,9 +30,9 @@ struct alignas(16) Passing {
 #endif
 };
 
-// Begins to load rows, with zeros where there are none.
+// Begins to load rows, padded with zeros.
 template <int SIZE> DEVICE void load(Stored (&to)[PASSING][SIZE + GAP], Rows from, u64 columns) {
-    // Threads that load a row, eight halves each, and rows at a time.
+    // The number of threads that load a row, eight elements each, and the number of rows loaded at a time.
     constexpr int SHARE = SIZE / 8, STEP = THREADS / SHARE;
     const int count = from.count, there = columns;
     if (((u64)from.data | (from.stride | columns) * sizeof(Stored)) % 16 == 0) {
@@ -50,13 +50,13 @@ template <int SIZE> DEVICE void load(Stored (&to)[PASSING][SIZE + GAP], Rows fro
     }
 }
 
-// A thread's part of the rows of a warp.
+// Loads a thread's part of the rows of a warp.
 template <int SIZE> DEVICE void hold(u32 (&to)[SIZE / 16][4], Rows from, u64 columns) {
     const bool is_aligned = ((u64)from.data | (from.stride | columns) * sizeof(Stored)) % 4 == 0;
     for (int i = 0; i < 2; i++) {
         const u64 row = WARP + ROW + i * 8;
         const Stored* source = from.data + row * from.stride + COLUMN;
-        // Columns from the thread's first on.
+        // The number of columns from the thread's first on.
         const int end = row < from.count ? (int)columns - (int)COLUMN : 0;
         if (is_aligned)
             for (int k = 0; k < SIZE / 8; k++)
@@ -70,7 +70,7 @@ template <int SIZE> DEVICE void hold(u32 (&to)[SIZE / 16][4], Rows from, u64 col
     }
 }
 
-// Products of held rows with passing ones.
+// Multiplies held rows with passing ones.
 template <int SIZE>
 DEVICE void score(float (&scores)[PASSING / 8][4], const u32 (&held)[SIZE / 16][4],
                   const Stored (&passing)[PASSING][SIZE + GAP]) {
@@ -87,7 +87,7 @@ DEVICE void score(float (&scores)[PASSING / 8][4], const u32 (&held)[SIZE / 16][
         }
 }
 
-// Adds passing rows times weights, each as the sum of two halves if that is to be exact.
+// Adds passing rows times weights. With `IS_EXACT`, each weight is the sum of two 16-bit floats.
 template <bool IS_EXACT, int SIZE>
 DEVICE void accumulate(float (&sums)[SIZE / 8][4], const float (&weights)[PASSING / 8][4],
                        const Stored (&passing)[PASSING][SIZE + GAP]) {
@@ -132,7 +132,8 @@ DEVICE void write(const float (&sums)[SIZE / 8][4], const float (&factors)[2], R
 }
 
 #if DROPS
-// Which of some weights are kept, the first of them at a place in the order of all: a bit for each.
+// Returns which of some weights are kept, as a bit for each. The first weight is at the place `first` in the order of
+// all.
 template <int COUNT> DEVICE u32 draw(const State& state, u32 last, u64 first) {
     u64 bits = 0;
 #pragma unroll
@@ -147,23 +148,23 @@ template <int COUNT> DEVICE u32 draw(const State& state, u32 last, u64 first) {
 }
 #endif
 
-// Which of a thread's weights are kept, of the rows of its warp and those that pass. Each thread draws for some, four
-// by a block of random words, and gives them to others.
+// The weights of a thread that are kept, of its warp's rows and the passing ones. Each thread draws for some weights,
+// four for each block of random words, and passes the bits on to other threads.
 struct Kept {
     u32 bits[4][2];
 
-    // The first weight is at that place, the next row of queries `keys` on.
+    // Draws for all weights. The first is at the place `first`; the next query's row is `keys` further on.
     DEVICE void draw_all(const State& state, u32 last, u64 first, u64 keys) {
 #if DROPS
 #ifdef TO_KEYS
-        // A thread draws for one or two of the queries that pass, 16 keys each.
+        // Each thread draws for one or two of the passing queries, 16 keys each.
         u32 drawn = 0;
         for (int i = 0; i < PASSING; i += 32)
             drawn |= (draw<16>(state, last, first + (i + LANE) * keys) & 0xffff) << (i / 2);
         for (int n = 0; n < 4; n++)
             for (int i = 0; i < 2; i++) bits[n][i] = __shfl_sync(ALL, drawn, n * 8 + COLUMN + i) >> ROW;
 #else
-        // A thread draws for half of the keys that pass, of one query.
+        // Each thread draws for half of the passing keys, of one query.
         const u32 drawn = draw<PASSING / 2>(state, last, first + LANE / 2 * keys + LANE % 2 * (PASSING / 2));
         for (int i = 0; i < 2; i++)
             for (int half = 0; half < 2; half++)
@@ -183,14 +184,15 @@ struct Kept {
     }
 };
 
-// Masks scores, the first of that query and key. What they are then to be multiplied with, to count in powers of two.
+// Masks scores; the first is of `query` and `key`. Returns the factor to multiply them with before taking powers of
+// two.
 DEVICE float show(const Params& p, float (&scores)[PASSING / 8][4], bool is_all, u64 batch, u64 head, u64 query,
                   u64 key) {
     const float scale = number<float>(p.scale);
-    // Otherwise the largest score would not be the largest product.
+    // If the scale is negative, the largest score does not give the largest product.
     if (is_all && !MASK && scale >= 0) return scale * LOG2_E;
     for (int i = 0; i < 2; i++) {
-        // The columns of a row that are seen.
+        // The range of columns of a row that are seen.
 #ifdef TO_KEYS
         const u64 at[2] = {query, key + ROW + i * 8};
         const int begin = p.is_causal && at[1] > query ? least(PASSING, at[1] - query) : 0;
@@ -208,7 +210,8 @@ DEVICE float show(const Params& p, float (&scores)[PASSING / 8][4], bool is_all,
                 const int column = n * 8 + COLUMN + j;
                 const bool is_there = column >= begin && column < end;
                 float score = scores[n][2 * i + j] * scale;
-                // What is not there is the first: so all are read together, without branches.
+                // Columns that do not exist read the first element instead, so that all are read together without
+                // branches.
                 const u64 of_mask = is_there ? place + column * step : 0;
 #if MASK == 1
                 if (!((const bool*)p.mask)[of_mask]) score = HIDDEN;
@@ -226,10 +229,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
     Kept kept;
 #if DROPS
     State state = begin(p.state);
-    // The same for all threads, which the compiler does not know of what it loads: so keys are computed once a warp.
+    // The seed is the same for all threads, but the compiler cannot know that of a loaded value. With this it computes
+    // the keys once a warp.
     state.seed = __reduce_or_sync(ALL, (u32)state.seed) | (u64)__reduce_or_sync(ALL, (u32)(state.seed >> 32)) << 32;
     const u32 last = (u32)(p.limit - 1);
-    // If none are kept, there is no such number.
+    // If no weight is kept, the factor is not finite.
     const float kept_scale = p.limit == 0 ? 0 : number<float>(p.kept_scale);
 #else
     const State state = {};
@@ -239,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
 
 #ifdef OF_QUERIES
     const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
-    // The longest first, where later queries see more keys.
+    // The longest parts go first: with a causal mask, later queries see more keys.
     const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK, query = first + WARP;
     const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group, row_of_sums = at * p.queries;
     const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
@@ -270,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
             float now = HIDDEN;
             for (int n = 0; n < PASSING / 8; n++) now = fmaxf(now, fmaxf(weights[n][2 * i], weights[n][2 * i + 1]));
             now = fmaxf(largest[i], largest_of_row(now) * factor);
-            // Where nothing is seen yet, all weights are zero.
+            // If no key has been seen yet, all weights are zero.
             const float shift = now == HIDDEN ? 0 : now;
             const float before = power_of_two(largest[i] - shift);
             largest[i] = now;
@@ -297,8 +301,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
 #endif
 
 #ifdef TO_QUERIES
-    // Small gradients are differences with the sum of products of weights and their gradients. That is near to the
-    // product of the mean, which was rounded, and its gradient. The rest is known at the end, and then taken off.
+    // Small gradients are differences with the sum of products of weights and their gradients. That sum is near the
+    // product of the mean, which was rounded, and its gradient. The remainder is known at the end, and is then
+    // subtracted.
     u32 grad[VALUE_WIDTH / 16][4], out[VALUE_WIDTH / 16][4];
     hold<VALUE_WIDTH>(grad, rows_of(p.grad, batch, head, first, rows), p.value_width);
     hold<VALUE_WIDTH>(out, rows_of(p.out, batch, head, first, rows), p.value_width);
@@ -309,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
     for (int i = 0; i < 2; i++) {
         const float sum = ((const float*)p.sums)[row_of_sums + first + least(WARP + ROW + i * 8, rows - 1)];
         near[i] = sum_of_row(near[i]);
-        // Of a query that sees nothing, all weights are zero.
+        // For a query that sees no key, all weights are zero.
         shift[i] = sum == HIDDEN ? -HIDDEN : sum * LOG2_E;
     }
     float sums[WIDTH / 8][4] = {}, means[WIDTH / 8][4] = {};
@@ -352,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
     u32 k[WIDTH / 16][4], v[VALUE_WIDTH / 16][4];
     hold<WIDTH>(k, rows_of(p.k, batch, kv, first, rows), p.width);
     hold<VALUE_WIDTH>(v, rows_of(p.v, batch, kv, first, rows), p.value_width);
-    // Queries that see them, of each head that shares the keys.
+    // The queries that see these keys, of each head that shares the keys.
     const u64 begin_at = p.is_causal ? first : 0;
     const u64 end = begin_at < p.queries ? (kv + 1) * p.group : 0;
     const auto begin_to_load = [&](Passing& to, u64 head, u64 query) {
@@ -375,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
         const Passing& tile = tiles[side];
         float weights[PASSING / 8][4], kept_weights[PASSING / 8][4];
         score<WIDTH>(weights, k, tile.a);
-        // Of queries that are not there, gradients are zero.
+        // For queries that do not exist, gradients are zero.
         const float factor = show(p, weights, !p.is_causal || key + 15 <= query, batch, head, query, key);
         kept.draw_all(state, last, ((batch * p.heads + head) * p.queries + query) * p.keys + key, p.keys);
         for (int n = 0; n < PASSING / 8; n++)

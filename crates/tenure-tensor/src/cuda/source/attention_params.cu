@@ -1,13 +1,13 @@
-// What attention's kernels are given, for attention.cu and attention_halves.cu, which say what the host has defined.
+// The parameters of the kernels in attention.cu and attention_halves.cu, which list the host's definitions.
 
-// Some rows, of which columns are dense.
+// Some rows with dense columns.
 struct Rows {
     Stored* data;
     u64 stride;
     u64 count;
 };
 
-// (batch, heads, rows, columns) of which columns are dense, strides in elements.
+// A tensor (batch, heads, rows, columns) with dense columns; strides are in elements.
 struct Heads {
     u64 data;
     u64 batch;
@@ -18,7 +18,7 @@ struct Heads {
 struct Params {
     u64 batch;
     u64 heads;
-    // Heads of queries that share keys.
+    // The number of query heads that share a head of keys.
     u64 group;
     u64 queries;
     u64 keys;
@@ -30,27 +30,27 @@ struct Params {
     Heads k;
     Heads v;
     Heads out;
-    // Logarithms of the sums of weights, (batch, heads, queries).
+    // The logarithms of the sums of weights, (batch, heads, queries).
     u64 sums;
     u64 mask;
     u64 mask_strides[4];
     Heads grad;
-    // Of each query, the sum of products of weights and their gradients; of halves by matrix units, after the logarithm
-    // of its weights' sum, to base 2.
+    // For each query, the sum of products of weights and their gradients. With matrix units, the base-2 logarithm of
+    // the sum of its weights comes before.
     u64 inner;
     Heads to_q;
     Heads to_k;
     Heads to_v;
-    // Where the numbers begin of which each weight, (batch, heads, queries, keys), has one.
+    // The state where the random numbers begin: each weight, (batch, heads, queries, keys), has one number.
     State state;
-    // Weights are kept whose word is below it, and multiplied.
+    // A weight is kept, and multiplied by `kept_scale`, if its word is below `limit`.
     u64 limit;
     u64 kept_scale;
 };
 
 #define HIDDEN (-INFINITE(T))
 
-// Whether a block has queries, and keys pass by.
+// OF_QUERIES: a block holds queries, and keys pass by.
 #if defined(ATTEND) || defined(EXACT_INNER) || defined(TO_QUERIES)
 #define OF_QUERIES
 #endif

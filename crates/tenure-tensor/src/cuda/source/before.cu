@@ -1,4 +1,4 @@
-// The sum over the threads before this one, and over all, of a block of `COUNT`.
+// Returns the sum over the threads before this one, and in `all` the sum over the whole block of `COUNT` threads.
 template <int COUNT> DEVICE u64 before(u64 own, u64* all) {
     __shared__ u64 warps[COUNT / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

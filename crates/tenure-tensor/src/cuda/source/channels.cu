@@ -1,21 +1,21 @@
-// What there is once a channel of a batch that is normalised. The host has defined `C`, what is computed in; the dtypes
+// The computations per channel of batch normalisation. The host has defined `C`, the type to compute in; the dtypes
 // `Weight`, `Mean`, `Variance` and `Bias`; and `BACKWARD`, 0 or 1.
 
-// Numbers of channels; none at 0.
+// A number for each channel, or nothing if `first` is 0.
 struct Channels {
     u64 first;
-    // In elements.
+    // The stride in elements.
     u64 stride;
     template <typename T> DEVICE T& of(u64 channel) const { return ((T*)first)[channel * stride]; }
 };
 
 #if BACKWARD
 struct Params {
-    // Read: sums of the output's gradient, and of its products with deviations.
+    // Read: sums of the output's gradient (`grads`) and of its products with deviations (`products`).
     Channels grads, products, rstd, weight;
     // Written.
     Channels slope, shift, to_weight, to_bias;
-    // Elements of a channel.
+    // The number of channels, and of elements in a channel.
     u64 channels, count;
 };
 
@@ -32,17 +32,17 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
 }
 #else
 struct Params {
-    // Read: means, and sums of squared deviations.
+    // Read: means, and sums of squared deviations (`squares`).
     Channels mean, squares, weight;
-    // Moved.
+    // Updated.
     Channels running_mean, running_variance;
     // Written.
     Channels rstd, scale;
-    // Elements of a channel, and what is added to variances.
+    // The number of channels and of elements in a channel, the momentum, and the number added to variances.
     u64 channels, count, momentum, eps;
 };
 
-// As `double`, so that an average of any dtype moves as far as it can.
+// Computed as `double`, so that an average of any dtype moves as precisely as it can.
 template <typename Average> DEVICE void move(Average& average, double to, double momentum) {
     average = cast<Average>(cast<double>(average) * (1 - momentum) + to * momentum);
 }

@@ -1,4 +1,5 @@
-// Says whether an element is not from 0 to 1. The host has defined `T`, what elements are, and `V`, those of a thread.
+// Reports an element that is not from 0 to 1. The host has defined `T`, the type of elements, and `V`, the number of a
+// thread.
 
 struct Params {
     u64 elements;

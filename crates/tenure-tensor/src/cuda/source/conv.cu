@@ -1,9 +1,9 @@
 // Convolutions, their transposes, and the gradients of their weights, one element after the other. The host has defined
-// `Stored`, elements in memory, `T`, what is computed in, and which of FORWARD, DATA_GRADIENT and WEIGHT_GRADIENT.
+// `Stored`, the type in memory; `T`, the type to compute in; and one of FORWARD, DATA_GRADIENT and WEIGHT_GRADIENT.
 
 #define THREADS 256
 
-// (images, channels, depth, height, width), strides in elements.
+// A tensor (images, channels, depth, height, width); strides are in elements.
 struct Images {
     u64 data;
     u64 strides[5];
@@ -12,7 +12,7 @@ struct Images {
 struct Params {
     u64 images;
     u64 groups;
-    // Of a group.
+    // The channels and outputs of a group.
     u64 channels;
     u64 outputs;
     u64 input_sizes[3];
@@ -39,7 +39,8 @@ DEVICE void unravel(u64& index, const u64 (&sizes)[3], u64 (&pixel)[3]) {
     }
 }
 
-// The pixel of the input that an element of the kernel meets at a pixel of the output, if there is one.
+// Finds the pixel of the input that an element of the kernel meets at a pixel of the output. Returns whether there is
+// one.
 DEVICE bool met(const Params& p, const u64 (&output)[3], const u64 (&tap)[3], u64 (&input)[3]) {
     bool is_there = true;
     for (int dim = 0; dim < 3; dim++) {
@@ -50,7 +51,8 @@ DEVICE bool met(const Params& p, const u64 (&output)[3], const u64 (&tap)[3], u6
     return is_there;
 }
 
-// The pixel of the output at which an element of the kernel meets a pixel of the input, if there is one.
+// Finds the pixel of the output at which an element of the kernel meets a pixel of the input. Returns whether there is
+// one.
 DEVICE bool meeting(const Params& p, const u64 (&input)[3], const u64 (&tap)[3], u64 (&output)[3]) {
     bool is_there = true;
     for (int dim = 0; dim < 3; dim++) {
@@ -68,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     u64 pixel[3], tap[3], other[3];
     const u64 taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
 #ifdef WEIGHT_GRADIENT
-    // A block for each element: its threads add up pixels in turn, and then one another.
+    // A block computes each element: its threads add up pixels in turn, and then merge their sums.
     __shared__ T sums[THREADS];
     const u64 count = p.groups * p.outputs * p.channels * taps;
     const u64 pixels = p.output_sizes[0] * p.output_sizes[1] * p.output_sizes[2];

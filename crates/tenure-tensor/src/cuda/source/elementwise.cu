@@ -1,8 +1,10 @@
-// Element by element. The host has defined `V`, the elements of a thread; `DIMS`; `Index`; `T`, what is computed in.
+// An elementwise kernel. The host has defined `V`, the number of elements of a thread; `DIMS`; `Index`; and `T`, the
+// type to compute in.
 
 #define THREADS 256
 
-// Each operand's elements are side by side along the first dimension, or it has one there, or the host gave it.
+// DENSE: elements are contiguous along the first dimension. ONE: there is one element along it. HOST: the host gave a
+// number.
 enum Kind { DENSE, ONE, HOST };
 
 struct Operand {

@@ -1,11 +1,11 @@
-// Exponentials so far, each less the largest number so far.
+// The sum of exponentials so far, each less the largest number so far.
 struct Exponentials {
     C largest, sum;
 };
 
 DEVICE Exponentials merge(Exponentials a, Exponentials b) {
     const C largest = a.largest > b.largest ? a.largest : b.largest;
-    // Infinities less themselves would be no number.
+    // Infinity minus infinity would be NaN.
     const C base = largest == -INFINITE(C) ? (C)0 : largest;
     return Exponentials{largest, a.sum * exp(a.largest - base) + b.sum * exp(b.largest - base)};
 }

@@ -1,4 +1,4 @@
-// Blocks in reverse, again and again. The host has defined `Unit`, what is moved.
+// Reverses the order of each `length` blocks. The host has defined `Unit`, the type to move.
 
 struct Params {
     u64 out;

@@ -1,12 +1,13 @@
-// How values are made one. The host has defined `INPUTS`, the inputs; `OUTPUTS`, the outputs; `C`, what is computed in; `To`.
+// Folds of many values to one. The host has defined `INPUTS` and `OUTPUTS`, their numbers; `C`, the type to compute in;
+// and `To`.
 
 template <typename T> DEVICE T lowest() { return -INFINITE(T); }
 template <> DEVICE i64 lowest<i64>() { return (i64)0x8000000000000000ll; }
 template <typename T> DEVICE T highest() { return INFINITE(T); }
 template <> DEVICE i64 highest<i64>() { return 0x7fffffffffffffffll; }
 
-// What one sum of values makes: `MAP` of `x`, of what is `given`, and of the number `at`; `MERGE` of `a` and `b`; `FINISH` of
-// `s`, of what is given, and of the `count`.
+// Defines a fold with one sum: `MAP` of the value `x`, of `given`, and of the number `at`; `MERGE` of the sums `a` and
+// `b`; `FINISH` of the sum `s`, of `given`, and of `count`.
 #define EACH(SUM, START, MAP, MERGE, FINISH)                                                                       \
     struct Fold {                                                                                                  \
         struct Sum { SUM of; };                                                                                    \
@@ -25,11 +26,11 @@ template <> DEVICE i64 highest<i64>() { return 0x7fffffffffffffffll; }
         }                                                                                                          \
     };
 
-// A quotient of counts, which need not be right to the last bit.
+// Returns a quotient of counts, which need not be exact to the last bit.
 template <typename N> DEVICE N ratio(N a, N b) { return a / b; }
 template <> DEVICE float ratio(float a, float b) { return __fdividef(a, b); }
 
-// Means, and sums of squared deviations, of groups that are merged (Chan, Golub and LeVeque, 1983).
+// Means and sums of squared deviations of groups, which are merged (Chan, Golub and LeVeque, 1983).
 struct Moments {
     struct Sum { C count, mean, squares; };
     static DEVICE Sum start() { return Sum{(C)0, (C)0, (C)0}; }
@@ -50,8 +51,8 @@ struct Moments {
     }
 };
 
-// Sums of a gradient, and of its products with deviations from what is given; where the third input, if there is one, is
-// above 0.
+// Sums of a gradient, and of its products with deviations from the given mean. If there is a third input, elements
+// count where it is above 0.
 struct Products {
     struct Sum { C grads, products; };
     static DEVICE Sum start() { return Sum{(C)0, (C)0}; }
@@ -71,5 +72,5 @@ struct Products {
     }
 };
 
-// What is subtracted before exponentials are taken: infinities less themselves would be no number.
+// Returns the number to subtract before taking exponentials: 0 for infinities, as infinity minus infinity is NaN.
 DEVICE C base_of(C x) { return x == INFINITE(C) || x == -INFINITE(C) ? (C)0 : x; }

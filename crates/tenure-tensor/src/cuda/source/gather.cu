@@ -1,4 +1,4 @@
-// Elements read by index. The host has defined `Unit`, what is moved.
+// Reads elements by index. The host has defined `Unit`, the type to move.
 
 enum Operand { OUT, SOURCE, INDEX };
 

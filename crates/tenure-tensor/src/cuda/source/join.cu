@@ -1,15 +1,15 @@
-// Rows of several tensors, one after the other in rows of one. The host has defined `MOST`, the most tensors; `Unit`, what is
-// moved at once; `Index`.
+// Concatenates rows of several tensors to rows of one. The host has defined `MOST`, the largest number of tensors;
+// `Unit`, the type to move at once; and `Index`.
 
 struct Part {
     u64 first;
-    // Where it begins in a row, and how much of it, in units.
+    // Where the part begins in a row, and its length there, in units.
     u64 start, length;
 };
 
 struct Params {
     u64 out;
-    // Units in all, and of a row.
+    // The number of units in all, and in a row.
     u64 count, row;
     u64 parts;
     Part part[MOST];

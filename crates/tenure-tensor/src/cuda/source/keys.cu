@@ -1,5 +1,5 @@
-// Elements as numbers without a sign, in the same order; what is no number is the largest, and both zeros are one. The
-// host has defined `Key`, and whether the largest is `DESCENDING` first: then all is the other way round.
+// Maps elements to unsigned keys in the same order; NaN is the largest, and both zeros are one key. The host has
+// defined `Key`, and `DESCENDING`: if it is set, the largest element comes first, so all is reversed.
 
 template <typename Bits> DEVICE Key in_order(Bits bits, bool is_nan, bool is_zero) {
     const Bits sign = (Bits)1 << (sizeof(Bits) * 8 - 1);

@@ -1,17 +1,17 @@
-// Rows of elements, side by side, each of which some threads go through together: lanes of a warp, or whole warps. The host
-// has defined `T`, what is in memory; `C`, what is computed in; `V`, the elements that are read at once; `ARRAYS`, the arrays
-// whose rows are gone through together; and `ITEMS`, the vectors of each that a thread keeps, or 0 if rows are too long to be
-// kept and are read again each time.
+// Contiguous rows, each walked by several threads together: lanes of a warp, or whole warps. The host has defined `T`,
+// the type in memory; `C`, the type to compute in; `V`, the number of elements that are read at once; `ARRAYS`, the
+// number of arrays whose rows are walked together; and `ITEMS`, the number of vectors of each array that a thread
+// keeps, or 0 if rows are too long to keep and are read again each time.
 //
-// The vectors of a row begin at the first element that is aligned; those before it and after the last are its edges. Where
-// fewer than `WARP` threads have a row, there are none.
+// The vectors of a row begin at the first aligned element; the elements before the first vector and after the last are
+// the row's edges. If fewer than `WARP` threads share a row, there are no edges.
 
 #define WARP 32
 #define KEPT (ITEMS > 0 ? ITEMS : 1)
-// Loads of a thread that are under way at once, where nothing is kept.
+// The number of loads that a thread has in flight if nothing is kept.
 #define U 4
 
-// Merges what the threads of a row have: all get the result. Every thread of the block calls it.
+// Merges the values of a row's threads; all get the result. Every thread of the block must call it.
 template <typename S, typename Merge> DEVICE S merged(S x, u32 lanes, S none, Merge merge) {
     const u32 side_by_side = lanes < WARP ? lanes : WARP;
     for (u32 by = side_by_side / 2; by > 0; by /= 2) {
@@ -42,14 +42,14 @@ DEVICE C sum_of(C x, u32 lanes) {
 
 // A thread's part of a row.
 struct Line {
-    // Elements, those before the vectors, and vectors.
+    // The numbers of elements, of elements before the vectors, and of vectors.
     u64 n, head, vectors;
     u32 lane, lanes;
     const T* from[ARRAYS];
     C kept[KEPT][ARRAYS][V];
     C edge[ARRAYS][1];
 
-    // Of row number `row`, if it is there; all arrays are aligned alike.
+    // Creates the part of row number `row`, if that exists; all arrays have the same alignment.
     DEVICE Line(const u64 (&arrays)[ARRAYS], u64 row, bool is_there, u64 size, u32 lanes) : lanes(lanes) {
         lane = threadIdx.x % lanes;
         n = is_there ? size : 0;
@@ -82,8 +82,8 @@ struct Line {
         convert(packs, x);
     }
 
-    // Calls `each(x, first, k)` for all vectors and edges of this thread: `x[array]` are elements from number `first` on, and
-    // vectors that are kept have a number `k`. What is kept can be changed.
+    // Calls `each(x, first, k)` for all vectors and edges of this thread: `x[array]` are elements from number `first`
+    // on, and `k` is the number of a kept vector. `each` may change kept vectors.
     template <typename F> DEVICE void for_each(F each) {
         if (ITEMS > 0) {
 #pragma unroll
@@ -121,5 +121,5 @@ template <int W> DEVICE void store(u64 array, u64 first, const C (&x)[W]) {
     *(Pack<T, W>*)((T*)array + first) = pack;
 }
 
-// The row that the thread has a part of. There may be none.
+// Returns the row that the thread has a part of. The row may not exist.
 DEVICE u64 row_of(u32 lanes) { return (u64)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes; }

@@ -1,19 +1,20 @@
-// How unlikely the right classes are, and the gradient of that. The host has put lines.cu and exponentials.cu before, and
-// defined `BACKWARD`, `WEIGHTED` and `SMOOTH`, 0 or 1.
+// Cross entropy and its gradient. The host has put lines.cu and exponentials.cu before this, and has defined
+// `BACKWARD`, `WEIGHTED` and `SMOOTH`, 0 or 1.
 
 struct Params {
-    // The gradient of the scores; else the losses.
+    // The losses, or with `BACKWARD` the gradient of the scores.
     u64 out;
     u64 scores;
     u64 classes;
-    // One for each class.
+    // A weight for each class.
     u64 weight;
-    // One for each row: logarithms of sums of exponentials, and the rows' weights; or gradients of the losses.
+    // For each row: the logarithm of the sum of exponentials, the row's weight, and with `BACKWARD` the loss's
+    // gradient.
     u64 logs, weights, grads;
-    // The fractions of a row that each class has, and that the right one has.
+    // The fractions of a row's target that each class has, and that the right class has in addition.
     u64 share, rest;
     i64 ignored;
-    // Classes, and elements from one row of scores, or of their gradient, to the next.
+    // The number of classes, and the distance in elements of rows of scores, or of their gradient.
     u64 n, pitch;
     u64 rows;
     u64 lanes;
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     const bool is_there = row < p.rows;
     const i64 right = is_there ? ((const i64*)p.classes)[row] : p.ignored;
     const bool is_known = right >= 0 && (u64)right < p.n, counts = right != p.ignored && is_known;
-    // `Line` takes rows for neighbours.
+    // `Line` assumes contiguous rows.
     const u64 scores[] = {p.scores + row * (p.pitch - p.n) * sizeof(T)};
     const C share = number<C>(p.share), rest = number<C>(p.rest);
 #if BACKWARD
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     if (right != p.ignored && !is_known && threadIdx.x % lanes == 0) report(p.fault, p.code, right, 1, (i64)p.n);
     Line line(scores, row, counts, p.n, lanes);
     Exponentials all = NOTHING;
-    // Sums of weights, and of scores times them, less some score that is not far from them.
+    // Sums of weights, and of weights times scores. From each score, a nearby score is subtracted.
     struct Weighted {
         C weights, scores;
     } weighted = {(C)0, (C)0};

@@ -1,4 +1,4 @@
-// Functions of numbers that expressions use, with the meaning that they have on the CPU.
+// The functions of numbers that expressions use, with the same results as on the CPU.
 
 DEVICE bool is_nan(float x) { return x != x; }
 DEVICE bool is_nan(double x) { return x != x; }
@@ -12,11 +12,11 @@ template <typename N> DEVICE N sign(N x) { return x > (N)0 ? (N)1 : x < (N)0 ? (
 
 template <typename N> DEVICE N sigmoid(N x) { return (N)1 / ((N)1 + exp(-x)); }
 
-// Whether the first is taken for the larger, or the smaller one: what is no number is both.
+// Return the larger or the smaller number, or NaN if one is NaN.
 template <typename N> DEVICE N maximum(N a, N b) { return a > b || is_nan(a) ? a : b; }
 template <typename N> DEVICE N minimum(N a, N b) { return a < b || is_nan(a) ? a : b; }
 
-// Quotients of integers, which wrap, and are 0 where the divisor is; that is reported.
+// Quotients of integers. They wrap, and are 0 if the divisor is 0, which is reported.
 template <typename N> DEVICE bool by_zero(N b, u64 fault, u64 code) {
     if (b == (N)0) {
         report(fault, code, 0, 0, 0);
@@ -64,7 +64,7 @@ template <typename N> DEVICE N remainder_of(N a, N b, u64 fault, u64 code) {
 DIVISION_OF(float)
 DIVISION_OF(double)
 
-// Powers. Of integers they wrap; negative ones are cut off.
+// Powers. Integer powers wrap; those with a negative exponent are cut off.
 template <typename N> DEVICE N power(N a, N b) {
     if ((i64)b < 0) {
         if (a == (N)1) return a;
@@ -81,7 +81,7 @@ template <typename N> DEVICE N power(N a, N b) {
 template <> DEVICE float power(float a, float b) { return powf(a, b); }
 template <> DEVICE double power(double a, double b) { return pow(a, b); }
 
-// Past all bits, nothing is left but the sign.
+// Shifts by all bits or more leave only the sign.
 template <typename N> DEVICE N shift_left(N a, N by) {
     return (i64)by >= 0 && (i64)by < (i64)sizeof(N) * 8 ? (N)((u64)a << (u64)by) : (N)0;
 }
@@ -98,14 +98,14 @@ template <typename N> DEVICE N gelu_share(N x) {
 }
 template <typename N> DEVICE N gelu_slope(N x) { return (N)1.5957691216057308 * ((N)1 + (N)3 * (N)0.044715 * x * x); }
 
-// (x + 3) / 6, from 0 to 1.
+// Returns (x + 3) / 6, limited to 0 to 1.
 template <typename N> DEVICE N ramp(N x) {
     const N ramp = (x + (N)3) / (N)6;
     return ramp < (N)0 ? (N)0 : ramp > (N)1 ? (N)1 : ramp;
 }
 
 template <typename N> DEVICE N mish(N x) {
-    // The hyperbolic tangent of log(1 + eˣ), by eˣ alone; from 20 on it is 1.
+    // This computes tanh(log(1 + eˣ)) from eˣ alone; from x = 20 on it is 1.
     const N e = exp(x > (N)20 ? (N)20 : x), n = e * (e + (N)2);
     return x * (n / (n + (N)2));
 }

@@ -1,5 +1,5 @@
-// Products of matrices of any strides, tile by tile. The host has defined `Stored`, elements in memory, and `T`, what is
-// computed in.
+// Products of matrices of any strides, tile by tile. The host has defined `Stored`, the type in memory, and `T`, the
+// type to compute in.
 
 #define THREADS 256
 #define TILE 64
@@ -7,7 +7,7 @@
 #define SIDE 16
 #define EACH (TILE / SIDE)
 
-// Strides are in elements.
+// A matrix in a batch; strides are in elements.
 struct Matrix {
     u64 data;
     u64 batch;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         const u64 batch = part / (across * down), row = part / across % down * TILE, column = part % across * TILE;
         T sum[EACH][EACH] = {};
         for (u64 depth = 0; depth < p.k; depth += DEPTH) {
-            // Neighbouring threads read along whichever dimension is dense.
+            // Neighbouring threads read along the dense dimension, whichever it is.
             for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
                 const int inner = p.a.column == 1 ? i % DEPTH : i / TILE, outer = p.a.column == 1 ? i / DEPTH : i % TILE;
                 const bool is_there = row + outer < p.m && depth + inner < p.k;

@@ -1,5 +1,5 @@
-// The numbers of what is true. A block has `SHARE` bytes of the mask; what the blocks before it found says where it
-// begins to write.
+// Writes the numbers of true elements. A block reads `SHARE` bytes of the mask; the counts of the blocks before it give
+// the place where it begins to write.
 
 #define THREADS 256
 #define BYTES 16
@@ -8,13 +8,14 @@
 struct Params {
     u64 mask;
     u64 count;
-    // Of each block, what it finds; then, what those before it find; after the last, what all find.
+    // For each block, the number of elements that it finds; then, the number that the blocks before it find; at the
+    // end, the total.
     u64 found;
     u64 blocks;
     u64 out;
 };
 
-// The bits of this thread's bytes that are true.
+// Returns, as bits, which of this thread's bytes are true.
 DEVICE u32 bits(const Params& p, u64 first) {
     const u8* mask = (const u8*)p.mask + first;
     u32 bits = 0;

@@ -1,19 +1,20 @@
-// Rows less their mean, over their deviation, and gradients through that. The host has put lines.cu before, and defined
-// `BACKWARD`, 0 or 1. Rows have no edges.
+// Normalisation of rows, less their mean and over their deviation, and its gradients. The host has put lines.cu before
+// this, and has defined `BACKWARD`, 0 or 1. Rows have no edges.
 
 struct Params {
     u64 out;
-    // The input; or the output's gradient, what the input's is added to if there are three, and the input.
+    // The input; or with `BACKWARD` the output's gradient, the tensor to add the result to if there are three, and the
+    // input.
     u64 arrays[ARRAYS];
-    // One for each element of a row, or 0.
+    // A number for each element of a row, or 0.
     u64 weight, bias;
-    // One for each row. No mean is taken out if there are none.
+    // A number for each row. If `mean` is 0, no mean is subtracted.
     u64 mean, rstd;
-    // Sums of the gradients of weight and bias, a part for each block.
+    // The sums of the gradients of weight and bias, a part for each block.
     u64 parts;
     u64 eps;
     u64 n, rows;
-    // Rows of a block, if it has more than one for each of its threads.
+    // The number of rows of a block, if its threads take several rows each.
     u64 length;
     u64 lanes;
 };
@@ -29,11 +30,11 @@ struct Sums {
     C grads, products;
 };
 
-// Two blocks of a processor hide each other's waits, where little is kept.
+// Two blocks on one multiprocessor hide each other's waits, if threads keep few vectors.
 extern "C" __global__ void __launch_bounds__(THREADS, ITEMS == 1 ? 2 : 1) kernel(const __grid_constant__ Params p) {
     const u32 lanes = (u32)p.lanes, team = threadIdx.x / lanes, teams = blockDim.x / lanes;
     C* const parts = (C*)p.parts + blockIdx.x * 2 * p.n;
-    // What the thread's elements of all rows add up, where they are kept; else sums are kept in memory.
+    // The sums over all rows of the thread's elements, if they are kept; else sums are in memory.
     C to_weight[KEPT][V], to_bias[KEPT][V];
     for (int k = 0; k < KEPT; k++)
         for (int i = 0; i < V; i++) to_weight[k][i] = to_bias[k][i] = (C)0;
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ITEMS == 1 ? 2 : 1) kernel
             C weight[W], to[W];
             if (ITEMS == 0) load(p.weight, at, (C)1, weight);
             for (int i = 0; i < W; i++) {
-                // What is not kept is read again as it was.
+                // Vectors that are not kept are read again, without the changes above.
                 const C grad = ITEMS > 0 ? x[0][i] : x[0][i] * weight[i];
                 const C deviation = ITEMS > 0 ? x[ARRAYS - 1][i] : x[ARRAYS - 1][i] - mean;
                 to[i] = (ARRAYS > 2 ? x[1][i] : (C)0) + (grad - shift - deviation * slope) * rstd;
@@ -86,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ITEMS == 1 ? 2 : 1) kernel
         });
     }
     if (ITEMS == 0) return;
-    // The teams' sums, one team after the other.
+    // The teams' sums are added one team after the other.
     extern __shared__ u64 shared[];
     C* const all = teams == 1 ? parts : (C*)shared;
     const u64 vectors = p.n / V;

@@ -1,12 +1,13 @@
-// Durstenfeld's shuffle, with the result of one swap after the other. Swaps of different places are made at once: each
-// reserves its two places, the earlier swap wins, and who has both may go. After Shun, Gu, Blelloch, Fineman and Gibbons,
-// "Sequential random permutation, list contraction and tree contraction are highly parallel", SODA 2015.
+// Durstenfeld's shuffle, with the same result as one swap after the other. Swaps of different places run at once: each
+// swap reserves its two places, the earlier swap wins a place, and a swap that has both places goes ahead. After Shun,
+// Gu, Blelloch, Fineman and Gibbons, "Sequential random permutation, list contraction and tree contraction are highly
+// parallel", SODA 2015.
 
 #define SWAPS 4
 
 struct Params {
     u64 out;
-    // For each place, the round and the swap that has it. Zeros.
+    // For each place, the round and the swap that has reserved it. Zeros at first.
     u64 owners;
     u64 count;
     State state;
@@ -15,7 +16,7 @@ struct Params {
 extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant__ Params p) {
     i64* out = (i64*)p.out;
     const State state = begin(p.state);
-    // Atomics write past the nearest cache.
+    // Atomics bypass the first-level cache, so reads must too.
     volatile u64* owners = (volatile u64*)p.owners;
     for (u64 place = threadIdx.x; place < p.count; place += blockDim.x) {
         out[place] = place;
@@ -23,12 +24,12 @@ extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant_
     }
     __syncthreads();
     u64 round = 0;
-    // Places from the last on, each of which gets one of what is before it or there.
+    // Each place, from the last on, gets an element from before it or its own.
     for (u64 done = 0; done + 1 < p.count; done += SWAPS * blockDim.x) {
         u64 place[SWAPS], other[SWAPS];
         for (int i = 0; i < SWAPS; i++) {
             const u64 number = done + i * blockDim.x + threadIdx.x;
-            // The first place, and what is before it, has no swap.
+            // The first place has no swap, and there are none before it.
             place[i] = number + 1 < p.count ? p.count - 1 - number : 0;
             u32 w[4];
             philox(state, place[i] / 2, w);

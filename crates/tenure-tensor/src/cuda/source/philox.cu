@@ -1,14 +1,14 @@
-// Random words by counter, as random.rs says.
+// Counter-based random words, as defined in random.rs.
 
-// Where in a seed's sequence the numbers begin.
+// The place in a seed's sequence where the numbers begin.
 struct State {
     u64 seed;
     u64 offset;
-    // The address of a seed and an offset from which these count, or 0.
+    // The address of the seed and offset from which these count, or 0.
     u64 origin;
 };
 
-// The state itself.
+// Returns the state counted from its origin, if it has one.
 DEVICE State begin(State state) {
     if (state.origin != 0) {
         state.seed += ((const u64*)state.origin)[0];
@@ -17,7 +17,7 @@ DEVICE State begin(State state) {
     return state;
 }
 
-// Philox4x32-10: the block of words `index` places on.
+// Computes Philox4x32-10: the block of words `index` places further on.
 DEVICE void philox(const State& state, u64 index, u32 (&w)[4]) {
     const u64 place = state.offset + index;
     u32 key[2] = {(u32)state.seed, (u32)(state.seed >> 32)};

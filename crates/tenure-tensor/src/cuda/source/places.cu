@@ -1,23 +1,23 @@
-// The elements of some dimensions, counted by one index. The host has defined `PLACES`, the dimensions; the last of
-// them comes first.
+// The places of the elements of some dimensions, counted by one index. The host has defined `PLACES`, the number of
+// dimensions; the last dimension comes first.
 
 struct Places {
     u64 count;
     u64 dim;
-    // What an index that is not there is reported to.
+    // Where to report an index out of range.
     u64 fault;
     u64 code;
     u64 sizes[PLACES];
     u64 strides[PLACES];
 
-    // Whether an index is there, which is said if it is not.
+    // Returns whether an index is in range; reports it if not.
     DEVICE bool has(i64 index) const {
         if ((u64)index < count) return true;
         report(fault, code, index, dim, count);
         return false;
     }
 
-    // How far in bytes an element is from that of index 0.
+    // Returns the distance in bytes of an element from that of index 0.
     DEVICE Index find(i64 index) const {
         Index rest = (Index)index, offset = 0;
 #pragma unroll

@@ -1,13 +1,14 @@
-// Windows of images made one pixel. The host has defined `T`, what an image is of, `C`, what that is computed in, `V`,
-// elements of a thread, `Place`, numbers of pixels and elements, `Tap`, the number of an element in its window, and what
-// is done. Images lie as (outer, depth, height, width, inner): channels are among the one or the other.
+// Pooling: each window of an image becomes one pixel. The host has defined `T`, the type in memory; `C`, the type to
+// compute in; `V`, the number of elements of a thread; `Place`, the type of numbers of pixels and elements; `Tap`, the
+// type of an element's number in its window; and the name of the operation. Images are (outer, depth, height, width,
+// inner): channels are in `outer` or in `inner`.
 
 struct Params {
     u64 out;
     u64 image;
     u64 taps;
     u64 count;
-    // In vectors.
+    // The inner size in vectors.
     u64 inner;
     // Depth, height and width of the large images, and of the small ones, which have a pixel for each window.
     u64 source[3];
@@ -22,10 +23,10 @@ struct Params {
 typedef Pack<T, V> Values;
 typedef Pack<Tap, V> Taps;
 
-// No element of a window.
+// The number that stands for no element of a window.
 #define NONE ((Tap)(sizeof(Tap) == 1 ? 0xff : 0x7fffffff))
 
-// Where a thread's vector is.
+// The place of a thread's vector.
 struct Pixel {
     Place outer, at[3], inner;
 };
@@ -38,13 +39,13 @@ DEVICE Pixel find(const Params& p, const u64 (&sizes)[3], Place thread) {
     return pixel;
 }
 
-// The number of the vector that is elsewhere in the same image, or in another one.
+// Returns the number of the vector at another place of the same image, or of an image of other sizes.
 DEVICE u64 vector(const Params& p, const u64 (&sizes)[3], const Pixel& from, Place d, Place h, Place w) {
     const Place row = (from.outer * (Place)sizes[0] + d) * (Place)sizes[1] + h;
     return (row * (Place)sizes[2] + w) * (Place)p.inner + from.inner;
 }
 
-// The pixels of a window along a dimension, to before `end`; and how many it counts as.
+// The pixels of a window along a dimension, up to before `end`, and the number of elements that it counts as.
 struct Window {
     Place first, end, count;
 };
@@ -67,7 +68,7 @@ DEVICE Window window(const Params& p, int dim, Place number) {
     return window;
 }
 
-// The windows that may have a pixel, to before `end`.
+// The windows that may contain a pixel, up to before `end`.
 struct Windows {
     Place first, end;
 };
@@ -87,14 +88,15 @@ DEVICE Windows windows(const Params& p, int dim, Place pixel) {
     return windows;
 }
 
-// Which element of a window a pixel is, along a dimension, or -1.
+// Returns the number of a pixel in a window along a dimension; it is negative or too large if the window does not
+// contain it.
 DEVICE Place tap(const Params& p, int dim, Place window, Place pixel) {
     const Place dilation = p.dilation[dim], ahead = pixel + (Place)p.padding[dim] - window * (Place)p.stride[dim];
     if (dilation == 1) return ahead;
     return ahead % dilation == 0 ? ahead / dilation : -1;
 }
 
-// The pixel that an element of a window is, along a dimension: maybe none of the image's.
+// Returns the pixel of an element of a window along a dimension. It may be outside the image.
 DEVICE Place pixel(const Params& p, int dim, Place window, Place tap) {
     return window * (Place)p.stride[dim] + tap * (Place)p.dilation[dim] - (Place)p.padding[dim];
 }
@@ -123,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
                 const Values x = image[vector(p, p.source, own, depth, row, column)];
                 for (int i = 0; i < V; i++) {
                     const C value = widen(x.of[i]);
-                    // What is no number is larger than any.
+                    // NaN counts as larger than any number.
                     if (value > sums[i] || value != value || taps.of[i] == NONE) {
                         sums[i] = value, best.of[i] = x.of[i], taps.of[i] = number;
                     }

@@ -1,15 +1,15 @@
-// Elements of a target by number, from an index along one dimension: the last dimension counts fastest. The host has
-// defined `Key`.
+// Numbers the target's elements that an index along one dimension names; the last dimension counts fastest. The host
+// has defined `Key`.
 
 enum Operand { OUT, INDEX, LINE };
 
 struct Params {
     Space space;
-    // The dimension, and numbers for distances.
+    // The dimension, with numbers of elements instead of distances.
     Places places;
     u64 keys;
     u64 index;
-    // What stands for no element.
+    // The key that stands for no element.
     u64 none;
 };
 

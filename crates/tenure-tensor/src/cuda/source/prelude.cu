@@ -1,5 +1,5 @@
-// What every kernel begins with: elements and their conversions. No header is included, so that the compiler alone
-// is needed.
+// The beginning of every kernel: element types and their conversions. It includes no header, so that the compiler alone
+// is enough.
 
 typedef signed char i8;
 typedef unsigned char u8;
@@ -10,14 +10,14 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
-// Floats of 16 bits are computed in `float`.
+// 16-bit floats are computed in `float`.
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
 
 #define DEVICE __device__ __forceinline__
 #define INFINITE(T) ((T)__longlong_as_double(0x7ff0000000000000ll))
 
-// A value as the widest of its kind that holds it.
+// Widen a value to the widest type of its kind that holds it.
 DEVICE i32 widen(bool x) { return x; }
 DEVICE i32 widen(u8 x) { return x; }
 DEVICE i32 widen(i8 x) { return x; }
@@ -33,7 +33,7 @@ DEVICE float widen(f16 x) {
 }
 DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// Cut off, and what is no number is 0, as Rust's `as`.
+// Cut off to a whole number; NaN becomes 0, like Rust's `as`.
 DEVICE i64 whole(i32 x) { return x; }
 DEVICE i64 whole(i64 x) { return x; }
 DEVICE i64 whole(float x) { return x == x ? (i64)x : 0; }
@@ -66,7 +66,7 @@ template <> struct Narrow<bf16> {
     }
 };
 
-// A value as another type: floats are cut off to integers, which wrap.
+// Converts a value to another type: floats are cut off to integers, which wrap.
 template <typename To, typename From> struct Cast {
     static DEVICE To of(From x) { return Narrow<To>::of(widen(x)); }
 };
@@ -75,24 +75,24 @@ template <typename T> struct Cast<T, T> {
 };
 template <typename To, typename From> DEVICE To cast(From x) { return Cast<To, From>::of(x); }
 
-// A number that the host gave: as bits of a double for floats, as an integer for the others.
+// Returns a number that the host gave: as bits of a double for floats, as an integer for the others.
 template <typename T> DEVICE T number(u64 bits) { return Narrow<T>::of((i64)bits); }
 template <> DEVICE float number<float>(u64 bits) { return (float)__longlong_as_double(bits); }
 template <> DEVICE double number<double>(u64 bits) { return __longlong_as_double(bits); }
 
-// Elements side by side, which are read and written at once.
+// Neighbouring elements, which are read and written at once.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T of[N]; };
 
-// Where a kernel says what it could not do: in memory of the host, which has no atomics across its bus. See late.rs.
+// The host memory where kernels report errors. There are no atomics across the bus. See late.rs.
 struct Fault {
     u64 said;
     u64 code;
     i64 details[3];
-    // In memory of the device: who holds it writes.
+    // A lock in device memory: the thread that holds it writes.
     u32* lock;
 };
 
-// Says it, unless something was said before, or is being said.
+// Reports an error, unless one was reported before or is being reported.
 DEVICE void report(u64 fault, u64 code, i64 a, i64 b, i64 c) {
     volatile Fault* to = (volatile Fault*)fault;
     if (to->said != 0) return;

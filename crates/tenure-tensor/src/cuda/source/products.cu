@@ -1,16 +1,16 @@
-// Products of blocks of rows, through shared memory, for attention.cu, which says what the host has defined.
+// Products of blocks of rows, through shared memory, for attention.cu, which lists the host's definitions.
 
 #define SIDE 16
 #define THREADS (SIDE * SIDE)
 #define EACH (BLOCK / SIDE)
-// Columns that are in shared memory at a time.
+// The number of columns that are in shared memory at a time.
 #define CHUNK 32
 #define EACH_OF_CHUNK (CHUNK / SIDE)
-// Threads that draw for a query, and keys that each draws for.
+// The number of threads that draw for a query, and of keys that each draws for.
 #define DRAWERS (THREADS / BLOCK)
 #define DRAWN (BLOCK / DRAWERS)
 
-// Between rows, so that those who read a column together read from different banks.
+// The gap between rows, so that threads that read one column together read from different banks.
 #define GAP 1
 
 struct alignas(16) Shared {
@@ -18,12 +18,12 @@ struct alignas(16) Shared {
     T b[BLOCK][CHUNK + GAP];
     T weights[BLOCK][BLOCK + GAP];
 #if DROPS
-    // Which weights are kept: a bit for each key, a row for each query, whichever of the two stay.
+    // Which weights are kept: a row for each query, a bit for each key, whether the block holds queries or keys.
     u32 kept[BLOCK][DRAWERS];
 #endif
 };
 
-// Columns of rows, with zeros where there are none.
+// Loads columns of rows, padded with zeros.
 DEVICE void load(T (&to)[BLOCK][CHUNK + GAP], Rows from, u64 columns, u64 first) {
     for (int i = threadIdx.x; i < BLOCK * CHUNK; i += THREADS) {
         const int row = i / CHUNK, column = i % CHUNK;
@@ -32,7 +32,7 @@ DEVICE void load(T (&to)[BLOCK][CHUNK + GAP], Rows from, u64 columns, u64 first)
     }
 }
 
-// Products of rows with rows: a thread has those of every SIDE-th of both.
+// Multiplies rows with rows: a thread has the products of every SIDE-th row of both.
 DEVICE void score(Shared& shared, T (&scores)[EACH][EACH], Rows a, Rows b, u64 columns) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     for (int i = 0; i < EACH; i++)
@@ -75,7 +75,7 @@ DEVICE void accumulate(Shared& shared, T (&sums)[EACH][SIZE / SIDE], Rows from, 
     }
 }
 
-// Writes weights, a row for each row of `sums`, for `accumulate`.
+// Writes weights to shared memory for `accumulate`, a row for each row of `sums`.
 DEVICE void share(Shared& shared, const T (&weights)[EACH][EACH]) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     for (int i = 0; i < EACH; i++)

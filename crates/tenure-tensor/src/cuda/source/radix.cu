@@ -1,7 +1,8 @@
-// One pass of a stable sort of rows, by a digit of 8 bits. A row is cut into tiles, a block's each: their elements of each
-// digit are counted, the counts added up over the tiles, and each element written behind all that come before it. The host
-// has defined `Element`, what is sorted, of which `Key` is made; `Number`, for numbers of a row's elements; `ITEMS`, elements
-// of a thread; whether the pass is the `FIRST` or the `LAST`; and what is done.
+// One pass of a stable radix sort of rows, by a digit of 8 bits. A row is cut into tiles, one for each block. The
+// elements of each digit in each tile are counted, the counts are added up over the tiles, and each element is written
+// after all that come before it. The host has defined `Element`, the type to sort, from which `Key` is made; `Number`,
+// for the numbers of a row's elements; `ITEMS`, the number of elements of a thread; `FIRST` or `LAST` for those passes;
+// and the name of the step.
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
@@ -9,20 +10,20 @@
 #define TILE (THREADS * ITEMS)
 
 struct Params {
-    // Elements in the first pass, else keys, with the numbers that they had at first.
+    // The elements in the first pass, else the keys, with the numbers that they had at first.
     u64 keys;
     u64 numbers;
-    // In the last pass only numbers, as `i64`, unless keys are wanted.
+    // In the last pass only numbers are written, as `i64`, unless keys are wanted.
     u64 sorted_keys;
     u64 sorted_numbers;
-    // Of each row and digit, in each tile; then, before each tile.
+    // The counts of each row and digit in each tile; later, the counts before each tile.
     u64 counts;
-    // Of each row and digit.
+    // The totals of each row and digit.
     u64 totals;
     u64 length;
     u64 tiles;
     u64 shift;
-    // From here on, positions are none.
+    // Positions from here on count as none.
     u64 limit;
 };
 
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 }
 
 #elif defined(SORT_ADD_UP)
-// A block for each row and digit.
+// A block adds up each row and digit.
 extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
     Number* counts = (Number*)p.counts + blockIdx.x * p.tiles;
     u64 sum = 0;
@@ -76,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int i = 0; i < WARPS; i++) counts[i][threadIdx.x] = 0;
     __syncthreads();
-    // A warp's elements are one after the other.
+    // A warp's elements are contiguous.
     const u64 first = tile * TILE + warp * (32 * ITEMS) + lane;
     Key keys[ITEMS];
     u32 ranks[ITEMS];
@@ -96,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         __syncwarp();
     }
     __syncthreads();
-    // A thread for each digit.
+    // Each thread has a digit.
     u32 sum = 0;
     for (int i = 0; i < WARPS; i++) {
         const u32 count = counts[i][threadIdx.x];

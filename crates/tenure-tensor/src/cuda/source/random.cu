@@ -1,6 +1,6 @@
-// Random numbers, as random.rs says. The host has defined `T`, what is written; `C`, what that is computed in; `DIGITS`,
-// of a uniform `float`; `BLOCK`, the elements that a block of words gives; `V`, those of a thread, in whole blocks; and
-// the name of what is drawn.
+// Random numbers, as defined in random.rs. The host has defined `T`, the type to write; `C`, the type to compute in;
+// `DIGITS`, the digits of a uniform `float`; `BLOCK`, the number of elements that a block of words gives; `V`, the
+// number of elements of a thread, in whole blocks; and the name of the draw.
 
 #define THREADS 256
 
@@ -14,13 +14,13 @@ struct Params {
     u64 code;
 };
 
-// Rounded each, as the CPU does.
+// Each operation is rounded on its own, as on the CPU.
 DEVICE float plus(float a, float b) { return __fadd_rn(a, b); }
 DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 DEVICE double plus(double a, double b) { return __dadd_rn(a, b); }
 DEVICE double times(double a, double b) { return __dmul_rn(a, b); }
 
-// In [0, 1): the highest digits of the words.
+// Writes numbers in [0, 1): the highest digits of the words.
 DEVICE void fractions(const u32 (&w)[4], float (&y)[4]) {
     for (int i = 0; i < 4; i++) y[i] = (float)(w[i] >> (32 - DIGITS)) * (1.0f / (1 << DIGITS));
 }
@@ -28,7 +28,7 @@ DEVICE void fractions(const u32 (&w)[4], double (&y)[2]) {
     for (int i = 0; i < 2; i++) y[i] = (double)(pair(w, i) >> 11) * (1.0 / (1ll << 53));
 }
 
-// Of mean 0 and deviation 1 (Box and Muller).
+// Writes numbers of mean 0 and deviation 1 (Box and Muller).
 DEVICE void normals(const u32 (&w)[4], float (&y)[4]) {
     for (int i = 0; i < 4; i += 2) {
         const float u = plus((float)w[i], 0.5f) * 2.3283064365386963e-10f;
@@ -48,7 +48,7 @@ DEVICE void normals(const u32 (&w)[4], double (&y)[2]) {
     y[0] = radius * cos, y[1] = radius * sin;
 }
 
-// The elements of a block of words, from those of the input.
+// Draws the elements of a block of words, from those of the input.
 DEVICE void draw(const Params& p, const u32 (&w)[4], const T* x, T* y) {
 #if defined(UNIFORM)
     const C low = number<C>(p.numbers[0]), range = number<C>(p.numbers[1]);
@@ -57,7 +57,7 @@ DEVICE void draw(const Params& p, const u32 (&w)[4], const T* x, T* y) {
     fractions(w, fraction);
     for (int i = 0; i < BLOCK; i++) {
         const T value = cast<T>(plus(low, times(range, fraction[i])));
-        // Rounding may have reached the end, which does not belong to them.
+        // Rounding may have reached the upper end, which is excluded.
         y[i] = widen(value) < widen(high) ? value : cast<T>(low);
     }
 #elif defined(NORMAL)

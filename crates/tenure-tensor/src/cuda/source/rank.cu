@@ -1,4 +1,4 @@
-// Short rows in order: each element counts those that come before it. The host has defined `Element`, of which `Key` is
+// Sorts short rows: each element counts those that come before it. The host has defined `Element`, from which `Key` is
 // made.
 
 struct Params {

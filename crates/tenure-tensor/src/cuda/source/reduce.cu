@@ -1,17 +1,17 @@
-// Dimensions made one. The host has defined `INPUTS`, the inputs; `OUTPUTS`, the outputs; `From`, `Given` and `To`, what is in
-// memory; `C`, what is computed in; `V`, the neighbours that are read at once; `RANK`; `Index`; what the kernel does,
-// `ROWS`, `COLUMNS` or `PARTS`; and `Fold`, how.
+// Reductions over dimensions. The host has defined `INPUTS` and `OUTPUTS`, their numbers; `From`, `Given` and `To`, the
+// types in memory; `C`, the type to compute in; `V`, the number of neighbours that are read at once; `RANK`; `Index`;
+// the kernel's kind, `ROWS`, `COLUMNS` or `PARTS`; and `Fold`.
 //
-// Neighbours in memory are reduced to one output by `ROWS`, where some threads side by side, the `lanes`, have one output;
-// and to as many by `COLUMNS`, where `lanes` threads have outputs side by side, and those below them the same ones. Blocks
-// that share outputs leave their sums to `PARTS`. Who adds what to what depends on sizes alone.
+// `ROWS` reduces neighbours in memory to one output: `lanes` neighbouring threads share it. `COLUMNS` reduces to
+// neighbouring outputs: `lanes` threads have neighbouring outputs, and threads a multiple of `lanes` apart share them.
+// Blocks that share outputs leave their sums to `PARTS`. The order of additions depends on sizes alone.
 
 #define THREADS 256
 #define WARP 32
-// Loads of a thread that are under way at once.
+// The number of loads that a thread has in flight.
 #define U (V * sizeof(From) < 8 ? 8 : 4)
 
-// A dimension that is kept or reduced: distances in bytes, and that of outputs in elements.
+// A dimension that is kept or reduced: its distances in bytes, and the outputs' distance in elements.
 struct Dim {
     u64 size;
     u64 steps[INPUTS];
@@ -22,22 +22,22 @@ struct Params {
     u64 inputs[INPUTS];
     u64 outputs[OUTPUTS];
     u64 given;
-    // Sums of blocks that share outputs, if there are any.
+    // The sums of blocks that share outputs, if there are any.
     u64 parts;
-    // Outputs in all, and elements that each is made of.
+    // The number of outputs in all, and of elements in each.
     u64 total, count;
-    // What there is along kept and along reduced dimensions: vectors in one of them. And of the latter, for a block.
+    // The sizes along kept and along reduced dimensions, in vectors for one of them, and the reduced length of a block.
     u64 kept_size, reduced_size, length;
     u64 lanes;
     u64 kept_rank, reduced_rank;
-    // Those that are kept, then the others.
+    // The kept dimensions, then the reduced ones.
     Dim dims[RANK];
 };
 
-// Adds the place of number `at` along dimensions to offsets of the inputs. Returns that of the output.
+// Adds the offsets of element number `at` along some dimensions to the inputs' offsets. Returns the output's offset.
 DEVICE Index place(const Params& p, u32 first, u32 rank, Index at, Index (&offsets)[INPUTS]) {
     Index output = 0;
-    // Mostly there is one, and the loop is inlined often.
+    // Mostly there is one dimension, and the loop is inlined in many places.
 #pragma unroll 1
     for (u32 d = first; d < first + rank; d++) {
         const Dim& dim = p.dims[d];
@@ -71,7 +71,7 @@ struct Loaded {
     }
 };
 
-// Merges what threads of `width` neighbours have, in the first of them.
+// Merges the sums of `width` neighbouring threads into the first.
 DEVICE Fold::Sum merge_down(Fold::Sum sum, u32 width) {
     for (u32 by = width / 2; by > 0; by /= 2) {
         Fold::Sum other;
@@ -82,7 +82,7 @@ DEVICE Fold::Sum merge_down(Fold::Sum sum, u32 width) {
     return sum;
 }
 
-// Merges what threads have that are a multiple of `lanes` apart, in the first of them.
+// Merges the sums of threads that are a multiple of `lanes` apart into the first.
 template <int W> DEVICE void merge_below(Fold::Sum (&sums)[W], u32 lanes) {
     if (lanes == THREADS) return;
     __shared__ Fold::Sum slots[W * THREADS];
@@ -195,7 +195,7 @@ DEVICE void run(const Params& p) {
 #endif
 
 #ifdef PARTS
-// Makes outputs of the sums of `reduced_size` blocks.
+// Computes outputs from the sums of `reduced_size` blocks.
 DEVICE void run(const Params& p) {
     const u32 lanes = (u32)p.lanes, below = THREADS / lanes;
     const u64 output = (u64)blockIdx.x * lanes + threadIdx.x % lanes;

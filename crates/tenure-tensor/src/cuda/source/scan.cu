@@ -1,7 +1,7 @@
-// What the elements so far make. The host has defined `T`, what is in memory; `C`, what is computed in; `PRODUCT`, 0 or 1;
-// `V`, the neighbours that a thread has, and `ALIGNED`, 1 if they are read at once; `COLUMNS`, 1 if each thread goes through
-// elements by itself, 0 if blocks do; and `TOTALS`, 1 to write only what each part of a row makes in all, 0 to go on from
-// those.
+// Cumulative sums and products. The host has defined `T`, the type in memory; `C`, the type to compute in; `PRODUCT`, 0
+// or 1; `V`, the number of neighbours of a thread, and `ALIGNED`, 1 if they are read at once; `COLUMNS`, 1 if each
+// thread walks a row by itself, 0 if blocks do; and `TOTALS`, 1 to write only the total of each part of a row, 0 to
+// continue from those totals.
 
 #define THREADS 256
 #define WARP 32
@@ -9,11 +9,11 @@
 
 struct Params {
     u64 out, input;
-    // What parts make, those of the first part of all rows first; 0 if rows are not divided.
+    // The totals of parts, those of the first part of all rows first; 0 if rows are not divided.
     u64 totals;
-    // Elements of a row, rows, and the distance of a row's elements.
+    // The number of elements in a row, the number of rows, and the distance of a row's elements.
     u64 n, rows, step;
-    // Elements of a part.
+    // The number of elements in a part.
     u64 length;
 };
 
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 #endif
 }
 #else
-// What the threads before this one have makes. `total`: all of the block's.
+// Returns the result over the threads before this one, and in `total` the result over the block.
 DEVICE C before_in_block(C x, C& total) {
     __shared__ C slots[THREADS / WARP];
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

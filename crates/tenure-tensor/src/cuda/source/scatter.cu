@@ -1,5 +1,6 @@
-// Elements written by index. The host has defined `Unit`, what is moved, and what is done. Of what is written to one
-// place, the last stays: first all that is to be written says so to the owners of the places, and the last one wins.
+// Writes elements by index. The host has defined `Unit`, the type to move, and the name of the step. The last of
+// several writes to one place wins: a first step registers all writes with the owners of the places, where the last one
+// stays.
 
 enum Operand { INDEX, TARGET, VALUES, LINE, NUMBER };
 
@@ -7,8 +8,7 @@ struct Params {
     Space space;
     Places places;
     u64 operands[3];
-    // Of each place of each line, the number of what is written there, counted from 1; or no memory, where nothing is
-    // written twice.
+    // For each place of each line, the number of its last write, counted from 1; or 0, if no place is written twice.
     u64 owners;
 };
 

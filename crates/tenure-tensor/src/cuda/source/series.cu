@@ -1,5 +1,5 @@
-// Numbers that follow a rule, computed as on the CPU: each product and sum is rounded. The host has defined `T`, whether
-// that is floating, and the rule.
+// Number series, computed as on the CPU: each product and each sum is rounded. The host has defined `T`, whether it is
+// floating, and the rule.
 
 struct Params {
     u64 out;
@@ -9,7 +9,7 @@ struct Params {
 
 DEVICE double along(double start, double step, u64 i) { return __dadd_rn(start, __dmul_rn(step, (double)i)); }
 
-// Number `i` of `count` from `start` to `end`, exact at both.
+// Returns number `i` of `count` from `start` to `end`, exact at both.
 DEVICE double between(double start, double end, u64 i, u64 count) {
     const double step = (end - start) / (double)(max(count, 2ull) - 1);
     return i < count / 2 || count == 1 ? along(start, step, i) : along(end, -step, count - 1 - i);
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
     const T value = cast<T>(between(first, second, i, p.count));
 #else
     double power = pow(number<double>(p.numbers[2]), between(first, second, i, p.count));
-    // An integer that is missed by the last bit would be cut to the one below.
+    // An integer that is missed by the last bit would be cut off to the one below.
     if (!IS_FLOATING && fabs(power - rint(power)) <= 4.5e-16 * fabs(power)) power = rint(power);
     const T value = cast<T>(power);
 #endif

@@ -1,29 +1,29 @@
-// Exponentials over their sum, and gradients through them. The host has put
-// lines.cu and exponentials.cu before, and defined `BACKWARD` and
-// `LOGARITHMIC`, 0 or 1; and `COLUMNS`, if the elements of a row are not side by side.
+// Softmax, and its gradient. The host has put lines.cu and exponentials.cu before this, and has defined `BACKWARD` and
+// `LOGARITHMIC`, 0 or 1; and `COLUMNS`, if the elements of a row are not contiguous.
 
 DEVICE C value_of(C x, const Exponentials& all, C by) {
     return LOGARITHMIC ? x - all.largest - by : exp(x - all.largest) * by;
 }
 DEVICE C scale_of(const Exponentials& all) { return LOGARITHMIC ? log(all.sum) : (C)1 / all.sum; }
 
-// Of a gradient and an output, what all of a row add up; and the gradient of the input.
+// `along` is the summand of a row's sum, and `gradient` the gradient of the input, from the output's gradient and the
+// output.
 DEVICE C along(C grad, C y) { return LOGARITHMIC ? grad : grad * y; }
 DEVICE C gradient(C grad, C y, C sum) { return LOGARITHMIC ? grad - exp(y) * sum : (grad - sum) * y; }
 
 struct Params {
     u64 out;
-    // The input; or the output's gradient and the output.
+    // The input; or with `BACKWARD` the output's gradient and the output.
     u64 arrays[ARRAYS];
-    // Elements of a row, and rows in all.
+    // The number of elements in a row, and of rows in all.
     u64 n, rows;
     u64 lanes;
-    // Distance of a row's elements.
+    // The distance of a row's elements.
     u64 step;
 };
 
 #ifdef COLUMNS
-// Rows side by side, `lanes` of them to a block; the threads below one another share a row.
+// For interleaved rows, `lanes` of them to a block: merges the values of the threads that share a row.
 template <typename S, typename Merge> DEVICE S merged_below(S x, u32 lanes, Merge merge) {
     __shared__ S slots[THREADS];
     const u32 t = threadIdx.x;

@@ -1,11 +1,11 @@
-// Several layouts gone through together: see space.rs. The host has defined `DIMS`, `OPERANDS` and `Index`.
+// Iteration over several layouts together: see space.rs. The host has defined `DIMS`, `OPERANDS` and `Index`.
 
 struct Space {
     u64 count;
     u64 sizes[DIMS];
     u64 strides[OPERANDS][DIMS];
 
-    // Where this thread is in each operand. Returns whether it is anywhere: there may be more threads than places.
+    // Finds this thread's place in each operand. Returns whether there is one: there may be more threads than places.
     DEVICE bool find(Index (&offsets)[OPERANDS]) const {
         const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
         if (thread >= count) return false;
@@ -13,7 +13,7 @@ struct Space {
         return true;
     }
 
-    // Where the place of that number is.
+    // Finds the place of that number in each operand.
     DEVICE void find(u64 number, Index (&offsets)[OPERANDS]) const {
         Index at = (Index)number;
 #pragma unroll

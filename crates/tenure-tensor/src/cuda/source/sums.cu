@@ -1,10 +1,9 @@
-// Sums of neighbours, gathered in what they are computed in. The host has defined `T`, what is added, `C`, what sums
-// are, and `V`, how many there are.
+// Sums of neighbours. The host has defined `T`, the type of elements; `C`, the type of sums; and `V`, their number.
 
 struct Sums {
     C of[V];
 
-    // Those that are there, which are elements.
+    // Loads the elements that are there as sums.
     DEVICE void load(u64 from) {
         const Pack<T, V> values = *(const Pack<T, V>*)from;
 #pragma unroll

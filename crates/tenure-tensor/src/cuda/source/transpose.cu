@@ -1,6 +1,6 @@
-// Copies of what is dense along one dimension to what is dense along another: tiles go through shared memory, so that
-// neighbours are read and written together. The host has defined `To` and `From`, what elements are, `SIDE`, those along
-// each side of a tile, and `PAD`, elements of a word.
+// Copies between layouts that are dense along different dimensions. Tiles go through shared memory, so that neighbours
+// are read and written together. The host has defined `To` and `From`, the types of elements; `SIDE`, the number along
+// each side of a tile; and `PAD`, the number of elements in a word.
 
 #define THREADS 256
 #define LINES (THREADS / 32)
@@ -12,10 +12,10 @@ struct Params {
     Space space;
     u64 out;
     u64 input;
-    // The input is dense along rows' numbers, the output along columns'.
+    // The input is dense along `rows`, the output along `columns`.
     u64 rows;
     u64 columns;
-    // From row to row in the output, and from column to column in the input, in bytes.
+    // The distances in bytes of rows in the output, and of columns in the input.
     u64 down;
     u64 right;
 };

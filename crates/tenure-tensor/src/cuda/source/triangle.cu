@@ -1,12 +1,12 @@
-// Matrices with zeros on one side of a diagonal. The host has defined `Unit`, an element's bits, and `V`, elements of a
-// thread, of one row.
+// Matrices with zeros on one side of a diagonal. The host has defined `Unit`, an element's bits, and `V`, the number of
+// elements of a thread, all of one row.
 
 struct Params {
     u64 out;
     u64 input;
     u64 count;
     u64 rows;
-    // In vectors.
+    // The number of columns in vectors.
     u64 columns;
     i64 diagonal;
     u64 is_lower;
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
         row = at / p.columns % p.rows;
         column = at % p.columns;
     }
-    // From the first column of this thread to the diagonal.
+    // The distance from the first column of this thread to the diagonal.
     const i64 edge = row + p.diagonal - column * V;
     Units x = {};
     if (p.is_lower ? edge >= 0 : edge < V) {
