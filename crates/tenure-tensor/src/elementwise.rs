@@ -40,13 +40,12 @@ unsafe impl Send for Operand {}
 unsafe impl Sync for Operand {}
 
 impl<'a> Elementwise<'a> {
-    /// Prepares the operands of the operation `op`. The caller makes sure that all outputs have the same sizes and no
-    /// element in common.
+    /// Prepares the operands of the operation `op`. The caller makes sure that outputs have no element in common.
     ///
     /// # Errors
-    /// Inputs do not broadcast to the outputs; tensors are on different devices (except that an input without
-    /// dimensions may be on the CPU); an output has elements that share memory, or overlaps an input without being the
-    /// same.
+    /// Outputs have different sizes; inputs do not broadcast to them; tensors are on different devices (except that an
+    /// input without dimensions may be on the CPU); an output has elements that share memory, or overlaps an input
+    /// without being the same.
     pub fn new(op: &'static str, outputs: &[&'a Tensor], inputs: &[&'a Tensor]) -> Result<Self> {
         let first = outputs[0];
         let sizes = first.sizes();

@@ -271,7 +271,7 @@ pub enum AutogradError {
     },
 }
 
-/// For code around operations, such as a capture, that has no operation's name.
+/// Converts errors of code around operations, such as a capture, which has no operation's name.
 impl From<MemoryError> for TensorError {
     fn from(error: MemoryError) -> Self {
         Self::memory("device", error)

@@ -1,8 +1,8 @@
 //! The thread pool that CPU kernels use.
 //!
 //! A kernel divides its work into *parts* by the sizes alone, never by the number of threads, and combines the parts'
-//! results in their order. So results have the same bits for any number of threads. Allocations of a part have the
-//! purpose and the allocator of the caller's; an allocation key counts the allocations of all parts as one.
+//! results in their order. So results have the same bits for any number of threads. A part allocates for the caller's
+//! purpose and from the caller's allocator; the allocations of all parts share one key.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -105,7 +105,7 @@ pub fn for_each_part_with<W: Send>(
     workspace: impl Fn() -> Result<W>,
     part: impl Fn(&mut W, usize) -> Result<()> + Sync,
 ) -> Result<()> {
-    // The number of workspaces depends on the number of threads, so it must not enter an allocation key.
+    // Workspaces are as many as threads, so all of them share one allocation key, as the parts do.
     let _context = Context::capture().divided().enter();
     let workers = threads().min(parts);
     let workspaces = (0..workers).map(|_| workspace().map(Mutex::new)).collect::<Result<Vec<_>>>()?;

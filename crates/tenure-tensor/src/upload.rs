@@ -10,8 +10,8 @@ use crate::{Access, Device, Result, Tensor, TensorError};
 
 const OP: &str = "upload";
 
-/// Copies tensors of the CPU to a device through pinned memory, on a stream of its own: concurrently with other work of
-/// the device, and while the host goes on.
+/// A copier of CPU tensors to a device, through pinned memory and on a stream of its own: copies run concurrently with
+/// other work of the device, and while the host goes on.
 ///
 /// ```no_run
 /// use tenure_tensor::{Device, Tensor, Uploader};

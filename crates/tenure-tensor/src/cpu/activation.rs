@@ -57,7 +57,7 @@ binary! {
     };
 }
 
-/// Writes the gradients of [`SWIGLU`]'s inputs, from the output's gradient and the inputs.
+/// The gradients of [`SWIGLU`]'s inputs, from the output's gradient and the inputs.
 pub(crate) const SWIGLU_BACKWARD: &[Entry<Binary>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
 
 fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
@@ -101,7 +101,7 @@ curve! {
     };
 }
 
-/// Writes the gradient of [`ELU`]'s input, from the output's gradient and the input.
+/// The gradient of [`ELU`]'s input, from the output's gradient and the input.
 pub(crate) const ELU_BACKWARD: &[Entry<Curve<3>>] = on_cpu!(lanes of floats: elu_backward::<T>);
 
 fn elu_backward<T: Math>(iter: &Elementwise<'_>, numbers: [f64; 3]) -> Result<()> {

@@ -182,7 +182,7 @@ unsafe fn multiply(rows: &[[Pair; ROWS]], columns: &[[Pair; COLUMNS]]) -> [[f32;
     unsafe { transmute(sums) }
 }
 
-/// Never called on other processors: the instruction is not there.
+/// Panics: other processors do not have the instruction, so it is never called.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn multiply(_: &[[Pair; ROWS]], _: &[[Pair; COLUMNS]]) -> [[f32; COLUMNS]; ROWS] {
     unreachable!("the instruction is another processor's")

@@ -8,8 +8,8 @@ use crate::{Access, DType, Device, DeviceKind, Elementwise, Entry, Result, Tenso
 
 /// A kernel that returns the numbers of the true elements of a contiguous `bool` tensor.
 pub(crate) type Nonzero = fn(&Tensor) -> Result<Tensor>;
-/// A kernel that extends a position by one dimension: `out = before * size + index`, all `int64`. Negative indices count
-/// from the end. The last two arguments are the size and the dimension's number, which errors name.
+/// A kernel that extends a position by one dimension: `out = before * size + index`, all `int64`. Negative indices
+/// count from the end. The last two arguments are the size and the dimension's number, which errors name.
 pub(crate) type Position = fn(&Elementwise<'_>, usize, usize) -> Result<()>;
 /// A kernel that turns positions into indices along a dimension, with the arguments stride (positions between
 /// neighbours) and size.

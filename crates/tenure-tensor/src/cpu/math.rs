@@ -296,7 +296,7 @@ fn log_parts(x: f32) -> (f32, f32) {
     (n, f - (half - s * (half + rest)))
 }
 
-/// Returns the logarithm where it is undefined or infinite, else `log`.
+/// Returns `log`, or the special value of the logarithm of infinity, zero or a negative number.
 #[inline(always)]
 fn special_log(x: f32, log: f32) -> f32 {
     let log = if x < f32::INFINITY { log } else { x };

@@ -85,9 +85,9 @@ struct Varying {
 
 type Fill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
 
-/// The mark of states that count from this origin.
+/// A generator that the capture uses.
 struct Origin {
-    /// What states that count from here are marked by.
+    /// The mark of states that count from this origin.
     id: u64,
     generator: Generator,
     before: State,
@@ -104,14 +104,14 @@ struct Recorder {
     used: usize,
     varying: Vec<Varying>,
     origins: Vec<Origin>,
-    /// The generators that the work made. Each replay begins them anew.
+    /// The generators that the work made. Each replay resets them to their beginning.
     made: Vec<Generator>,
     /// The storages from outside.
     kept: BTreeMap<Generation, Storage>,
     /// The tensors from outside that were written, and the operation that wrote each last.
     written: Vec<(Tensor, &'static str)>,
-    /// The parameters that autocast had converted before. A replay would not update those, and work outside must not
-    /// use conversions of the capture.
+    /// The parameters that autocast had converted before, put aside: a replay would not convert them again, and work
+    /// outside must not use the capture's conversions.
     _converted: autocast::Aside,
     /// An error that could not be returned where it happened.
     failed: Option<TensorError>,

@@ -1,4 +1,4 @@
-//! Checks of elements, whose errors the device reports while it computes.
+//! Checks of elements on the device, which reports errors later.
 
 use tenure_device::cuda::KernelName;
 

@@ -174,8 +174,8 @@ proptest! {
         // For each dimension of the view: where it comes from, as the index of the source.
         let mut indices: Vec<Index> = Vec::new();
         let mut fixed: Vec<Option<usize>> = vec![None; sizes.len()];
-        // For each dimension of the view: (source dimension, start, length). A new dimension, or one of an index
-        // tensor, has no source dimension.
+        // For each dimension of the view: (source dimension, start, length). A new dimension has no source, and
+        // one of an index tensor has `usize::MAX` as its start.
         let mut dims: Vec<(Option<usize>, usize, usize)> = Vec::new();
         let mut picks: Vec<(usize, Vec<i64>)> = Vec::new();
         for (dim, size) in sizes.iter().enumerate() {

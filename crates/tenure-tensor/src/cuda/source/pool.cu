@@ -88,8 +88,7 @@ DEVICE Windows windows(const Params& p, int dim, Place pixel) {
     return windows;
 }
 
-// Returns the number of a pixel in a window along a dimension; it is negative or too large if the window does not
-// contain it.
+// Returns the number of a pixel in a window along a dimension, or -1 if the dilated window skips it.
 DEVICE Place tap(const Params& p, int dim, Place window, Place pixel) {
     const Place dilation = p.dilation[dim], ahead = pixel + (Place)p.padding[dim] - window * (Place)p.stride[dim];
     if (dilation == 1) return ahead;

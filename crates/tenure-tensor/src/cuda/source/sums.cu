@@ -3,7 +3,7 @@
 struct Sums {
     C of[V];
 
-    // Loads the elements that are there as sums.
+    // Sets the sums to the elements at `from`.
     DEVICE void load(u64 from) {
         const Pack<T, V> values = *(const Pack<T, V>*)from;
 #pragma unroll
