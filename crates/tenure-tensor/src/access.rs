@@ -184,7 +184,7 @@ impl<'a> Access<'a> {
     /// Returns the elements of several written tensors at the same time.
     ///
     /// # Errors
-    /// The errors of [`slice_mut`](Self::slice_mut).
+    /// The errors of [`slice_mut`](Self::slice_mut); an index is given twice.
     pub fn slices_mut<T: Element>(&mut self, indices: impl IntoIterator<Item = usize>) -> Result<Vec<&mut [T]>> {
         let mut slices = Vec::new();
         let mut taken: SmallVec<[usize; 4]> = SmallVec::new();

@@ -196,7 +196,7 @@ impl Work<'_> {
         let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
         let Some(all) = self.describe(&places) else { return Ok(false) };
         let group = all.heads / all.kv_heads;
-        // For long sequences, the weights of even one head are too many to store.
+        // For long sequences, the weights of even one head are too many to store: then sums are in any order.
         let mut ways = [together(&all), Attention { is_in_any_order: true, ..all }];
         if tuning::sums_in_any_order() {
             ways.reverse();
