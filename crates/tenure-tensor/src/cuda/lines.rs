@@ -12,8 +12,8 @@ const WARP: usize = 32;
 const VECTOR_BYTES: usize = 16;
 /// The largest number of 32-bit values that a thread keeps.
 const KEPT: usize = 32;
-/// The number of threads of a block for short rows, the largest number for a row that is kept, the number for one that is
-/// not, and the number that keeps a device busy.
+/// The number of threads of a block for short rows, the largest number for a row that is kept, the number for one that
+/// is not, and the number that keeps a device busy.
 const THREADS: usize = 256;
 const MOST_THREADS: usize = 1024;
 const LONG: usize = 512;
