@@ -24,7 +24,7 @@ demo program="cargo run --release --" steps="20":
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
 test: rust python test-torch
 
-# Tests of Rust alone, under nextest if it is installed. If NVRTC is there, the CUDA kernels that they use are checked too
+# Tests of Rust alone, under nextest if it is installed, and the examples. With NVRTC, the CUDA kernels that they use are checked
 rust:
     #!/usr/bin/env bash
     set -euo pipefail
@@ -37,6 +37,10 @@ rust:
     else
         cargo test --workspace --features "{{ features }}"
     fi
+    for example in crates/tenure/examples/*.rs; do
+        program="${CARGO_TARGET_DIR:-target}/debug/examples/$(basename "$example" .rs)"
+        "$program" >/dev/null || { echo "$example failed" >&2; exit 1; }
+    done
 
 # Tests of Rust in their long form, for hours: every kernel is compiled, and more random cases are drawn
 soak factor="5":
@@ -132,9 +136,14 @@ lint:
     cargo fmt --all --check
     cargo fmt --manifest-path fuzz/Cargo.toml --check
     scripts/clocks
+    scripts/prose
     cargo clippy --workspace --all-targets --features "{{ features }}" -- -D warnings
     cargo clippy --package tenure-plan --package tenure-cli --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# The book: guides, design and reference as a site in target/book. `cargo install mdbook` gets the program
+book:
+    mdbook build
 
 # Licences, duplicates and origins of the dependencies
 deny:
@@ -183,4 +192,4 @@ fresh *command:
     scripts/fresh {{ command }}
 
 # What a change must pass. The demonstration is of what the tests have built: nothing is built for it alone
-ci: test lint deny loom (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")
+ci: test lint deny loom book (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")
