@@ -7,6 +7,8 @@
 
 mod args;
 mod commands;
+#[cfg(test)]
+mod documents;
 mod files;
 mod logging;
 mod output;
