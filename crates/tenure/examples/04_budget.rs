@@ -17,7 +17,7 @@ fn trainer() -> Result<Run, tenure::Error> {
     let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?;
     let optimizer = Optimizer::new(model.parameters(), 1e-3, Adam::w());
     let tokens = (0..8000).map(|index| index * index % 61).collect();
-    let data = TextWindows::of_tokens(tokens, config.n_positions).map_err(tenure::nn::Error::from)?;
+    let data = TextWindows::of_tokens(tokens, config.n_positions)?;
     let loader = DataLoader::new(data, LoaderOptions { batch_size: 16, ..LoaderOptions::default() });
     Ok(Trainer::new(Classification(model), loader, optimizer, Plan { steps: 4, ..Plan::default() }))
 }

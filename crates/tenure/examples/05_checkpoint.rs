@@ -14,7 +14,7 @@ fn trainer() -> Result<Trainer<Classification<Gpt2>, TextWindows>, tenure::Error
     let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?;
     let optimizer = Optimizer::new(model.parameters(), 1e-2, Adam::w());
     let tokens = (0..2000).map(|index| index * 7 % 13).collect();
-    let data = TextWindows::of_tokens(tokens, config.n_positions).map_err(tenure::nn::Error::from)?;
+    let data = TextWindows::of_tokens(tokens, config.n_positions)?;
     let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(1), ..LoaderOptions::default() });
     Ok(Trainer::new(Classification(model), loader, optimizer, Plan { steps: 20, ..Plan::default() }))
 }

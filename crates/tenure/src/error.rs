@@ -3,10 +3,15 @@
 #[cfg(feature = "nn")]
 use tenure_agent::{PolicyError, serve::ServeError, train::TrainError};
 use tenure_alloc::{Address, AllocError};
+use tenure_core::{AllocatorError, DTypeError, DeviceError, LayoutError, StorageError};
 use tenure_device::memory::MemoryError;
 use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
 use tenure_device::{CallError, DriverError};
+#[cfg(feature = "nn")]
+use tenure_nn::{
+    StateError, checkpoint::CheckpointError, data::DataError, networks::NetworkError, switched::SwitchedError, train,
+};
 use tenure_offload::{OffloadError, ProfileError};
 use tenure_plan::packing::PackingError;
 use tenure_plan::planner::PlannerError;
@@ -140,3 +145,18 @@ impl From<CallError> for Error {
         Self::Device(error.into())
     }
 }
+
+/// Converts the errors that another error type of the crates below already contains, through that type.
+macro_rules! convert_through {
+    ($through:ident: $($error:ty),+ $(,)?) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::$through(error.into())
+            }
+        })+
+    };
+}
+
+convert_through!(Core: AllocatorError, DTypeError, DeviceError, LayoutError, StorageError);
+#[cfg(feature = "nn")]
+convert_through!(Nn: CheckpointError, DataError, NetworkError, StateError, SwitchedError, train::TrainError);
