@@ -1,4 +1,4 @@
-//! What can go wrong around tensors.
+//! The errors of this crate.
 
 use tenure_switch::SwitchError;
 use tenure_tensor::TensorError;
@@ -10,17 +10,17 @@ use crate::networks::NetworkError;
 use crate::switched::SwitchedError;
 use crate::train::TrainError;
 
-/// What this crate returns where more than tensors can fail.
+/// The result of functions in which more than a tensor operation can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Anything that can go wrong, by the subsystem that it went wrong in.
+/// Any error of this crate, by the subsystem that it comes from.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operation on tensors.
+    /// An operation on tensors failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    /// What was read is not the state of the model or optimizer that it was read for.
+    /// The tensors read are not the state of this model or optimizer.
     #[error(transparent)]
     State(#[from] StateError),
     /// A checkpoint could not be read or written.
@@ -29,7 +29,7 @@ pub enum Error {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A run does not go on.
+    /// A training run cannot continue.
     #[error(transparent)]
     Train(#[from] TrainError),
     /// A network cannot be built.
@@ -38,48 +38,48 @@ pub enum Error {
     /// A file of weights cannot be opened.
     #[error(transparent)]
     Open(#[from] TierError),
-    /// Weights are not where they are wanted.
+    /// Weights cannot be brought to where they are needed.
     #[error(transparent)]
     Switch(#[from] SwitchError),
-    /// A model cannot be switched so.
+    /// A model cannot be switched in this way.
     #[error(transparent)]
     Switched(#[from] SwitchedError),
 }
 
-/// Why tensors are not the state of a module. Nothing was changed.
+/// The reason why tensors are not the state of a module. The module is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// Other names.
+    /// The names differ.
     #[error("the names are not the {of}'s{}{}", list("missing", missing), list("unexpected", unexpected))]
     Names {
         /// `model` or `optimizer`.
         of: &'static str,
-        /// What it has and the source has not.
+        /// Names that the module has and the source has not.
         missing: Vec<String>,
-        /// What the source has and it has not.
+        /// Names that the source has and the module has not.
         unexpected: Vec<String>,
     },
-    /// Other sizes of one name.
+    /// A name has other sizes.
     #[error("{name}: the {of} has sizes {expected:?}, got {found:?}{}", others(*more))]
     Sizes {
         /// `model` or `optimizer`.
         of: &'static str,
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// Its own.
+        /// The sizes in the module.
         expected: Vec<usize>,
-        /// The source's.
+        /// The sizes in the source.
         found: Vec<usize>,
-        /// How many other names have other sizes too.
+        /// The number of other names whose sizes differ too.
         more: usize,
     },
-    /// Of other rules than the optimizer's.
+    /// The saved state is of other rules than the optimizer's.
     #[error("the optimizer steps by {expected}, and what was saved is of {found}")]
     Rules {
-        /// The optimizer's, by group.
+        /// The optimizer's rules, by group.
         expected: String,
-        /// Those that were saved.
+        /// The saved rules.
         found: String,
     },
 }
@@ -88,7 +88,7 @@ fn others(more: usize) -> String {
     if more > 0 { format!("; and {more} more of other sizes") } else { String::new() }
 }
 
-/// The first names, and how many more.
+/// Lists the first names, and the number of the others.
 fn list(what: &str, names: &[String]) -> String {
     const SHOWN: usize = 6;
     if names.is_empty() {

@@ -1,15 +1,15 @@
-//! What parameters are at first. PyTorch's `torch.nn.init`.
+//! Initial values of parameters. PyTorch's `torch.nn.init`.
 
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Result, Tensor, TensorError, autograd};
 
-/// A way to fill a tensor. Those that look at how many numbers come in or go out take a weight of sizes
-/// `[out, in, kernel...]`.
+/// A way to fill a tensor. The variants that depend on the number of inputs or outputs take a weight of sizes `[out,
+/// in, kernel...]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// One value.
     Constant(f64),
-    /// From `low` to below `high`, each as likely.
+    /// Uniform between `low` and `high`, `high` excluded.
     Uniform {
         /// The least.
         low: f64,
@@ -23,47 +23,48 @@ pub enum Init {
         /// The standard deviation.
         deviation: f64,
     },
-    /// Normally distributed, of which what is more than `cut` deviations from the mean is drawn again.
+    /// Normally distributed. Values more than `cut` deviations from the mean are drawn again.
     TruncatedNormal {
         /// The mean.
         mean: f64,
-        /// The standard deviation, before.
+        /// The standard deviation before the cut.
         deviation: f64,
-        /// In deviations, at least 0.5: PyTorch's bounds are 2 without units.
+        /// The cut in deviations, at least 0.5. PyTorch's bounds are absolute: ±2 by default.
         cut: f64,
     },
-    /// Uniform, so that the variance stays through layers with leaky ReLU of slope `a` (He et al., 2015).
+    /// Uniform, with a variance that layers with a leaky ReLU of slope `a` preserve (He et al., 2015).
     KaimingUniform {
         /// The slope; 0 for ReLU.
         a: f64,
-        /// In which direction.
+        /// The direction in which the variance is preserved.
         fan: Fan,
     },
-    /// The same, normally distributed.
+    /// Normal, with the same variance as `KaimingUniform`.
     KaimingNormal {
         /// The slope; 0 for ReLU.
         a: f64,
-        /// In which direction.
+        /// The direction in which the variance is preserved.
         fan: Fan,
     },
-    /// Uniform, so that the variance stays in both directions (Glorot and Bengio, 2010), times `gain`.
+    /// Uniform, with a variance that is a compromise of both directions (Glorot and Bengio, 2010). `gain` scales the
+    /// values.
     XavierUniform {
-        /// Of the activation: 1 for none.
+        /// The activation's gain: 1 for none.
         gain: f64,
     },
-    /// The same, normally distributed.
+    /// Normal, with the same variance as `XavierUniform`.
     XavierNormal {
-        /// Of the activation: 1 for none.
+        /// The activation's gain: 1 for none.
         gain: f64,
     },
 }
 
-/// Numbers that come in to one result, or that one number goes out to.
+/// The count that a variance is scaled by: the inputs of one output, or the outputs of one input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fan {
-    /// The variance stays forward.
+    /// Inputs: the forward pass preserves the variance.
     In,
-    /// The variance stays backward.
+    /// Outputs: the backward pass preserves the variance.
     Out,
 }
 
@@ -74,12 +75,12 @@ impl Init {
     /// Ones.
     pub const ONES: Self = Self::Constant(1.0);
 
-    /// What `Linear` and `Conv` of PyTorch begin with: Kaiming's with a = √5.
+    /// The default weights of PyTorch's `Linear` and `Conv`: Kaiming's uniform with a = √5.
     pub fn default_weight() -> Self {
         Self::KaimingUniform { a: 5.0_f64.sqrt(), fan: Fan::In }
     }
 
-    /// Their biases: as far from zero as 1 / √`fan_in`.
+    /// The default biases of PyTorch's `Linear` and `Conv`: uniform within ±1 / √`fan_in`.
     pub fn default_bias(fan_in: usize) -> Self {
         let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
         Self::Uniform { low: -bound, high: bound }
@@ -88,7 +89,8 @@ impl Init {
     /// Fills a tensor.
     ///
     /// # Errors
-    /// A tensor of fewer than two dimensions for what looks at them; values out of range; no floating dtype.
+    /// The tensor has fewer than two dimensions, and the variant depends on them; a value is out of range; the dtype is
+    /// not floating-point.
     pub fn fill(self, tensor: &Tensor, generator: &Generator) -> Result<()> {
         let uniform = |deviation: f64| {
             let bound = 3.0_f64.sqrt() * deviation;
@@ -97,7 +99,7 @@ impl Init {
         let normal = |deviation: f64| tensor.normal_(0.0, deviation, generator);
         autograd::no_grad(|| match self {
             Self::Constant(value) => tensor.fill_(value),
-            // A bound of nothing is no range.
+            // An empty range is refused, so one value is filled in.
             Self::Uniform { low, high } if low == high => tensor.fill_(low),
             Self::Uniform { low, high } => tensor.uniform_(low, high, generator),
             Self::Normal { mean, deviation } => tensor.normal_(mean, deviation, generator),
@@ -110,7 +112,7 @@ impl Init {
     }
 }
 
-/// Numbers that come in to one result of a weight, and that go out from one.
+/// Returns the numbers of inputs of one output and of outputs of one input of a weight.
 fn fans(tensor: &Tensor) -> Result<(f64, f64)> {
     let [outputs, inputs, kernel @ ..] = tensor.sizes() else {
         let reason = format!("a weight of at least two dimensions is needed, got sizes {:?}", tensor.sizes());
@@ -120,14 +122,14 @@ fn fans(tensor: &Tensor) -> Result<(f64, f64)> {
     Ok(((inputs * kernel).max(1) as f64, (outputs * kernel).max(1) as f64))
 }
 
-/// A standard deviation.
+/// Returns the standard deviation of Kaiming's initial values.
 fn kaiming(tensor: &Tensor, a: f64, fan: Fan) -> Result<f64> {
     let (fan_in, fan_out) = fans(tensor)?;
     let fan = if fan == Fan::In { fan_in } else { fan_out };
     Ok((2.0 / (1.0 + a * a) / fan).sqrt())
 }
 
-/// A standard deviation.
+/// Returns the standard deviation of Xavier's initial values.
 fn xavier(tensor: &Tensor, gain: f64) -> Result<f64> {
     let (fan_in, fan_out) = fans(tensor)?;
     Ok(gain * (2.0 / (fan_in + fan_out)).sqrt())

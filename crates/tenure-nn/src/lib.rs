@@ -2,12 +2,13 @@
 //!
 //! - A [`Module`] is a struct of [`Parameter`]s, [`Buffer`]s and other modules, listed by [`module!`]. They have
 //!   PyTorch's names, such as `layer1.0.conv1.weight`, from the [`Scope`] that they were made in.
-//! - An [`optim::Optimizer`] steps parameters by a rule; a [`optim::Schedule`] says how far at which step.
-//! - A [`data::DataLoader`] reads batches ahead, the same ones for any number of workers.
-//! - A [`train::Trainer`] makes steps, measures them, and goes on where it was interrupted.
-//! - A [`checkpoint::Checkpoint`] is all that a run needs to go on, bit for bit, in one safetensors file.
-//! - A [`sentence::SentenceEncoder`] makes vectors of texts.
-//! - A [`switched::Switcher`] keeps more [`networks`] than fit on a device, each computed with while its weights come.
+//! - An [`optim::Optimizer`] steps parameters by a rule; an [`optim::Schedule`] sets the learning rate of each step.
+//! - A [`data::DataLoader`] reads batches ahead. The batches are the same for any number of workers.
+//! - A [`train::Trainer`] makes steps, measures them, and resumes interrupted runs.
+//! - A [`checkpoint::Checkpoint`] holds all that a run needs to resume, bit for bit, in one safetensors file.
+//! - A [`sentence::SentenceEncoder`] computes vectors of texts.
+//! - A [`switched::Switcher`] keeps more [`networks`] than fit on a device, and computes with each while its weights
+//!   arrive.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

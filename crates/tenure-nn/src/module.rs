@@ -1,4 +1,4 @@
-//! What models are made of, and its names.
+//! Modules: the structure, names and state of models.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Deref;
@@ -10,18 +10,19 @@ use tenure_tensor::{DType, Device, MemoryFormat, Tensor, TensorError, autograd};
 use crate::purpose::{self, ModuleGuard};
 use crate::{Result, StateError};
 
-/// What modules are put together from: parameters, buffers, modes, modules, also in an `Option` or a `Vec`.
+/// A component of a module: a parameter, buffer, mode or module, also in an `Option` or a `Vec`.
 pub trait Part: Send + Sync {
-    /// Shows `visitor` every parameter and buffer, in PyTorch's order.
+    /// Calls `visitor` with every parameter and buffer, in PyTorch's order.
     fn visit<'a>(&'a self, visitor: &mut dyn FnMut(Member<'a>));
 
-    /// The same to change them, and the modes.
+    /// Calls `visitor` with every parameter, buffer and mode, to change them.
     fn visit_mut(&mut self, visitor: &mut dyn FnMut(MemberMut<'_>));
 }
 
-/// Something with parameters, buffers and modules of its own. [`module!`](crate::module!) implements it for a struct.
+/// A struct with parameters, buffers and modules of its own. [`module!`](crate::module!) implements it.
 pub trait Module: Part {
-    /// All parameters: handles, which an optimizer can hold. One that stands in several places is there once.
+    /// Returns handles of all parameters, which an optimizer can hold. A parameter that is used in several places is
+    /// listed once.
     fn parameters(&self) -> Vec<Parameter> {
         let (mut parameters, mut known) = (Vec::new(), HashSet::new());
         self.visit(&mut |member| {
@@ -34,7 +35,8 @@ pub trait Module: Part {
         parameters
     }
 
-    /// All parameters and buffers by name. PyTorch's `state_dict`. What stands in several places is there once.
+    /// Returns all parameters and buffers by name. PyTorch's `state_dict`. A tensor that is used in several places is
+    /// listed once.
     fn state(&self) -> Vec<(&str, &Tensor)> {
         let (mut state, mut known) = (Vec::new(), HashSet::new());
         self.visit(&mut |member| {
@@ -46,27 +48,27 @@ pub trait Module: Part {
         state
     }
 
-    /// Number of elements of all parameters.
+    /// Returns the number of elements of all parameters.
     fn parameter_count(&self) -> usize {
         self.parameters().iter().map(|parameter| parameter.numel()).sum()
     }
 
-    /// Makes dropout and batch normalisation behave as in training, as they do at first.
+    /// Switches dropout and batch normalisation to training, which is the initial mode.
     fn train(&mut self) {
         self.visit_mut(&mut |member| member.set_training(true));
     }
 
-    /// Makes dropout and batch normalisation behave as in use.
+    /// Switches dropout and batch normalisation to evaluation.
     fn eval(&mut self) {
         self.visit_mut(&mut |member| member.set_training(false));
     }
 
-    /// Forgets all gradients. PyTorch's `zero_grad`, which sets them to none as well.
+    /// Drops all gradients. PyTorch's `zero_grad`, which sets them to `None` too.
     fn zero_grad(&self) {
         self.visit(&mut |member| drop(member.tensor().set_grad(None)));
     }
 
-    /// Says whether gradients with respect to the parameters are computed.
+    /// Sets whether gradients of the parameters are computed.
     ///
     /// # Errors
     /// No memory.
@@ -80,10 +82,11 @@ pub trait Module: Part {
         Ok(result?)
     }
 
-    /// Converts what is floating. An optimizer made before has the old parameters: make it afterwards.
+    /// Converts all floating-point parameters and buffers. Make the optimizer afterwards: an existing one keeps the old
+    /// parameters.
     ///
     /// # Errors
-    /// `dtype` is not floating; no memory.
+    /// `dtype` is not floating-point; no memory.
     fn to_dtype(&mut self, dtype: DType) -> Result<()> {
         if !dtype.is_floating() {
             let reason = format!("a module is converted to a floating dtype, got {dtype}");
@@ -95,7 +98,8 @@ pub trait Module: Part {
         })
     }
 
-    /// Brings all parameters and buffers to a device. An optimizer made before has the old parameters: make it afterwards.
+    /// Moves all parameters and buffers to a device. Make the optimizer afterwards: an existing one keeps the old
+    /// parameters.
     ///
     /// # Errors
     /// The device cannot be used; no memory.
@@ -103,8 +107,8 @@ pub trait Module: Part {
         self.change(&|tensor| tensor.to_device(device))
     }
 
-    /// Lays out all parameters that a memory format is for in its order, such as the weights of convolutions with their
-    /// channels last. An optimizer made before has the old parameters: make it afterwards.
+    /// Lays out all parameters of the format's rank in that memory format, such as the weights of convolutions with
+    /// their channels last. Make the optimizer afterwards: an existing one keeps the old parameters.
     ///
     /// # Errors
     /// No memory.
@@ -117,10 +121,10 @@ pub trait Module: Part {
         self.change(&|tensor| if tensor.rank() == rank { tensor.contiguous_in(format) } else { Ok(tensor.clone()) })
     }
 
-    /// Replaces every parameter and buffer by what `of` makes of it, which may be itself.
+    /// Replaces every parameter and buffer by the result of `of`, which may be the tensor itself.
     ///
     /// # Errors
-    /// Those of `of`; what was replaced before stays so.
+    /// The first error of `of`. Tensors replaced before it stay replaced.
     fn change(&mut self, of: &dyn Fn(&Tensor) -> tenure_tensor::Result<Tensor>) -> Result<()> {
         let (mut result, mut changed) = (Ok(()), HashMap::new());
         self.visit_mut(&mut |member| {
@@ -131,12 +135,12 @@ pub trait Module: Part {
         Ok(result?)
     }
 
-    /// Takes the values of all parameters and buffers from `source`, converted to their dtypes. PyTorch's
+    /// Loads the values of all parameters and buffers from `source`, converted to their dtypes. PyTorch's
     /// `load_state_dict`.
     ///
     /// # Errors
-    /// [`StateError`], if names or sizes differ; what the source cannot read. The model is then as it was. Only where
-    /// memory ends in the middle, it has some of the new values.
+    /// [`StateError`] if names or sizes differ; an error of the source. The model is unchanged then. Only if memory
+    /// runs out midway does it have some of the new values.
     fn load(&self, source: &dyn Source) -> Result<()> {
         let state = self.state();
         let missing = state.iter().map(|(name, _)| *name).filter(|name| source.sizes(name).is_none());
@@ -149,11 +153,11 @@ pub trait Module: Part {
         self.load_known(source).map(drop)
     }
 
-    /// The same for the names that both have, such as of files that hold positions too. Returns the model's names that
-    /// `source` has not.
+    /// Loads the names that both the model and `source` have, such as from files that also hold positions. Returns the
+    /// model's names that `source` lacks.
     ///
     /// # Errors
-    /// [`StateError::Sizes`]; else as [`load`](Self::load).
+    /// [`StateError::Sizes`]; otherwise the errors of [`load`](Self::load).
     fn load_known(&self, source: &dyn Source) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         let mut found = Vec::new();
@@ -179,27 +183,27 @@ pub trait Module: Part {
     }
 }
 
-/// Where a module's values come from: a file, or a map of tensors.
+/// A source of a module's values: a file or a map of tensors.
 pub trait Source {
-    /// Everything that it has.
+    /// Returns the names of all tensors.
     fn names(&self) -> Vec<String>;
 
-    /// The sizes of one tensor, if it is there.
+    /// Returns the sizes of a tensor, if present.
     fn sizes(&self, name: &str) -> Option<Vec<usize>>;
 
-    /// Finds out without reading whether a tensor that is there can be read, so that nobody begins to load what fails
-    /// in the middle.
+    /// Checks, without reading it, that a tensor in the source can be read. So a load that would fail midway does not
+    /// begin.
     ///
     /// # Errors
-    /// It cannot.
+    /// The tensor cannot be read.
     fn check(&self, _name: &str) -> Result<()> {
         Ok(())
     }
 
-    /// The tensor.
+    /// Returns a tensor.
     ///
     /// # Errors
-    /// It is not there, or cannot be read.
+    /// The tensor is missing or cannot be read.
     fn tensor(&self, name: &str) -> Result<Tensor>;
 }
 
@@ -218,7 +222,7 @@ impl Source for BTreeMap<String, Tensor> {
     }
 }
 
-/// Implements [`Module`] for a struct, whose [parts](Part) are listed in PyTorch's order: parameters, buffers, modules.
+/// Implements [`Module`] for a struct. Its [parts](Part) are listed in PyTorch's order: parameters, buffers, modules.
 /// Other fields are left out.
 ///
 /// ```
@@ -252,29 +256,29 @@ macro_rules! module {
     };
 }
 
-/// A tensor that is trained, with its name in the model. It can stand wherever a `&Tensor` is asked for.
+/// A trained tensor with its name in the model. It dereferences to [`Tensor`].
 #[derive(Clone)]
 pub struct Parameter {
     name: Arc<str>,
-    /// The path of the module that has it.
+    /// The path of the module that owns it.
     module: Name,
     tensor: Tensor,
 }
 
-/// A tensor that a module keeps but nobody trains, with its name in the model.
+/// A tensor that a module keeps but the optimizer does not train, with its name in the model.
 #[derive(Clone)]
 pub struct Buffer {
     name: Arc<str>,
-    /// The path of the module that has it.
+    /// The path of the module that owns it.
     module: Name,
     tensor: Tensor,
 }
 
 impl Parameter {
-    /// A leaf that requires a gradient.
+    /// Makes a parameter from a leaf, which then requires a gradient.
     ///
     /// # Errors
-    /// It is not floating.
+    /// The tensor is not floating-point.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> tenure_tensor::Result<Self> {
         let (name, module) = named(name.into());
         Ok(Self { name, module, tensor: tensor.requires_grad_(true)? })
@@ -282,14 +286,14 @@ impl Parameter {
 }
 
 impl Buffer {
-    /// A tensor with a name.
+    /// Names a tensor.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Self {
         let (name, module) = named(name.into());
         Self { name, module, tensor }
     }
 }
 
-/// A name, and the path of the module in it.
+/// Returns a name and its module's path.
 fn named(name: Arc<str>) -> (Arc<str>, Name) {
     let module = Name::new(purpose::split(&name).0);
     (name, module)
@@ -298,13 +302,13 @@ fn named(name: Arc<str>) -> (Arc<str>, Name) {
 macro_rules! named {
     ($($type:ident),*) => {$(
         impl $type {
-            /// Its name in the model.
+            /// Returns the name in the model.
             pub fn name(&self) -> &str {
                 &self.name
             }
 
-            /// Says that what this thread does is done by the module that has it: by a layer, whose forward pass enters it
-            /// first.
+            /// Marks this thread's allocations as those of the owning module, until the guard is dropped. A layer's
+            /// forward pass begins with this call.
             pub fn enter_module(&self) -> ModuleGuard {
                 purpose::module(self.module)
             }
@@ -331,14 +335,14 @@ macro_rules! named {
 }
 named!(Parameter, Buffer);
 
-/// Whether a module is being trained.
+/// The mode of a module: training or evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     is_training: bool,
 }
 
 impl Mode {
-    /// Whether it is.
+    /// Returns whether the module is being trained.
     pub fn is_training(self) -> bool {
         self.is_training
     }
@@ -350,17 +354,17 @@ impl Default for Mode {
     }
 }
 
-/// What a module has.
+/// A parameter or buffer of a module.
 #[derive(Clone, Copy)]
 pub enum Member<'a> {
-    /// Something trained.
+    /// A trained tensor.
     Parameter(&'a Parameter),
-    /// Something kept.
+    /// A tensor that is kept, not trained.
     Buffer(&'a Buffer),
 }
 
 impl<'a> Member<'a> {
-    /// Its name in the model.
+    /// Returns the name in the model.
     pub fn name(self) -> &'a str {
         match self {
             Self::Parameter(parameter) => &parameter.name,
@@ -368,7 +372,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Its value.
+    /// Returns the tensor.
     pub fn tensor(self) -> &'a Tensor {
         match self {
             Self::Parameter(parameter) => &parameter.tensor,
@@ -377,13 +381,13 @@ impl<'a> Member<'a> {
     }
 }
 
-/// What a module has, to be changed.
+/// A parameter, buffer or mode of a module, to be changed.
 pub enum MemberMut<'a> {
-    /// Something trained.
+    /// A trained tensor.
     Parameter(&'a mut Parameter),
-    /// Something kept.
+    /// A tensor that is kept, not trained.
     Buffer(&'a mut Buffer),
-    /// How it behaves.
+    /// The mode of a layer.
     Mode(&'a mut Mode),
 }
 
@@ -394,7 +398,8 @@ impl MemberMut<'_> {
         }
     }
 
-    /// `changed` has tensors by their identity, and what became of them, since one may stand in several places.
+    /// Replaces the tensor. `changed` maps tensors that were already replaced, by identity, to their replacements,
+    /// since a tensor may be used in several places.
     fn change(
         self,
         of: &dyn Fn(&Tensor) -> tenure_tensor::Result<Tensor>,

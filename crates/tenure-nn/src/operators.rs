@@ -1,4 +1,4 @@
-//! Parameters and buffers beside operators, as [`Tensor`]s are.
+//! Operators for parameters and buffers, as for [`Tensor`]s.
 //!
 //! ```
 //! use tenure_nn::{Buffer, Parameter};

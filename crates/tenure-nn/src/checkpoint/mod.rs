@@ -16,16 +16,16 @@ pub use weights::{Place, Under, Weights, save};
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian, and are read as they are");
 
-/// Why a file was not read or written.
+/// The reason why a file was not read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The system refused.
+    /// The operating system refused the access.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The file is not what it should be.
@@ -41,7 +41,7 @@ pub enum CheckpointError {
 /// [`atomic_files::write_atomically`], with an error that names the file.
 ///
 /// # Errors
-/// Those of that function.
+/// The errors of that function.
 pub fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -52,7 +52,7 @@ pub fn write_atomically(
 /// [`atomic_files::check_writable`], with an error that names the file.
 ///
 /// # Errors
-/// Those of that function.
+/// The errors of that function.
 pub fn check_writable(path: &Path) -> Result<(), CheckpointError> {
     atomic_files::check_writable(path).map_err(CheckpointError::io(path))
 }

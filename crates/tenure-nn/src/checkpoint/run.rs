@@ -1,4 +1,4 @@
-//! All that a training run needs to go on as if it had not been interrupted.
+//! Checkpoints: everything that a training run needs to continue as if it had not been interrupted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,11 +17,11 @@ const OPTIMIZER: &str = "optimizer.";
 const SERIES: &str = "series.";
 const KEY: &str = "tenure";
 
-/// Of what is written below: another one is not read.
+/// The version of the format below. `open` refuses any other.
 const FORMAT: u32 = 1;
 
-/// A checkpoint that was opened: the model's tensors under `model.`, the optimizer's under `optimizer.`, and how far
-/// the run was, in one file.
+/// An opened checkpoint, one file: the model's tensors under `model.`, the optimizer's under `optimizer.`, and the
+/// run's progress.
 ///
 /// ```no_run
 /// # use tenure_nn::{Module, Result, checkpoint::{Checkpoint, Progress}, optim::Optimizer};
@@ -41,7 +41,7 @@ pub struct Checkpoint {
     progress: Progress,
 }
 
-/// What stands in the file beside tensors.
+/// The JSON header that the file holds beside its tensors.
 #[derive(Serialize, Deserialize)]
 struct Header<P> {
     format: u32,
@@ -49,49 +49,49 @@ struct Header<P> {
     progress: P,
 }
 
-/// What a header of any format says of itself.
+/// The format number in a header of any version.
 #[derive(Deserialize)]
 struct Format {
     #[serde(default)]
     format: u32,
 }
 
-/// A group of the optimizer.
+/// The rule and learning rate of one group of the optimizer.
 #[derive(Serialize, Deserialize)]
 struct GroupNotes {
     rule: String,
     lr: f64,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Steps made.
+    /// The number of steps made.
     pub step: u64,
-    /// The epoch that it is in.
+    /// The epoch that the run is in.
     pub epoch: u64,
-    /// The epoch's next batch.
+    /// The number of the next batch in the epoch.
     pub batch: u64,
-    /// Learning rates over time.
+    /// The schedule of the learning rates.
     pub schedule: Option<Schedule>,
-    /// Of the loss's scale.
+    /// The state of the loss's scale.
     pub scaler: Option<ScalerState>,
-    /// Where random generators are: seed and offset, by name.
+    /// The states of the random generators: seed and offset, by name.
     pub random: BTreeMap<String, (u64, u64)>,
-    /// What the program wants to know again.
+    /// Values that the program wants back when it resumes.
     pub notes: serde_json::Value,
-    /// The same in numbers, such as all losses, by name: tensors of the file, `series.NAME`.
+    /// Number series of the program, such as all losses, by name. Each is a tensor `series.NAME` of the file.
     #[serde(skip)]
     pub series: BTreeMap<String, Vec<f64>>,
 }
 
 impl Progress {
-    /// Notes where a generator is.
+    /// Records the state of a generator.
     pub fn set_random(&mut self, name: &str, state: State) {
         self.random.insert(name.to_owned(), (state.seed, state.offset));
     }
 
-    /// Where a generator was.
+    /// Returns the recorded state of a generator.
     pub fn random(&self, name: &str) -> Option<State> {
         self.random.get(name).map(|(seed, offset)| State::new(*seed, *offset))
     }
@@ -101,7 +101,7 @@ impl Checkpoint {
     /// Writes a checkpoint, [atomically](super::write_atomically).
     ///
     /// # Errors
-    /// [`CheckpointError`]; `path` is then as it was.
+    /// [`CheckpointError`]. `path` is unchanged then.
     pub fn save(path: &Path, model: &dyn Module, optimizer: &Optimizer, progress: &Progress) -> Result<()> {
         let groups = optimizer.groups().iter();
         let groups = groups.map(|group| GroupNotes { rule: group.rule_name().to_owned(), lr: group.lr() }).collect();
@@ -123,7 +123,7 @@ impl Checkpoint {
     /// Opens a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointError`]: it cannot be read, is none, or is of another version's format.
+    /// [`CheckpointError`]: the file cannot be read, is not a checkpoint, or has another version's format.
     pub fn open(path: &Path) -> Result<Self> {
         let weights = Weights::open(path)?;
         let said = weights.metadata(KEY).ok_or_else(|| {
@@ -147,16 +147,16 @@ impl Checkpoint {
         Ok(Self { weights, groups, progress })
     }
 
-    /// How far the run was.
+    /// Returns the progress of the run.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Brings the model and the optimizer, made as they were for the run, to where they were, with the learning rates
-    /// that they had.
+    /// Restores the states of the model and the optimizer, with the saved learning rates. Both must have been built as
+    /// for the run.
     ///
     /// # Errors
-    /// [`StateError`]: another model, or another rule. Both are then as they were.
+    /// [`StateError`]: the checkpoint is of another model or another rule. Neither is changed then.
     pub fn load(&self, model: &dyn Module, optimizer: &mut Optimizer) -> Result<()> {
         self.check_rules(optimizer)?;
         let state = optimizer.read(&Under::new(&self.weights, OPTIMIZER))?;
@@ -168,12 +168,13 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The model alone, to be [loaded](Module::load).
+    /// Returns the model's tensors alone, for [`Module::load`].
     pub fn model(&self) -> Under<'_> {
         Under::new(&self.weights, MODEL)
     }
 
-    /// Two rules may keep the same for a parameter, such as Adam and AdamW, and mean different things.
+    /// Checks that the optimizer's rules are the saved ones. Two rules, such as Adam and AdamW, may keep slots of the
+    /// same names with different meanings.
     fn check_rules(&self, optimizer: &Optimizer) -> Result<(), StateError> {
         let expected: Vec<&str> = optimizer.groups().iter().map(Group::rule_name).collect();
         let found: Vec<&str> = self.groups.iter().map(|group| &*group.rule).collect();
@@ -184,7 +185,8 @@ impl Checkpoint {
     }
 }
 
-/// JSON has no numbers that are not finite, and `null` in their place cannot be read.
+/// Checks that the header can be read again: JSON writes a non-finite number as `null`, which does not parse as a
+/// number.
 fn check(header: &str) -> Result<(), String> {
     let read = serde_json::from_str::<Header<Progress>>(header);
     read.map(drop).map_err(|error| {

@@ -17,16 +17,16 @@ use super::{CheckpointError, write_atomically};
 use crate::module::Source;
 use crate::{Result, StateError};
 
-/// The longest header that safetensors' readers take, in bytes.
+/// The longest header, in bytes, that safetensors' readers accept.
 const HEADER_LIMIT: usize = 100_000_000;
 
-/// Bytes of the header's length, which a file begins with.
+/// The size in bytes of the header's length, which a file begins with.
 const LENGTH: usize = size_of::<u64>();
 
-/// Tensors in one file or several, mapped into memory: what is not asked for is not read.
+/// Tensors in one or several files that are mapped into memory. Only the requested tensors are read.
 pub struct Weights {
     files: Vec<WeightFile>,
-    /// The file that each tensor is in.
+    /// The index in `files` of each tensor's file.
     places: BTreeMap<String, usize>,
 }
 
@@ -34,37 +34,38 @@ struct WeightFile {
     path: PathBuf,
     bytes: MappedFile,
     metadata: Metadata,
-    /// Where the tensors begin.
+    /// The offset of the first tensor.
     start: usize,
 }
 
-/// Where a tensor's bytes are, for who reads them in a way of its own: in the machine's order, the last dimension densest.
+/// The location of a tensor's bytes, for callers that read them in their own way. The bytes are in the machine's byte
+/// order, the last dimension densest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
     /// The file.
     pub path: &'a Path,
-    /// The first byte in the file.
+    /// The offset of the first byte in the file.
     pub offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Sizes of the tensor.
+    /// The sizes of the tensor.
     pub sizes: &'a [usize],
-    /// What its elements are.
+    /// The type of the elements.
     pub dtype: DType,
 }
 
-/// `*.safetensors.index.json`.
+/// The contents of `*.safetensors.index.json`.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl Weights {
-    /// Opens a file; or those that an index (`.json`) lists; or what is in a folder: `model.safetensors`, or
+    /// Opens a file, or the files that an index (`.json`) lists, or a folder's `model.safetensors` or
     /// `model.safetensors.index.json`.
     ///
     /// # Errors
-    /// [`CheckpointError`]: a file cannot be read, or is none of them.
+    /// [`CheckpointError`]: a file cannot be read or has none of these formats.
     pub fn open(path: &Path) -> Result<Self> {
         if path.is_dir() {
             let index = path.join("model.safetensors.index.json");
@@ -88,7 +89,7 @@ impl Weights {
             let number = match numbers.get(&file) {
                 Some(number) => *number,
                 None => {
-                    // An index from elsewhere names files beside it, and no others.
+                    // An index may come from elsewhere, so it may name only files in its own folder.
                     let is_plain = Path::new(&file).file_name().is_some_and(|name| *name == *file);
                     if !is_plain {
                         return Err(CheckpointError::format(path, format!("{file:?} is no file's name")).into());
@@ -107,15 +108,15 @@ impl Weights {
         Ok(Self { files, places })
     }
 
-    /// What the first file says of itself, by key.
+    /// Returns the value of a key in the first file's metadata.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.files.first()?.metadata.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Where a tensor is.
+    /// Returns the location of a tensor.
     ///
     /// # Errors
-    /// It is not there, or of a dtype that is not known.
+    /// The tensor is missing, or its dtype is not supported.
     pub fn place(&self, name: &str) -> Result<Place<'_>> {
         let (file, info, dtype) = self.find_known(name)?;
         let (from, to) = info.data_offsets;
@@ -128,7 +129,7 @@ impl Weights {
         Some((file, file.metadata.info(name)?))
     }
 
-    /// The same, of a dtype that we have.
+    /// Finds a tensor, and fails unless its dtype is supported.
     fn find_known(&self, name: &str) -> Result<(&WeightFile, &TensorInfo, DType)> {
         let missing = || StateError::Names { of: "model", missing: vec![name.to_owned()], unexpected: Vec::new() };
         let (file, info) = self.find(name).ok_or_else(missing)?;
@@ -170,13 +171,13 @@ impl WeightFile {
     }
 }
 
-/// A file's bytes before its tensors, or as many as there are. It is read, since whoever cuts a file while it is looked at through
-/// memory ends the program.
+/// Reads the bytes of a file before its tensors, or all bytes if there are fewer. They are read and not mapped, because
+/// the system ends this program if another process truncates a file that is mapped.
 fn read_header(file: &File, file_bytes: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; LENGTH.min(file_bytes)];
     file.read_exact_at(&mut bytes, 0)?;
     if let Ok(length) = <[u8; LENGTH]>::try_from(&*bytes) {
-        // A header that is too long is refused by its length.
+        // The length alone is enough to refuse a header that is too long.
         let end = usize::try_from(u64::from_le_bytes(length)).unwrap_or(usize::MAX).saturating_add(LENGTH);
         if end <= file_bytes.min(HEADER_LIMIT + LENGTH) {
             bytes.resize(end, 0);
@@ -186,11 +187,11 @@ fn read_header(file: &File, file_bytes: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a file's header says, if its tensors are all that follows it.
+/// Parses a file's header, and checks that its tensors fill the rest of the file.
 fn metadata(header: &[u8], file_bytes: usize) -> std::result::Result<Metadata, SafeTensorError> {
     let metadata: Metadata = match SafeTensors::read_metadata(header) {
         Ok((_, metadata)) => metadata,
-        // It is checked, and tensors follow.
+        // The header was checked before this error, and the tensors follow it.
         Err(SafeTensorError::MetadataIncompleteBuffer) => {
             serde_json::from_slice(&header[LENGTH..]).map_err(SafeTensorError::InvalidHeaderDeserialization)?
         }
@@ -202,14 +203,15 @@ fn metadata(header: &[u8], file_bytes: usize) -> std::result::Result<Metadata, S
     }
 }
 
-/// What begins with a prefix, without it: a part of a larger model.
+/// The tensors of a source whose names begin with a prefix, such as a part of a larger model. Their names lack the
+/// prefix.
 pub struct Under<'a> {
     source: &'a dyn Source,
     prefix: String,
 }
 
 impl<'a> Under<'a> {
-    /// What of `source` begins with `prefix`, such as `bert.`.
+    /// Selects the tensors of `source` whose names begin with `prefix`, such as `bert.`.
     pub fn new(source: &'a dyn Source, prefix: impl Into<String>) -> Self {
         Self { source, prefix: prefix.into() }
     }
@@ -237,7 +239,7 @@ impl Source for Under<'_> {
 /// Writes tensors of any device to a file, [atomically](write_atomically). `metadata` is a key and its value.
 ///
 /// # Errors
-/// [`CheckpointError`]; `path` is then as it was.
+/// [`CheckpointError`]. `path` is unchanged then.
 pub fn save<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
@@ -246,7 +248,7 @@ pub fn save<'a>(
     write(path, tensors.into_iter().map(|(name, tensor)| Entry::of(name, tensor)).collect(), metadata)
 }
 
-/// A tensor of a file, made when it is written.
+/// A tensor to be written. It is made only when the file's writer reaches it.
 pub(crate) struct Entry<'a> {
     pub(crate) name: String,
     pub(crate) sizes: Vec<usize>,
@@ -255,13 +257,13 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Of a tensor that is there.
+    /// An entry for an existing tensor.
     pub(super) fn of(name: String, tensor: &'a Tensor) -> Self {
         Self { name, sizes: tensor.sizes().to_vec(), dtype: tensor.dtype(), make: Box::new(|| Ok(tensor.clone())) }
     }
 }
 
-/// The same, of tensors that are made when they are written.
+/// Writes entries to a file, [atomically](write_atomically), and makes each tensor when it is due.
 pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &str)) -> Result<()> {
     let mut names = HashSet::new();
     for Entry { name, .. } in &tensors {
@@ -269,7 +271,7 @@ pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &
             return Err(CheckpointError::format(path, format!("two tensors would be named {name}")).into());
         }
     }
-    // The widest dtype first, so that every tensor is aligned, as the format's own library orders them.
+    // The widest dtype comes first, as in the format's own library, so that every tensor is aligned.
     tensors
         .sort_by(|left, right| stored(right.dtype).cmp(&stored(left.dtype)).then_with(|| left.name.cmp(&right.name)));
     let header = header(&tensors, metadata).map_err(|reason| CheckpointError::format(path, reason))?;
@@ -284,7 +286,7 @@ pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &
     Ok(write_atomically(path, write)?)
 }
 
-/// What stands before the tensors' bytes, without its length.
+/// The header before the tensors' bytes, without its length.
 fn header(tensors: &[Entry<'_>], (key, value): (&str, &str)) -> Result<Vec<u8>, String> {
     let mut end = 0;
     let info = |Entry { name, sizes, dtype, .. }: &Entry<'_>| {

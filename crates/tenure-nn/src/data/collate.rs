@@ -1,26 +1,26 @@
-//! Examples side by side.
+//! Collation of examples into batches.
 
 use tenure_core::{Purpose, Tag};
 use tenure_tensor::{Tensor, TensorError};
 
-/// What examples are, and a batch of them is. PyTorch's `default_collate`.
+/// A kind of example that can be collated into a batch. PyTorch's `default_collate`.
 pub trait Collate: Send + Sized {
-    /// Several of them.
+    /// A batch of examples.
     type Batch: Tensors + Send + 'static;
 
-    /// Makes a batch of examples, which are at least one.
+    /// Makes a batch of at least one example.
     ///
     /// # Errors
-    /// They do not go together; no memory.
+    /// The examples do not fit together; no memory.
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Self::Batch>;
 }
 
-/// A batch, as the tensors that it is made of.
+/// A batch, seen as the tensors that it consists of.
 pub trait Tensors {
-    /// Calls `change` with each.
+    /// Calls `change` with each tensor.
     ///
     /// # Errors
-    /// Those of `change`, of which the first ends it.
+    /// The first error of `change`, which ends the calls.
     fn change(&mut self, change: &mut dyn FnMut(&mut Tensor) -> tenure_tensor::Result<()>)
     -> tenure_tensor::Result<()>;
 }
@@ -44,12 +44,12 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
     }
 }
 
-/// Says that this thread allocates for a batch. All have one key: threads read them in any order.
+/// Marks this thread's allocations as a batch's. All batches have one key, since threads read them in any order.
 fn enter_batch() -> Purpose {
     crate::purpose::enter(Tag::Input, "input", "batch")
 }
 
-/// Tensors of the same sizes, along a new first dimension.
+/// Stacks tensors of the same sizes along a new first dimension.
 impl Collate for Tensor {
     type Batch = Self;
 
@@ -59,7 +59,7 @@ impl Collate for Tensor {
     }
 }
 
-/// Labels, as a tensor of one dimension.
+/// Makes a tensor of one dimension from labels.
 impl Collate for i64 {
     type Batch = Tensor;
 
@@ -69,7 +69,7 @@ impl Collate for i64 {
     }
 }
 
-/// Rows of numbers of the same length.
+/// Makes a tensor of two dimensions from rows of the same length.
 impl Collate for Vec<i64> {
     type Batch = Tensor;
 

@@ -19,20 +19,20 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads a file; one that gzip has packed is unpacked, whatever its name is.
+    /// Reads a file. A file that gzip has packed is unpacked, regardless of its name.
     ///
     /// # Errors
-    /// It cannot be read, or is not IDX of bytes.
+    /// The file cannot be read, or is not an IDX file of bytes.
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_unpacked(path).map_err(DataError::io(path))?;
         Self::parse(file).map_err(|error| DataError::format(path, error.to_string()))
     }
 
-    /// Reads what must be one whole array of bytes.
+    /// Reads one whole array of bytes.
     ///
     /// # Errors
-    /// [`DataError::Bytes`]: it is none. No more than the array says is read, and no memory is taken before there is
-    /// something to fill it.
+    /// [`DataError::Bytes`]: the bytes are not such an array. No more is read than the header announces, and memory
+    /// grows only with the bytes that arrive.
     pub fn parse(mut reader: impl Read) -> Result<Self> {
         let mut magic = [0; 4];
         read(&mut reader, &mut magic, "the magic number")?;
@@ -55,7 +55,7 @@ impl Idx {
         let count = count.ok_or_else(|| DataError::Bytes(format!("sizes {sizes:?} are larger than any memory")))?;
         let mut data = Vec::new();
         let failed = |error: std::io::Error| DataError::Bytes(format!("the elements cannot be read: {error}"));
-        // One more than there should be tells a file that is too long.
+        // One byte more than announced reveals a file that is too long.
         reader.take(count as u64 + 1).read_to_end(&mut data).map_err(failed)?;
         if data.len() != count {
             let found = if data.len() > count { "more".to_owned() } else { data.len().to_string() };
@@ -69,7 +69,7 @@ fn read(reader: &mut impl Read, bytes: &mut [u8], what: &str) -> Result<()> {
     reader.read_exact(bytes).map_err(|error| DataError::Bytes(format!("the file ends inside {what}: {error}")))
 }
 
-/// Fashion-MNIST (Xiao et al., 2017), or any set in its four files: images of one channel in ten classes.
+/// Fashion-MNIST (Xiao et al., 2017), or any data set in the same four files: images of one channel in ten classes.
 ///
 /// An example is an image `[1, 28, 28]` of mean 0 and deviation 1 over the training set, and its class.
 pub struct FashionMnist {
@@ -78,24 +78,24 @@ pub struct FashionMnist {
 }
 
 impl FashionMnist {
-    /// Classes.
+    /// The names of the classes, by number.
     pub const CLASSES: [&str; 10] =
         ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"];
 
     const MEAN: f32 = 0.2860;
     const DEVIATION: f32 = 0.3530;
 
-    /// Whether a file of this name in the folder is one of its four, packed or not.
+    /// Returns whether a file of this name is one of the four files, packed or not.
     pub fn reads(name: &Path) -> bool {
         let name = name.file_name().unwrap_or_default().to_string_lossy();
         name.strip_suffix(".gz").unwrap_or(&name).ends_with("-ubyte")
     }
 
-    /// Reads a part, `train` or `t10k`, from a folder: `PART-images-idx3-ubyte` and `PART-labels-idx1-ubyte`, with
-    /// `.gz` or without.
+    /// Reads a part, `train` or `t10k`, from a folder: `PART-images-idx3-ubyte` and `PART-labels-idx1-ubyte`, with or
+    /// without `.gz`.
     ///
     /// # Errors
-    /// The files are not there, cannot be read, or do not belong together; a label is of no class.
+    /// The files are missing, cannot be read, or do not belong together; a label is not that of a class.
     pub fn open(folder: &Path, part: &str) -> Result<Self> {
         let find = |name: String| {
             let there = [folder.join(&name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.exists());

@@ -1,4 +1,4 @@
-//! Folders of images, a folder a class.
+//! Image data sets in folders, one folder for each class.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -12,37 +12,37 @@ use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
 
-/// How images become tensors.
+/// Options for turning images into tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ImageOptions {
-    /// Width and height of what is cut out.
+    /// The width and height, in pixels, of the part that is cut out.
     pub size: u32,
-    /// The shorter side before that.
+    /// The length, in pixels, to which the shorter side is scaled before the cut.
     pub resize: u32,
-    /// Subtracted from each channel, which is from 0 to 1.
+    /// The mean that is subtracted from each channel, whose values are from 0 to 1.
     pub mean: [f32; 3],
-    /// What it is divided by.
+    /// The deviation that each channel is divided by.
     pub deviation: [f32; 3],
 }
 
 impl Default for ImageOptions {
-    /// As torchvision's models for ImageNet want it.
+    /// The values for torchvision's ImageNet models.
     fn default() -> Self {
         Self { size: 224, resize: 256, mean: [0.485, 0.456, 0.406], deviation: [0.229, 0.224, 0.225] }
     }
 }
 
-/// Endings of file names that are read, in lower case.
+/// The endings of file names that are read, in lower case.
 const ENDINGS: [&str; 12] = ["bmp", "gif", "jfif", "jpeg", "jpg", "pbm", "pgm", "png", "ppm", "tif", "tiff", "webp"];
 
-/// Folders that programs and systems add to those of the user: Synology's previews, Python's cache, Windows' bin, files that were
-/// recovered, and what macOS adds to archives.
+/// Folders that programs and systems add to the user's: Synology's previews, Python's cache, Windows' recycle bin,
+/// recovered files, and the folder that macOS adds to archives.
 const ADDED: [&str; 5] = ["@eaDir", "__pycache__", "$RECYCLE.BIN", "lost+found", "__MACOSX"];
 
-/// Images (JPEG, PNG, WebP, GIF, BMP, TIFF, PNM) in a folder for each class, or in folders inside of that. torchvision's
-/// `ImageFolder`.
+/// A data set of images (JPEG, PNG, WebP, GIF, BMP, TIFF, PNM) with one folder for each class. A class's folder may
+/// have subfolders. torchvision's `ImageFolder`.
 ///
-/// An example is the middle of an image `[3, size, size]`, and the number of its class. Of an animation it is the first
+/// An example is the middle of an image, `[3, size, size]`, and the number of its class. An animation gives its first
 /// image.
 pub struct ImageFolder {
     classes: Vec<String>,
@@ -51,17 +51,17 @@ pub struct ImageFolder {
     options: ImageOptions,
 }
 
-/// Files and folders that are not read, by the reason.
+/// The files and folders that are not read, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut(BTreeMap<Reason, (usize, PathBuf)>);
 
-/// Why a file or folder is not read.
+/// A reason why a file or folder is not read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
     Hidden,
     OutsideOfClasses,
     OutsideOfParts,
-    /// With the ending of its name.
+    /// A file whose name has this ending.
     NoImage(String),
     Loop,
 }
@@ -70,7 +70,7 @@ impl ImageFolder {
     /// Finds the images, in the order of their names. Hidden files and folders are left out.
     ///
     /// # Errors
-    /// A folder cannot be read; there is none; there is no image in one of them.
+    /// A folder cannot be read; there is no class folder; a class has no image.
     pub fn open(folder: &Path, options: ImageOptions) -> Result<Self> {
         let mut set = Self { classes: Vec::new(), images: Vec::new(), left_out: LeftOut::default(), options };
         for entry in entries(folder)? {
@@ -93,23 +93,23 @@ impl ImageFolder {
         Ok(set)
     }
 
-    /// Whether a file of this name in a class's folder is one of its images.
+    /// Returns whether a file of this name in a class's folder is one of its images.
     pub fn reads(name: &Path) -> bool {
         !Self::is_hidden(name) && ENDINGS.contains(&&*ending(name))
     }
 
-    /// Whether a file or folder of this name is none of the user's, such as `.ipynb_checkpoints` or `@eaDir`.
+    /// Returns whether a file or folder of this name is not the user's own, such as `.ipynb_checkpoints` or `@eaDir`.
     pub fn is_hidden(name: &Path) -> bool {
         let name = name.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with('.') || ADDED.contains(&&*name)
     }
 
-    /// The classes, by number.
+    /// Returns the names of the classes, by number.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// The files and folders that are not read.
+    /// Returns the files and folders that are not read.
     pub fn left_out(&self) -> &LeftOut {
         &self.left_out
     }
@@ -130,8 +130,8 @@ impl ImageFolder {
         Ok(())
     }
 
-    /// Adds the images of the next class that are in a folder, or in one inside of it. `around` are the folders that it is
-    /// in.
+    /// Adds the images in a folder and its subfolders to the next class. `around` lists the folders that enclose this
+    /// one.
     fn add_images(&mut self, folder: &Path, around: &mut Vec<PathBuf>, left_out: &mut LeftOut) -> Result<()> {
         let resolved = fs::canonicalize(folder).map_err(DataError::io(folder))?;
         if around.contains(&resolved) {
@@ -157,7 +157,7 @@ impl ImageFolder {
 }
 
 impl LeftOut {
-    /// Returns the files and folders in `folder` that are beside its `parts`, such as `train` and `val`.
+    /// Returns the files and folders in `folder` that are not among its `parts`, such as `train` and `val`.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -177,7 +177,7 @@ impl LeftOut {
         self.0.entry(reason).or_insert((0, path)).0 += 1;
     }
 
-    /// Adds those of another folder.
+    /// Adds the files and folders of another list.
     pub fn extend(&mut self, other: Self) {
         for (reason, (count, path)) in other.0 {
             self.0.entry(reason).or_insert((0, path)).0 += count;
@@ -185,7 +185,7 @@ impl LeftOut {
     }
 }
 
-/// Nothing, or `; left out: ` with how many files or folders for which reason, and the first of each.
+/// Writes nothing, or `; left out: ` with the number of files or folders for each reason, and the first of each.
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (reason, (count, path))) in self.0.iter().enumerate() {
@@ -204,7 +204,7 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// Returns the part behind the last point of a name, in lower case.
+/// Returns the part after the last point of a name, in lower case.
 fn ending(name: &Path) -> String {
     name.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
 }
@@ -248,14 +248,14 @@ fn decode(path: &Path) -> Result<RgbImage> {
     Ok(reader.decode().map_err(failed)?.into_rgb8())
 }
 
-/// Whether a JPEG has its end marker. The decoder makes up what is missing. A preview in the metadata has an end of its own,
-/// so segments are skipped by their lengths. ITU-T T.81, annex B.
+/// Returns whether a JPEG has its end marker. Without this check the decoder would invent the missing pixels. A preview
+/// in the metadata has an end marker of its own, so segments are skipped by their lengths. ITU-T T.81, annex B.
 fn is_whole_jpeg(mut bytes: &[u8]) -> bool {
     while let Some(at) = bytes.iter().position(|byte| *byte == 0xff) {
         bytes = &bytes[at + 1..];
         match bytes {
             [0xd9, ..] => return true,
-            // Data, fill bytes, and markers that no length follows.
+            // Data, fill bytes, and markers without a length.
             [0x00 | 0x01 | 0xff | 0xd0..=0xd8, ..] => {}
             [_, high, low, ..] => {
                 let length = usize::from(u16::from_be_bytes([*high, *low]));
@@ -267,7 +267,7 @@ fn is_whole_jpeg(mut bytes: &[u8]) -> bool {
     false
 }
 
-/// Reads, scales, cuts, and normalises.
+/// Reads, scales, cuts and normalises an image.
 fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
     let image = middle(decode(path)?);
     let (width, height) = image.dimensions();
@@ -287,8 +287,8 @@ fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
     Ok(Tensor::from_slice(&values, &[3, size as usize, size as usize])?)
 }
 
-/// At most twice as long as wide: of a long strip, scaled until its width is that of the others, only the middle is
-/// cut out.
+/// Cuts an image to at most twice its shorter side, around the middle. Otherwise scaling a long strip by its shorter
+/// side would make a huge image.
 fn middle(image: RgbImage) -> RgbImage {
     let (width, height) = image.dimensions();
     let longest = width.min(height).saturating_mul(2);

@@ -1,4 +1,4 @@
-//! Batches, read ahead by threads.
+//! The data loader: batches that threads read ahead.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,20 +13,20 @@ use tenure_tensor::{Device, Upload, Uploader};
 use super::{Collate, DataError, Dataset, Result, Tensors};
 use crate::panics::caught;
 
-/// How a [`DataLoader`] reads.
+/// Settings of a [`DataLoader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Examples of one batch.
+    /// The number of examples in a batch.
     pub batch_size: usize,
-    /// In another order in each epoch, which this seed decides; else in the data set's.
+    /// The seed of the order, which differs in each epoch. `None` keeps the data set's order.
     pub shuffle: Option<u64>,
-    /// A last batch that is not full is left out.
+    /// Whether a last batch that is not full is left out.
     pub drop_last: bool,
-    /// Threads that read; with none, whoever asks for a batch reads it.
+    /// The number of threads that read. With 0, the thread that asks for a batch reads it.
     pub workers: usize,
-    /// Batches that each thread may be ahead.
+    /// The number of batches that each worker may read ahead.
     pub prefetch: usize,
-    /// Where batches are: a CUDA device gets them through pinned memory, while it computes.
+    /// The device of the batches. A CUDA device receives them through pinned memory while it computes.
     pub device: Device,
 }
 
@@ -36,10 +36,10 @@ impl Default for LoaderOptions {
     }
 }
 
-/// Makes batches of a data set. PyTorch's `DataLoader`, with threads.
+/// A loader that makes batches of a data set. PyTorch's `DataLoader`, with threads.
 ///
-/// Which examples are in which batch depends on the seed and the epoch, and on nothing else: not on how many workers
-/// there are, nor on what was read before. So a run that was interrupted goes on with [`epoch`](Self::epoch).
+/// The examples of a batch depend only on the seed and the epoch: neither on the number of workers nor on earlier
+/// reads. So an interrupted run continues with [`epoch`](Self::epoch).
 pub struct DataLoader<D> {
     dataset: Arc<D>,
     options: LoaderOptions,
@@ -47,7 +47,7 @@ pub struct DataLoader<D> {
     bridge: Arc<Bridge>,
 }
 
-/// Which part of each batch: one of several of about the same size, that are the batch one after the other.
+/// The part of each batch that a loader reads. A batch has `of` consecutive parts of about the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     rank: usize,
@@ -57,7 +57,7 @@ struct Share {
 impl Share {
     const WHOLE: Self = Self { rank: 0, of: 1 };
 
-    /// Of so many examples. Those that are left over go to the first parts.
+    /// Returns the range of this part among so many examples. The first parts take the remainder, one example each.
     fn part(self, examples: usize) -> Range<usize> {
         let (least, over) = (examples / self.of, examples % self.of);
         let begin = |rank: usize| rank * least + rank.min(over);
@@ -67,49 +67,49 @@ impl Share {
 
 /// A part of a batch.
 pub(crate) struct Part<B> {
-    /// None if it has no example.
+    /// The examples as a batch; `None` if the part is empty.
     pub(crate) batch: Option<B>,
-    /// Its examples.
+    /// The number of examples in the part.
     pub(crate) examples: usize,
-    /// Those of the whole batch.
+    /// The number of examples in the whole batch.
     pub(crate) of: usize,
 }
 
 impl<B> Part<B> {
-    /// The batch of a loader of whole ones.
+    /// Returns the batch. For loaders of whole batches, whose parts are never empty.
     pub(crate) fn whole(self) -> Result<B> {
         self.batch.ok_or_else(|| DataError::Bytes("a batch has no example".into()))
     }
 }
 
 impl<D: Dataset + 'static> DataLoader<D> {
-    /// A loader of this data set.
+    /// Makes a loader of this data set.
     pub fn new(dataset: D, options: LoaderOptions) -> Self {
         Self { dataset: Arc::new(dataset), share: Share::WHOLE, bridge: Bridge::to(options.device), options }
     }
 
-    /// A loader of a part of each batch, to another device. Such batches may be empty: read them by
+    /// Makes a loader of one part of each batch, for another device. Its batches may be empty: read them with
     /// [`next_part`](Epoch::next_part).
     pub(crate) fn share(&self, rank: usize, of: usize, device: Device) -> Self {
         let options = LoaderOptions { device, ..self.options };
         Self { dataset: Arc::clone(&self.dataset), options, share: Share { rank, of }, bridge: Bridge::to(device) }
     }
 
-    /// The data set.
+    /// Returns the data set.
     pub fn dataset(&self) -> &D {
         &self.dataset
     }
 
-    /// Batches of an epoch.
+    /// Returns the number of batches in an epoch.
     pub fn batches(&self) -> usize {
         let (examples, size) = (self.dataset.len(), self.options.batch_size.max(1));
         if self.options.drop_last { examples / size } else { examples.div_ceil(size) }
     }
 
-    /// The batches of epoch number `epoch`, from batch `first` on. Workers stop when it is dropped.
+    /// Returns the batches of epoch number `epoch`, from batch `first` on. The workers stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
-        // Nobody reads more than there is.
+        // There is no use in more workers than batches.
         let left = self.batches().saturating_sub(first);
         let (workers, prefetch) = (workers.min(left), prefetch.min(left));
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
@@ -133,13 +133,13 @@ impl<D: Dataset + 'static> DataLoader<D> {
             };
             std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(work)
         };
-        // What a thread that the system does not give would have read, the others read; without any, the caller does.
+        // If the system refuses a thread, the other workers read its share; without any worker, the caller reads.
         let workers = (0..workers).filter_map(|index| worker(index).ok()).collect();
         Epoch { shared, workers, next: first }
     }
 }
 
-/// The batches of one epoch, in their order.
+/// An iterator over the batches of one epoch, in order.
 pub struct Epoch<D: Dataset> {
     shared: Arc<Shared<D>>,
     workers: Vec<JoinHandle<()>>,
@@ -160,7 +160,7 @@ impl<D: Dataset> Iterator for Epoch<D> {
 }
 
 impl<D: Dataset> Epoch<D> {
-    /// The same as [`next`](Iterator::next), of a loader of parts.
+    /// Returns the next batch, as [`next`](Iterator::next) does, for a loader of parts.
     pub(crate) fn next_part(&mut self) -> Option<Result<Part<<D::Item as Collate>::Batch>>> {
         if self.next >= self.shared.work.batches {
             return None;
@@ -178,12 +178,12 @@ impl<D: Dataset> Drop for Epoch<D> {
     fn drop(&mut self) {
         self.shared.state.lock().is_over = true;
         self.shared.wanted.notify_all();
-        // A worker does not panic: what a data set panics with is an error of its batch.
+        // Workers do not panic: a panic of the data set becomes an error of its batch.
         self.workers.drain(..).for_each(|worker| drop(worker.join()));
     }
 }
 
-/// What is to be read.
+/// The batches of an epoch to be read.
 struct Work<D> {
     dataset: Arc<D>,
     epoch: u64,
@@ -194,14 +194,14 @@ struct Work<D> {
     bridge: Arc<Bridge>,
 }
 
-/// The way to where batches are wanted.
+/// The connection to the device of the batches.
 struct Bridge {
     device: Device,
-    /// Made with the first batch.
+    /// The uploader, made with the first batch.
     uploader: OnceLock<Uploader>,
 }
 
-/// Bytes that batches on their way may pin.
+/// The limit in bytes of pinned memory for batches in transfer.
 const PINNED_BYTES: u64 = 4 << 30;
 
 impl Bridge {
@@ -216,7 +216,7 @@ impl Bridge {
                 Some(uploader) => uploader,
                 None => {
                     let made = Uploader::new(self.device, PINNED_BYTES)?;
-                    // Another worker's, if that was faster.
+                    // Another worker may have been faster; its uploader is used then.
                     self.uploader.get_or_init(|| made)
                 }
             };
@@ -231,15 +231,15 @@ impl Bridge {
     }
 }
 
-/// A batch that was read, and is on its way.
+/// A batch that was read and may still be in transfer.
 struct Ready<B> {
-    /// None of no examples.
+    /// The batch; `None` if it has no example.
     batch: Option<B>,
     uploads: Vec<Upload>,
 }
 
 impl<B> Ready<B> {
-    /// For the calling thread's stream, which waits for it.
+    /// Makes the calling thread's stream wait for the transfers, and returns the batch.
     fn arrive(self) -> Result<Option<B>> {
         self.uploads.into_iter().try_for_each(|upload| upload.take().map(drop))?;
         Ok(self.batch)
@@ -247,13 +247,13 @@ impl<B> Ready<B> {
 }
 
 impl<D: Dataset> Work<D> {
-    /// Those of a whole batch.
+    /// Returns the examples of a whole batch.
     fn examples(&self, batch: usize) -> &[usize] {
         let end = self.order.len().min((batch + 1) * self.batch_size);
         &self.order[batch * self.batch_size..end]
     }
 
-    /// Those that are read of it.
+    /// Returns the examples of a batch that this loader reads.
     fn part(&self, batch: usize) -> &[usize] {
         let examples = self.examples(batch);
         &examples[self.share.part(examples.len())]
@@ -269,7 +269,7 @@ impl<D: Dataset> Work<D> {
         self.bridge.send(D::Item::collate(examples)?)
     }
 
-    /// The same by a worker, which goes on after a panic.
+    /// Reads a batch, and turns a panic into an error, so that a worker goes on.
     fn read_caught(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
         caught(|| self.read(batch)).unwrap_or_else(|message| Err(DataError::Panicked { batch, message }))
     }
@@ -278,25 +278,25 @@ impl<D: Dataset> Work<D> {
 struct Shared<D: Dataset> {
     work: Work<D>,
     state: Mutex<State<<D::Item as Collate>::Batch>>,
-    /// A batch is ready.
+    /// Signals that a batch is ready.
     read: Condvar,
-    /// A batch may be read, or none any more.
+    /// Signals that another batch may be read, or that the epoch is over.
     wanted: Condvar,
 }
 
 struct State<B> {
     /// The first batch that no worker has begun.
     taken: usize,
-    /// The first batch that none may begin yet.
+    /// The first batch that no worker may begin yet.
     ahead: usize,
-    /// Workers that wait until a batch may be read.
+    /// The number of workers that wait until a batch may be read.
     idle: usize,
     ready: BTreeMap<usize, Result<Ready<B>>>,
     is_over: bool,
 }
 
 impl<D: Dataset> Shared<D> {
-    /// What a worker does.
+    /// Runs a worker: reads batches until none is left or the epoch is over.
     fn read_ahead(&self) {
         let mut state = self.state.lock();
         while !state.is_over && state.taken < self.work.batches {
@@ -330,7 +330,8 @@ impl<D: Dataset> Shared<D> {
     }
 }
 
-/// The order of `count` examples: shuffled by Fisher and Yates with the numbers of a seed and an epoch.
+/// Returns the order of `count` examples, shuffled by Fisher and Yates's method with a generator for the seed and
+/// epoch.
 fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     if let Some((seed, epoch)) = shuffle {
@@ -342,12 +343,12 @@ fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
     order
 }
 
-/// Draws what differs from epoch to epoch. The seed of the epoch is far from those of others, also of other runs.
+/// Makes the generator of an epoch. Its seed is far from those of other epochs, also of other runs.
 pub(super) fn generator(seed: u64, epoch: u64) -> Generator {
     Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// A number below `end`.
+/// Draws a number below `end`.
 pub(super) fn below(generator: &Generator, end: usize) -> usize {
     ((u128::from(generator.next_u64()) * end as u128) >> 64) as usize
 }
@@ -362,7 +363,7 @@ mod tests {
 
     use super::*;
 
-    /// Says how many of its examples were read.
+    /// A data set that counts the examples that were read.
     struct Counted(Arc<AtomicUsize>);
 
     impl Dataset for Counted {
@@ -391,7 +392,7 @@ mod tests {
             let begun = Instant::now();
             let is_idle = || {
                 let state = epoch.shared.state.lock();
-                // One that was woken counts as idle until it runs, and may then read a batch that nobody has begun.
+                // A woken worker counts as idle until it runs, and may then read a batch that no worker has begun.
                 state.idle == WORKERS && state.taken >= state.ahead
             };
             while !is_idle() {

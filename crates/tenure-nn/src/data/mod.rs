@@ -1,4 +1,4 @@
-//! Data sets, how they are read ahead, and the files they come from.
+//! Data sets, the loader that reads them ahead, and the file formats that they come from.
 
 mod collate;
 mod idx;
@@ -18,33 +18,33 @@ pub use subset::Subset;
 use tenure_tensor::TensorError;
 pub use text::TextWindows;
 
-/// What the readers return.
+/// The result of the data readers.
 pub type Result<T, E = DataError> = std::result::Result<T, E>;
 
-/// Examples by number, that any thread can read.
+/// A data set: numbered examples that any thread can read.
 pub trait Dataset: Send + Sync {
     /// One example.
     type Item: Collate;
 
-    /// Number of examples.
+    /// Returns the number of examples.
     fn len(&self) -> usize;
 
-    /// Whether there is none.
+    /// Returns whether there is no example.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The example `index`, which is below [`len`](Self::len).
+    /// Reads the example `index`, which is below [`len`](Self::len).
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The example cannot be read.
     fn item(&self, index: usize) -> Result<Self::Item>;
 
-    /// The same in an epoch, for data that differ from epoch to epoch, such as pictures that are cut out at random: by the
-    /// epoch and the index alone, so that a run that was interrupted goes on with the same.
+    /// Reads an example in an epoch. For data that differ from epoch to epoch, such as randomly cropped images. The
+    /// result must depend on the epoch and the index alone, so that an interrupted run continues with the same data.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The example cannot be read.
     fn item_of_epoch(&self, index: usize, epoch: u64) -> Result<Self::Item> {
         let _ = epoch;
         self.item(index)
@@ -67,7 +67,7 @@ impl<D: Dataset + ?Sized> Dataset for Box<D> {
     }
 }
 
-/// Why data could not be read.
+/// The reason why data could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -76,7 +76,7 @@ pub enum DataError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is not what it should be.
@@ -90,7 +90,7 @@ pub enum DataError {
     /// A file's bytes are not what they should be.
     #[error("{0}")]
     Bytes(String),
-    /// Examples that do not go together, or no memory.
+    /// The examples do not fit together, or there is no memory.
     #[error(transparent)]
     Tensor(#[from] TensorError),
     /// A worker of a loader panicked.
@@ -98,10 +98,10 @@ pub enum DataError {
     Panicked {
         /// The batch.
         batch: usize,
-        /// What it said.
+        /// The panic's message.
         message: String,
     },
-    /// Said by a data set outside of this crate.
+    /// An error of a data set outside of this crate.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }

@@ -1,23 +1,23 @@
-//! A part of a data set.
+//! Subsets of data sets.
 
 use std::sync::Arc;
 
 use super::{Dataset, Result};
 use tenure_tensor::TensorError;
 
-/// Some examples of a data set, in an order of their own, such as those that are held out. PyTorch's `Subset`.
+/// Some examples of a data set in a given order, such as a held-out set. PyTorch's `Subset`.
 pub struct Subset<D> {
     dataset: Arc<D>,
     indices: Vec<usize>,
 }
 
 impl<D: Dataset> Subset<D> {
-    /// The examples with these numbers.
+    /// Makes the subset of the examples with these numbers.
     pub fn new(dataset: Arc<D>, indices: impl IntoIterator<Item = usize>) -> Self {
         Self { dataset, indices: indices.into_iter().collect() }
     }
 
-    /// The number in the whole of the example `index`.
+    /// Returns the number, in the whole data set, of the subset's example `index`.
     fn index(&self, index: usize) -> Result<usize> {
         let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.indices.len() };
         Ok(*self.indices.get(index).ok_or_else(out_of_range)?)

@@ -1,4 +1,4 @@
-//! Text, a window at a time.
+//! Text data sets, read in windows.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,8 +9,8 @@ use tenure_tensor::TensorError;
 use super::loader::{below, generator};
 use super::{DataError, Dataset, Result};
 
-/// A sequence of tokens in windows, for a model that says the next one: an example is the tokens of a window, and for
-/// each the one that follows.
+/// A sequence of tokens in windows, for a model that predicts the next token. An example is the tokens of a window, and
+/// the token that follows each of them.
 pub struct TextWindows {
     tokens: Tokens,
     length: usize,
@@ -23,10 +23,11 @@ enum Tokens {
 }
 
 impl TextWindows {
-    /// The bytes of a file: 256 tokens, whatever is in it. One that gzip has packed is unpacked, whatever its name is.
+    /// Opens a file as a sequence of bytes: 256 different tokens, for any contents. A file that gzip has packed is
+    /// unpacked, regardless of its name.
     ///
     /// # Errors
-    /// It cannot be read, is UTF-16, or is shorter than a window and the byte after it.
+    /// The file cannot be read, is UTF-16, or is shorter than a window and the byte after it.
     pub fn open_bytes(path: &Path, length: usize) -> Result<Self> {
         let mut bytes = Vec::new();
         let read = open_unpacked(path).and_then(|mut file| file.read_to_end(&mut bytes));
@@ -34,23 +35,23 @@ impl TextWindows {
         Self::new(Tokens::Bytes(bytes), length).map_err(|error| DataError::format(path, error.to_string()))
     }
 
-    /// What a tokenizer made of a text.
+    /// Makes windows of the tokens that a tokenizer returned.
     ///
     /// # Errors
-    /// They are fewer than a window and the token after it.
+    /// There are fewer tokens than a window and the token after it.
     pub fn of_tokens(tokens: Vec<u32>, length: usize) -> Result<Self> {
         Self::new(Tokens::Ids(tokens), length)
     }
 
-    /// The first `count` windows, and the others, such as to hold them out. There may be none in one of them.
+    /// Splits off the windows after the first `count`, such as to hold them out. Either part may be empty.
     pub fn split(mut self, count: usize) -> (Self, Self) {
         let (length, shift) = (self.length, self.shift);
         let tokens = self.tokens.split(count.min(self.len()) * length);
         (self, Self { tokens, length, shift })
     }
 
-    /// In each epoch the windows begin at other tokens, which `seed` decides: otherwise a model that sees a text many times
-    /// learns its windows by heart. There may be one fewer then; in a text shorter than two they stay.
+    /// Shifts the windows in each epoch by a number of tokens that `seed` decides: otherwise a model that sees a text
+    /// many times memorises its windows. The shift may cost one window. A text shorter than two windows is not shifted.
     #[must_use]
     pub fn shifted(self, seed: u64) -> Self {
         Self { shift: Some(seed), ..self }
@@ -80,7 +81,7 @@ impl TextWindows {
         }
     }
 
-    /// What decides where windows begin, if there is room for it.
+    /// Returns the seed of the shift, if the text is long enough for one.
     fn shift(&self) -> Option<u64> {
         self.shift.filter(|_| self.count() >= 2 * self.length)
     }
@@ -105,9 +106,9 @@ impl TextWindows {
 impl Dataset for TextWindows {
     type Item = (Vec<i64>, Vec<i64>);
 
-    /// Windows side by side; what does not fill one is left out.
+    /// Returns the number of windows side by side. Tokens that do not fill a window are left out.
     fn len(&self) -> usize {
-        // As many wherever they begin.
+        // The number is the same for every shift.
         let left_out = if self.shift().is_some() { self.length } else { 1 };
         self.count().saturating_sub(left_out) / self.length.max(1)
     }
@@ -117,14 +118,14 @@ impl Dataset for TextWindows {
     }
 
     fn item_of_epoch(&self, index: usize, epoch: u64) -> Result<(Vec<i64>, Vec<i64>)> {
-        // Not the generator that decides the order of examples.
+        // The inverted seed gives another generator than the one for the order of examples.
         let shift = self.shift().map_or(0, |seed| below(&generator(!seed, epoch), self.length));
         self.window(index, shift)
     }
 }
 
 impl Tokens {
-    /// Keeps those up to `at`, and what follows the last of them; those from `at` on.
+    /// Keeps the tokens up to `at` and the one that follows them; returns the tokens from `at` on.
     fn split(&mut self, at: usize) -> Self {
         match self {
             Self::Bytes(bytes) => Self::Bytes(split(bytes, at)),

@@ -1,37 +1,37 @@
-//! Layers without parameters, applied to each element or to none.
+//! Layers without parameters: activations, softmax, dropout and flatten.
 
 use tenure_tensor::{Result, Tensor, TensorError};
 
 use super::Layer;
 use crate::{Mode, module};
 
-/// A function of each element. PyTorch's modules of the same names.
+/// A function of each element. The variants are PyTorch's modules of the same names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
-    /// What is above 0.
+    /// max(x, 0).
     Relu,
-    /// What is above 0, up to 6.
+    /// x from 0 to 6.
     Relu6,
-    /// What is above 0, and `slope` times what is below.
+    /// x above 0, `slope` x below.
     LeakyRelu {
-        /// PyTorch's is 0.01.
+        /// The slope below 0: 0.01 in PyTorch.
         slope: f64,
     },
-    /// What is above 0, and `alpha` (eˣ - 1) below.
+    /// x above 0, `alpha` (eˣ - 1) below.
     Elu {
-        /// How far below 0 it goes: 1 in PyTorch.
+        /// The negative limit's size: 1 in PyTorch.
         alpha: f64,
     },
-    /// The same, scaled so that layers keep mean 0 and variance 1.
+    /// ELU, scaled so that layers keep mean 0 and variance 1.
     Selu,
-    /// What is above 0, and `alpha` (exp(x / `alpha`) - 1) below.
+    /// x above 0, `alpha` (exp(x / `alpha`) - 1) below.
     Celu {
-        /// How far below 0 it goes: 1 in PyTorch.
+        /// The negative limit's size: 1 in PyTorch.
         alpha: f64,
     },
     /// x Φ(x), exactly.
     Gelu,
-    /// The same, by the hyperbolic tangent.
+    /// GELU, approximated by the hyperbolic tangent.
     GeluTanh,
     /// x σ(x).
     Silu,
@@ -39,7 +39,7 @@ pub enum Activation {
     Mish,
     /// 1 / (1 + e⁻ˣ).
     Sigmoid,
-    /// The logarithm of it.
+    /// The logarithm of the sigmoid.
     LogSigmoid,
     /// The hyperbolic tangent.
     Tanh,
@@ -47,20 +47,20 @@ pub enum Activation {
     Softsign,
     /// log(1 + exp(`beta` x)) / `beta`; x where `beta` x is above `threshold`.
     Softplus {
-        /// How sharp the bend is: 1 in PyTorch.
+        /// The sharpness of the bend: 1 in PyTorch.
         beta: f64,
-        /// Where it is over: 20 in PyTorch.
+        /// The value of `beta` x above which the function is x: 20 in PyTorch.
         threshold: f64,
     },
     /// (x + 3) / 6, from 0 to 1.
     Hardsigmoid,
-    /// The same times x.
+    /// Hardsigmoid times x.
     Hardswish,
     /// x from `min` to `max`.
     Hardtanh {
-        /// The least: -1 in PyTorch.
+        /// The lower bound: -1 in PyTorch.
         min: f64,
-        /// The greatest: 1 in PyTorch.
+        /// The upper bound: 1 in PyTorch.
         max: f64,
     },
 }
@@ -91,7 +91,7 @@ impl Layer for Activation {
     }
 }
 
-/// Positive numbers that add up to 1 along a dimension. PyTorch's `nn.Softmax`.
+/// Softmax along a dimension: positive numbers that add up to 1. PyTorch's `nn.Softmax`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Softmax(pub isize);
 module!(Softmax {});
@@ -102,7 +102,7 @@ impl Layer for Softmax {
     }
 }
 
-/// Their logarithms. PyTorch's `nn.LogSoftmax`.
+/// The logarithms of softmax. PyTorch's `nn.LogSoftmax`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogSoftmax(pub isize);
 module!(LogSoftmax {});
@@ -113,7 +113,7 @@ impl Layer for LogSoftmax {
     }
 }
 
-/// Leaves elements out while it is trained. PyTorch's `nn.Dropout`.
+/// Dropout: sets random elements to 0 in training. PyTorch's `nn.Dropout`.
 pub struct Dropout {
     probability: f64,
     mode: Mode,
@@ -121,10 +121,10 @@ pub struct Dropout {
 module!(Dropout { mode });
 
 impl Dropout {
-    /// Each element is left out with this probability.
+    /// Makes a layer that drops each element with this probability.
     ///
     /// # Errors
-    /// It is not between 0 and 1.
+    /// The probability is not between 0 and 1.
     pub fn new(probability: f64) -> Result<Self> {
         Ok(Self { probability: check_probability("Dropout", probability)?, mode: Mode::default() })
     }
@@ -136,7 +136,7 @@ impl Layer for Dropout {
     }
 }
 
-/// The same number, if it is a probability.
+/// Returns the number if it is a probability.
 pub(crate) fn check_probability(op: &'static str, probability: f64) -> Result<f64> {
     if (0.0..=1.0).contains(&probability) {
         return Ok(probability);
@@ -144,7 +144,7 @@ pub(crate) fn check_probability(op: &'static str, probability: f64) -> Result<f6
     Err(TensorError::argument(op, format!("dropout is a probability, between 0 and 1, got {probability}")))
 }
 
-/// Makes one dimension of all but the first. PyTorch's `nn.Flatten`.
+/// Flattens all dimensions after the first into one. PyTorch's `nn.Flatten`.
 #[derive(Clone, Copy, Debug)]
 pub struct Flatten;
 module!(Flatten {});

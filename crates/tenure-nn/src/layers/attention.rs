@@ -1,4 +1,4 @@
-//! Attention of several heads.
+//! Multi-head attention.
 
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor, TensorError};
@@ -9,12 +9,12 @@ use crate::{Init, Mode, Parameter, Scope, module};
 /// Attention (Vaswani et al., 2017) between sequences `[batch, length, size]`. PyTorch's `nn.MultiheadAttention` with
 /// `batch_first`.
 pub struct MultiheadAttention {
-    /// Of queries, keys and values: `in_proj_weight` `[3 size, size]`; or if keys or values are of other sizes,
-    /// `q_proj_weight`, `k_proj_weight` and `v_proj_weight`, `[size, size of the input]`.
+    /// The projections of queries, keys and values: `in_proj_weight` `[3 size, size]`; or, if keys or values have other
+    /// sizes, `q_proj_weight`, `k_proj_weight` and `v_proj_weight`, `[size, size of the input]`.
     pub in_proj_weights: Vec<Parameter>,
-    /// `[3 size]`.
+    /// The bias of the projections, `[3 size]`.
     pub in_proj_bias: Option<Parameter>,
-    /// Of the heads' results.
+    /// The projection of the heads' results.
     pub out_proj: Linear,
     mode: Mode,
     size: usize,
@@ -23,49 +23,50 @@ pub struct MultiheadAttention {
 }
 module!(MultiheadAttention { in_proj_weights, in_proj_bias, out_proj, mode });
 
-/// What a [`MultiheadAttention`] has, and how it is trained.
+/// Settings of a [`MultiheadAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MultiheadOptions {
-    /// How much attention is left out in training.
+    /// The probability of dropping an attention weight in training.
     pub dropout: f64,
-    /// All its linear layers have biases.
+    /// Whether the linear layers have biases.
     pub bias: bool,
-    /// Numbers of a key, if not as many as of a query: PyTorch's `kdim`.
+    /// The size of a key, if it differs from a query's: PyTorch's `kdim`.
     pub key_size: Option<usize>,
-    /// Numbers of a value, if not as many as of a query: PyTorch's `vdim`.
+    /// The size of a value, if it differs from a query's: PyTorch's `vdim`.
     pub value_size: Option<usize>,
 }
 
 impl Default for MultiheadOptions {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         Self { dropout: 0.0, bias: true, key_size: None, value_size: None }
     }
 }
 
-/// What attends to what.
+/// Options of one attention: which queries attend to which keys.
 #[derive(Clone, Copy, Default)]
 pub struct AttentionOptions<'a> {
-    /// Added to the scores, or of `bool`, true where a query attends to a key, as `scaled_dot_product_attention` has it:
-    /// PyTorch's `nn.MultiheadAttention` takes the opposite. It broadcasts to `[batch, heads, queries, keys]`.
+    /// A tensor that is added to the scores, or a `bool` tensor that is true where a query attends to a key. This is
+    /// the convention of `scaled_dot_product_attention`; PyTorch's `nn.MultiheadAttention` takes the opposite. It
+    /// broadcasts to `[batch, heads, queries, keys]`.
     pub mask: Option<&'a Tensor>,
-    /// A query attends to no key after it.
+    /// Whether each query ignores the keys after it.
     pub is_causal: bool,
 }
 
 impl MultiheadAttention {
-    /// `heads` heads, which divide `size`.
+    /// Makes a layer with `heads` heads, which must divide `size`.
     ///
     /// # Errors
-    /// They do not; `dropout` is no probability; no memory.
+    /// `heads` does not divide `size`; `dropout` is not a probability; no memory.
     pub fn new(scope: &Scope, size: usize, heads: usize, dropout: f64) -> Result<Self> {
         Self::with_options(scope, size, heads, MultiheadOptions { dropout, ..MultiheadOptions::default() })
     }
 
-    /// The same with other options.
+    /// Makes a layer with other options.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_options(scope: &Scope, size: usize, heads: usize, options: MultiheadOptions) -> Result<Self> {
         let MultiheadOptions { dropout, bias, key_size, value_size } = options;
         if heads == 0 || !size.is_multiple_of(heads) {
@@ -93,10 +94,11 @@ impl MultiheadAttention {
         })
     }
 
-    /// What `query` finds in `value` by `key`. All may be one tensor: self-attention.
+    /// Computes attention of `query` to `key`, and returns the weighted values. All three may be one tensor:
+    /// self-attention.
     ///
     /// # Errors
-    /// Sizes that do not go together; no memory.
+    /// The sizes do not fit together; no memory.
     pub fn forward(
         &self,
         query: &Tensor,
@@ -109,11 +111,11 @@ impl MultiheadAttention {
         self.join(&q.attention(&k, &v, &self.how(options))?)
     }
 
-    /// The same, and how much each query attended to each key: `[batch, queries, keys]`, the means of the heads. All
-    /// weights are held at once, so for what is to be looked at. PyTorch's `need_weights`.
+    /// Computes attention, and returns also how much each query attended to each key: `[batch, queries, keys]`, the
+    /// mean of the heads. All weights are held in memory at once, so use it for inspection. PyTorch's `need_weights`.
     ///
     /// # Errors
-    /// As for [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn forward_with_weights(
         &self,
         query: &Tensor,
@@ -124,7 +126,7 @@ impl MultiheadAttention {
         let _module = self.in_proj_weights.first().map(Parameter::enter_module);
         let [q, k, v] = self.heads(query, key, value)?;
         let [batch, heads, keys, _] = [0, 1, 2, 3].map(|dim| k.sizes()[dim] as isize);
-        // What is found among unit vectors are the weights, masked and left out as any.
+        // Attention over unit vectors returns the weights themselves, masked and dropped as usual.
         let units = Tensor::eye(keys as usize, keys as usize, k.dtype(), k.device())?;
         let weights = q.attention(&k, &units.expand(&[batch, heads, keys, keys])?, &self.how(options))?;
         Ok((self.join(&weights.matmul(&v)?)?, weights.mean(&[1], false)?))
@@ -135,7 +137,7 @@ impl MultiheadAttention {
         Attention { mask: options.mask, is_causal: options.is_causal, scale: None, dropout }
     }
 
-    /// Queries, keys and values of all heads: `[batch, heads, length, size / heads]`.
+    /// Projects and splits the inputs: queries, keys and values of all heads, `[batch, heads, length, size / heads]`.
     fn heads(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<[Tensor; 3]> {
         let size = self.size;
         let [q, k, v] = match &self.in_proj_weights[..] {
@@ -149,7 +151,7 @@ impl MultiheadAttention {
         Ok([self.split(&q)?, self.split(&k)?, self.split(&v)?])
     }
 
-    /// One of the three projections.
+    /// Computes one of the three projections.
     fn project(&self, which: usize, input: &Tensor) -> Result<Tensor> {
         let part = |all: &Parameter| all.narrow(0, which * self.size, self.size);
         let bias = self.in_proj_bias.as_ref().map(part).transpose()?;
@@ -159,7 +161,7 @@ impl MultiheadAttention {
         }
     }
 
-    /// `[batch, length, size]` as `[batch, heads, length, size / heads]`.
+    /// Reshapes `[batch, length, size]` to `[batch, heads, length, size / heads]`.
     fn split(&self, input: &Tensor) -> Result<Tensor> {
         let [batch, length, size] = *input.sizes() else {
             let reason = format!("sizes [batch, length, size] are expected, got {:?}", input.sizes());
@@ -169,7 +171,7 @@ impl MultiheadAttention {
         input.reshape(&[batch as isize, length as isize, heads, size as isize / heads])?.transpose(1, 2)
     }
 
-    /// What all heads found, as one.
+    /// Joins the heads' results and projects them.
     fn join(&self, found: &Tensor) -> Result<Tensor> {
         self.out_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
     }

@@ -1,4 +1,4 @@
-//! Convolutions.
+//! Convolution layers.
 
 use tenure_tensor::ops::Conv;
 use tenure_tensor::{Result, Tensor, TensorError};
@@ -18,23 +18,23 @@ module!(ConvNd<1> { weight, bias });
 module!(ConvNd<2> { weight, bias });
 module!(ConvNd<3> { weight, bias });
 
-/// Over sequences.
+/// A convolution over sequences.
 pub type Conv1d = ConvNd<1>;
-/// Over images.
+/// A convolution over images.
 pub type Conv2d = ConvNd<2>;
-/// Over videos and volumes.
+/// A convolution over videos and volumes.
 pub type Conv3d = ConvNd<3>;
 
-/// How a kernel goes over images.
+/// Settings of a convolution: how its kernel moves over the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvOptions<const D: usize> {
-    /// Pixels from one place of the kernel to the next.
+    /// The step of the kernel, in pixels.
     pub stride: [usize; D],
-    /// Zeros around the image.
+    /// The number of zeros on each side of the image.
     pub padding: [usize; D],
-    /// Pixels from one element of the kernel to the next.
+    /// The distance of neighbouring elements of the kernel, in pixels.
     pub dilation: [usize; D],
-    /// Channels are in so many groups, each with weights of its own.
+    /// The number of groups that the channels are divided into, each with its own weights.
     pub groups: usize,
     /// Whether a bias is added.
     pub bias: bool,
@@ -47,10 +47,10 @@ impl<const D: usize> Default for ConvOptions<D> {
 }
 
 impl<const D: usize> ConvNd<D> {
-    /// A layer from `channels` to `outputs` channels.
+    /// Makes a layer from `channels` to `outputs` channels.
     ///
     /// # Errors
-    /// Groups that do not divide both; a kernel, stride or dilation of 0; no memory.
+    /// `groups` does not divide both; a kernel, stride or dilation is 0; no memory.
     pub fn new(
         scope: &Scope,
         channels: usize,
@@ -61,10 +61,10 @@ impl<const D: usize> ConvNd<D> {
         Self::with_init(scope, channels, outputs, kernel, options, Init::default_weight())
     }
 
-    /// The same with another weight.
+    /// Makes a layer with other initial weights.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_init(
         scope: &Scope,
         channels: usize,

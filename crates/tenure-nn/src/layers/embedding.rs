@@ -1,21 +1,21 @@
-//! Tables of vectors.
+//! Embeddings: tables of vectors.
 
 use tenure_tensor::{Result, Tensor, TensorError, autograd};
 
 use super::Layer;
 use crate::{Init, Parameter, Scope, module};
 
-/// A vector for each number. PyTorch's `nn.Embedding`.
+/// A table with one vector for each token or other number. PyTorch's `nn.Embedding`.
 pub struct Embedding {
     /// `[count, size]`.
     pub weight: Parameter,
-    /// The row that stands for nothing.
+    /// The row of the padding token, which gets no gradient.
     padding: Option<usize>,
 }
 module!(Embedding { weight });
 
 impl Embedding {
-    /// `count` vectors, normally distributed.
+    /// Makes a table of `count` vectors with normally distributed values.
     ///
     /// # Errors
     /// No memory.
@@ -24,7 +24,7 @@ impl Embedding {
         Self::with_init(scope, count, size, init)
     }
 
-    /// The same with other values.
+    /// Makes a table with other initial values.
     ///
     /// # Errors
     /// No memory.
@@ -32,8 +32,8 @@ impl Embedding {
         Ok(Self { weight: scope.parameter("weight", &[count, size], init)?, padding: None })
     }
 
-    /// The same; the row `padding`, counted from the end if it is negative, stands for nothing: its vector is zeros at
-    /// first, and has no gradient.
+    /// Makes a table in which the row `padding`, counted from the end if negative, is for padding: its vector begins as
+    /// zeros and gets no gradient.
     ///
     /// # Errors
     /// There is no such row; no memory.

@@ -5,7 +5,7 @@ use tenure_tensor::{Result, Tensor};
 use super::Layer;
 use crate::{Init, Parameter, Scope, module};
 
-/// x Wᵀ + b. PyTorch's `nn.Linear`.
+/// A fully connected layer, x Wᵀ + b. PyTorch's `nn.Linear`.
 pub struct Linear {
     /// `[outputs, inputs]`.
     pub weight: Parameter,
@@ -15,7 +15,7 @@ pub struct Linear {
 module!(Linear { weight, bias });
 
 impl Linear {
-    /// A layer with a bias.
+    /// Makes a layer with a bias.
     ///
     /// # Errors
     /// No memory.
@@ -23,7 +23,7 @@ impl Linear {
         Self::with_init(scope, inputs, outputs, Init::default_weight(), Some(Init::default_bias(inputs)))
     }
 
-    /// A layer without one.
+    /// Makes a layer without a bias.
     ///
     /// # Errors
     /// No memory.
@@ -31,7 +31,7 @@ impl Linear {
         Self::with_init(scope, inputs, outputs, Init::default_weight(), None)
     }
 
-    /// A layer of other values, with a bias if it is given some.
+    /// Makes a layer with other initial values, and a bias if `bias` is given.
     ///
     /// # Errors
     /// No memory.

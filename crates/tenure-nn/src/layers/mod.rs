@@ -25,12 +25,12 @@ use tenure_tensor::{Result, Tensor};
 
 use crate::Module;
 
-/// A module that makes a tensor of a tensor.
+/// A module that computes a tensor from a tensor.
 pub trait Layer: Module {
-    /// What it makes of `input`.
+    /// Computes the layer's output for `input`.
     ///
     /// # Errors
-    /// Sizes or dtypes that do not go together; no memory.
+    /// The sizes or dtypes do not fit together; no memory.
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 }
 

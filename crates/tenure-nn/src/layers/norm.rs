@@ -1,4 +1,4 @@
-//! Normalisation.
+//! Normalisation layers.
 
 use tenure_tensor::{DType, Result, Tensor, TensorError, autograd, ops};
 
@@ -6,15 +6,15 @@ use super::Layer;
 use crate::purpose::ModuleGuard;
 use crate::{Buffer, Init, Mode, Parameter, Scope, module};
 
-/// Normalises each channel over a batch, and in use by what was seen in training (Ioffe and Szegedy, 2015). PyTorch's
-/// `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d`. What a [checkpoint](autograd::checkpoint) computes again is seen
-/// once.
+/// Normalises each channel over the batch in training, and by running averages of training in evaluation (Ioffe and
+/// Szegedy, 2015). PyTorch's `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d`. A batch that a
+/// [checkpoint](autograd::checkpoint) recomputes is counted once.
 pub struct BatchNorm<const D: usize> {
     /// `[channels]`.
     pub weight: Option<Parameter>,
     /// `[channels]`.
     pub bias: Option<Parameter>,
-    /// What was seen in training.
+    /// The running averages of training.
     pub running: Option<Running>,
     mode: Mode,
     options: BatchNormOptions,
@@ -23,46 +23,46 @@ module!(BatchNorm<1> { weight, bias, running, mode });
 module!(BatchNorm<2> { weight, bias, running, mode });
 module!(BatchNorm<3> { weight, bias, running, mode });
 
-/// Of `[batch, channels]` or `[batch, channels, length]`.
+/// Batch normalisation of `[batch, channels]` or `[batch, channels, length]`.
 pub type BatchNorm1d = BatchNorm<1>;
-/// Of `[batch, channels, height, width]`.
+/// Batch normalisation of `[batch, channels, height, width]`.
 pub type BatchNorm2d = BatchNorm<2>;
-/// Of `[batch, channels, depth, height, width]`.
+/// Batch normalisation of `[batch, channels, depth, height, width]`.
 pub type BatchNorm3d = BatchNorm<3>;
 
-/// What a [`BatchNorm`] has, and computes with.
+/// Settings of a [`BatchNorm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNormOptions {
-    /// Added to variances.
+    /// The number that is added to variances.
     pub eps: f64,
-    /// How far running averages move towards a batch's; with none, they are the averages of all batches.
+    /// The weight of a new batch in the running averages. With `None` they are the averages of all batches.
     pub momentum: Option<f64>,
-    /// It has a weight and a bias.
+    /// Whether the layer has a weight and a bias.
     pub affine: bool,
-    /// It has running averages. One without normalises by the batch's own in use too.
+    /// Whether the layer keeps running averages. A layer without them normalises by the batch in evaluation too.
     pub track_running_stats: bool,
 }
 
 impl Default for BatchNormOptions {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         Self { eps: 1e-5, momentum: Some(0.1), affine: true, track_running_stats: true }
     }
 }
 
-/// What a [`BatchNorm`] saw.
+/// The running averages of a [`BatchNorm`].
 pub struct Running {
-    /// The mean of each channel, as far as it was seen.
+    /// The running mean of each channel.
     pub running_mean: Buffer,
-    /// The variance of each channel, as far as it was seen.
+    /// The running variance of each channel.
     pub running_var: Buffer,
-    /// Batches seen.
+    /// The number of batches seen.
     pub num_batches_tracked: Buffer,
 }
 module!(Running { running_mean, running_var, num_batches_tracked });
 
 impl<const D: usize> BatchNorm<D> {
-    /// A layer with PyTorch's options.
+    /// Makes a layer with PyTorch's options.
     ///
     /// # Errors
     /// No memory.
@@ -70,7 +70,7 @@ impl<const D: usize> BatchNorm<D> {
         Self::with_options(scope, channels, BatchNormOptions::default())
     }
 
-    /// A layer with others.
+    /// Makes a layer with other options.
     ///
     /// # Errors
     /// No memory.
@@ -85,23 +85,24 @@ impl<const D: usize> BatchNorm<D> {
         })
     }
 
-    /// What is above 0 of what the layer makes of an input, and of its sum with what is `carried` around it: as one
-    /// operation, [`Tensor::batch_norm_relu`].
+    /// Normalises `input`, adds the residual `carried` if there is one, and applies ReLU, all in one operation,
+    /// [`Tensor::batch_norm_relu`].
     ///
     /// # Errors
-    /// Those of [`forward`](Layer::forward); sizes of `carried` that do not broadcast.
+    /// The errors of [`forward`](Layer::forward); the sizes of `carried` do not broadcast.
     pub fn forward_relu(&self, input: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
         let _module = self.enter_module();
         self.normalise(input, |settings| input.batch_norm_relu(carried, &settings))
     }
 
-    /// None if it has neither a parameter nor a buffer that says where it is.
+    /// Enters the module's path for its allocations. Returns `None` if the layer has neither a parameter nor a buffer
+    /// that knows the path.
     fn enter_module(&self) -> Option<ModuleGuard> {
         let seen = || self.running.as_ref().map(|running| running.running_mean.enter_module());
         self.weight.as_ref().map(Parameter::enter_module).or_else(seen)
     }
 
-    /// Calls an operation with what this time's input is normalised with. Counts it.
+    /// Calls an operation with the settings for this input, and counts the batch.
     fn normalise(
         &self,
         input: &Tensor,
@@ -117,7 +118,8 @@ impl<const D: usize> BatchNorm<D> {
         if let Some(running) = seeing {
             autograd::no_grad(|| running.num_batches_tracked.add_(1))?;
         }
-        // How many batches an average is of is known on the device alone: it takes the batch's own afterwards.
+        // The number of batches is known on the device alone. So the operation writes this batch's own statistics, and
+        // the averages take them in afterwards.
         let own = match seeing.filter(|_| self.options.momentum.is_none()) {
             Some(running) => Some((running, running.running_mean.zeros_like()?, running.running_var.zeros_like()?)),
             None => None,
@@ -148,7 +150,7 @@ impl Running {
         })
     }
 
-    /// Makes averages of all batches of what they were without the last, which is counted.
+    /// Updates the averages of all batches by the last batch, which is already counted.
     fn average(&self, mean: &Tensor, variance: &Tensor) -> Result<()> {
         for (running, last) in [(&self.running_mean, mean), (&self.running_var, variance)] {
             running.add_(&last.sub(running)?.div(&self.num_batches_tracked)?)?;
@@ -172,19 +174,19 @@ macro_rules! layers {
 }
 layers!(1 2 3);
 
-/// What a [`LayerNorm`] or a [`GroupNorm`] has, and computes with.
+/// Settings of a [`LayerNorm`] or a [`GroupNorm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormOptions {
-    /// Added to variances.
+    /// The number that is added to variances.
     pub eps: f64,
-    /// It has a weight, and a bias too unless it is left out.
+    /// Whether the layer has a weight, and also a bias if `bias` is true.
     pub affine: bool,
-    /// The bias is not left out.
+    /// Whether an affine layer has a bias.
     pub bias: bool,
 }
 
 impl Default for NormOptions {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         Self { eps: 1e-5, affine: true, bias: true }
     }
@@ -192,9 +194,9 @@ impl Default for NormOptions {
 
 /// Normalises over the last dimensions (Ba et al., 2016). PyTorch's `nn.LayerNorm`.
 pub struct LayerNorm {
-    /// Of the sizes that are normalised.
+    /// The weight, of the sizes that are normalised.
     pub weight: Option<Parameter>,
-    /// The same.
+    /// The bias, of the same sizes.
     pub bias: Option<Parameter>,
     sizes: Vec<usize>,
     eps: f64,
@@ -202,7 +204,7 @@ pub struct LayerNorm {
 module!(LayerNorm { weight, bias });
 
 impl LayerNorm {
-    /// A layer over dimensions of these sizes. PyTorch's ε is 10⁻⁵; BERT's is 10⁻¹².
+    /// Makes a layer over dimensions of these sizes. PyTorch's ε is 10⁻⁵; BERT's is 10⁻¹².
     ///
     /// # Errors
     /// No memory.
@@ -210,7 +212,7 @@ impl LayerNorm {
         Self::with_options(scope, sizes, NormOptions { eps, ..NormOptions::default() })
     }
 
-    /// A layer with other options.
+    /// Makes a layer with other options.
     ///
     /// # Errors
     /// No memory.
@@ -231,25 +233,25 @@ impl Layer for LayerNorm {
     }
 }
 
-/// What an [`RmsNorm`] has, and computes with.
+/// Settings of an [`RmsNorm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormOptions {
-    /// Added to the mean square; with none, the distance from 1 to the next number of what is computed in.
+    /// The number that is added to the mean square. `None` takes the machine epsilon of the type that is computed in.
     pub eps: Option<f64>,
-    /// It has a weight.
+    /// Whether the layer has a weight.
     pub affine: bool,
 }
 
 impl Default for RmsNormOptions {
-    /// PyTorch's.
+    /// PyTorch's defaults.
     fn default() -> Self {
         Self { eps: None, affine: true }
     }
 }
 
-/// Divides by the root of the mean square over the last dimensions (Zhang and Sennrich, 2019). PyTorch's `nn.RMSNorm`.
+/// Divides by the root mean square over the last dimensions (Zhang and Sennrich, 2019). PyTorch's `nn.RMSNorm`.
 pub struct RmsNorm {
-    /// Of the sizes that are normalised.
+    /// The weight, of the sizes that are normalised.
     pub weight: Option<Parameter>,
     sizes: Vec<usize>,
     eps: Option<f64>,
@@ -257,7 +259,7 @@ pub struct RmsNorm {
 module!(RmsNorm { weight });
 
 impl RmsNorm {
-    /// A layer over dimensions of these sizes.
+    /// Makes a layer over dimensions of these sizes.
     ///
     /// # Errors
     /// `eps` is below 0; no memory.
@@ -265,10 +267,10 @@ impl RmsNorm {
         Self::with_options(scope, sizes, RmsNormOptions { eps: Some(eps), ..RmsNormOptions::default() })
     }
 
-    /// A layer with other options.
+    /// Makes a layer with other options.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_options(scope: &Scope, sizes: &[usize], options: RmsNormOptions) -> Result<Self> {
         let RmsNormOptions { eps, affine } = options;
         if let Some(eps) = eps.filter(|eps| eps.is_nan() || *eps < 0.0) {
@@ -281,13 +283,13 @@ impl RmsNorm {
 impl Layer for RmsNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _module = self.weight.as_ref().map(Parameter::enter_module);
-        // Half precision is computed in single.
+        // Half-precision inputs are computed in single precision.
         let of_dtype = if input.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() };
         input.rms_norm(&self.sizes, self.weight.as_deref(), self.eps.unwrap_or(of_dtype))
     }
 }
 
-/// Normalises groups of channels (Wu and He, 2018). PyTorch's `nn.GroupNorm`.
+/// Normalises each group of channels (Wu and He, 2018). PyTorch's `nn.GroupNorm`.
 pub struct GroupNorm {
     /// `[channels]`.
     pub weight: Option<Parameter>,
@@ -299,18 +301,18 @@ pub struct GroupNorm {
 module!(GroupNorm { weight, bias });
 
 impl GroupNorm {
-    /// A layer with PyTorch's options.
+    /// Makes a layer with PyTorch's options.
     ///
     /// # Errors
-    /// Groups that do not divide the channels; no memory.
+    /// `groups` does not divide `channels`; no memory.
     pub fn new(scope: &Scope, groups: usize, channels: usize) -> Result<Self> {
         Self::with_options(scope, groups, channels, NormOptions::default())
     }
 
-    /// A layer with others.
+    /// Makes a layer with other options.
     ///
     /// # Errors
-    /// Groups that do not divide the channels; no memory.
+    /// `groups` does not divide `channels`; no memory.
     pub fn with_options(scope: &Scope, groups: usize, channels: usize, options: NormOptions) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(TensorError::argument(
@@ -334,7 +336,7 @@ impl Layer for GroupNorm {
     }
 }
 
-/// A parameter, if the layer has it.
+/// Makes a parameter if the layer has it.
 fn parameter(scope: &Scope, name: &str, sizes: &[usize], init: Init, is_there: bool) -> Result<Option<Parameter>> {
     is_there.then(|| scope.parameter(name, sizes, init)).transpose()
 }

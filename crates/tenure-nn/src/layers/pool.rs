@@ -1,4 +1,4 @@
-//! Pooling.
+//! Pooling layers.
 
 use tenure_tensor::ops::Pool;
 use tenure_tensor::{Result, Tensor};
@@ -6,25 +6,25 @@ use tenure_tensor::{Result, Tensor};
 use super::Layer;
 use crate::module;
 
-/// How a window goes over images.
+/// Settings of a pooling layer: how its window moves over the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions<const D: usize> {
-    /// The window.
+    /// The sizes of the window, in pixels.
     pub kernel: [usize; D],
-    /// Pixels from one window to the next.
+    /// The step from one window to the next, in pixels.
     pub stride: [usize; D],
-    /// Pixels around the image.
+    /// The width of the padding on each side of the image, in pixels.
     pub padding: [usize; D],
-    /// Pixels from one element of the window to the next. A mean has none but 1.
+    /// The distance of neighbouring elements of the window, in pixels. A mean supports only 1.
     pub dilation: [usize; D],
-    /// A window that is partly outside counts too: PyTorch's `ceil_mode`.
+    /// Whether windows that are partly outside count too: PyTorch's `ceil_mode`.
     pub ceil: bool,
-    /// Padding counts as zeros in a mean; else it does not count.
+    /// Whether a mean counts the padding as zeros. Otherwise it ignores the padding.
     pub count_include_pad: bool,
 }
 
 impl<const D: usize> PoolOptions<D> {
-    /// Windows side by side.
+    /// Makes settings for windows side by side.
     pub const fn new(kernel: [usize; D]) -> Self {
         Self { kernel, stride: kernel, padding: [0; D], dilation: [1; D], ceil: false, count_include_pad: true }
     }
@@ -35,22 +35,22 @@ impl<const D: usize> PoolOptions<D> {
     }
 }
 
-/// The greatest of each window. PyTorch's `nn.MaxPool1d`, `nn.MaxPool2d`, `nn.MaxPool3d`.
+/// Max pooling: the greatest value of each window. PyTorch's `nn.MaxPool1d`, `nn.MaxPool2d`, `nn.MaxPool3d`.
 #[derive(Clone, Copy, Debug)]
 pub struct MaxPool<const D: usize>(pub PoolOptions<D>);
 module!(MaxPool<1> {});
 module!(MaxPool<2> {});
 module!(MaxPool<3> {});
 
-/// The mean of each window. PyTorch's `nn.AvgPool1d`, `nn.AvgPool2d`, `nn.AvgPool3d`.
+/// Average pooling: the mean of each window. PyTorch's `nn.AvgPool1d`, `nn.AvgPool2d`, `nn.AvgPool3d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AvgPool<const D: usize>(pub PoolOptions<D>);
 module!(AvgPool<1> {});
 module!(AvgPool<2> {});
 module!(AvgPool<3> {});
 
-/// The means of as many windows as are asked for. PyTorch's `nn.AdaptiveAvgPool1d`, `nn.AdaptiveAvgPool2d`,
-/// `nn.AdaptiveAvgPool3d`.
+/// Adaptive average pooling: the means of a given number of windows. PyTorch's `nn.AdaptiveAvgPool1d`,
+/// `nn.AdaptiveAvgPool2d`, `nn.AdaptiveAvgPool3d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdaptiveAvgPool<const D: usize>(pub [usize; D]);
 module!(AdaptiveAvgPool<1> {});

@@ -1,4 +1,4 @@
-//! Layers one after the other.
+//! Chains of layers.
 
 use tenure_core::Name;
 use tenure_tensor::{Result, Tensor};
@@ -6,7 +6,8 @@ use tenure_tensor::{Result, Tensor};
 use super::Layer;
 use crate::{Scope, module, purpose};
 
-/// Layers, each of which takes what the one before made, named by their numbers from 0. PyTorch's `nn.Sequential`.
+/// A chain of layers, each of which takes the output of the layer before. They are named by their numbers from 0.
+/// PyTorch's `nn.Sequential`.
 ///
 /// ```
 /// use tenure_nn::layers::{Activation, Layer, Linear, Sequential};
@@ -26,16 +27,16 @@ use crate::{Scope, module, purpose};
 #[derive(Default)]
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
-    /// Of each layer.
+    /// The path of each layer.
     paths: Vec<Name>,
 }
 module!(Sequential { layers });
 
 impl Sequential {
-    /// With one more layer, made at its number in `scope`.
+    /// Appends a layer, which `make` builds at its number in `scope`.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn then<L: Layer + 'static>(mut self, scope: &Scope, make: impl FnOnce(&Scope) -> Result<L>) -> Result<Self> {
         let scope = scope.at(self.layers.len());
         self.layers.push(Box::new(make(&scope)?));

@@ -1,5 +1,5 @@
-//! BERT (Devlin et al., 2019), the encoder, as Hugging Face has it, and models with the same layers: RoBERTa, XLM-RoBERTa,
-//! CamemBERT, MPNet and DistilBERT.
+//! BERT (Devlin et al., 2019), the encoder, as in Hugging Face's Transformers, and models with the same layers:
+//! RoBERTa, XLM-RoBERTa, CamemBERT, MPNet and DistilBERT.
 
 use serde::Deserialize;
 use tenure_tensor::ops::Attention;
@@ -10,45 +10,46 @@ use super::relative::RelativePositions;
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, check_probability};
 use crate::{Init, Mode, Scope, module};
 
-/// How large a BERT is: what `config.json` says. A file of a model with other layers or of a decoder is refused.
+/// The configuration of a BERT, as read from `config.json`. A file of a decoder or of a model with other layers is
+/// refused.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "ConfigFile")]
 pub struct BertConfig {
-    /// Tokens that there are.
+    /// The number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Numbers of one token.
+    /// The size of a token's vector.
     pub hidden_size: usize,
-    /// Layers.
+    /// The number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of each layer.
+    /// The number of heads in each layer.
     pub num_attention_heads: usize,
-    /// Numbers between the two linear layers.
+    /// The size of the vectors between the two linear layers.
     pub intermediate_size: usize,
-    /// Positions that there are.
+    /// The number of positions.
     pub max_position_embeddings: usize,
-    /// The position of a text's first token. If it is not 0, the token of the number before it is padding, which has that
-    /// number as its position wherever it stands in a text, as in RoBERTa (`pad_token_id`) and MPNet (1).
+    /// The position of a text's first token. If it is not 0, the token with the number before it is padding and always
+    /// has that number as its position, as in RoBERTa (`pad_token_id`) and MPNet (1).
     pub first_position: usize,
-    /// How many distances of two tokens are told apart by what attention adds for them. MPNet does so; none adds nothing.
+    /// The number of buckets for the relative positions that attention adds, as in MPNet. `None` adds nothing.
     pub relative_attention_num_buckets: Option<usize>,
-    /// Kinds of text; 0 where no kind is added, as in MPNet and DistilBERT.
+    /// The number of text kinds (segments). It is 0 where no kind is added, as in MPNet and DistilBERT.
     pub type_vocab_size: usize,
-    /// Between the two linear layers.
+    /// The activation between the two linear layers.
     pub hidden_act: Activation,
-    /// Of the normalisation.
+    /// The ε of the normalisation.
     pub layer_norm_eps: f64,
-    /// How much is left out in training.
+    /// The probability of dropping a hidden value in training.
     pub hidden_dropout_prob: f64,
-    /// How much attention is left out in training.
+    /// The probability of dropping an attention weight in training.
     pub attention_probs_dropout_prob: f64,
-    /// The token that texts are filled up with, counted from the end if it is negative.
+    /// The padding token, counted from the end if negative.
     pub pad_token_id: Option<isize>,
-    /// The standard deviation of what a fresh model begins with.
+    /// The standard deviation of a fresh model's weights.
     pub initializer_range: f64,
 }
 
 impl Default for BertConfig {
-    /// BERT-base, uncased.
+    /// The configuration of BERT-base, uncased.
     fn default() -> Self {
         Self {
             vocab_size: 30_522,
@@ -71,7 +72,7 @@ impl Default for BertConfig {
 }
 
 impl BertConfig {
-    /// Tokens of the longest text.
+    /// Returns the number of tokens in the longest text.
     pub fn max_tokens(&self) -> usize {
         self.max_position_embeddings.saturating_sub(self.first_position)
     }
@@ -89,7 +90,7 @@ impl BertConfig {
     }
 }
 
-/// Texts, as numbers for each of their tokens.
+/// The encoder: computes a vector for each token of a text.
 pub struct Bert {
     embeddings: Embeddings,
     layers: Vec<EncoderLayer>,
@@ -99,10 +100,10 @@ pub struct Bert {
 module!(Bert { embeddings, layers, relative_positions, pooler });
 
 impl Bert {
-    /// A fresh model. `scope` may be at `bert`, as in files of models with more on top.
+    /// Makes a fresh model. `scope` may be at `bert`, as in files of models with more layers on top.
     ///
     /// # Errors
-    /// Heads that do not divide the hidden size; what is left out is no probability; no memory.
+    /// The heads do not divide the hidden size; a dropout is not a probability; no memory.
     pub fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
         config::check_heads("Bert", config.num_attention_heads, config.hidden_size)?;
         let encoder = scope.at("encoder");
@@ -124,13 +125,13 @@ impl Bert {
         })
     }
 
-    /// Numbers `[batch, length, hidden]` for the tokens `[batch, length]`. `mask`, of the same sizes, is 1 where there
-    /// is a token and 0 where a text was filled up.
+    /// Computes vectors `[batch, length, hidden]` for the tokens `[batch, length]`. `mask`, of the same sizes, is 1 for
+    /// a token and 0 for padding.
     ///
     /// # Errors
-    /// Sizes that do not go together; a text that is too long; no memory.
+    /// The sizes do not fit together; a text is too long; no memory.
     pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        // True where a query may look, for all heads and queries alike.
+        // The mask is true where a query may look, and the same for all heads and queries.
         let mask = mask.map(|mask| mask.to_dtype(DType::Bool)?.unsqueeze(1)?.unsqueeze(1)).transpose()?;
         let x = self.embeddings.forward(tokens)?;
         let mask = match &self.relative_positions {
@@ -140,10 +141,10 @@ impl Bert {
         self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, mask.as_ref()))
     }
 
-    /// One vector for each text, from the numbers of its first token: `[batch, hidden]`.
+    /// Computes one vector for each text, `[batch, hidden]`, from the vector of its first token.
     ///
     /// # Errors
-    /// Sizes that do not go together; no memory.
+    /// The sizes do not fit together; no memory.
     pub fn pool(&self, hidden: &Tensor) -> Result<Tensor> {
         self.pooler.forward(&hidden.select(1, 0)?)?.tanh()
     }
@@ -187,15 +188,15 @@ impl Embeddings {
         };
         let mut x = self.word_embeddings.forward(tokens)?.add(&positions)?;
         if let Some(kinds) = &self.token_type_embeddings {
-            // All tokens are of the first kind.
+            // All tokens have the first kind.
             x = x.add(&kinds.weight.narrow(0, 0, 1)?)?;
         }
         self.dropout.forward(&self.norm.forward(&x)?)
     }
 }
 
-/// The positions of `tokens`, counted from the one after that of the token `padding`, which has its own number as its
-/// position wherever it stands. Source: Transformers' `create_position_ids_from_input_ids`.
+/// Returns the positions of `tokens`. They are counted from `padding` + 1; the token `padding` itself always has the
+/// position `padding`. Source: Transformers' `create_position_ids_from_input_ids`.
 fn positions_from(padding: usize, tokens: &Tensor) -> Result<Tensor> {
     let padding = padding as i64;
     let is_counted = tokens.ne(padding)?.to_dtype(DType::I64)?;
@@ -261,7 +262,7 @@ impl SelfAttention {
     }
 }
 
-/// A linear layer whose result is added to what was before, and normalised.
+/// A linear layer whose output is added to the residual and normalised.
 struct Residual {
     dense: Linear,
     norm: LayerNorm,

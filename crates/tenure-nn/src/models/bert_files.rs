@@ -1,4 +1,4 @@
-//! Files of BERT and of models with the same layers: what each one's `config.json` says, and the names of its tensors.
+//! Files of BERT and of models with the same layers: their keys in `config.json` and the names of their tensors.
 
 use tenure_tensor::Tensor;
 
@@ -8,7 +8,7 @@ use crate::Result;
 use crate::layers::Activation;
 use crate::module::Source;
 
-/// Types of models that have BERT's layers, as `model_type` says them.
+/// The values of `model_type` whose models have BERT's layers.
 const KNOWN: [&str; 6] = ["bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert"];
 
 impl TryFrom<ConfigFile> for BertConfig {
@@ -35,7 +35,7 @@ impl TryFrom<ConfigFile> for BertConfig {
             max_position_embeddings: file.required("max_position_embeddings")?,
             first_position: match &*model {
                 "bert" | "distilbert" => 0,
-                // Whatever texts are filled up with.
+                // MPNet's positions begin at 2 with any padding token.
                 "mpnet" => 2,
                 _ => first_position(pad_token_id)?,
             },
@@ -51,7 +51,7 @@ impl TryFrom<ConfigFile> for BertConfig {
     }
 }
 
-/// How many distances are told apart: as many far ones as near ones, to either side.
+/// Reads the number of distance buckets. Half of them are for each direction, and half of those for near distances.
 fn buckets(file: &ConfigFile) -> Result<usize, Refusal> {
     let buckets = file.or("relative_attention_num_buckets", 32)?;
     if buckets >= 4 {
@@ -60,8 +60,7 @@ fn buckets(file: &ConfigFile) -> Result<usize, Refusal> {
     Err(format!("relative_attention_num_buckets is {buckets}: at least 4 are expected"))
 }
 
-/// The position of a text's first token, where positions are counted from the one after that of what texts are filled up
-/// with.
+/// Returns the position of a text's first token, which is one after the padding token's position.
 fn first_position(padding: Option<isize>) -> Result<usize, Refusal> {
     let padding = padding.and_then(|padding| usize::try_from(padding).ok());
     padding
@@ -72,11 +71,11 @@ fn first_position(padding: Option<isize>) -> Result<usize, Refusal> {
 /// The tensors of a file of BERT, or of a model with the same layers, under BERT's names.
 pub(crate) struct BertNames<'a> {
     source: &'a dyn Source,
-    /// The beginning of all names where a model has more on top, such as `roberta.`.
+    /// The prefix of all names in a model with more layers on top, such as `roberta.`.
     prefix: String,
 }
 
-/// Parts of BERT's names, and of those that other files have instead: of old ones, MPNet's and DistilBERT's.
+/// Parts of BERT's names, each with the part that other files have in its place: old files, MPNet's and DistilBERT's.
 const OTHER_NAMES: [&[(&str, &str)]; 3] = [
     &[("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")],
     &[
@@ -100,14 +99,14 @@ const OTHER_NAMES: [&[(&str, &str)]; 3] = [
 ];
 
 impl<'a> BertNames<'a> {
-    /// The names of `source`.
+    /// Wraps the tensors of `source`.
     pub(crate) fn new(source: &'a dyn Source) -> Self {
         const FIRST: &str = "embeddings.word_embeddings.weight";
         let prefix = source.names().into_iter().find_map(|name| name.strip_suffix(FIRST).map(str::to_owned));
         Self { source, prefix: prefix.unwrap_or_default() }
     }
 
-    /// The name that a tensor has in the file; BERT's if it is not there.
+    /// Returns the name that a tensor has in the file, or BERT's name if the file has none of them.
     fn in_file(&self, name: &str) -> String {
         let name = format!("{}{name}", self.prefix);
         let other =
@@ -118,7 +117,7 @@ impl<'a> BertNames<'a> {
 }
 
 impl Source for BertNames<'_> {
-    /// The names in the file.
+    /// Returns the names in the file.
     fn names(&self) -> Vec<String> {
         self.source.names()
     }

@@ -1,5 +1,5 @@
-//! What `config.json` of Hugging Face says. A key that changes what a model computes is either a field of its
-//! configuration, or has one value that models here can have, and files with others are refused.
+//! Reader of Hugging Face's `config.json`. A key that changes a model's computation is either a field of its
+//! configuration, or has a single value that our models support; files with other values are refused.
 
 use std::fmt::Debug;
 
@@ -11,37 +11,38 @@ use tenure_tensor::{Result, Tensor, TensorError};
 use crate::layers::{Activation, Embedding};
 use crate::{Init, Scope};
 
-/// The keys of one file. One that is null is as good as missing, but where null is a value.
+/// The keys of one file. A null value counts as missing, except where null has a meaning.
 #[derive(Default, Deserialize)]
 #[serde(transparent)]
 pub(super) struct ConfigFile(Map<String, Value>);
 
-/// Why a file is not taken.
+/// The reason why a file is refused.
 pub(super) type Refusal = String;
 
 impl ConfigFile {
-    /// The value of a key that must be there.
+    /// Returns the value of a required key.
     pub(super) fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T, Refusal> {
         self.optional(key)?.ok_or_else(|| format!("missing field `{key}`"))
     }
 
-    /// The value of a key, if it is there.
+    /// Returns the value of a key, if present.
     pub(super) fn optional<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Refusal> {
         let value = self.0.get(key).cloned().unwrap_or_default();
         serde_json::from_value(value).map_err(|error| format!("{key}: {error}"))
     }
 
-    /// The value of a key, or else what Hugging Face takes.
+    /// Returns the value of a key, or Hugging Face's default.
     pub(super) fn or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T, Refusal> {
         Ok(self.optional(key)?.unwrap_or(default))
     }
 
-    /// The value of a key that may be null, or else what Hugging Face takes.
+    /// Returns the value of a key that may be null, or Hugging Face's default.
     pub(super) fn nullable<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<Option<T>, Refusal> {
         if self.0.contains_key(key) { self.optional(key) } else { Ok(Some(default)) }
     }
 
-    /// Refuses a key with another value than the one that models here can have, which is Hugging Face's default too.
+    /// Refuses a file in which `key` has another value than `known`. `known` is the only value that our models support,
+    /// and Hugging Face's default.
     pub(super) fn only<T: DeserializeOwned + PartialEq + Debug>(&self, key: &str, known: T) -> Result<(), Refusal> {
         match self.optional::<T>(key)? {
             Some(found) if found != known => {
@@ -51,17 +52,17 @@ impl ConfigFile {
         }
     }
 
-    /// Refuses a model some of whose heads were taken out.
+    /// Refuses a model with pruned heads.
     pub(super) fn no_heads_are_pruned(&self) -> Result<(), Refusal> {
         self.only("pruned_heads", Map::new())
     }
 
-    /// The function that a key names as Transformers does.
+    /// Returns the activation that a key names, with Transformers' names.
     pub(super) fn activation(&self, key: &str, default: Activation) -> Result<Activation, Refusal> {
         let Some(name) = self.optional::<String>(key)? else { return Ok(default) };
         Ok(match &*name {
             "gelu" | "gelu_python" => Activation::Gelu,
-            // One formula, written in several ways.
+            // All five are one formula, written in different ways.
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => {
                 Activation::GeluTanh
             }
@@ -79,24 +80,24 @@ impl ConfigFile {
         })
     }
 
-    /// Whether it says nothing.
+    /// Returns whether the file has no key.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The same file with another value of a key.
+    /// Sets the value of a key.
     pub(super) fn with(mut self, key: &str, value: String) -> Self {
         self.0.insert(key.to_owned(), value.into());
         self
     }
 
-    /// What else reads the file.
+    /// Deserializes the whole file as another type.
     pub(super) fn all<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
         serde_json::from_value(Value::Object(self.0.clone())).map_err(|error| error.to_string())
     }
 }
 
-/// Refuses heads that do not divide `size`.
+/// Fails unless `heads` divides `size`.
 pub(super) fn check_heads(model: &'static str, heads: usize, size: usize) -> Result<()> {
     if heads > 0 && size.is_multiple_of(heads) {
         return Ok(());
@@ -104,7 +105,8 @@ pub(super) fn check_heads(model: &'static str, heads: usize, size: usize) -> Res
     Err(TensorError::argument(model, format!("{heads} attention heads do not divide a hidden size of {size}")))
 }
 
-/// The length of texts `[batch, length]`. `positions` says how long they can be, and what of the configuration says so.
+/// Returns the length of texts `[batch, length]`. `positions` is the longest length and the name of the key that sets
+/// it.
 pub(super) fn text_length(
     model: &'static str,
     tokens: &Tensor,
@@ -123,7 +125,7 @@ pub(super) fn text_length(
     }
 }
 
-/// A table of tokens. That of `padding`, counted from the end if it is negative, stands for nothing.
+/// Makes a table of tokens. The row `padding`, counted from the end if negative, is for padding.
 pub(super) fn token_table(
     scope: &Scope,
     count: usize,

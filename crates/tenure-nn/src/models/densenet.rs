@@ -1,4 +1,4 @@
-//! DenseNet (Huang et al., 2017), as torchvision has it.
+//! DenseNet (Huang et al., 2017), as in torchvision.
 
 use tenure_tensor::ops::cat;
 use tenure_tensor::{Result, Tensor};
@@ -8,27 +8,27 @@ use crate::layers::{
 };
 use crate::{Fan, Init, Scope, module};
 
-/// How large a DenseNet is.
+/// The configuration of a DenseNet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseNetConfig {
-    /// Layers of the four blocks.
+    /// The number of layers in each of the four blocks.
     pub layers: [usize; 4],
-    /// Channels that each layer adds.
+    /// The number of channels that each layer adds.
     pub growth: usize,
-    /// Channels of images.
+    /// The number of channels of an image.
     pub channels: usize,
-    /// Classes.
+    /// The number of classes.
     pub classes: usize,
 }
 
 impl DenseNetConfig {
-    /// DenseNet-121.
+    /// The configuration of DenseNet-121.
     pub const DENSENET121: Self = Self { layers: [6, 12, 24, 16], growth: 32, channels: 3, classes: 1000 };
-    /// DenseNet-201.
+    /// The configuration of DenseNet-201.
     pub const DENSENET201: Self = Self { layers: [6, 12, 48, 32], ..Self::DENSENET121 };
 }
 
-/// Classes of images `[batch, channels, height, width]`, as scores `[batch, classes]`.
+/// A classifier of images `[batch, channels, height, width]`. It returns scores `[batch, classes]`.
 pub struct DenseNet {
     conv0: Conv2d,
     norm0: BatchNorm2d,
@@ -39,7 +39,7 @@ pub struct DenseNet {
 module!(DenseNet { conv0, norm0, blocks, norm5, classifier });
 
 impl DenseNet {
-    /// A fresh model.
+    /// Makes a fresh model.
     ///
     /// # Errors
     /// No memory.
@@ -82,7 +82,7 @@ impl Layer for DenseNet {
 
 struct Block {
     layers: Vec<DenseLayer>,
-    /// Between this block and the next.
+    /// The transition to the next block.
     transition: Option<Transition>,
 }
 module!(Block { layers, transition });
@@ -99,7 +99,7 @@ impl Layer for Block {
     }
 }
 
-/// What adds channels.
+/// A layer that adds channels.
 struct DenseLayer {
     norm1: BatchNorm2d,
     conv1: Conv2d,
@@ -126,7 +126,7 @@ impl Layer for DenseLayer {
     }
 }
 
-/// What halves channels and sizes.
+/// A layer between blocks that halves the channels, the height and the width.
 struct Transition {
     norm: BatchNorm2d,
     conv: Conv2d,
@@ -146,7 +146,7 @@ impl Layer for Transition {
     }
 }
 
-/// A convolution without bias that keeps sizes but for the stride.
+/// Makes a convolution without bias. It keeps the height and width except for the stride.
 fn conv(scope: &Scope, inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Result<Conv2d> {
     let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], bias: false, ..ConvOptions::default() };
     let init = Init::KaimingNormal { a: 0.0, fan: Fan::In };

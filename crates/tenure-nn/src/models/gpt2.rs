@@ -1,4 +1,4 @@
-//! GPT-2 (Radford et al., 2019), as Hugging Face has it.
+//! GPT-2 (Radford et al., 2019), as in Hugging Face's Transformers.
 
 use serde::Deserialize;
 use tenure_tensor::ops::Attention;
@@ -8,43 +8,44 @@ use super::config::{self, ConfigFile, Refusal};
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, check_probability};
 use crate::{Init, Mode, Parameter, Scope, module};
 
-/// How large a GPT-2 is: what `config.json` says. A file of another model, or of one whose last layer is not the table of
-/// tokens, is refused. `reorder_and_upcast_attn` says what is done anyway: scores are never in half precision.
+/// The configuration of a GPT-2, as read from `config.json`. A file of another model, or of one whose last layer is not
+/// the token table, is refused. `reorder_and_upcast_attn` has no effect, because scores are never computed in half
+/// precision.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "ConfigFile")]
 pub struct Gpt2Config {
-    /// Tokens that there are.
+    /// The number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Tokens of the longest text.
+    /// The number of tokens in the longest text.
     pub n_positions: usize,
-    /// Numbers of one token.
+    /// The size of a token's vector.
     pub n_embd: usize,
-    /// Layers.
+    /// The number of layers.
     pub n_layer: usize,
-    /// Heads of each layer.
+    /// The number of heads in each layer.
     pub n_head: usize,
-    /// Numbers between the linear layers; if it is not said, four times `n_embd`.
+    /// The size of the vectors between the linear layers. `None` means four times `n_embd`.
     pub n_inner: Option<usize>,
-    /// Between the linear layers.
+    /// The activation between the linear layers.
     pub activation_function: Activation,
-    /// Scores are divided by the root of a head's size.
+    /// Whether scores are divided by the root of a head's size.
     pub scale_attn_weights: bool,
-    /// Scores are divided by the layer's number, from 1.
+    /// Whether scores are divided by the layer's number, from 1.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// Of the normalisation.
+    /// The ε of the normalisation.
     pub layer_norm_epsilon: f64,
-    /// How much of the embedding is left out in training.
+    /// The probability of dropping an embedding's value in training.
     pub embd_pdrop: f64,
-    /// How much attention is left out in training.
+    /// The probability of dropping an attention weight in training.
     pub attn_pdrop: f64,
-    /// How much of each part's result is left out in training.
+    /// The probability of dropping a value of each block part's output in training.
     pub resid_pdrop: f64,
-    /// The standard deviation of what a fresh model begins with.
+    /// The standard deviation of a fresh model's weights.
     pub initializer_range: f64,
 }
 
 impl Default for Gpt2Config {
-    /// The small one, of 124 million parameters.
+    /// The configuration of the small GPT-2, with 124 million parameters.
     fn default() -> Self {
         Self {
             vocab_size: 50_257,
@@ -93,7 +94,7 @@ impl TryFrom<ConfigFile> for Gpt2Config {
 }
 
 impl Gpt2Config {
-    /// What scores of layer number `layer`, from 0, are multiplied by.
+    /// Returns the factor of the scores in layer number `layer`, from 0.
     fn scale(&self, layer: usize) -> f64 {
         let root = if self.scale_attn_weights { ((self.n_embd / self.n_head) as f64).sqrt() } else { 1.0 };
         let number = if self.scale_attn_by_inverse_layer_idx { layer + 1 } else { 1 };
@@ -108,13 +109,14 @@ impl Gpt2Config {
         Init::Normal { mean: 0.0, deviation: self.initializer_range }
     }
 
-    /// Of what is added up over the layers, so that the sum stays as large for any number of them.
+    /// Returns the initial values of the layers whose outputs are summed over the blocks. Their deviation keeps the
+    /// sum's size independent of the number of blocks.
     fn init_residual(&self) -> Init {
         Init::Normal { mean: 0.0, deviation: self.initializer_range / (2.0 * self.n_layer as f64).sqrt() }
     }
 }
 
-/// Scores for the token that follows each. The table of tokens is the last layer too.
+/// A decoder: computes scores of the next token after each token. The token table serves as the last layer too.
 pub struct Gpt2 {
     wte: Embedding,
     wpe: Embedding,
@@ -125,10 +127,10 @@ pub struct Gpt2 {
 module!(Gpt2 { wte, wpe, blocks, ln_f, dropout });
 
 impl Gpt2 {
-    /// A fresh model. `scope` may be at `transformer`, as in some files.
+    /// Makes a fresh model. `scope` may be at `transformer`, as in some files.
     ///
     /// # Errors
-    /// Heads that do not divide the hidden size; what is left out is no probability; no memory.
+    /// The heads do not divide the hidden size; a dropout is not a probability; no memory.
     pub fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
         config::check_heads("Gpt2", config.n_head, config.n_embd)?;
         let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, config.n_embd, config.init());
@@ -144,7 +146,7 @@ impl Gpt2 {
 }
 
 impl Layer for Gpt2 {
-    /// Scores `[batch, length, vocabulary]` of tokens `[batch, length]`.
+    /// Computes scores `[batch, length, vocabulary]` for tokens `[batch, length]`.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let length = config::text_length("Gpt2", tokens, Some((self.wpe.weight.size(0)?, "n_positions")))?;
         let positions = self.wpe.weight.narrow(0, 0, length)?;
@@ -224,7 +226,7 @@ impl Layer for SelfAttention {
     }
 }
 
-/// x W + b, the weight the other way round than in a linear layer: Hugging Face's `Conv1D`.
+/// A linear layer x W + b with the transposed weight: Hugging Face's `Conv1D`.
 struct Projection {
     /// `[inputs, outputs]`.
     weight: Parameter,

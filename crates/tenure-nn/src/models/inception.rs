@@ -1,4 +1,4 @@
-//! Inception-v3 (Szegedy et al., 2016), as torchvision has it.
+//! Inception-v3 (Szegedy et al., 2016), as in torchvision.
 
 use tenure_tensor::ops::cat;
 use tenure_tensor::{Result, Tensor};
@@ -9,23 +9,24 @@ use crate::layers::{
 };
 use crate::{Init, Scope, module};
 
-/// How large an Inception-v3 is.
+/// The configuration of an Inception-v3.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InceptionConfig {
-    /// Classes.
+    /// The number of classes.
     pub classes: usize,
-    /// With the auxiliary classifier of its training.
+    /// Whether the model has the auxiliary classifier for training.
     pub has_auxiliary: bool,
-    /// How much of the features is left out in training.
+    /// The probability of dropping a feature in training.
     pub dropout: f64,
 }
 
 impl InceptionConfig {
-    /// Inception-v3.
+    /// The configuration of Inception-v3.
     pub const V3: Self = Self { classes: 1000, has_auxiliary: true, dropout: 0.5 };
 }
 
-/// Classes of images `[batch, 3, height, width]` of at least 75 pixels, as scores `[batch, classes]`.
+/// A classifier of images `[batch, 3, height, width]` of at least 75 pixels in height and width. It returns scores
+/// `[batch, classes]`.
 pub struct InceptionV3 {
     stem: Vec<Convolution>,
     before: Vec<Mixed>,
@@ -37,7 +38,7 @@ pub struct InceptionV3 {
 module!(InceptionV3 { stem, before, auxiliary, after, dropout, fc });
 
 impl InceptionV3 {
-    /// A fresh model.
+    /// Makes a fresh model.
     ///
     /// # Errors
     /// No memory.
@@ -76,10 +77,11 @@ impl InceptionV3 {
         })
     }
 
-    /// The scores, and those of the auxiliary classifier if there is one: for training, which adds 0.4 times its loss.
+    /// Computes the scores, and those of the auxiliary classifier if there is one. For training, whose loss adds 0.4
+    /// times the auxiliary loss.
     ///
     /// # Errors
-    /// Images that are too small; no memory.
+    /// The images are too small; no memory.
     pub fn forward_with_auxiliary(&self, input: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let features = self.features(input)?;
         let auxiliary = self.auxiliary.as_ref().map(|auxiliary| auxiliary.forward(&features)).transpose()?;
@@ -114,22 +116,22 @@ const SMOOTH: AvgPool<2> = AvgPool(PoolOptions { stride: [1, 1], padding: [1, 1]
 
 const WEIGHT: Init = Init::Normal { mean: 0.0, deviation: 0.1 };
 
-/// Branches side by side, whose channels are joined.
+/// Branches side by side, whose channels are concatenated.
 struct Mixed {
     branches: Vec<Branch>,
 }
 module!(Mixed { branches });
 
-/// Convolutions one after the other.
+/// A chain of convolutions.
 struct Branch {
     pool: Pool,
     layers: Vec<Convolution>,
-    /// What the last of them splits into.
+    /// The convolutions that all take the last layer's output.
     split: Vec<Convolution>,
 }
 module!(Branch { layers, split });
 
-/// What a branch begins with.
+/// The pooling at the beginning of a branch.
 #[derive(Clone, Copy, PartialEq)]
 enum Pool {
     None,
@@ -137,7 +139,7 @@ enum Pool {
     Max,
 }
 
-/// A convolution of a branch: its name, channels, kernel, padding; and the stride.
+/// A convolution of a branch: its name, output channels, kernel and stride. The stride decides the padding.
 type Plan<'a> = (&'a str, usize, [usize; 2], usize);
 
 impl Mixed {
@@ -283,7 +285,7 @@ impl Layer for Mixed {
     }
 }
 
-/// The classifier in the middle.
+/// The auxiliary classifier in the middle of the model.
 struct Auxiliary {
     conv0: Convolution,
     conv1: Convolution,
@@ -310,7 +312,7 @@ impl Layer for Auxiliary {
     }
 }
 
-/// A convolution without bias, normalised, above zero.
+/// A convolution without bias, batch normalisation and ReLU.
 struct Convolution {
     conv: Conv2d,
     bn: BatchNorm2d,
@@ -332,7 +334,7 @@ impl Convolution {
         Ok(Self { conv, bn: BatchNorm2d::with_options(&scope.at("bn"), outputs, options)? })
     }
 
-    /// Padded so that sizes stay, but where the stride is 2.
+    /// Makes a convolution by a plan. It is padded to keep the height and width if the stride is 1.
     fn planned(scope: &Scope, inputs: usize, (name, outputs, kernel, stride): Plan<'_>) -> Result<Self> {
         let padding = if stride == 1 { kernel.map(|size| size / 2) } else { [0, 0] };
         Self::new(&scope.at(name), inputs, outputs, kernel, [stride; 2], padding)

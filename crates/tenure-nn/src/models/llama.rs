@@ -1,4 +1,4 @@
-//! Llama (Touvron et al., 2023), as Hugging Face has it.
+//! Llama (Touvron et al., 2023), as in Hugging Face's Transformers.
 
 use serde::Deserialize;
 use tenure_tensor::ops::Attention;
@@ -9,46 +9,46 @@ use super::rope::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm, check_probability};
 use crate::{Init, Mode, Scope, module};
 
-/// How large a Llama is: what `config.json` says. A file of another model is refused.
+/// The configuration of a Llama, as read from `config.json`. A file of another model is refused.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "ConfigFile")]
 pub struct LlamaConfig {
-    /// Tokens that there are.
+    /// The number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Numbers of one token.
+    /// The size of a token's vector.
     pub hidden_size: usize,
-    /// Numbers between the linear layers.
+    /// The size of the vectors between the linear layers.
     pub intermediate_size: usize,
-    /// Layers.
+    /// The number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of queries.
+    /// The number of query heads.
     pub num_attention_heads: usize,
-    /// Heads of keys and values, each for several of queries.
+    /// The number of key and value heads, each shared by several query heads.
     pub num_key_value_heads: usize,
-    /// Numbers of one head; if it is not said, the heads share `hidden_size`.
+    /// The size of one head. `None` divides `hidden_size` among the heads.
     pub head_dim: Option<usize>,
-    /// Between the linear layers, of the gate.
+    /// The activation of the gate between the linear layers.
     pub hidden_act: Activation,
-    /// Of the normalisation.
+    /// The ε of the normalisation.
     pub rms_norm_eps: f64,
-    /// Positions.
+    /// The rotary positions.
     pub rope: Rope,
-    /// The linear layers of attention have biases.
+    /// Whether the linear layers of attention have biases.
     pub attention_bias: bool,
-    /// The other linear layers have biases, but for the last.
+    /// Whether the other linear layers, except the last, have biases.
     pub mlp_bias: bool,
-    /// How much attention is left out in training.
+    /// The probability of dropping an attention weight in training.
     pub attention_dropout: f64,
-    /// The table of tokens is the last layer too.
+    /// Whether the token table serves as the last layer too.
     pub tie_word_embeddings: bool,
-    /// The token that texts are filled up with, counted from the end if it is negative.
+    /// The padding token, counted from the end if negative.
     pub pad_token_id: Option<isize>,
-    /// The standard deviation of what a fresh model begins with.
+    /// The standard deviation of a fresh model's weights.
     pub initializer_range: f64,
 }
 
 impl Default for LlamaConfig {
-    /// TinyLlama, of 1.1 billion parameters.
+    /// The configuration of TinyLlama, with 1.1 billion parameters.
     fn default() -> Self {
         Self {
             vocab_size: 32_000,
@@ -100,7 +100,7 @@ impl TryFrom<ConfigFile> for LlamaConfig {
 }
 
 impl LlamaConfig {
-    /// Numbers of one head.
+    /// Returns the size of one head.
     fn head_size(&self) -> Result<usize> {
         let Self { hidden_size, num_attention_heads: heads, num_key_value_heads: key_heads, .. } = *self;
         if self.head_dim.is_none() {
@@ -127,7 +127,7 @@ impl LlamaConfig {
     }
 }
 
-/// Scores for the token that follows each.
+/// A decoder: computes scores of the next token after each token.
 pub struct Llama {
     embed_tokens: Embedding,
     layers: Vec<Block>,
@@ -140,10 +140,10 @@ pub struct Llama {
 module!(Llama { embed_tokens, layers, norm, lm_head });
 
 impl Llama {
-    /// A fresh model.
+    /// Makes a fresh model.
     ///
     /// # Errors
-    /// Heads that do not go together; positions, or other numbers, that make no sense; no memory.
+    /// The heads do not fit together; the positions or other numbers are invalid; no memory.
     pub fn new(scope: &Scope, config: &LlamaConfig) -> Result<Self> {
         let (model, hidden, count) = (scope.at("model"), config.hidden_size, config.vocab_size);
         let head_size = config.head_size()?;
@@ -164,7 +164,7 @@ impl Llama {
 }
 
 impl Layer for Llama {
-    /// Scores `[batch, length, vocabulary]` of tokens `[batch, length]`.
+    /// Computes scores `[batch, length, vocabulary]` for tokens `[batch, length]`.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let length = config::text_length("Llama", tokens, None)?;
         let x = self.embed_tokens.forward(tokens)?;

@@ -1,4 +1,4 @@
-//! Models, whose parameters have the names of torchvision and Hugging Face, so that their files load.
+//! Models whose parameters have the names of torchvision and Hugging Face, so that their files load.
 
 mod bert;
 mod bert_files;

@@ -1,5 +1,5 @@
-//! ModernBERT (Warner et al., 2024), an encoder with rotary positions and layers that look at near tokens only, as Hugging
-//! Face has it.
+//! ModernBERT (Warner et al., 2024), as in Hugging Face's Transformers: an encoder with rotary positions, in which some
+//! layers attend to near tokens only.
 
 use serde::Deserialize;
 use tenure_tensor::ops::Attention;
@@ -10,55 +10,55 @@ use super::rope::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, NormOptions, check_probability};
 use crate::{Init, Mode, Scope, module};
 
-/// How large a ModernBERT is: what `config.json` says.
+/// The configuration of a ModernBERT, as read from `config.json`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "ConfigFile")]
 pub struct ModernBertConfig {
-    /// Tokens that there are.
+    /// The number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// Numbers of one token.
+    /// The size of a token's vector.
     pub hidden_size: usize,
-    /// Heads of each layer.
+    /// The number of heads in each layer.
     pub num_attention_heads: usize,
-    /// Numbers between the two linear layers.
+    /// The size of the vectors between the two linear layers.
     pub intermediate_size: usize,
-    /// Tokens of the longest text.
+    /// The number of tokens in the longest text.
     pub max_position_embeddings: usize,
-    /// Which tokens each layer looks at.
+    /// The range of attention of each layer.
     pub layers: Vec<Sight>,
-    /// How many tokens away a layer of [`Sight::Near`] looks, to either side.
+    /// The distance in tokens, to either side, up to which a layer of [`Sight::Near`] attends.
     pub window: usize,
-    /// Positions in layers that look at all tokens.
+    /// The rotary positions of layers that attend to all tokens.
     pub rope: Rope,
-    /// Positions in layers that look at near ones.
+    /// The rotary positions of layers that attend to near tokens.
     pub near_rope: Rope,
-    /// In the gates between the two linear layers.
+    /// The activation of the gates between the two linear layers.
     pub hidden_activation: Activation,
     /// The ε of the normalisations.
     pub norm_eps: f64,
     /// Whether normalisations have a bias.
     pub norm_bias: bool,
-    /// Whether linear layers of attention have a bias.
+    /// Whether the linear layers of attention have a bias.
     pub attention_bias: bool,
     /// Whether the other linear layers have a bias.
     pub mlp_bias: bool,
-    /// How much of the embeddings is left out in training.
+    /// The probability of dropping an embedding's value in training.
     pub embedding_dropout: f64,
-    /// How much attention is left out in training.
+    /// The probability of dropping an attention weight in training.
     pub attention_dropout: f64,
-    /// How much of what is between the linear layers is left out in training.
+    /// The probability of dropping a value between the linear layers in training.
     pub mlp_dropout: f64,
-    /// The standard deviation of what a fresh model begins with.
+    /// The standard deviation of a fresh model's weights.
     pub initializer_range: f64,
 }
 
-/// Which tokens a layer looks at.
+/// The range of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Sight {
-    /// All of a text's.
+    /// All tokens of a text.
     #[serde(rename = "full_attention")]
     All,
-    /// A text's near ones.
+    /// The near tokens of a text.
     #[serde(rename = "sliding_attention")]
     Near,
 }
@@ -117,7 +117,7 @@ impl ModernBertConfig {
     }
 }
 
-/// Texts, as numbers for each of their tokens.
+/// The encoder: computes a vector for each token of a text.
 pub struct ModernBert {
     tok_embeddings: Embedding,
     norm: LayerNorm,
@@ -132,7 +132,7 @@ pub struct ModernBert {
 }
 module!(ModernBert { tok_embeddings, norm, dropout, layers, final_norm });
 
-/// Rotary positions, of which the last are remembered.
+/// Rotary positions with a cache of the last computed waves.
 struct Positions {
     rope: Rope,
     waves: LastWaves,
@@ -150,10 +150,10 @@ impl Positions {
 }
 
 impl ModernBert {
-    /// A fresh model. `scope` may be at `model`, as in files of models with more on top.
+    /// Makes a fresh model. `scope` may be at `model`, as in files of models with more layers on top.
     ///
     /// # Errors
-    /// Heads that do not divide the hidden size; what is left out is no probability; no memory.
+    /// The heads do not divide the hidden size; a dropout is not a probability; no memory.
     pub fn new(scope: &Scope, config: &ModernBertConfig) -> Result<Self> {
         config::check_heads("ModernBert", config.num_attention_heads, config.hidden_size)?;
         let (embeddings, layers) = (scope.at("embeddings"), scope.at("layers"));
@@ -174,15 +174,15 @@ impl ModernBert {
         })
     }
 
-    /// Numbers `[batch, length, hidden]` for the tokens `[batch, length]`. `mask`, of the same sizes, is 1 where there
-    /// is a token and 0 where a text was filled up.
+    /// Computes vectors `[batch, length, hidden]` for the tokens `[batch, length]`. `mask`, of the same sizes, is 1 for
+    /// a token and 0 for padding.
     ///
     /// # Errors
-    /// Sizes that do not go together; a text that is too long; no memory.
+    /// The sizes do not fit together; a text is too long; no memory.
     pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let length = config::text_length("ModernBert", tokens, Some((self.max_tokens, "max_position_embeddings")))?;
         let x = self.dropout.forward(&self.norm.forward(&self.tok_embeddings.forward(tokens)?)?)?;
-        // True where a query may look, for all heads and queries alike.
+        // The mask is true where a query may look, and the same for all heads and queries.
         let all = mask.map(|mask| mask.to_dtype(DType::Bool)?.unsqueeze(1)?.unsqueeze(1)).transpose()?;
         let near = near(length, self.window)?.to_device(x.device())?;
         let near = match &all {
@@ -199,14 +199,14 @@ impl ModernBert {
     }
 }
 
-/// Which of `length` keys each query sees that looks no farther than `window`: `[length, length]`.
+/// Makes the mask `[length, length]` that is true where a key is at most `window` tokens from the query.
 fn near(length: usize, window: usize) -> Result<Tensor> {
     let of_query = |query: usize| (0..length).map(move |key| key.abs_diff(query) <= window);
     Tensor::from_vec((0..length).flat_map(of_query).collect(), &[length, length])
 }
 
 struct EncoderLayer {
-    /// Embeddings were normalised just before the first layer.
+    /// The normalisation before attention. The first layer has none, since the embeddings were just normalised.
     attn_norm: Option<LayerNorm>,
     attention: SelfAttention,
     mlp_norm: LayerNorm,

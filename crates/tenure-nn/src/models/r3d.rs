@@ -1,29 +1,29 @@
-//! R3D (Tran et al., 2018): ResNet over videos, as torchvision has it.
+//! R3D (Tran et al., 2018), as in torchvision: a ResNet for videos.
 
 use tenure_tensor::{Result, Tensor};
 
 use crate::layers::{AdaptiveAvgPool, BatchNorm3d, Conv3d, ConvOptions, Flatten, Layer, Linear};
 use crate::{Fan, Init, Scope, module};
 
-/// How large an R3D is.
+/// The configuration of an R3D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R3dConfig {
-    /// Blocks of the four stages.
+    /// The number of blocks in each of the four stages.
     pub blocks: [usize; 4],
-    /// Channels of the first stage; each further one has twice as many.
+    /// The number of channels in the first stage. Each later stage has twice as many as the one before.
     pub width: usize,
-    /// Channels of frames.
+    /// The number of channels of a frame.
     pub channels: usize,
-    /// Classes.
+    /// The number of classes.
     pub classes: usize,
 }
 
 impl R3dConfig {
-    /// R3D-18.
+    /// The configuration of R3D-18.
     pub const R3D18: Self = Self { blocks: [2, 2, 2, 2], width: 64, channels: 3, classes: 400 };
 }
 
-/// Classes of videos `[batch, channels, frames, height, width]`, as scores `[batch, classes]`.
+/// A classifier of videos `[batch, channels, frames, height, width]`. It returns scores `[batch, classes]`.
 pub struct R3d {
     stem: Convolution,
     stages: Vec<Vec<Block>>,
@@ -32,7 +32,7 @@ pub struct R3d {
 module!(R3d { stem, stages, fc });
 
 impl R3d {
-    /// A fresh model.
+    /// Makes a fresh model.
     ///
     /// # Errors
     /// No memory.
@@ -64,11 +64,11 @@ impl Layer for R3d {
     }
 }
 
-/// Two convolutions around which the input is carried.
+/// A residual block of two convolutions.
 struct Block {
     conv1: Convolution,
     conv2: Convolution,
-    /// Where the sizes change.
+    /// The projection of the input, where the sizes change.
     downsample: Option<Convolution>,
 }
 module!(Block { conv1, conv2, downsample });
@@ -92,7 +92,7 @@ impl Layer for Block {
     }
 }
 
-/// A convolution without bias, normalised.
+/// A convolution without bias and batch normalisation.
 struct Convolution {
     conv: Conv3d,
     norm: BatchNorm3d,
@@ -118,7 +118,7 @@ impl Convolution {
         self.norm.forward(&self.conv.forward(input)?)
     }
 
-    /// With what is carried around it, above 0.
+    /// Convolves and normalises `input`, adds the residual `carried`, and applies ReLU.
     fn forward_relu(&self, input: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
         self.norm.forward_relu(&self.conv.forward(input)?, carried)
     }

@@ -1,4 +1,4 @@
-//! ResNet (He et al., 2016), as torchvision has it: the stride of a bottleneck is in its second convolution.
+//! ResNet (He et al., 2016), as in torchvision: the stride of a bottleneck is in its second convolution.
 
 use tenure_tensor::{Result, Tensor};
 
@@ -7,36 +7,36 @@ use crate::layers::{
 };
 use crate::{Fan, Init, Scope, module};
 
-/// How large a ResNet is.
+/// The configuration of a ResNet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResNetConfig {
-    /// Blocks of the four stages.
+    /// The number of blocks in each of the four stages.
     pub blocks: [usize; 4],
-    /// Blocks of three convolutions rather than two.
+    /// Whether blocks have three convolutions rather than two.
     pub is_bottleneck: bool,
-    /// Channels of the first stage; each further one has twice as many.
+    /// The number of channels in the first stage. Each later stage has twice as many as the one before.
     pub width: usize,
-    /// Channels of images.
+    /// The number of channels of an image.
     pub channels: usize,
-    /// Classes.
+    /// The number of classes.
     pub classes: usize,
 }
 
 impl ResNetConfig {
-    /// ResNet-18.
+    /// The configuration of ResNet-18.
     pub const RESNET18: Self =
         Self { blocks: [2, 2, 2, 2], is_bottleneck: false, width: 64, channels: 3, classes: 1000 };
-    /// ResNet-34.
+    /// The configuration of ResNet-34.
     pub const RESNET34: Self = Self { blocks: [3, 4, 6, 3], ..Self::RESNET18 };
-    /// ResNet-50.
+    /// The configuration of ResNet-50.
     pub const RESNET50: Self = Self { is_bottleneck: true, ..Self::RESNET34 };
-    /// ResNet-101.
+    /// The configuration of ResNet-101.
     pub const RESNET101: Self = Self { blocks: [3, 4, 23, 3], ..Self::RESNET50 };
-    /// ResNet-152.
+    /// The configuration of ResNet-152.
     pub const RESNET152: Self = Self { blocks: [3, 8, 36, 3], ..Self::RESNET50 };
 }
 
-/// Classes of images `[batch, channels, height, width]`, as scores `[batch, classes]`.
+/// A classifier of images `[batch, channels, height, width]`. It returns scores `[batch, classes]`.
 pub struct ResNet {
     conv1: Conv2d,
     bn1: BatchNorm2d,
@@ -46,7 +46,7 @@ pub struct ResNet {
 module!(ResNet { conv1, bn1, stages, fc });
 
 impl ResNet {
-    /// A fresh model.
+    /// Makes a fresh model.
     ///
     /// # Errors
     /// No memory.
@@ -78,15 +78,15 @@ impl Layer for ResNet {
     }
 }
 
-/// Convolutions around which the input is carried.
+/// A residual block of two or three convolutions.
 struct Block {
     conv1: Conv2d,
     bn1: BatchNorm2d,
     conv2: Conv2d,
     bn2: BatchNorm2d,
-    /// Of a bottleneck.
+    /// The third convolution, in a bottleneck.
     third: Option<Third>,
-    /// Where the sizes change.
+    /// The projection of the input, where the sizes change.
     downsample: Option<Sequential>,
 }
 module!(Block { conv1, bn1, conv2, bn2, third, downsample });
@@ -135,7 +135,7 @@ impl Layer for Block {
     }
 }
 
-/// A convolution without bias that keeps sizes but for the stride.
+/// Makes a convolution without bias. It keeps the height and width except for the stride.
 fn conv(scope: &Scope, inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Result<Conv2d> {
     let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], bias: false, ..ConvOptions::default() };
     let init = Init::KaimingNormal { a: 0.0, fan: Fan::Out };

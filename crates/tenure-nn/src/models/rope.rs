@@ -1,4 +1,4 @@
-//! Rotary positions (Su et al., 2021), as Hugging Face has them.
+//! Rotary positions (Su et al., 2021), as in Hugging Face's Transformers.
 
 use std::f64::consts::TAU;
 
@@ -8,55 +8,57 @@ use tenure_tensor::{DType, Result, Tensor, TensorError};
 
 use super::config::{ConfigFile, Refusal};
 
-/// Positions as angles that pairs of numbers of queries and keys are turned by: what `rope_parameters` of `config.json`
-/// says, or `rope_theta` and `rope_scaling`, which earlier files have.
+/// Rotary positions: pairs of numbers in queries and keys are turned by an angle that depends on the position. Read
+/// from `rope_parameters` of `config.json`, or from `rope_theta` and `rope_scaling` of earlier files.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "ConfigFile")]
 pub struct Rope {
-    /// Positions in a radian of the longest wave, nearly.
+    /// The base of the wavelengths: nearly the number of positions in a radian of the longest wave.
     pub theta: f64,
-    /// For texts longer than those that the model first learned from.
+    /// The scaling for texts longer than those of the first training.
     pub scaling: RopeScaling,
 }
 
-/// How waves are made longer. Other ways than these are refused, rather than computed wrong.
+/// A way to lengthen the waves. Any other way in a file is refused, since it would be computed wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(tag = "rope_type", rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Not at all.
+    /// The waves keep their lengths.
     #[default]
     Default,
-    /// All of them.
+    /// All waves become longer.
     Linear {
-        /// How many times as long.
+        /// The factor of the wavelengths.
         factor: f64,
     },
-    /// The long ones, as Llama 3.1 has it.
+    /// The long waves become longer, as in Llama 3.1.
     Llama3 {
-        /// How many times as long the longest are.
+        /// The factor of the longest wavelengths.
         factor: f64,
-        /// Waves that go fewer times into the first length become so much longer.
+        /// Waves that fit fewer times than this into the original length become `factor` times as long.
         low_freq_factor: f64,
-        /// Waves that go more often into it stay as they are; between, they become longer by degrees.
+        /// Waves that fit more often than this into the original length keep their lengths. Between the two, the factor
+        /// changes gradually.
         high_freq_factor: f64,
-        /// The first length.
+        /// The length, in tokens, of the texts of the first training.
         original_max_position_embeddings: f64,
     },
 }
 
-/// The angles' cosines and sines: `[length, size / 2]`.
+/// The cosines and sines of the angles, each `[length, size / 2]`.
 #[derive(Clone)]
 pub(super) struct Waves {
     cos: Tensor,
     sin: Tensor,
 }
 
-/// The waves of texts as long as the last, so that the next ones' are not computed, nor brought to a device, again.
+/// A cache of the last computed waves. Texts of the same length reuse them, without computing or copying them again.
 #[derive(Default)]
 pub(super) struct LastWaves(Mutex<Option<Waves>>);
 
 impl LastWaves {
-    /// The angles of the first `length` positions for heads of `size` numbers, as the values of `like` are.
+    /// Returns the waves of the first `length` positions for heads of `size` numbers, with the dtype and device of
+    /// `like`.
     pub(super) fn get(&self, rope: &Rope, length: usize, size: usize, like: &Tensor) -> Result<Waves> {
         let mut last = self.0.lock();
         let fits = |waves: &&Waves| {
@@ -73,7 +75,7 @@ impl LastWaves {
 }
 
 impl Default for Rope {
-    /// Of the first Llamas.
+    /// The positions of the first Llamas.
     fn default() -> Self {
         Self { theta: 10_000.0, scaling: RopeScaling::Default }
     }
@@ -83,11 +85,11 @@ impl TryFrom<ConfigFile> for Rope {
     type Error = Refusal;
 
     fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
-        // Of both, Transformers takes the first that says something, and what it does not say from the file itself.
+        // Like Transformers: the first key that is not empty is taken, and what it lacks comes from the file itself.
         let given: [Option<ConfigFile>; 2] = [file.optional("rope_scaling")?, file.optional("rope_parameters")?];
         let parameters = given.into_iter().flatten().find(|given| !given.is_empty()).unwrap_or_default();
         let theta = parameters.or("rope_theta", file.or("rope_theta", Self::default().theta)?)?;
-        // All of a head's numbers are turned.
+        // Only models that turn all numbers of a head are supported.
         [&parameters, &file].into_iter().try_for_each(|file| file.only("partial_rotary_factor", 1.0))?;
         let kind = parameters.or("type", parameters.or("rope_type", "default".to_owned())?)?;
         Ok(Self { theta, scaling: parameters.with("rope_type", kind).all()? })
@@ -95,7 +97,7 @@ impl TryFrom<ConfigFile> for Rope {
 }
 
 impl Rope {
-    /// Refuses numbers that no angle is computed from.
+    /// Refuses numbers that give no valid angle.
     pub(super) fn check(&self) -> Result<()> {
         let factor = match self.scaling {
             RopeScaling::Default => 1.0,
@@ -112,9 +114,9 @@ impl Rope {
         }
     }
 
-    /// The angles of the first positions, for heads of `size` numbers.
+    /// Computes the waves of the first `length` positions for heads of `size` numbers.
     fn waves(&self, length: usize, size: usize, dtype: DType) -> Result<Waves> {
-        // In single precision, as Hugging Face computes them.
+        // Single precision, as in Hugging Face.
         let frequencies: Vec<f32> = (0..size / 2).map(|pair| self.frequency(pair, size) as f32).collect();
         let angles: Vec<f32> =
             (0..length).flat_map(|position| frequencies.iter().map(move |one| position as f32 * one)).collect();
@@ -137,7 +139,7 @@ impl Rope {
 }
 
 impl Waves {
-    /// Turns each pair of a number in the first half and its partner in the second.
+    /// Turns each pair of a number in the first half and its partner in the second half.
     pub(super) fn turn(&self, x: &Tensor) -> Result<Tensor> {
         x.rotary(&self.cos, &self.sin)
     }
@@ -171,7 +173,8 @@ mod tests {
         2.578346311565838e-06,
     ];
 
-    /// What `ROPE_INIT_FUNCTIONS[rope_type](config, "cpu")` of Transformers says of heads of 16 numbers.
+    /// Compares frequencies of heads of 16 numbers with `ROPE_INIT_FUNCTIONS[rope_type](config, "cpu")` of
+    /// Transformers.
     fn check(file: serde_json::Value, expected: [f64; 8]) {
         let rope: Rope = serde_json::from_value(file).unwrap();
         for (pair, expected) in expected.into_iter().enumerate() {

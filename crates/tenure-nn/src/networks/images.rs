@@ -1,11 +1,11 @@
-//! Classes of images and videos.
+//! Networks that classify images and videos.
 
 use serde::Deserialize;
 
 use super::{Architectures, one_to_one, parse};
 use crate::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
 
-/// What differs from the architecture that is named.
+/// Options that override the named architecture's values.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Residual {
@@ -57,7 +57,7 @@ pub(super) fn register(architectures: &mut Architectures) {
     architectures.register("inception_v3", |scope, options| {
         let Inception { classes } = parse(options)?;
         let base = InceptionConfig::V3;
-        // The other classifier is for training.
+        // The auxiliary classifier is for training only.
         let config = InceptionConfig { classes: classes.unwrap_or(base.classes), has_auxiliary: false, ..base };
         Ok(one_to_one(InceptionV3::new(scope, config)?))
     });

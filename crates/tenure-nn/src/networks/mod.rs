@@ -1,20 +1,20 @@
-//! What models compute: networks, by the names of their architectures.
+//! Networks for inference, by the names of their architectures.
 //!
-//! [`Architectures::default`] has those of `tenure-nn`; others are [registered](Architectures::register). What a model's
-//! configuration says as `options`, or as the file `config`, is what its network is built of:
+//! [`Architectures::default`] has those of `tenure-nn`; others are [registered](Architectures::register). A network is
+//! built from the `options` of a model's configuration, or from the file that its `config` names:
 //!
-//! | architectures | take | answer | options |
+//! | architectures | inputs | outputs | options |
 //! | --- | --- | --- | --- |
 //! | `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` | images | scores | `channels`, `classes`, `width` |
 //! | `densenet121`, `densenet201` | images | scores | `channels`, `classes` |
 //! | `inception_v3` | images | scores | `classes` |
 //! | `r3d18` | videos | scores | `channels`, `classes`, `width` |
-//! | `bert` | tokens, mask | numbers of each token | Hugging Face's `config.json` |
+//! | `bert` | tokens, mask | a vector for each token | Hugging Face's `config.json` |
 //! | `sentences` | tokens, mask | a vector of length 1 for each text | the same |
-//! | `gpt2`, `llama` | tokens | scores of what follows each token | the same |
+//! | `gpt2`, `llama` | tokens | scores of the next token after each | the same |
 //! | `mlp` | rows of numbers | rows of numbers | `sizes` of a row before each layer, and after the last |
 //!
-//! A mask is 1 where there is a token, and 0 where a text was filled up.
+//! A mask is 1 for a token and 0 for padding.
 
 mod images;
 mod rows;
@@ -33,38 +33,38 @@ use crate::layers::Layer;
 use crate::panics::caught;
 use crate::{Module, Scope, module};
 
-/// A module that can be asked. It computes the same for the same inputs, and no row of a batch affects another. In a batch of
-/// another size, a row may differ in its last bits, as sums are added up in another order.
+/// A module for inference. It computes the same for the same inputs, and no row of a batch affects another. In a batch
+/// of another size, a row may differ in its last bits, because sums are added up in another order.
 pub trait Network: Module {
-    /// How many tensors it takes.
+    /// Returns the number of input tensors.
     fn inputs(&self) -> usize;
 
-    /// How many it answers.
+    /// Returns the number of output tensors.
     fn outputs(&self) -> usize;
 
-    /// What it answers to as many inputs as it takes.
+    /// Computes the outputs for [`inputs`](Self::inputs) tensors.
     ///
     /// # Errors
-    /// Sizes or dtypes that do not go together; no memory.
+    /// The sizes or dtypes do not fit together; no memory.
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 }
 
-/// Why an architecture does not take its options.
+/// The reason why an architecture refuses its options.
 pub type BuildError = Box<dyn Error + Send + Sync>;
 
-/// Why a network is not built. Always one line.
+/// The reason why a network is not built. The message is always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// Nothing builds such networks.
+    /// There is no architecture of this name.
     #[error("there is no architecture {name:?}: there are {}", known.join(", "))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// All names.
+        /// The names of all architectures.
         known: Vec<String>,
     },
-    /// The architecture does not take the options.
+    /// The architecture refuses the options.
     #[error("{architecture} cannot be built of these options: {}", reason.to_string().replace('\n', " "))]
     Options {
         /// The architecture.
@@ -72,22 +72,22 @@ pub enum NetworkError {
         /// The reason.
         reason: BuildError,
     },
-    /// The architecture's code gave up.
+    /// The architecture's code panicked.
     #[error("the network panicked: {0}")]
     Panic(String),
 }
 
-/// Builds a network of options.
+/// A function that builds a network from options.
 pub type Build = dyn Fn(&Scope, Map<String, Value>) -> Result<Box<dyn Network>, BuildError> + Send + Sync;
 
-/// What builds networks, by the architecture's name.
+/// The registered architectures, by name.
 #[derive(Clone)]
 pub struct Architectures {
     builds: BTreeMap<String, Arc<Build>>,
 }
 
 impl Default for Architectures {
-    /// Those of `tenure-nn`.
+    /// The architectures of `tenure-nn`.
     fn default() -> Self {
         let mut architectures = Self::none();
         images::register(&mut architectures);
@@ -98,13 +98,13 @@ impl Default for Architectures {
 }
 
 impl Architectures {
-    /// None at all.
+    /// Makes an empty registry.
     pub fn none() -> Self {
         Self { builds: BTreeMap::new() }
     }
 
-    /// Adds an architecture, or takes the place of the one that had the name. Its parameters come from the scope that `build`
-    /// is given, and it writes none: they have no values yet.
+    /// Registers an architecture, and replaces an earlier one of the same name. `build` must take its parameters from
+    /// the given scope and must not write to them, because they have no values yet.
     pub fn register(
         &mut self,
         name: &str,
@@ -113,7 +113,7 @@ impl Architectures {
         self.builds.insert(name.into(), Arc::new(build));
     }
 
-    /// A network for inference that has no values yet: shapes alone, and no gradients.
+    /// Builds a network for inference whose parameters have shapes but neither values nor gradients.
     ///
     /// # Errors
     /// [`NetworkError`]; no memory.
@@ -130,13 +130,13 @@ impl Architectures {
         Ok(network)
     }
 
-    /// All names.
+    /// Returns the names of all architectures.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.builds.keys().map(String::as_str)
     }
 }
 
-/// A layer as a network.
+/// A network of one layer, with one input and one output.
 struct OneToOne {
     layer: Box<dyn Layer>,
 }

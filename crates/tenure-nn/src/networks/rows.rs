@@ -1,15 +1,15 @@
-//! Rows of numbers.
+//! Networks for rows of numbers.
 
 use serde::Deserialize;
 
 use super::{Architectures, one_to_one, parse};
 use crate::layers::{Activation, Linear, Sequential};
 
-/// A multilayer perceptron.
+/// The options of a multilayer perceptron.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mlp {
-    /// Numbers that a row has before each layer, and after the last.
+    /// The sizes of a row before each layer and after the last.
     sizes: Vec<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Texts, as tokens.
+//! Networks for texts, given as tokens.
 
 use tenure_tensor::{Result, Tensor};
 
@@ -20,7 +20,7 @@ pub(super) fn register(architectures: &mut Architectures) {
 
 struct Encoder {
     bert: Bert,
-    /// One for each text, rather than for each token.
+    /// Whether the output is a vector for each text rather than for each token.
     has_vectors: bool,
 }
 module!(Encoder { bert });

@@ -1,4 +1,4 @@
-//! Adagrad (Duchi et al., 2011).
+//! The Adagrad rule (Duchi et al., 2011).
 
 use num_traits::Float as _;
 use tenure_tensor::{Entry, Float, Kernel, Result};
@@ -13,16 +13,16 @@ pub static ADAGRAD: Kernel<StepKernel> = Kernel::new("adagrad", &[CPU, CUDA]);
 const CPU: &[Entry<StepKernel>] = on_cpu!(adagrad);
 const CUDA: &[Entry<StepKernel>] = on_cuda!(adagrad_on_cuda);
 
-/// Adagrad. PyTorch's `torch.optim.Adagrad`.
+/// The Adagrad rule. PyTorch's `torch.optim.Adagrad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adagrad {
-    /// Steps become shorter: the rate is divided by 1 + this for each step made.
+    /// The decay of the learning rate, which is divided by 1 + `lr_decay` times the number of earlier steps.
     pub lr_decay: f64,
-    /// How much the parameter shrinks.
+    /// The weight decay.
     pub weight_decay: f64,
-    /// Where the sum of squares begins.
+    /// The initial sum of squares.
     pub initial_accumulator_value: f64,
-    /// Added to the denominator.
+    /// The number that is added to the denominator.
     pub eps: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Adam (Kingma and Ba, 2015), and with decay apart from the gradient (Loshchilov and Hutter, 2019).
+//! The Adam rule (Kingma and Ba, 2015), also with decoupled weight decay (Loshchilov and Hutter, 2019).
 
 use num_traits::Float as _;
 use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
@@ -13,16 +13,16 @@ pub static ADAM: Kernel<StepKernel> = Kernel::new("adam", &[CPU, CUDA]);
 const CPU: &[Entry<StepKernel>] = on_cpu!(adam);
 const CUDA: &[Entry<StepKernel>] = on_cuda!(adam_on_cuda);
 
-/// Adam. PyTorch's `torch.optim.Adam`, or `AdamW` if the decay is decoupled.
+/// The Adam rule. PyTorch's `torch.optim.Adam`, or `AdamW` if the decay is decoupled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
-    /// How much of the averages of the gradient, and of its square, stays.
+    /// The decay factors of the averages of the gradient and of its square.
     pub betas: (f64, f64),
-    /// Added to the denominator.
+    /// The number that is added to the denominator.
     pub eps: f64,
-    /// How much the parameter shrinks.
+    /// The weight decay.
     pub weight_decay: f64,
-    /// The parameter shrinks apart from the gradient: AdamW.
+    /// Whether the weight decay is separate from the gradient, as in AdamW.
     pub is_decoupled: bool,
 }
 
@@ -33,7 +33,7 @@ impl Default for Adam {
 }
 
 impl Adam {
-    /// AdamW with PyTorch's defaults: a decay of 0.01.
+    /// Makes AdamW with PyTorch's defaults: a decay of 0.01.
     pub fn w() -> Self {
         Self { weight_decay: 0.01, is_decoupled: true, ..Self::default() }
     }

@@ -1,15 +1,16 @@
-//! Gradients are kept from being too large.
+//! Gradient clipping: by the common norm or by value.
 
 use tenure_tensor::{Access, DType, Device, DeviceKind, Entry, Kernel, Number, Tensor, autograd, ops, threads};
 
 use super::cuda::{self, on_cuda};
 use crate::{Parameter, Result};
 
-/// Writes the sum of the squares of each tensor's elements to a vector, in double precision, which does not overflow for
-/// what is finite in single precision. The tensors are contiguous, not empty, and of one dtype.
+/// The kernels that write the sum of the squares of each tensor's elements to a vector. The sums are in double
+/// precision, which does not overflow for finite values of single precision. The tensors are contiguous, not empty, and
+/// of one dtype.
 pub static SUMS_OF_SQUARES: Kernel<SumsOfSquares> = Kernel::new("sums_of_squares", &[CPU, CUDA]);
 
-/// A kernel of [`SUMS_OF_SQUARES`]: the vector is on the tensors' device.
+/// A kernel of [`SUMS_OF_SQUARES`]. The vector is on the tensors' device.
 pub type SumsOfSquares = fn(&Tensor, &[&Tensor]) -> tenure_tensor::Result<()>;
 
 const CPU: &[Entry<SumsOfSquares>] = &[
@@ -20,19 +21,22 @@ const CPU: &[Entry<SumsOfSquares>] = &[
 ];
 const CUDA: &[Entry<SumsOfSquares>] = on_cuda!(sums_of_squares_on_cuda);
 
-/// Writes tensors, which are contiguous and of one dtype, times a number that is on their device, in double precision.
+/// The kernels that write tensors multiplied by a factor. The tensors are contiguous and of one dtype; the factor is a
+/// double on their device.
 static SCALE: Kernel<Scale> = Kernel::new("scale_grads", &[on_cuda!(scale_on_cuda)]);
 
 type Scale = fn(&[&Tensor], &[&Tensor], &Tensor) -> tenure_tensor::Result<()>;
 
-/// Bytes of gradients that are scaled at once: those before are there as long as those after.
+/// The size in bytes after which a launch of scaled gradients ends. Old and new gradients of a launch exist at the same
+/// time.
 const AT_ONCE: usize = 256 << 20;
 
-/// Scales all gradients so that their common Euclidean norm is at most `max_norm`. Returns the norm that they had, in
-/// double precision on their device, which nobody waits for; if it is not finite, no gradient is changed. PyTorch's
-/// `clip_grad_norm_`.
+/// Scales all gradients so that their common Euclidean norm is at most `max_norm`. Returns the norm before scaling, in
+/// double precision on their device, without waiting for the device. If it is not finite, no gradient is changed.
+/// PyTorch's `clip_grad_norm_`.
 ///
 /// # Errors
+/// No memory.
 /// No memory.
 pub fn clip_grad_norm<'a>(
     parameters: impl IntoIterator<Item = &'a Parameter> + Clone,
@@ -43,21 +47,21 @@ pub fn clip_grad_norm<'a>(
     Ok(clip.norm)
 }
 
-/// How gradients are scaled so that their norm is at most some number.
+/// The norm of gradients, and the factor that limits it.
 pub(crate) struct Clip {
     norm: Tensor,
     factor: Factor,
 }
 
 enum Factor {
-    /// They stay as they are.
+    /// The gradients are unchanged.
     One,
     Of(f64),
     OnDevice(Tensor),
 }
 
 impl Clip {
-    /// By the sum of the squares of all their elements.
+    /// Computes the factor from the sum of the squares of all elements.
     pub(crate) fn new(squares: &Tensor, max_norm: f64) -> Result<Self> {
         let norm = squares.sqrt()?;
         let factor = if norm.device().is_cpu() {
@@ -71,7 +75,7 @@ impl Clip {
         Ok(Self { norm, factor })
     }
 
-    /// Scales those of some parameters.
+    /// Scales the gradients of some parameters.
     pub(crate) fn scale<'a>(&self, parameters: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
         match &self.factor {
             Factor::One => Ok(()),
@@ -81,7 +85,7 @@ impl Clip {
     }
 }
 
-/// Brings every element of every gradient between `-max` and `max`. PyTorch's `clip_grad_value_`.
+/// Clamps every element of every gradient to `-max`..`max`. PyTorch's `clip_grad_value_`.
 ///
 /// # Errors
 /// No memory.
@@ -89,7 +93,7 @@ pub fn clip_grad_value<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, 
     change_grads(parameters, |grad| grad.clamp(-max, max))
 }
 
-/// The sum of the squares of all elements of all gradients, on the device of the last.
+/// Returns the sum of the squares of all elements of all gradients, on the last gradient's device.
 pub(super) fn squares<'a>(parameters: impl IntoIterator<Item = &'a Parameter>) -> tenure_tensor::Result<Tensor> {
     let grads = parameters.into_iter().filter_map(|parameter| parameter.grad());
     let mut grads: Vec<Tensor> = grads.map(|grad| grad.contiguous()).collect::<tenure_tensor::Result<_>>()?;
@@ -98,8 +102,8 @@ pub(super) fn squares<'a>(parameters: impl IntoIterator<Item = &'a Parameter>) -
     total_of(&sums.collect::<tenure_tensor::Result<Vec<_>>>()?)
 }
 
-/// The sum of the squares of each of some gradients, which are contiguous and of one [kind]: the same whichever others
-/// there are.
+/// Returns the sum of the squares of each gradient. The gradients are contiguous and of one [kind]. A gradient's sum
+/// does not depend on the others.
 pub(crate) fn squares_of_each(grads: &[Tensor]) -> tenure_tensor::Result<Tensor> {
     let grads: Vec<&Tensor> = grads.iter().filter(|grad| grad.numel() > 0).collect();
     let device = grads.first().map_or(Device::CPU, |grad| grad.device());
@@ -110,14 +114,14 @@ pub(crate) fn squares_of_each(grads: &[Tensor]) -> tenure_tensor::Result<Tensor>
     Ok(sums)
 }
 
-/// The sum of sums of squares, on the device of the last.
+/// Returns the total of sums of squares, on the last tensor's device.
 pub(crate) fn total_of(sums: &[Tensor]) -> tenure_tensor::Result<Tensor> {
     let Some(device) = sums.last().map(Tensor::device) else { return Tensor::zeros(&[], DType::F64, Device::CPU) };
     let sums: Vec<Tensor> = sums.iter().map(|sums| sums.to_device(device)).collect::<tenure_tensor::Result<_>>()?;
     ops::cat(&sums.iter().collect::<Vec<_>>(), 0)?.sum_all()
 }
 
-/// Multiplies all gradients by a number on a device.
+/// Multiplies all gradients by a number that is on a device.
 fn scale_grads_by<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, factor: &Tensor) -> Result<()> {
     let grads = parameters.into_iter().filter_map(|parameter| Some((parameter, parameter.grad()?)));
     let mut grads: Vec<(&Parameter, Tensor)> = grads.collect();
@@ -135,7 +139,7 @@ fn scale_grads_by<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, facto
     scale_alike(ready, factor)
 }
 
-/// What tensors of one launch have in common: the device, and the dtype.
+/// The properties that all tensors of a launch share: the device and the dtype.
 pub(crate) type Kind = (bool, u8, u8);
 
 pub(crate) fn kind(tensor: &Tensor) -> Kind {
@@ -169,12 +173,13 @@ fn scale_on_cuda<T: Number>(out: &[&Tensor], grads: &[&Tensor], factor: &Tensor)
     })
 }
 
-/// Multiplies all gradients.
+/// Multiplies all gradients by a number.
 pub(super) fn scale_grads<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, scale: f64) -> Result<()> {
     change_grads(parameters, |grad| grad.mul(scale))
 }
 
-/// Replaces gradients, one after the other. Not in place: one that was set may be somebody's, or two parameters'.
+/// Replaces gradients one after the other. It does not write in place, since a gradient that was set may also belong to
+/// the caller or to two parameters.
 fn change_grads<'a>(
     parameters: impl IntoIterator<Item = &'a Parameter>,
     change: impl Fn(&Tensor) -> tenure_tensor::Result<Tensor>,

@@ -1,4 +1,4 @@
-//! The loop that all rules have on the CPU.
+//! The CPU loop of all rules.
 
 use std::array;
 
@@ -7,11 +7,11 @@ use tenure_tensor::{Access, Float, Number, Result, Tensor, threads};
 
 use super::Stepped;
 
-/// Elements that one thread steps at a time.
+/// The number of elements that one thread steps at a time.
 const GRAIN: usize = 32 * 1024;
 
-/// Writes what `element(values, gradient)` makes of the values of each element of all parameters: the parameter's first,
-/// then those of the slots, `N` in all.
+/// Replaces the values of each element of all parameters by `element(values, gradient)`. There are `N` values: the
+/// parameter's, then the slots'.
 pub(super) fn for_each<T: Float, const N: usize>(
     op: &'static str,
     parameters: &[Stepped<'_>],
@@ -43,7 +43,7 @@ fn one<T: Float, const N: usize>(
                 let n = grad.len();
                 let values = values.each_mut().map(|values| &mut values[..n]);
                 for i in 0..n {
-                    // No function of arrays, which might be called.
+                    // A loop rather than a function on arrays, which the compiler might not inline.
                     let mut before = [Number::ZERO; N];
                     for slot in 0..N {
                         before[slot] = values[slot][i].widen();
@@ -59,7 +59,7 @@ fn one<T: Float, const N: usize>(
     Ok(())
 }
 
-/// A list of one function for each floating dtype.
+/// Lists one function for each floating-point dtype.
 macro_rules! on_cpu {
     ($function:ident) => {
         &[

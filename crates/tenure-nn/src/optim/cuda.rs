@@ -1,4 +1,4 @@
-//! Steps on CUDA devices: many parameters in one launch.
+//! CUDA kernels of rules: they step many parameters in one launch.
 
 use tenure_tensor::cuda::{self, KernelName, LaunchConfig, Queue};
 use tenure_tensor::{Access, DType, Result, Tensor};
@@ -10,21 +10,22 @@ const STEP: &str = include_str!("source/step.cu");
 const SQUARES: &str = include_str!("source/squares.cu");
 const THREADS: u32 = 256;
 
-/// Tensors of a launch, in as many kernels: what it is told of them must fit in 32,764 bytes.
+/// The capacities, in tensors, of the kernels' variants. The arguments of a launch must fit in 32,764 bytes.
 const MOST: [usize; 3] = [8, 64, 512];
-/// Elements of a block: as few that blocks keep a device busy, as many that each is worth it.
+/// The elements of a block: few enough that the blocks fill a device, and enough that a block is worth its launch.
 const CHUNK: std::ops::RangeInclusive<usize> = 1 << 14..=1 << 17;
 const BLOCKS: usize = 4096;
-/// The same whatever is summed with it.
+/// The elements of a block of sums. The number is fixed, so that a tensor's sum does not depend on the others.
 const CHUNK_OF_SUMS: usize = 1 << 15;
 
-/// A rule in CUDA C++.
+/// A rule's step in CUDA C++.
 pub(super) struct Step {
-    /// The kernel's name, one for each.
+    /// The kernel's name, unique for each rule.
     pub(super) op: &'static str,
-    /// How many slots there are.
+    /// The number of slots.
     pub(super) slots: usize,
-    /// Statements that change `value`, and the slots `s0` and `s1`, by `grad`, the numbers `n0`, `n1`, ..., and a `factor`.
+    /// Statements that update `value` and the slots `s0` and `s1` by `grad`, the numbers `n0`, `n1`, ..., and a
+    /// `factor`.
     pub(super) element: &'static str,
 }
 
@@ -52,7 +53,7 @@ pub(super) fn step(
     })
 }
 
-/// Writes gradients times a factor, a double on the device. A simulated device calls `host` instead.
+/// Writes gradients multiplied by a factor, a double on the device. A simulated device calls `host` instead.
 pub(super) fn scale(
     dtype: DType,
     out: &[&Tensor],
@@ -67,7 +68,7 @@ pub(super) fn scale(
     })
 }
 
-/// `written` are the parameter and slots of each gradient.
+/// Launches a step. `written` holds the parameter and slots of each gradient.
 fn run(
     how: &'static Step,
     dtype: DType,
@@ -112,8 +113,8 @@ fn run(
     cuda::submit(&access, launch, host)
 }
 
-/// Writes the sum of the squares of each tensor's elements, of which there are some, to a vector of doubles: whichever
-/// others there are, as the same number. A simulated device calls `host` instead.
+/// Writes the sum of the squares of each non-empty tensor's elements to a vector of doubles. A tensor's sum does not
+/// depend on the others. A simulated device calls `host` instead.
 pub(super) fn sums_of_squares(
     dtype: DType,
     sums: &Tensor,
@@ -151,11 +152,11 @@ fn source(dtype: DType, arrays: usize, most: usize) -> String {
     format!("#define ARRAYS {arrays}\n#define MOST {most}\ntypedef {stored} T;\ntypedef {computed} C;\n{TENSORS}")
 }
 
-/// Tensors, each with the places of its arrays and its number of elements, divided among blocks.
+/// Tensors, each with the addresses of its arrays and its number of elements, divided into chunks for blocks.
 struct Chunks<'a> {
     tensors: Vec<&'a (Vec<u64>, usize)>,
     chunk: usize,
-    /// Of all launches.
+    /// The number of blocks of all launches.
     blocks: usize,
 }
 
@@ -165,15 +166,15 @@ impl<'a> Chunks<'a> {
         Self::of(tensors, (elements / BLOCKS).next_power_of_two().clamp(*CHUNK.start(), *CHUNK.end()))
     }
 
-    /// Of so many elements.
+    /// Divides tensors into chunks of `chunk` elements.
     fn of(tensors: &'a [(Vec<u64>, usize)], chunk: usize) -> Self {
         let tensors: Vec<_> = tensors.iter().filter(|(_, n)| *n > 0).collect();
         let blocks = tensors.iter().map(|(_, n)| n.div_ceil(chunk)).sum();
         Self { tensors, chunk, blocks }
     }
 
-    /// Calls `launch(most, config, first, words)` for as many tensors as one launch takes, at most `most`, whose blocks are
-    /// those from number `first` on among all; `words` are `Tensors` in tensors.cu.
+    /// Calls `launch(most, config, first, words)` for as many tensors as one launch takes, at most `most`. `first` is
+    /// the number of the launch's first block among all; `words` are `Tensors` in tensors.cu.
     fn launch(
         &self,
         dtype: DType,
@@ -200,7 +201,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-/// A list of one function for each floating dtype.
+/// Lists one function for each floating-point dtype.
 macro_rules! on_cuda {
     ($function:ident) => {
         &[

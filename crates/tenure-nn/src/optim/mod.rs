@@ -1,4 +1,4 @@
-//! Optimizers: rules that step parameters, how far, and what is done to gradients first.
+//! Optimizers: rules that step parameters, learning rates, and the scaling and clipping of gradients.
 
 mod adagrad;
 mod adam;
@@ -36,43 +36,43 @@ use crate::{Parameter, Result, Source, StateError, purpose};
 use numbers::{Rate, Steps};
 use parked::Parked;
 
-/// A rule's kernel: changes parameters and their slots by the gradients. There is one at least, and all are of one dtype,
-/// on one device.
+/// A rule's kernel: updates parameters and their slots by the gradients. It gets at least one parameter; all are of one
+/// dtype and on one device.
 pub type StepKernel = fn(&Numbers, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
 
-/// A parameter to be stepped. All tensors are of its sizes and dtype, and contiguous.
+/// A parameter to be stepped. All tensors are contiguous and have its sizes and dtype.
 #[derive(Clone, Copy)]
 pub struct Stepped<'a> {
-    /// What is changed.
+    /// The parameter, which is updated.
     pub parameter: &'a Tensor,
-    /// By what.
+    /// The gradient.
     pub grad: &'a Tensor,
-    /// What the rule keeps for it, which is changed too.
+    /// The rule's slots for the parameter, which are updated too.
     pub slots: &'a [Tensor],
 }
 
-/// How an optimizer changes a parameter.
+/// A rule by which an optimizer changes parameters.
 pub trait Rule: Send + Sync {
-    /// The rule's name.
+    /// Returns the rule's name.
     fn name(&self) -> &'static str;
 
-    /// Refuses numbers of the rule that make no sense.
+    /// Checks the rule's own numbers.
     ///
     /// # Errors
-    /// There are such.
+    /// A number is invalid.
     fn check(&self) -> tenure_tensor::Result<()>;
 
-    /// What it keeps for each element of a parameter: names, and values at first.
+    /// Returns the rule's slots for each element of a parameter: their names and initial values.
     fn slots(&self) -> Vec<(&'static str, f64)>;
 
-    /// What all elements are computed with in a step, which counts from 1. Always as many.
+    /// Returns the numbers that the kernel takes for step number `step`, from 1. Their count never changes.
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64>;
 
-    /// What changes parameters, and their slots, by their gradients and the numbers.
+    /// Returns the kernel that updates parameters and their slots by the gradients and the numbers.
     fn kernel(&self) -> &'static Kernel<StepKernel>;
 }
 
-/// Steps the parameters of a model by a rule. PyTorch's `torch.optim`.
+/// An optimizer: steps the parameters of a model by rules. PyTorch's `torch.optim`.
 ///
 /// ```
 /// use tenure_nn::Parameter;
@@ -89,35 +89,35 @@ pub trait Rule: Send + Sync {
 pub struct Optimizer {
     groups: Vec<Group>,
     lr_scale: Rate,
-    /// Whether gradients are finite that a [`GradScaler`] has scaled down for the next step.
+    /// Whether the gradients are finite, if a [`GradScaler`] has scaled them down for the next step.
     unscaled: Option<bool>,
 }
 
-/// Parameters that are stepped alike.
+/// A group of parameters with one rule and one learning rate.
 pub struct Group {
     lr: Rate,
     rule: Arc<dyn Rule>,
     members: Vec<Member>,
 }
 
-/// For each parameter its steps and slots.
+/// The steps and slots of each parameter.
 pub(crate) struct OptimizerState(Vec<(u64, Slots)>);
 
 struct Member {
     parameter: Parameter,
-    /// Those made.
+    /// The number of steps made.
     steps: Steps,
     slots: Slots,
 }
 
-/// What a rule keeps for a parameter.
+/// A rule's slots for a parameter.
 enum Slots {
-    /// Empty before the first step.
+    /// The slots in memory; empty before the first step.
     Here(Vec<Tensor>),
     Parked(Parked),
 }
 
-/// A member of a group of an optimizer.
+/// The place of a parameter in an optimizer: its group, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     group: usize,
@@ -125,12 +125,12 @@ pub(crate) struct Place {
 }
 
 impl Optimizer {
-    /// Of one group of parameters.
+    /// Makes an optimizer of one group of parameters.
     pub fn new(parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
         Self { groups: Vec::new(), lr_scale: Rate::new(1.0), unscaled: None }.with_group(parameters, lr, rule)
     }
 
-    /// With one more group. A parameter that is in a group already stays in that one.
+    /// Adds a group. A parameter that already is in a group stays there.
     #[must_use]
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
         let mut known: HashSet<usize> = self.parameters().map(|known| known.id()).collect();
@@ -141,37 +141,37 @@ impl Optimizer {
         self
     }
 
-    /// The groups, in the order in which they were added.
+    /// Returns the groups, in the order in which they were added.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// The same, to change them.
+    /// Returns the groups to change them, such as their learning rates.
     pub fn groups_mut(&mut self) -> &mut [Group] {
         &mut self.groups
     }
 
-    /// The parameters of all groups.
+    /// Returns the parameters of all groups.
     pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
         self.members().map(|member| &member.parameter)
     }
 
-    /// Every group's learning rate is multiplied by this from now on: what a [`Schedule`] says.
+    /// Sets the factor of every group's learning rate, such as from a [`Schedule`].
     pub fn set_lr_scale(&mut self, scale: f64) {
         self.lr_scale.set(scale);
     }
 
-    /// What learning rates are multiplied by.
+    /// Returns the factor of the learning rates.
     pub fn lr_scale(&self) -> f64 {
         self.lr_scale.get()
     }
 
-    /// Steps every parameter that has a gradient. Where it is [captured](tenure_tensor::cuda::Captured), each replay is a
-    /// step, with the learning rates of its time.
+    /// Steps every parameter that has a gradient. In a [captured](tenure_tensor::cuda::Captured) step, each replay is a
+    /// step with the learning rates of its time.
     ///
     /// # Errors
-    /// A learning rate or a number of a rule that makes no sense: nothing was stepped then. A dtype that the rule has no
-    /// kernel for; no memory. The first step of a parameter cannot be captured, nor one on the CPU.
+    /// A learning rate or a number of a rule is invalid: no parameter was stepped then. The rule has no kernel for a
+    /// dtype; no memory. Neither the first step of a parameter nor a step on the CPU can be captured.
     pub fn step(&mut self) -> Result<()> {
         let scale = &self.lr_scale;
         self.groups.iter().try_for_each(|group| group.check(scale))?;
@@ -187,17 +187,18 @@ impl Optimizer {
         autograd::no_grad(|| group.step(scale, place.member..place.member + 1))
     }
 
-    /// All parameters, and where they are.
+    /// Returns all parameters with their places.
     pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &Parameter)> {
         self.groups.iter().enumerate().flat_map(|(group, of)| {
             of.members.iter().enumerate().map(move |(member, of)| (Place { group, member }, &of.parameter))
         })
     }
 
-    /// Gives what the rules keep into an engine's hands, made if there is none yet: in pieces of so many bytes at most, where
-    /// it is more than `least_bytes`. From now on it leaves memory between steps where a plan says so.
+    /// Hands slots larger than `least_bytes` over to an offload engine, in pieces of at most `piece_bytes`. Slots that
+    /// do not exist yet are made. From now on they leave memory between steps where a plan says so.
     ///
     /// # Errors
+    /// No memory.
     /// No memory.
     pub(crate) fn spill(&mut self, engine: &Engine, least_bytes: usize, piece_bytes: usize) -> Result<()> {
         let groups = self.groups.iter_mut();
@@ -210,13 +211,13 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Bytes of what the rules keep when all parameters have been stepped.
+    /// Returns the size in bytes of all slots after every parameter has been stepped.
     pub(crate) fn state_bytes(&self) -> usize {
         let bytes = |group: &Group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>();
         self.groups.iter().map(bytes).sum()
     }
 
-    /// Makes what the rules keep, which the first step would make.
+    /// Allocates the slots that the first step would allocate.
     ///
     /// # Errors
     /// No memory.
@@ -227,21 +228,22 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Forgets all gradients, and that a [`GradScaler`] has scaled them down.
+    /// Drops all gradients, and the record that a [`GradScaler`] has scaled them down.
     pub fn zero_grad(&mut self) {
         self.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
         self.unscaled = None;
     }
 
-    /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`. What has left memory within a budget is copied.
+    /// Returns the optimizer's state by name: `PARAMETER.SLOT` and `PARAMETER.step`. Slots that have left memory are
+    /// copied.
     ///
     /// # Errors
-    /// No memory; what has left cannot come back.
+    /// No memory; offloaded slots cannot come back.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
         self.entries().into_iter().map(|entry| Ok((entry.name, (entry.make)()?))).collect()
     }
 
-    /// The same, one after the other.
+    /// Returns the state as entries, each of which is made when it is used.
     pub(crate) fn entries(&self) -> Vec<Entry<'_>> {
         let mut entries = Vec::new();
         for group in &self.groups {
@@ -259,18 +261,19 @@ impl Optimizer {
         entries
     }
 
-    /// Goes on from a [`state`](Self::state) of the same rule and parameters. A parameter that is not in it begins.
+    /// Resumes from a [`state`](Self::state) of the same rule and parameters. A parameter that is not in it starts
+    /// anew.
     ///
     /// # Errors
-    /// [`StateError`]: a slot of other sizes, or missing, or one that the rule has not. Failures of the source. Nothing
-    /// has changed then.
+    /// [`StateError`]: a slot has other sizes, is missing, or is unknown to the rule. Errors of the source. The
+    /// optimizer is unchanged then.
     pub fn load(&mut self, source: &dyn Source) -> Result<()> {
         let state = self.read(source)?;
         self.go_on(state);
         Ok(())
     }
 
-    /// What [`load`](Self::load) goes on from.
+    /// Reads and checks the state that [`load`](Self::load) resumes from.
     pub(crate) fn read(&self, source: &dyn Source) -> Result<OptimizerState> {
         let (mut known, mut missing) = (HashSet::new(), Vec::new());
         for group in &self.groups {
@@ -306,17 +309,17 @@ impl Optimizer {
 }
 
 impl Group {
-    /// What its rule is called.
+    /// Returns the name of the group's rule.
     pub fn rule_name(&self) -> &'static str {
         self.rule.name()
     }
 
-    /// How far, before the schedule.
+    /// Returns the learning rate before the schedule's factor.
     pub fn lr(&self) -> f64 {
         self.lr.get()
     }
 
-    /// Changes how far.
+    /// Sets the learning rate.
     pub fn set_lr(&mut self, lr: f64) {
         self.lr.set(lr);
     }
@@ -326,7 +329,7 @@ impl Group {
         self.rule.check()
     }
 
-    /// Steps those of some members that have a gradient: those at once that a kernel takes at once.
+    /// Steps the members in a range that have a gradient, as many at once as a kernel takes.
     fn step(&mut self, scale: &Rate, members: Range<usize>) -> tenure_tensor::Result<()> {
         let (rule, rates) = (&self.rule, [&self.lr, scale]);
         let mut ready = Vec::new();
@@ -342,7 +345,7 @@ impl Group {
             ready = rest;
             let (here, parked): (Vec<_>, Vec<_>) = batch.iter().partition(|ready| ready.parked().is_none());
             if autograd::is_recomputing() {
-                // A rehearsal: what is parked comes and goes, and nothing changes.
+                // In a rehearsal, parked pieces come and go, and no value changes.
                 parked.into_iter().try_for_each(|ready| ready.step_parked(None))?;
                 continue;
             }
@@ -364,15 +367,15 @@ impl Group {
     }
 }
 
-/// A member with tensors that are contiguous.
+/// A member that is ready to be stepped, with contiguous tensors.
 struct Ready<'a> {
     member: &'a mut Member,
-    /// The order of dimensions in the parameter's memory, in which they are here.
+    /// The order of the dimensions in the parameter's memory. The tensors here have this order.
     dims: Vec<isize>,
     grad: Tensor,
-    /// In the memory of the parameter and its slots, if that is dense.
+    /// The parameter: a view of its memory if that is dense, else a copy.
     parameter: Tensor,
-    /// None of what is parked.
+    /// The slots in the same way; empty if they are parked.
     slots: Vec<Tensor>,
 }
 
@@ -388,7 +391,7 @@ impl<'a> Ready<'a> {
         Ok(Self { member, dims, grad, parameter, slots })
     }
 
-    /// What is the same for all that are stepped at once.
+    /// Returns the properties that all members of one kernel call share.
     fn kind(&self) -> (u64, DType, Device) {
         (self.member.steps.get(), self.parameter.dtype(), self.parameter.device())
     }
@@ -408,7 +411,7 @@ impl<'a> Ready<'a> {
         Stepped { parameter: &self.parameter, grad: &self.grad, slots: &self.slots }
     }
 
-    /// Notes that it was stepped.
+    /// Records the step, and copies results back where copies were stepped.
     fn finish(self) -> tenure_tensor::Result<()> {
         let Self { member, dims, parameter, slots, .. } = self;
         let kept = member.slots.here();
@@ -428,7 +431,7 @@ impl<'a> Ready<'a> {
 }
 
 impl Member {
-    /// Makes what the rule keeps.
+    /// Makes the rule's slots, unless they exist.
     fn begin(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
         if is_capturing() && !rule.slots().is_empty() {
             let name = self.parameter.name();
@@ -441,12 +444,12 @@ impl Member {
         Ok(())
     }
 
-    /// Of each slot.
+    /// Returns the size in bytes of one slot.
     fn bytes(&self) -> usize {
         self.parameter.numel() * self.parameter.dtype().size()
     }
 
-    /// See [`Optimizer::spill`].
+    /// Hands the slots over to an engine: see [`Optimizer::spill`].
     fn spill(
         &mut self,
         rule: &dyn Rule,
@@ -466,7 +469,7 @@ impl Member {
         Ok(())
     }
 
-    /// Slots in pieces, with these values or those that they begin with.
+    /// Makes parked slots in pieces, with these values, or with the rule's initial ones.
     fn park(
         &self,
         rule: &dyn Rule,
@@ -503,7 +506,7 @@ impl Member {
         rule.slots().into_iter().map(make).collect()
     }
 
-    /// The steps and slots that it had.
+    /// Reads the number of steps and the slots from a source.
     fn read(&self, rule: &dyn Rule, source: &dyn Source) -> Result<(u64, Slots)> {
         let name = self.parameter.name();
         let step = format!("{name}.step");
@@ -525,7 +528,7 @@ impl Member {
         Ok((u64::try_from(made).map_err(wrong)?, self.slots_like(rule, slots)?))
     }
 
-    /// Slots with these values, or none yet, where it has its own.
+    /// Makes slots with these values, or without values yet, in memory or parked as the current ones are.
     fn slots_like(&self, rule: &dyn Rule, values: Vec<Tensor>) -> tenure_tensor::Result<Slots> {
         Ok(match &self.slots {
             Slots::Here(_) => Slots::Here(values),
@@ -543,7 +546,7 @@ impl Slots {
     }
 }
 
-/// The dimensions of a tensor in the order in which they are in its memory.
+/// Returns the dimensions of a tensor in the order of its memory.
 fn dims_in_memory(tensor: &Tensor) -> Vec<isize> {
     let strides = tensor.strides();
     let mut dims: Vec<isize> = (0..strides.len() as isize).collect();
@@ -553,7 +556,7 @@ fn dims_in_memory(tensor: &Tensor) -> Vec<isize> {
     dims
 }
 
-/// Refuses numbers, by name, that are below 0 or not finite.
+/// Refuses named numbers that are negative or not finite.
 fn not_negative<const N: usize>(op: &'static str, numbers: [(&str, f64); N]) -> tenure_tensor::Result<()> {
     match numbers.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! What a step computes with, also where it is captured.
+//! The numbers of a step, also of one that is captured.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,25 +12,25 @@ use super::{Rule, not_negative};
 #[derive(Clone, Debug)]
 pub struct Numbers {
     values: Vec<f64>,
-    /// In a capture, where their bits are in each replay.
+    /// The tensor that holds the numbers' bits for each replay; only in a capture.
     words: Option<Tensor>,
 }
 
-/// A number that replays of a captured step look at, too.
+/// A number, such as a learning rate, that replays of a captured step read at their own time.
 #[derive(Clone, Debug)]
 pub(super) struct Rate(Arc<AtomicU64>);
 
-/// How many steps were made.
+/// A count of the steps made.
 #[derive(Debug)]
 pub(super) struct Steps(Arc<AtomicU64>);
 
 impl Numbers {
-    /// Of these values.
+    /// Makes numbers of these values.
     pub fn new(values: Vec<f64>) -> Self {
         Self { values, words: None }
     }
 
-    /// In a capture, those of each replay, which counts as a step of all `members`.
+    /// Makes numbers that each replay of a capture computes anew. A replay counts as a step of all `members`.
     pub(super) fn captured(
         rule: &Arc<dyn Rule>,
         rates: [Rate; 2],
@@ -55,10 +55,10 @@ impl Numbers {
         Ok(Self { values, words })
     }
 
-    /// The numbers, of a kernel on the CPU.
+    /// Returns the numbers for a CPU kernel.
     ///
     /// # Errors
-    /// They are not `N`.
+    /// There are not `N` numbers.
     pub fn of<C: num_traits::Float, const N: usize>(&self) -> Result<[C; N]> {
         let values: [f64; N] = self.values.as_slice().try_into().map_err(|_| {
             let reason = format!("a rule has {} numbers, and its kernel takes {N}", self.values.len());
@@ -67,24 +67,24 @@ impl Numbers {
         Ok(values.map(|value| C::from(value).unwrap_or_else(C::nan)))
     }
 
-    /// The numbers; in a capture, any.
+    /// Returns the numbers. In a capture the values have no meaning.
     pub(super) fn values(&self) -> &[f64] {
         &self.values
     }
 
-    /// In a capture, the bits of those of each replay.
+    /// Returns the tensor of the numbers' bits that each replay rewrites; `None` outside of a capture.
     pub(super) fn words(&self) -> Option<&Tensor> {
         self.words.as_ref()
     }
 
-    /// From bits.
+    /// Reads numbers from their bits.
     pub(super) fn read(words: &Tensor) -> Result<Self> {
         let words = words.to_vec::<i64>()?;
         Ok(Self::new(words.into_iter().map(|bits| f64::from_bits(bits as u64)).collect()))
     }
 }
 
-/// Counts one more step of members that were stepped alike, and returns its number.
+/// Counts one more step of members that are stepped together, and returns its number.
 fn count(members: &[Weak<AtomicU64>]) -> Result<u64> {
     let refused = |reason: &str| TensorError::argument("Optimizer::step", format!("{reason}: capture the step again"));
     let steps: Option<Vec<_>> = members.iter().map(Weak::upgrade).collect();
@@ -98,7 +98,7 @@ fn count(members: &[Weak<AtomicU64>]) -> Result<u64> {
     Ok(made + 1)
 }
 
-/// Takes back what [`count`] counted.
+/// Undoes [`count`].
 fn uncount(members: &[Weak<AtomicU64>]) {
     for steps in members.iter().filter_map(Weak::upgrade) {
         steps.fetch_sub(1, Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl Steps {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// For a replay, as long as these steps are those of the optimizer.
+    /// Returns a weak handle for replays. It ends when the optimizer replaces these steps.
     pub(super) fn watch(&self) -> Weak<AtomicU64> {
         Arc::downgrade(&self.0)
     }

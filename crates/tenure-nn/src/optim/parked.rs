@@ -1,4 +1,4 @@
-//! What rules keep, in pieces that leave memory between their uses.
+//! Optimizer slots in pieces that leave memory between their uses.
 
 use std::ops::Range;
 
@@ -10,25 +10,25 @@ use super::{Numbers, StepKernel, Stepped};
 use crate::offload::{self, stream};
 use crate::{Parameter, purpose};
 
-/// The slots of a parameter, in an engine's hands.
+/// The slots of a parameter, managed by an offload engine.
 pub(super) struct Parked {
     engine: Engine,
     dtype: DType,
     device: Device,
-    /// For each element.
+    /// The number of slots for each element.
     slots: usize,
     piece_bytes: usize,
     pieces: Vec<Piece>,
 }
 
-/// Some elements of all slots, those of one after those of the one before, in the order of the parameter's memory.
+/// A range of elements of all slots, slot after slot, in the order of the parameter's memory.
 struct Piece {
     elements: Range<usize>,
     resident: Resident,
 }
 
 impl Parked {
-    /// Pieces of so many bytes at most, filled from what a slot has at some elements.
+    /// Makes pieces of at most `piece_bytes`. `fill(slot, elements)` returns a slot's values.
     pub(super) fn new(
         engine: &Engine,
         parameter: &Parameter,
@@ -59,12 +59,12 @@ impl Parked {
         &self.engine
     }
 
-    /// At most.
+    /// Returns the limit in bytes of a piece.
     pub(super) fn piece_bytes(&self) -> usize {
         self.piece_bytes
     }
 
-    /// Steps a parameter, piece by piece; without a kernel, its pieces only come and go.
+    /// Steps a parameter piece by piece. Without a kernel, its pieces only come and go.
     pub(super) fn step(&self, kernel: Option<(StepKernel, &Numbers)>, parameter: &Tensor, grad: &Tensor) -> Result<()> {
         let (parameter, grad, stream) = (parameter.reshape(&[-1])?, grad.reshape(&[-1])?, stream(self.device));
         for Piece { elements, resident } in &self.pieces {
@@ -80,7 +80,7 @@ impl Parked {
         Ok(())
     }
 
-    /// A slot's elements, in the order of the parameter's memory.
+    /// Copies a slot's elements together, in the order of the parameter's memory.
     pub(super) fn whole(&self, slot: usize) -> Result<Tensor> {
         let count = self.pieces.last().map_or(0, |last| last.elements.end);
         let whole = Tensor::empty(&[count], self.dtype, self.device)?;
@@ -92,7 +92,7 @@ impl Parked {
         Ok(whole)
     }
 
-    /// Each slot's part of a piece.
+    /// Returns each slot's part of a piece.
     fn views(&self, storage: &Storage, elements: usize) -> Result<Vec<Tensor>> {
         let piece = Tensor::from_storage(storage.clone(), Layout::contiguous(&[self.slots, elements])?, self.dtype)?;
         (0..self.slots).map(|slot| piece.select(0, slot as isize)).collect()

@@ -1,4 +1,4 @@
-//! Losses are scaled so that gradients of half precision do not vanish.
+//! Loss scaling, which keeps half-precision gradients from vanishing.
 
 use serde::{Deserialize, Serialize};
 use tenure_tensor::cuda::is_capturing;
@@ -7,26 +7,26 @@ use tenure_tensor::{Tensor, TensorError, autograd};
 use super::{Optimizer, clip};
 use crate::Result;
 
-/// Scales a loss up before `backward` and gradients down after it, and leaves a step out whose gradients are not
-/// finite. PyTorch's `torch.amp.GradScaler` for one optimizer, whose `update` is part of [`step`](Self::step).
+/// Scales a loss up before `backward` and its gradients down afterwards, and skips a step whose gradients are not
+/// finite. PyTorch's `torch.amp.GradScaler` for one optimizer, with `update` as part of [`step`](Self::step).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
-    /// What it keeps between steps, to be kept in a checkpoint.
+    /// The state between steps, which belongs in a checkpoint.
     pub state: ScalerState,
-    /// By how much the scale grows.
+    /// The factor by which the scale grows.
     pub growth_factor: f64,
-    /// By how much it shrinks after a step was left out.
+    /// The factor by which the scale shrinks after a skipped step.
     pub backoff_factor: f64,
-    /// After how many steps in a row it grows.
+    /// The number of consecutive steps after which the scale grows.
     pub growth_interval: u64,
 }
 
-/// What a [`GradScaler`] keeps between steps.
+/// The state of a [`GradScaler`] between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalerState {
-    /// What losses are multiplied by.
+    /// The factor of the loss.
     pub scale: f64,
-    /// Steps made since it changed.
+    /// The number of steps since the scale changed.
     pub steps: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for GradScaler {
 }
 
 impl GradScaler {
-    /// The loss to call `backward` of.
+    /// Returns the scaled loss, on which to call `backward`.
     ///
     /// # Errors
     /// The scale is not above 0 and finite; no memory.
@@ -47,11 +47,11 @@ impl GradScaler {
         Ok(loss.mul(self.state.scale)?)
     }
 
-    /// Scales the gradients down, for them to be clipped or looked at before [`step`](Self::step), which does it itself
-    /// otherwise. Returns whether all are finite; if not, none was changed.
+    /// Scales the gradients down, so that they can be clipped or inspected before [`step`](Self::step), which otherwise
+    /// does this itself. Returns whether all are finite. If not, none was changed.
     ///
     /// # Errors
-    /// They were scaled down already for this step; the scale is not above 0 and finite; no memory.
+    /// The gradients were already scaled down for this step; the scale is not above 0 and finite; no memory.
     pub fn unscale(&self, optimizer: &mut Optimizer) -> Result<bool> {
         self.check()?;
         if optimizer.unscaled.is_some() {
@@ -66,10 +66,10 @@ impl GradScaler {
         Ok(is_finite)
     }
 
-    /// Steps, if the gradients are finite, and adapts the scale. Returns whether it stepped.
+    /// Steps if the gradients are finite, and adapts the scale. Returns whether it stepped.
     ///
     /// # Errors
-    /// Those of [`Optimizer::step`].
+    /// The errors of [`Optimizer::step`].
     pub fn step(&mut self, optimizer: &mut Optimizer) -> Result<bool> {
         let is_finite = match optimizer.unscaled {
             Some(is_finite) => is_finite,
