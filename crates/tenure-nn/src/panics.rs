@@ -1,8 +1,8 @@
-//! Panics that are errors of others.
+//! Conversion of panics into errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs what may panic. An error is what it panicked with.
+/// Runs code that may panic. The error is the panic's message.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());

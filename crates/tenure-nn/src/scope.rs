@@ -1,4 +1,4 @@
-//! Where parameters are made.
+//! Scopes: the places in a model where parameters are made.
 
 use std::fmt::Display;
 
@@ -8,7 +8,8 @@ use tenure_tensor::{DType, Device, Result, Scalar, Tensor, autograd};
 
 use crate::{Buffer, Init, Parameter, purpose};
 
-/// The place of a module in a model: its path, which its parameters' names begin with, and how they are made.
+/// The place of a module in a model: the path that its parameters' names begin with, and the way in which they are
+/// made.
 ///
 /// ```
 /// use tenure_nn::{Module, Scope, layers::Linear};
@@ -30,17 +31,17 @@ pub struct Scope {
     values: Values,
 }
 
-/// What parameters are at first.
+/// The initial values of parameters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Values {
     Drawn,
     Zeros,
-    /// One zero stands for all.
+    /// One zero stands for all elements.
     Shapes,
 }
 
 impl Scope {
-    /// The whole model, of `float32` on the CPU, whose values `generator` draws.
+    /// Makes the scope of a whole model, of `float32` on the CPU, with values that `generator` draws.
     pub fn new(generator: &Generator) -> Self {
         Self {
             path: String::new(),
@@ -51,51 +52,52 @@ impl Scope {
         }
     }
 
-    /// The same, of another dtype.
+    /// Returns the scope with another dtype.
     #[must_use]
     pub fn with_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
     }
 
-    /// The same, on another device.
+    /// Returns the scope with another device.
     #[must_use]
     pub fn with_device(&self, device: Device) -> Self {
         Self { device, ..self.clone() }
     }
 
-    /// The same, whose parameters are zeros: for a model that is loaded, which has no use for random numbers.
+    /// Returns the scope with zeros as initial values: for a model that is loaded and needs no random numbers.
     #[must_use]
     pub fn zeroed(&self) -> Self {
         Self { values: Values::Zeros, ..self.clone() }
     }
 
-    /// The same, whose parameters and buffers have sizes and take no memory: all elements of one are the same. For a model
-    /// that computes nothing before [`Module::change`](crate::Module::change) has put others in their places.
+    /// Returns the scope for parameters and buffers that have sizes but take no memory: all elements of a tensor are
+    /// one. For a model that computes nothing before [`Module::change`](crate::Module::change) has replaced its
+    /// tensors.
     #[must_use]
     pub fn shapes(&self) -> Self {
         Self { values: Values::Shapes, ..self.clone() }
     }
 
-    /// A module inside of this one.
+    /// Returns the scope of a module inside this one.
     #[must_use]
     pub fn at(&self, name: impl Display) -> Self {
         Self { path: self.name(name), ..self.clone() }
     }
 
-    /// The dtype of parameters.
+    /// Returns the dtype of parameters.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Where parameters are.
+    /// Returns the device of parameters.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// A parameter of the module.
+    /// Makes a parameter of the module.
     ///
     /// # Errors
-    /// No memory; sizes that `init` does not take.
+    /// No memory; `init` does not take the sizes.
     pub fn parameter(&self, name: &str, sizes: &[usize], init: Init) -> Result<Parameter> {
         let name = self.name(name);
         if self.has_shapes_alone() {
@@ -105,14 +107,14 @@ impl Scope {
             let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
             Tensor::empty(sizes, self.dtype, self.device)?
         };
-        // What it takes to draw values is none of the parameter.
+        // Memory for drawing the values does not count as the parameter's.
         let _purpose = Purpose::enter(Tag::Workspace, KeyId::NONE);
         let init = if self.values == Values::Zeros { Init::ZEROS } else { init };
         init.fill(&tensor, &self.generator)?;
         Parameter::new(name, tensor)
     }
 
-    /// A buffer of the module, of one value.
+    /// Makes a buffer of the module, filled with one value.
     ///
     /// # Errors
     /// No memory.
@@ -126,12 +128,12 @@ impl Scope {
         Ok(Buffer::new(name, tensor))
     }
 
-    /// Whether parameters cannot be written to.
+    /// Returns whether parameters have only shapes, and so cannot be written to.
     pub(crate) fn has_shapes_alone(&self) -> bool {
         self.values == Values::Shapes
     }
 
-    /// The path of the module.
+    /// Returns the module's path.
     pub(crate) fn path(&self) -> Name {
         Name::new(&self.path)
     }
@@ -141,7 +143,7 @@ impl Scope {
     }
 }
 
-/// A tensor of sizes that takes an element's memory.
+/// Makes a tensor of these sizes that takes the memory of a single element.
 fn shape(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Tensor> {
     let sizes: Vec<isize> = sizes.iter().map(|size| *size as isize).collect();
     Tensor::full(&[], value, dtype, device)?.expand(&sizes)

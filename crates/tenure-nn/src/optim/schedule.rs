@@ -1,11 +1,11 @@
-//! Learning rates over time.
+//! Schedules of learning rates.
 
 use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// What a learning rate is multiplied by, as a function of the step alone, so that a run that goes on needs no more
-/// than its step. The learning rate itself is the largest, but where a factor above 1 is given.
+/// A schedule: the factor of a learning rate as a function of the step alone, so that a resumed run needs no more than
+/// its step. The factor is at most 1, so the learning rate itself is the largest, unless a greater factor is given.
 ///
 /// ```
 /// use tenure_nn::optim::Schedule;
@@ -19,60 +19,60 @@ use serde::{Deserialize, Serialize};
 pub enum Schedule {
     /// Always 1.
     Constant,
-    /// `gamma` times as much after every `every` steps. PyTorch's `StepLR`.
+    /// Multiplied by `gamma` after every `every` steps. PyTorch's `StepLR`.
     Step {
-        /// Steps between.
+        /// The number of steps between two changes.
         every: u64,
-        /// The factor.
+        /// The factor of each change.
         gamma: f64,
     },
-    /// `gamma` times as much after each of the milestones. PyTorch's `MultiStepLR`.
+    /// Multiplied by `gamma` after each of the milestones. PyTorch's `MultiStepLR`.
     MultiStep {
-        /// Steps, ascending.
+        /// The steps of the changes, ascending.
         milestones: Vec<u64>,
-        /// The factor.
+        /// The factor of each change.
         gamma: f64,
     },
-    /// Along half a cosine from 1 to `end`, and there for ever. PyTorch's `CosineAnnealingLR` (without its way back
-    /// up), where `end` is `eta_min` divided by the learning rate.
+    /// Half a cosine from 1 to `end`, then constant. PyTorch's `CosineAnnealingLR` without its way back up; `end` is
+    /// `eta_min` divided by the learning rate.
     Cosine {
-        /// Steps until `end`.
+        /// The number of steps until `end`.
         steps: u64,
         /// The last factor.
         end: f64,
     },
-    /// Along a line from `start` to `end`, and there for ever. PyTorch's `LinearLR`.
+    /// A line from `start` to `end`, then constant. PyTorch's `LinearLR`.
     Linear {
         /// The first factor.
         start: f64,
         /// The last factor.
         end: f64,
-        /// Steps until `end`.
+        /// The number of steps until `end`.
         steps: u64,
     },
-    /// Up along half a cosine, and down to almost nothing (Smith and Topin, 2018). PyTorch's `OneCycleLR` with its
-    /// defaults, where `max_lr` is the learning rate; momentum is left as it is.
+    /// Half a cosine up, and half a cosine down to almost nothing (Smith and Topin, 2018). PyTorch's `OneCycleLR` with
+    /// its defaults; `max_lr` is the learning rate, and the momentum does not change.
     OneCycle {
-        /// Steps in all.
+        /// The number of all steps.
         steps: u64,
-        /// The part of them that goes up: 0.3.
+        /// The share of the steps that goes up: 0.3 in PyTorch.
         up: f64,
-        /// The first factor is 1 / this: 25.
+        /// The ratio of 1 and the first factor: 25 in PyTorch.
         div_factor: f64,
-        /// The last factor is the first / this: 10,000.
+        /// The ratio of the first and the last factor: 10,000 in PyTorch.
         final_div_factor: f64,
     },
-    /// Along a line up to 1 in `steps` steps, then another from its beginning.
+    /// A line up to 1 in `steps` steps, then another schedule from its beginning.
     Warmup {
-        /// Steps.
+        /// The number of steps of the line.
         steps: u64,
-        /// What follows.
+        /// The schedule that follows.
         then: Box<Schedule>,
     },
 }
 
 impl Schedule {
-    /// The factor for the step `step`, from 0.
+    /// Returns the factor for the step `step`, from 0.
     pub fn scale(&self, step: u64) -> f64 {
         match self {
             Self::Constant => 1.0,
@@ -98,7 +98,7 @@ impl Schedule {
         }
     }
 
-    /// This one, after `steps` steps along a line up to 1.
+    /// Puts a warm-up before this schedule: a line up to 1 in `steps` steps.
     #[must_use]
     pub fn with_warmup(self, steps: u64) -> Self {
         Self::Warmup { steps, then: Box::new(self) }
@@ -109,7 +109,7 @@ fn power(base: f64, exponent: u64) -> f64 {
     base.powf(exponent as f64)
 }
 
-/// How much of `steps` steps is over.
+/// Returns the share of `steps` steps that are over.
 fn part(step: u64, steps: f64) -> f64 {
     if steps > 0.0 { (step as f64 / steps).min(1.0) } else { 1.0 }
 }

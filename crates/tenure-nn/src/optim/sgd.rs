@@ -1,4 +1,4 @@
-//! Gradient descent with momentum.
+//! The rule of gradient descent with momentum.
 
 use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
@@ -15,14 +15,14 @@ const CUDA: &[Entry<StepKernel>] = on_cuda!(sgd_on_cuda);
 /// Gradient descent. PyTorch's `torch.optim.SGD`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sgd {
-    /// How much of the last step is made again.
+    /// The share of the last step that is added again.
     pub momentum: f64,
-    /// How much of the gradient does not go into the momentum.
+    /// The share of the gradient that does not enter the momentum.
     pub dampening: f64,
-    /// How much the parameter shrinks.
+    /// The weight decay.
     pub weight_decay: f64,
-    /// The gradient is that of the place where the momentum leads (Sutskever et al., 2013). There must be one, and no
-    /// dampening.
+    /// Whether the gradient is taken at the place where the momentum leads (Sutskever et al., 2013). This requires a
+    /// momentum and no dampening.
     pub nesterov: bool,
 }
 
@@ -99,7 +99,7 @@ where
     cuda::step(how, T::DTYPE, numbers, parameters, sgd::<T>)
 }
 
-/// Whether there is no momentum, and so nothing is kept.
+/// Returns whether there is no momentum, and so no slot.
 fn is_plain(parameters: &[Stepped<'_>]) -> bool {
     parameters.iter().all(|stepped| stepped.slots.is_empty())
 }

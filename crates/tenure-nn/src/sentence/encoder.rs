@@ -1,4 +1,4 @@
-//! The network that computes the numbers of tokens: of the type that `config.json` says.
+//! The network of a sentence encoder, which computes the tokens' vectors. `config.json` states its type.
 
 use std::path::Path;
 
@@ -13,19 +13,19 @@ use crate::models::{Bert, BertConfig, BertNames, ModernBert, ModernBertConfig};
 use crate::module::{Module, Source};
 use crate::{Result, Scope};
 
-/// A model that makes tokens numbers.
+/// A model that computes vectors of tokens.
 pub(super) enum Encoder {
     Bert(Box<Bert>),
     ModernBert(Box<ModernBert>),
 }
 
-/// How large a model is, by its type.
+/// The configuration of a model, by its type.
 pub(super) enum EncoderConfig {
     Bert(BertConfig),
     ModernBert(ModernBertConfig),
 }
 
-/// `config.json`.
+/// The model type in `config.json`.
 #[derive(Deserialize)]
 struct ModelType {
     model_type: Option<String>,
@@ -41,7 +41,7 @@ impl EncoderConfig {
         })
     }
 
-    /// Numbers of a token.
+    /// Returns the size of a token's vector.
     pub(super) fn width(&self) -> usize {
         match self {
             Self::Bert(config) => config.hidden_size,
@@ -49,7 +49,7 @@ impl EncoderConfig {
         }
     }
 
-    /// Returns the limits of texts.
+    /// Returns the model's limits on texts.
     pub(super) fn limits(&self) -> ModelLimits {
         let (max_tokens, vocab_size) = match self {
             Self::Bert(config) => (config.max_tokens(), config.vocab_size),
@@ -74,7 +74,7 @@ impl Encoder {
                 Self::Bert(Box::new(model))
             }
             EncoderConfig::ModernBert(config) => {
-                // Models with more on top have the encoder at `model`.
+                // Models with more layers on top have the encoder at `model`.
                 let is_part = weights.names().iter().any(|name| name.starts_with("model."));
                 let mut model = ModernBert::new(&scope(), config)?;
                 load(&mut model, &Under::new(&weights, if is_part { "model." } else { "" }), &file)?;
@@ -90,7 +90,8 @@ impl Encoder {
         }
     }
 
-    /// Numbers `[texts, length, width]` of tokens `[texts, length]`, where `mask`, of the same sizes, is 1.
+    /// Computes the tokens' vectors `[texts, length, width]` of `[texts, length]`. `mask`, of the same sizes, is 1 for
+    /// a token and 0 for padding.
     pub(super) fn forward(&self, tokens: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
         match self {
             Self::Bert(model) => model.forward(tokens, Some(mask)),
@@ -113,11 +114,11 @@ pub(super) fn weights(folder: &Path) -> Result<Weights> {
     Weights::open(folder)
 }
 
-/// Loads a model for computing with. `file` is named in errors.
+/// Loads a model for inference. Errors name `file`.
 pub(super) fn load(model: &mut dyn Module, weights: &dyn Source, file: &Path) -> Result<()> {
     model.eval();
     let missing = model.load_known(weights).map_err(|error| CheckpointError::format(file, error))?;
-    // BERT's pooler has no part in vectors of texts.
+    // Vectors of texts do not use BERT's pooler.
     if let Some(name) = missing.iter().find(|name| !name.starts_with("pooler.")) {
         let reason = format!("{name} is missing: not the weights of the model that {CONFIG} describes");
         return Err(CheckpointError::format(file, reason).into());

@@ -13,18 +13,18 @@ pub(super) const CONFIG: &str = "config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const WEIGHTS: &str = "model.safetensors";
 
-/// Reads a file of JSON that must be there.
+/// Reads a JSON file that must exist.
 pub(super) fn required<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, CheckpointError> {
     let path = folder.join(name);
     serde_json::from_slice(without_mark(&read(&path)?)).map_err(|error| CheckpointError::format(&path, error))
 }
 
-/// Reads a file of JSON, if it is there.
+/// Reads a JSON file, if it exists.
 pub(super) fn optional<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<Option<T>, CheckpointError> {
     if folder.join(name).exists() { required(folder, name).map(Some) } else { Ok(None) }
 }
 
-/// Reads a file that must be there.
+/// Reads a file that must exist.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let bytes = fs::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => missing(path),
@@ -40,7 +40,7 @@ pub(super) fn missing(path: &Path) -> CheckpointError {
     CheckpointError::format(path, reason)
 }
 
-/// Returns the folder of a module, which must be in the encoder's folder or be that.
+/// Returns the folder of a module, which must be the encoder's folder or inside of it.
 pub(super) fn inside(folder: &Path, file: &Path, path: &str) -> Result<PathBuf, CheckpointError> {
     if Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Ok(folder.join(path));

@@ -1,4 +1,5 @@
-//! Texts as vectors that are near each other if the texts mean much the same (Reimers and Gurevych, 2019).
+//! Sentence encoders: vectors of texts that are near each other if the texts have similar meanings (Reimers and
+//! Gurevych, 2019).
 
 mod encoder;
 mod files;
@@ -19,7 +20,8 @@ pub use self::tokenizer::SentenceTokenizer;
 use crate::Result;
 use crate::models::Bert;
 
-/// Makes a vector of each text, as sentence-transformers does: by the modules that a folder's `modules.json` lists.
+/// An encoder that computes a vector of each text, as sentence-transformers does, by the modules that a folder's
+/// `modules.json` lists.
 ///
 /// The model may be a BERT, RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT or ModernBERT.
 ///
@@ -40,18 +42,18 @@ pub struct SentenceEncoder {
 }
 
 impl SentenceEncoder {
-    /// Opens a folder with a model's `config.json`, `tokenizer.json` and `model.safetensors`, as Hugging Face has it.
+    /// Opens a folder in Hugging Face's format, with a model's `config.json`, `tokenizer.json` and `model.safetensors`.
     ///
-    /// `modules.json` says what follows the model: how a text's vector is made of its tokens' (`Pooling`), and `Dense`,
-    /// `LayerNorm` and `Normalize`. Without it, vectors are averages of length 1. The prompt that
-    /// `config_sentence_transformers.json` names (`default_prompt_name`) comes before each text.
+    /// `modules.json` lists the modules after the model: `Pooling`, which makes a text's vector of its tokens' vectors,
+    /// and `Dense`, `LayerNorm` and `Normalize`. Without this file, vectors are averages, scaled to length 1. The
+    /// prompt that `config_sentence_transformers.json` names (`default_prompt_name`) comes before each text.
     ///
-    /// A text is cut to what `sentence_bert_config.json` says (`max_seq_length`), or else `tokenizer_config.json`
-    /// (`model_max_length`), and never longer than the model takes.
+    /// Texts are cut to `max_seq_length` of `sentence_bert_config.json`, or else to `model_max_length` of
+    /// `tokenizer_config.json`, and always to the model's own limit.
     ///
     /// # Errors
-    /// [`CheckpointError`](crate::checkpoint::CheckpointError): a file is missing or not what it should be; another model
-    /// than those above; a module or a setting (`truncate_dim`) that cannot be computed.
+    /// [`CheckpointError`](crate::checkpoint::CheckpointError): a file is missing or invalid; the model is none of
+    /// those above; a module or a setting (`truncate_dim`) is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
         let modules = Modules::read(folder)?;
         let at = folder.join(&modules.model);
@@ -62,7 +64,7 @@ impl SentenceEncoder {
         Ok(Self { tokenizer, encoder, modules, device: Device::CPU, width })
     }
 
-    /// Moves the model to a device, where it computes from now on, and leaves the vectors.
+    /// Moves the model to a device, where it computes from now on and leaves the vectors.
     ///
     /// # Errors
     /// There is no such device, or no memory on it.
@@ -73,18 +75,18 @@ impl SentenceEncoder {
         Ok(())
     }
 
-    /// Numbers of a vector.
+    /// Returns the size of a vector.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Tokens that a text is cut to, those around it included.
+    /// Returns the number of tokens that a text is cut to, special tokens included.
     pub fn max_tokens(&self) -> usize {
         self.tokenizer.max_tokens
     }
 
-    /// A vector for each text, `[texts, width]`, in `float32`. They are computed at once, filled up to the longest: give
-    /// texts of like length together, and no more than memory takes.
+    /// Computes a vector for each text, `[texts, width]`, in `float32`. All texts are computed at once and padded to
+    /// the longest: pass texts of similar length together, and no more than memory can hold.
     ///
     /// # Errors
     /// No memory.
@@ -94,7 +96,7 @@ impl SentenceEncoder {
         if longest == 0 {
             return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, self.device)?);
         }
-        // What a text is filled up with is never looked at.
+        // The model ignores the padding.
         let filled = |tokens: &Vec<i64>| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest).collect();
         let is_token = |tokens: &Vec<i64>| (0..longest).map(|place| place < tokens.len()).collect();
         let sizes = [texts.len(), longest];
@@ -108,11 +110,11 @@ impl SentenceEncoder {
     }
 }
 
-/// A vector of length 1 for each text of tokens `[texts, length]`: `[texts, width]`. `mask`, of the same sizes, is 1 where
-/// there is a token and 0 where a text was filled up.
+/// Computes a vector of length 1 for each text of tokens `[texts, length]`: `[texts, width]`. `mask`, of the same
+/// sizes, is 1 for a token and 0 for padding.
 ///
 /// # Errors
-/// Sizes that do not go together; a text that is too long; no memory.
+/// The sizes do not fit together; a text is too long; no memory.
 pub fn vectors(model: &Bert, tokens: &Tensor, mask: &Tensor) -> tenure_tensor::Result<Tensor> {
     normalized(&mean(&model.forward(tokens, Some(mask))?, mask)?)
 }

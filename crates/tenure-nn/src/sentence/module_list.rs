@@ -12,44 +12,45 @@ pub const MODULES: &str = "modules.json";
 /// A module that [`MODULES`] lists.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ListedModule {
-    /// Its folder, relative to the encoder's.
+    /// The module's folder, relative to the encoder's.
     pub path: String,
-    /// Its class in Python, after its package.
+    /// The module's class in Python, after its package.
     #[serde(rename = "type")]
     pub class: String,
 }
 
 impl ListedModule {
-    /// The class without its package: packages were renamed from one release to another.
+    /// Returns the class without its package, since releases renamed the packages.
     pub fn kind(&self) -> &str {
         self.class.rsplit('.').next().unwrap_or_default()
     }
 }
 
-/// Returns the folder of the model among an encoder's modules, relative to the encoder's: empty if it is that folder.
+/// Returns the model's folder among an encoder's modules, relative to the encoder's folder. It is empty if it is that
+/// folder.
 pub fn model_path(modules: &[ListedModule]) -> &str {
     modules.first().filter(|first| first.kind() == "Transformer").map_or("", |first| &first.path)
 }
 
-/// How a Pooling makes one vector of those of a text's tokens.
+/// A way to pool the vectors of a text's tokens into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolingMode {
-    /// The first token's.
+    /// The first token's vector.
     Cls,
-    /// The largest of each number.
+    /// The largest value of each element.
     Max,
-    /// Their average.
+    /// The average.
     Mean,
-    /// Their sum by the root of their count.
+    /// The sum, divided by the root of the number of tokens.
     MeanSqrtLenTokens,
-    /// Their average, in which the second counts twice, the third three times, and so on.
+    /// The average in which the second token counts twice, the third three times, and so on.
     WeightedMean,
-    /// The last token's.
+    /// The last token's vector.
     LastToken,
 }
 
 impl PoolingMode {
-    /// The modes with their names and their keys of older releases, in the order of their vectors.
+    /// The modes with their names, and with their keys in older releases, in the order of their vectors.
     const ALL: [(Self, &str, &str); 6] = [
         (Self::Cls, "cls", "pooling_mode_cls_token"),
         (Self::Max, "max", "pooling_mode_max_tokens"),
@@ -59,11 +60,11 @@ impl PoolingMode {
         (Self::LastToken, "lasttoken", "pooling_mode_lasttoken"),
     ];
 
-    /// Reads the modes from the `config.json` of a Pooling. Their vectors are joined in this order. Without a mode, or with
-    /// all keys of older releases false, it is [`Self::Mean`], as in sentence-transformers.
+    /// Reads the modes from the `config.json` of a Pooling. Their vectors are joined in this order. If no mode is
+    /// given, or all keys of older releases are false, the mode is [`Self::Mean`], as in sentence-transformers.
     ///
     /// # Errors
-    /// The name or the key of a mode that is unknown.
+    /// The name or the key of a mode is unknown.
     pub fn read(config: &Map<String, Value>) -> Result<Vec<Self>, String> {
         match config.get("pooling_mode") {
             Some(Value::Array(modes)) if !modes.is_empty() => modes.iter().map(Self::named).collect(),
@@ -96,7 +97,8 @@ impl fmt::Display for PoolingMode {
     }
 }
 
-/// The numbers of a token's vector that the `config.json` of a Pooling expects, with the key that states them, if one does.
+/// Returns the size of a token's vector that the `config.json` of a Pooling states, with the key that states it, if one
+/// does.
 pub fn token_width(config: &Map<String, Value>) -> Option<(&str, &Value)> {
     let keys = ["word_embedding_dimension", "embedding_dimension"];
     keys.into_iter().find_map(|key| config.get_key_value(key)).map(|(key, width)| (&**key, width))

@@ -1,5 +1,5 @@
-//! The modules of sentence-transformers behind the model: `modules.json` lists them, and each makes a text's vector of what
-//! the one before made.
+//! The modules of sentence-transformers after the model. `modules.json` lists them. Each takes the output of the one
+//! before.
 
 use std::path::{Path, PathBuf};
 
@@ -16,30 +16,31 @@ use crate::checkpoint::{CheckpointError, Under};
 use crate::layers::{Activation, Layer, LayerNorm, Linear};
 use crate::module::Module;
 
-/// The pooling of folders that list no modules.
+/// The pooling's folder in encoders without a list of modules.
 const POOLING: &str = "1_Pooling";
 
-/// A module behind the model.
+/// A module after the model.
 pub(super) enum SentenceModule {
-    /// One vector of many: those of all modes, one behind the other.
+    /// Pools the tokens' vectors into one vector for each mode, and joins these.
     Pooling(Vec<PoolingMode>),
     Dense {
         linear: Linear,
         activation: Option<Activation>,
     },
     LayerNorm(LayerNorm),
-    /// Vectors of length 1.
+    /// Scales vectors to length 1.
     Normalize,
 }
 
-/// The modules of a folder: where its model is, and those behind it.
+/// The modules of a folder: the model's folder, and the modules after it.
 pub(super) struct Modules {
     pub(super) model: String,
     listed: Vec<ListedModule>,
 }
 
 impl Modules {
-    /// Reads the list of a folder. Without a list, vectors are averages, or what `1_Pooling` says, of length 1.
+    /// Reads the list of a folder. Without a list, vectors are pooled as `1_Pooling` says, or averaged, and scaled to
+    /// length 1.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let file = folder.join(MODULES);
         let Some(mut listed) = optional::<Vec<ListedModule>>(folder, MODULES)? else {
@@ -58,7 +59,7 @@ impl Modules {
         Ok(Self { model, listed })
     }
 
-    /// Returns the folders of poolings.
+    /// Returns the folders of the Pooling modules.
     pub(super) fn poolings(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let file = folder.join(MODULES);
         if !file.exists() {
@@ -68,7 +69,8 @@ impl Modules {
         poolings.map(|listed| Ok(inside(folder, &file, &listed.path)?)).collect()
     }
 
-    /// Opens the modules behind a model whose tokens have `width` numbers. Returns them, and the numbers of a vector.
+    /// Opens the modules after a model whose tokens' vectors have `width` numbers. Returns them and the size of a
+    /// text's vector.
     pub(super) fn open(&self, folder: &Path, mut width: usize) -> Result<(Vec<SentenceModule>, usize)> {
         if !folder.join(MODULES).exists() {
             let at = folder.join(POOLING);
@@ -103,7 +105,8 @@ impl Modules {
 }
 
 impl ListedModule {
-    /// Opens the module in the folder `at`; none if it changes nothing. `width` is that of its vectors from then on.
+    /// Opens the module in the folder `at`; returns `None` if it changes nothing. Sets `width` to the size of its
+    /// vectors.
     fn open(&self, at: &Path, list: &Path, width: &mut usize) -> Result<Option<SentenceModule>> {
         let config = at.join(CONFIG);
         let refused = |reason| CheckpointError::format(&config, reason);
@@ -130,7 +133,7 @@ impl ListedModule {
                 Some(SentenceModule::LayerNorm(norm))
             }
             "Normalize" => Some(SentenceModule::Normalize),
-            // It leaves out nothing but in training.
+            // Dropout has an effect in training only.
             "Dropout" => None,
             _ => {
                 let known = "Transformer, Pooling, Dense, LayerNorm, Dropout and Normalize";
@@ -146,7 +149,7 @@ fn load_part(layer: &mut dyn Module, at: &Path, prefix: &str) -> Result<()> {
     load(layer, &Under::new(&weights(at)?, prefix), &at.join(WEIGHTS))
 }
 
-/// The modes that `1_Pooling/config.json` says.
+/// Reads the modes of a Pooling's `config.json`, and checks that its width is the model's.
 fn modes(said: &Map<String, Value>, width: usize) -> Result<Vec<PoolingMode>, String> {
     if let Some((key, said)) = token_width(said).filter(|(_, said)| said.as_u64() != Some(width as u64)) {
         return Err(format!("{key} is {said}, and the model's tokens have {width} numbers"));
@@ -154,7 +157,7 @@ fn modes(said: &Map<String, Value>, width: usize) -> Result<Vec<PoolingMode>, St
     PoolingMode::read(said).map_err(|unknown| format!("the pooling {unknown} is unknown"))
 }
 
-/// `config.json` of a Dense.
+/// The `config.json` of a Dense.
 #[derive(Deserialize)]
 struct DenseConfig {
     in_features: usize,
@@ -191,7 +194,7 @@ impl DenseConfig {
         Ok(())
     }
 
-    /// The function behind the linear layer: the hyperbolic tangent, if none is named.
+    /// Returns the activation after the linear layer: the hyperbolic tangent, if the file names none.
     fn activation(&self) -> Result<Option<Activation>, String> {
         let class = self.activation_function.as_deref().unwrap_or("Tanh");
         Ok(Some(match class.rsplit('.').next().unwrap_or_default() {
@@ -210,7 +213,7 @@ impl DenseConfig {
 }
 
 impl SentenceModule {
-    /// The parameters of it, if it has any.
+    /// Returns the module's parameters, if it has any.
     pub(super) fn module(&mut self) -> Option<&mut dyn Module> {
         match self {
             Self::Pooling(_) | Self::Normalize => None,
@@ -219,8 +222,8 @@ impl SentenceModule {
         }
     }
 
-    /// Computes the module of what the one before made: `[texts, length, width]` if it pools, else `[texts, width]`. `mask`,
-    /// `[texts, length]`, is true where there is a token.
+    /// Computes the module's output from that of the module before: `[texts, length, width]` for a Pooling, else
+    /// `[texts, width]`. `mask`, `[texts, length]`, is true for a token.
     pub(super) fn forward(&self, x: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
         match self {
             Self::Pooling(modes) => {
@@ -236,7 +239,7 @@ impl SentenceModule {
 }
 
 impl PoolingMode {
-    /// A vector for each text, `[texts, width]`, of its tokens' numbers `[texts, length, width]`.
+    /// Computes a vector for each text, `[texts, width]`, from its tokens' vectors `[texts, length, width]`.
     fn pool(self, hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
         let is_token = mask.to_dtype(DType::Bool)?.unsqueeze(-1)?;
         let counted = || is_token.to_dtype(hidden.dtype());
@@ -258,7 +261,7 @@ impl PoolingMode {
                 sum(&weights)?.div(&count(&weights)?)
             }
             Self::LastToken => {
-                // As many tokens as there are come to the last one.
+                // At the last token, the running count of tokens reaches their total.
                 let counted = counted()?;
                 let number = counted.cumsum(1)?;
                 let last = number.eq(&counted.sum(&[1], true)?)?.logical_and(&is_token)?;
@@ -268,12 +271,12 @@ impl PoolingMode {
     }
 }
 
-/// Vectors of length 1; zeros stay zeros.
+/// Scales vectors to length 1; zeros stay zeros.
 pub(super) fn normalized(vectors: &Tensor) -> TensorResult<Tensor> {
     vectors.div(&vectors.norm(2.0, &[-1], true)?.clamp_min(1e-12)?)
 }
 
-/// The average over the tokens that there are, of `[texts, length, width]`.
+/// Averages `[texts, length, width]` over the tokens, without the padding.
 pub(super) fn mean(hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
     PoolingMode::Mean.pool(hidden, mask)
 }

@@ -1,4 +1,4 @@
-//! The text that an encoder has before each other one, as `config_sentence_transformers.json` states it.
+//! The default prompt of an encoder: a text before each text, as `config_sentence_transformers.json` states it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,13 +11,13 @@ use super::modules::Modules;
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 
-/// The file of an encoder's prompts and of what else sentence-transformers does with its vectors.
+/// The file of an encoder's prompts, and of further settings of sentence-transformers for its vectors.
 pub const SETTINGS: &str = "config_sentence_transformers.json";
 
-/// Prompts that sentence-transformers has in every folder, empty where the folder does not state them.
+/// The prompts that sentence-transformers has in every folder. They are empty unless the folder states them.
 const EMPTY: [&str; 2] = ["query", "document"];
 
-/// [`SETTINGS`].
+/// The contents of [`SETTINGS`].
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Settings {
@@ -26,10 +26,10 @@ struct Settings {
     truncate_dim: Option<usize>,
 }
 
-/// Reads the default prompt of a folder: empty, if it has none.
+/// Reads the default prompt of a folder. It is empty if the folder has none.
 ///
 /// # Errors
-/// Settings with which the vectors would be others: `truncate_dim`, and a prompt that a Pooling leaves out.
+/// A setting is not supported that would change the vectors: `truncate_dim`, or a Pooling that leaves the prompt out.
 pub fn default_prompt(folder: &Path) -> Result<String> {
     let refused = |reason| CheckpointError::format(&folder.join(SETTINGS), reason);
     let mut settings: Settings = optional(folder, SETTINGS)?.unwrap_or_default();

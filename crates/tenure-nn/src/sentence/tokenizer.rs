@@ -1,4 +1,4 @@
-//! The tokens of texts, as a folder of a sentence encoder says.
+//! The tokenizer of a sentence encoder, as its folder describes it.
 
 use std::path::Path;
 
@@ -13,16 +13,17 @@ use super::prompt::default_prompt;
 use crate::Result;
 use crate::checkpoint::CheckpointError;
 
-/// Makes texts the tokens that a sentence encoder takes, also where something else computes with them.
+/// A tokenizer that turns texts into the tokens of a sentence encoder. It also serves programs that compute with the
+/// tokens themselves.
 pub struct SentenceTokenizer {
     tokenizer: Tokenizer,
     pub(super) max_tokens: usize,
     lowers_case: bool,
-    /// Comes before each text.
+    /// The prompt before each text.
     prompt: String,
 }
 
-/// `sentence_bert_config.json`.
+/// The contents of `sentence_bert_config.json`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Limits {
@@ -30,7 +31,7 @@ struct Limits {
     do_lower_case: bool,
 }
 
-/// `tokenizer_config.json`, whose limit may be a number beyond all integers.
+/// The contents of `tokenizer_config.json`, whose limit may be larger than any integer.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct TokenizerConfig {
@@ -47,22 +48,22 @@ pub(super) struct ModelLimits {
 }
 
 impl SentenceTokenizer {
-    /// Opens the tokenizer of a folder, of which no weights are read, and whose model may be of any type. See
+    /// Opens the tokenizer of a folder, without reading weights. The model may be of any type. See
     /// [`SentenceEncoder::open`](super::SentenceEncoder::open).
     ///
     /// # Errors
-    /// [`CheckpointError`]: a file is missing or not what it should be.
+    /// [`CheckpointError`]: a file is missing or invalid.
     pub fn open(folder: &Path) -> Result<Self> {
         let modules: Vec<ListedModule> = optional(folder, MODULES)?.unwrap_or_default();
         let model = inside(folder, &folder.join(MODULES), model_path(&modules))?;
         Self::of(&model, &required(&model, CONFIG)?, default_prompt(folder)?)
     }
 
-    /// Opens the tokenizer of a folder, for a model of these limits, and for texts with `prompt` before each.
+    /// Opens the tokenizer of a folder for a model with these limits, and with `prompt` before each text.
     pub(super) fn of(folder: &Path, model: &ModelLimits, prompt: String) -> Result<Self> {
         let limits: Limits = optional(folder, "sentence_bert_config.json")?.unwrap_or_default();
         let of_tokenizer: TokenizerConfig = optional(folder, "tokenizer_config.json")?.unwrap_or_default();
-        // As large as an integer gets, where it is larger.
+        // The conversion turns a value beyond all integers into the largest integer.
         let of_tokenizer = of_tokenizer.model_max_length.map(|length| length as usize);
         let max_tokens = limits.max_seq_length.or(of_tokenizer).unwrap_or(usize::MAX);
         let positions = model.max_position_embeddings.or(model.n_positions).unwrap_or(usize::MAX);
@@ -71,10 +72,10 @@ impl SentenceTokenizer {
         Ok(Self { tokenizer, max_tokens, lowers_case: limits.do_lower_case, prompt })
     }
 
-    /// A text's tokens, with those of the folder's default prompt before it and with those around both.
+    /// Returns the tokens of a text, with the folder's default prompt before it, and with special tokens around both.
     ///
     /// # Errors
-    /// The tokenizer has none for it.
+    /// The tokenizer cannot encode the text.
     pub fn tokens(&self, text: &str) -> Result<Vec<i64>> {
         let text = format!("{}{text}", self.prompt);
         let text = if self.lowers_case { text.to_lowercase() } else { text };
@@ -102,7 +103,7 @@ fn tokenizer(folder: &Path, max_tokens: usize, vocab_size: Option<usize>) -> Res
         );
         return Err(CheckpointError::format(&path, reason).into());
     }
-    // The file's own limits are those of whatever it was saved for.
+    // The limits in the tokenizer's own file belong to the use that it was saved for, so they are replaced.
     let truncation = TruncationParams { max_length: max_tokens, ..TruncationParams::default() };
     tokenizer.with_padding(None).with_truncation(Some(truncation)).map_err(bad)?;
     Ok(tokenizer)

@@ -1,4 +1,5 @@
-//! The order and the groups of a network's tensors, which all devices share that copy them from the same images.
+//! Arrangements: the order and the groups of a network's tensors. All devices that copy from the same images share
+//! them.
 
 use std::sync::{Arc, Weak};
 
@@ -8,17 +9,17 @@ use tenure_switch::{Manifest, SwitchError};
 use super::host_images::HostImages;
 use super::{Order, StoredTensors};
 
-/// An order of a network's tensors. Dropped by the last device that has it, its images leave the host's memory.
+/// An order of a network's tensors. When the last device that uses it drops it, its images leave the host's memory.
 pub(super) struct Arrangement {
     pub(super) order: Order,
-    /// The manifest of the tensors that are in groups.
+    /// The manifest of the tensors in groups.
     pub(super) manifest: Arc<Manifest>,
     /// The manifest of the [tables](Order::has_tables).
     pub(super) tables: Option<Arc<Manifest>>,
     images: Arc<HostImages>,
 }
 
-/// The arrangements of a network that devices have.
+/// The arrangements of a network that devices use.
 #[derive(Default)]
 pub(super) struct Arrangements {
     latest: Mutex<Latest>,
@@ -26,7 +27,7 @@ pub(super) struct Arrangements {
 
 #[derive(Default)]
 struct Latest {
-    /// Before the order is known.
+    /// The arrangement for the time before the order is known.
     unknown: Weak<Arrangement>,
     recorded: Weak<Arrangement>,
 }
@@ -52,7 +53,7 @@ impl Drop for Arrangement {
 }
 
 impl Arrangements {
-    /// That of the unknown order: another device's, or a new one.
+    /// Returns the arrangement for the unknown order: another device's, or a new one.
     pub(super) fn unknown(
         &self,
         stored: &StoredTensors,
@@ -68,12 +69,12 @@ impl Arrangements {
         Ok(unknown)
     }
 
-    /// That of an order which a device has learned.
+    /// Returns the arrangement of the order that a device has learned, if there is one.
     pub(super) fn recorded(&self, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
         shared(&self.latest.lock().recorded, images)
     }
 
-    /// That of an order which was learned, or of the one that another device learned first.
+    /// Returns the arrangement of a learned order, or of the order that another device learned first.
     pub(super) fn record(
         &self,
         stored: &StoredTensors,
@@ -91,7 +92,7 @@ impl Arrangements {
     }
 }
 
-/// An arrangement that a device has, of the same images.
+/// Returns an arrangement that a device still uses and that has the same images.
 fn shared(latest: &Weak<Arrangement>, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
     latest.upgrade().filter(|arrangement| Arc::ptr_eq(&arrangement.images, images))
 }

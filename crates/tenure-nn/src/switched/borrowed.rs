@@ -1,4 +1,4 @@
-//! Networks that compute with weights of another process.
+//! Networks that compute with another process's weights.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use super::lent::{LentTensor, LentTerms};
 use crate::Result;
 use crate::networks::Network;
 
-/// More bytes of weights than a device has: the lender says how many there are.
+/// A limit, in bytes, above any device's memory. The lender's terms give the real size.
 const UNLIMITED_BYTES: u64 = 1 << 50;
 
-/// A CUDA device that computes models of a [`Switcher`](super::Switcher) in another process, one at a time. It keeps no weights:
-/// those of the other process are mapped here, without a copy.
+/// A CUDA device that computes models of another process's [`Switcher`](super::Switcher), one at a time. It keeps no
+/// weights of its own: the other process's weights are mapped here, without a copy.
 pub struct Borrower {
     device: Device,
     memory: &'static DeviceMemory,
     switch: Switch,
-    /// What captured calls compute in.
+    /// The memory pool of captured calls.
     pool: GraphPool,
 }
 
-/// A network whose weights are borrowed, or to be borrowed.
+/// A network that computes with borrowed weights, once they are borrowed.
 pub struct BorrowedNetwork {
     network: Box<dyn Network>,
     calls: Calls,
@@ -36,7 +36,7 @@ pub struct BorrowedNetwork {
     borrowed: Option<Borrowed>,
 }
 
-/// A network whose tensors have the addresses that its weights are mapped at.
+/// A network whose tensors are bound to the addresses where its weights are mapped.
 struct Arranged {
     terms: LentTerms,
     model: Arc<Model>,
@@ -44,13 +44,14 @@ struct Arranged {
 }
 
 impl Borrower {
-    /// Prepares a device. Weights come in chunks of so many bytes: the lender's [`chunk_bytes`](super::Switcher::chunk_bytes).
+    /// Prepares a device. `chunk_bytes`, the size of the weights' chunks, must be the lender's
+    /// [`chunk_bytes`](super::Switcher::chunk_bytes).
     ///
     /// # Errors
     /// The device cannot be used.
     ///
     /// # Panics
-    /// The device is no CUDA device; chunks are no multiple of its granularity.
+    /// The device is not a CUDA device; `chunk_bytes` is not a multiple of its granularity.
     pub fn new(device: Device, chunk_bytes: u64) -> Result<Self> {
         assert!(!device.is_cpu(), "a CUDA device's memory is borrowed");
         let memory = memory::device(device.index()).map_err(SwitchError::from)?;
@@ -59,38 +60,42 @@ impl Borrower {
         Ok(Self { device, memory, switch, pool })
     }
 
-    /// Whether the device still answers. After an error that loses its context, nothing in this process can use it again.
+    /// Returns whether the device no longer answers. If an error has lost its context, nothing in this process can use
+    /// it again.
     pub fn is_lost(&self) -> bool {
         self.memory.driver().synchronize().is_err()
     }
 }
 
 impl BorrowedNetwork {
-    /// Takes a network without values, built as the lender's was.
+    /// Takes a network without values, built in the same way as the lender's.
     ///
     /// # Errors
-    /// Its parameters cannot be set to need no gradients.
+    /// The parameters cannot be set to need no gradients.
     pub fn new(mut network: Box<dyn Network>) -> Result<Self> {
         network.eval();
         network.set_requires_grad(false)?;
         Ok(Self { network, calls: Calls::default(), arranged: None, borrowed: None })
     }
 
-    /// Whether its weights are borrowed.
+    /// Returns whether the weights are borrowed.
     pub fn is_borrowed(&self) -> bool {
         self.borrowed.is_some()
     }
 
-    /// The addresses that its weights have here, once they were borrowed: to [stop](Model::stop) a call.
+    /// Returns the model at the weights' addresses in this process, after the first borrowing, such as to
+    /// [stop](Model::stop) a call.
     pub fn model(&self) -> Option<&Arc<Model>> {
         self.arranged.as_ref().map(|arranged| &arranged.model)
     }
 
-    /// Maps a lent model, of which groups may still be on their way. Descriptors are taken one after the other, as they may come, and
-    /// closed; those of the same terms as before are mapped where the others were, so that captured calls stay right.
+    /// Maps a lent model, whose groups may still be in transfer. The descriptors are taken one after the other, as they
+    /// arrive, and closed. If the terms are the same as before, the weights are mapped at the same addresses, so
+    /// captured calls stay valid.
     ///
     /// # Errors
-    /// The terms are of another network or device; there are fewer descriptors; a driver call failed. Nothing is mapped then.
+    /// The terms are of another network or device; descriptors are missing; a driver call failed. Nothing is mapped
+    /// then.
     pub fn borrow(
         &mut self,
         borrower: &Borrower,
@@ -108,20 +113,20 @@ impl BorrowedNetwork {
         Ok(())
     }
 
-    /// Unmaps the weights, when what was computed with them is done. They can be borrowed again.
+    /// Unmaps the weights after the computations with them are done. They can be borrowed again.
     pub fn give_back(&mut self) {
         self.borrowed = None;
     }
 
-    /// Answers inputs, which are brought to the device, with weights that are borrowed. The answers are there when the
-    /// thread's current stream has passed what is on it then. A call that was measured is told once: the lender
-    /// [learns](super::SwitchedModel::learn) from it.
+    /// Computes the outputs for inputs, which are copied to the device, with the borrowed weights. The outputs are
+    /// ready when the thread's current stream has done the work that it holds on return. Measurements of a call are
+    /// returned once, for the lender to [learn](super::SwitchedModel::learn) from.
     ///
     /// # Errors
-    /// What the network says of its inputs; a driver call failed.
+    /// The network refuses the inputs; a driver call failed.
     ///
     /// # Panics
-    /// Nothing is borrowed.
+    /// The weights are not borrowed.
     pub fn forward(&mut self, borrower: &Borrower, inputs: &[Tensor]) -> Result<(Vec<Tensor>, Option<Measured>)> {
         let arranged = self.arranged.as_ref().filter(|_| self.borrowed.is_some());
         let Some(Arranged { terms, model, bound }) = arranged else { panic!("weights are borrowed before a call") };
@@ -138,7 +143,7 @@ impl BorrowedNetwork {
         self.calls.compute(&callee, &inputs)
     }
 
-    /// Gives the network's tensors the places of a description.
+    /// Binds the network's tensors to the places that the terms describe.
     fn arrange(&mut self, borrower: &Borrower, terms: &LentTerms, tables: Option<OwnedFd>) -> Result<()> {
         self.calls.forget_captures();
         if let Some(Arranged { bound, .. }) = self.arranged.take() {
@@ -178,7 +183,7 @@ impl BorrowedNetwork {
     }
 }
 
-/// The manifest of the other process's image, which is never made here.
+/// Makes a manifest of the other process's image, which is never built here.
 fn manifest_of(model: &str, tensors: &[LentTensor], ends: Vec<usize>) -> Result<Arc<Manifest>, SwitchError> {
     let entry = |LentTensor { name, bytes, .. }: &LentTensor| {
         let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));

@@ -1,4 +1,4 @@
-//! A network whose parameters lie in the groups of an image.
+//! Networks whose parameters lie in the groups of an image.
 
 use std::collections::HashMap;
 
@@ -8,31 +8,31 @@ use tenure_tensor::{DType, Tensor, TensorError};
 use crate::networks::Network;
 use crate::{Result, StateError};
 
-/// Where a tensor of a network lies in an image, row by row.
+/// The place of a network's tensor in an image. The tensor is contiguous there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed<'a> {
-    /// One of the network's names.
+    /// The tensor's name in the network.
     pub name: &'a str,
     /// The dtype of its elements.
     pub dtype: DType,
-    /// The group that it is in.
+    /// The number of its group.
     pub group: usize,
-    /// Bytes from the group's first.
+    /// The offset in bytes from the group's beginning.
     pub begin: u64,
 }
 
-/// The tensors that stand in the places of a network's tensors without values.
+/// The tensors that replace a network's tensors without values.
 #[derive(Default)]
 pub struct Bound {
-    /// The tensors without values, and those in their places.
+    /// Pairs of a tensor without values and its replacement.
     tensors: Vec<(Tensor, Tensor)>,
 }
 
 impl Bound {
-    /// Puts views of groups in the places of tensors that have no values.
+    /// Replaces tensors without values by views of groups.
     ///
     /// # Errors
-    /// The network has no tensor of a name; a tensor does not lie within its group. The network is as it was then.
+    /// The network has no tensor of a name; a tensor does not lie within its group. The network is unchanged then.
     pub fn bind<'a>(
         network: &mut dyn Network,
         placed: impl IntoIterator<Item = Placed<'a>>,
@@ -56,13 +56,13 @@ impl Bound {
     /// Puts the tensors without values back.
     ///
     /// # Errors
-    /// None that a network of parameters and buffers has; then it keeps the groups.
+    /// A network of parameters and buffers gives no error. After an error of another one it keeps the groups.
     pub fn unbind(self, network: &mut dyn Network) -> Result<()> {
         replace(network, self.tensors.iter().map(|(shape, view)| (view, shape)))
     }
 }
 
-/// Answers in memory of their own: one that is a view of a weight is copied, as the weight may leave.
+/// Copies outputs that are views of weights, since the weights may leave memory.
 pub(super) fn own(bound: &Bound, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
     let is_weight =
         |answer: &Tensor| bound.tensors.iter().any(|(_, view)| view.storage().is_alias_of(answer.storage()));
@@ -70,7 +70,7 @@ pub(super) fn own(bound: &Bound, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
     Ok(owned.collect::<tenure_tensor::Result<_>>()?)
 }
 
-/// Puts tensors in the places of others.
+/// Replaces tensors by others, by identity.
 fn replace<'a>(network: &mut dyn Network, pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>) -> Result<()> {
     let by_id: HashMap<usize, &Tensor> = pairs.map(|(from, to)| (from.id(), to)).collect();
     network.change(&|tensor| Ok(by_id.get(&tensor.id()).map_or(tensor, |to| to).clone()))

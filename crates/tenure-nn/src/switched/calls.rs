@@ -1,4 +1,5 @@
-//! Calls of a model on a CUDA device: one operation after the other at first, and captured when its order is known.
+//! Calls of a model on a CUDA device: operation by operation at first, and captured once the order of its weights is
+//! known.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -16,44 +17,44 @@ use super::bound::{self, Bound};
 use crate::Result;
 use crate::networks::Network;
 
-/// The operation that reads rows.
+/// The operation that reads only some rows of a weight.
 const READS_ROWS: Name = Name::of("embedding");
 
-/// Sizes of inputs that a model is captured for; beyond them, those that were not used for longest go.
+/// The number of input shapes that a model is captured for. Beyond it, the least recently used one is dropped.
 const MOST_CAPTURES: usize = 16;
 
-/// The calls that a model was asked for.
+/// The calls that a model has had.
 #[derive(Default)]
 pub(super) struct Calls {
-    /// The shapes that were used last come last.
+    /// The input shapes, the most recently used last.
     shapes: Vec<Shape>,
 }
 
-/// Inputs of some sizes, which the model was called with.
+/// The input shapes of one kind of call, and its capture.
 struct Shape {
     inputs: Vec<(DType, Vec<usize>, Vec<usize>)>,
     call: Option<CapturedCall>,
-    /// It was tried, and the network does what no capture can.
+    /// Whether a capture has failed, because the network does something that cannot be captured.
     cannot_be_captured: bool,
 }
 
-/// A model whose weights are there or on their way, and a device that computes it.
+/// A model to be called, whose weights are in memory or in transfer, and its device.
 pub(super) struct Callee<'a> {
     pub(super) network: &'a dyn Network,
     pub(super) bound: &'a Bound,
     pub(super) model: &'a Arc<Model>,
     pub(super) memory: &'static DeviceMemory,
     pub(super) pool: &'a GraphPool,
-    /// The order in which its tensors are used is known.
+    /// Whether the order in which its tensors are used is known.
     pub(super) is_recorded: bool,
 }
 
-/// A run whose uses of weights were measured, while each tensor was a group.
+/// The measured uses of weights in a run in which each tensor was a group of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// In their order.
+    /// The uses, in their order.
     pub(super) uses: Vec<MeasuredUse>,
-    /// The time of the captured model as a share of the run's; 1 if it cannot be captured.
+    /// The time of the captured model as a share of the run's. It is 1 if the model cannot be captured.
     pub(super) share: f64,
 }
 
@@ -62,23 +63,23 @@ pub struct Measured {
 pub(super) struct MeasuredUse {
     pub(super) tensor: usize,
     pub(super) compute_us: f64,
-    /// Nothing but rows of it is used.
+    /// Whether only rows of the tensor are used.
     pub(super) reads_rows: bool,
 }
 
 impl Calls {
-    /// How many sizes of inputs are captured.
+    /// Returns the number of captured input shapes.
     pub(super) fn captures(&self) -> usize {
         self.shapes.iter().filter(|shape| shape.call.is_some()).count()
     }
 
-    /// Forgets what was captured, since the model has other addresses now.
+    /// Drops all captures, since the model has other addresses now.
     pub(super) fn forget_captures(&mut self) {
         self.shapes.iter_mut().for_each(|shape| shape.call = None);
     }
 
-    /// Answers inputs, which are on the device. The second call of some sizes is measured if the order is not known: kernels are
-    /// compiled in the first.
+    /// Computes the outputs for inputs on the device. If the order is not known, the second call with a shape is
+    /// measured; the first one compiles kernels.
     pub(super) fn compute(
         &mut self,
         callee: &Callee<'_>,
@@ -97,7 +98,7 @@ impl Calls {
         Ok((answers?, None))
     }
 
-    /// Notes of which sizes inputs are. Whether there were such ones before.
+    /// Records the shapes of inputs as the most recent ones. Returns whether they were known.
     fn note_shape(&mut self, inputs: &[Tensor]) -> bool {
         let of = |input: &Tensor| (input.dtype(), input.sizes().to_vec(), input.layout().strides().to_vec());
         let wanted: Vec<_> = inputs.iter().map(of).collect();
@@ -113,7 +114,8 @@ impl Calls {
         false
     }
 
-    /// Captures the model for inputs of the last sizes. If that fails it is computed one operation after the other, as before.
+    /// Captures the model for the most recent shapes. If that fails, the model is computed operation by operation, as
+    /// before.
     fn capture(&mut self, callee: &Callee<'_>, inputs: &[Tensor]) {
         let Some(shape) = self.shapes.last_mut().filter(|shape| shape.call.is_none() && !shape.cannot_be_captured)
         else {
@@ -131,7 +133,7 @@ impl Calls {
 }
 
 impl Callee<'_> {
-    /// Computes one operation after the other.
+    /// Computes operation by operation.
     fn compute_plainly(&self, inputs: &[Tensor], is_measured: bool) -> Result<(Vec<Tensor>, Option<Measured>)> {
         let stream = self.memory.streams().current();
         let run = if is_measured { self.model.measured_run(&stream)? } else { self.model.run(&stream) };
@@ -153,7 +155,8 @@ impl Callee<'_> {
         Ok((answers, Some(Measured { uses: uses.iter().map(of).collect(), share })))
     }
 
-    /// The time of the captured model as a share of a run one operation after the other; nothing if it cannot be captured.
+    /// Returns the time of the captured model as a share of a run operation by operation; `None` if it cannot be
+    /// captured.
     fn captured_share(&self, uses: &[DeviceUse], inputs: &[Tensor]) -> Option<f64> {
         let stream = self.memory.streams().current();
         let captured = CapturedCall::new(self.pool, inputs, |inputs| {

@@ -1,4 +1,4 @@
-//! The images of models in the host's memory, which switchers that were made together share.
+//! The images of models in the host's memory. Switchers that were made together share them.
 
 use std::sync::Arc;
 
@@ -8,17 +8,18 @@ use tenure_switch::{Image, ImageStatistics, Images, Manifest, Switch, SwitchErro
 
 use crate::Result;
 
-/// Images of models, pinned if devices copy from them.
+/// Images of models. They are pinned if devices copy from them.
 pub(super) struct HostImages {
     images: Images,
     /// The devices' switches, which copy from images.
     switches: Vec<Switch>,
-    /// Held for reading while an image is found and copies from it are asked for, and for writing while all copies are waited for.
+    /// A lock that is held for reading while an image is looked up and copies from it are enqueued, and for writing
+    /// while all copies are waited for.
     copying: RwLock<()>,
 }
 
 impl HostImages {
-    /// Keeps `budget_bytes` bytes of images at most, pinned by a driver if there is one.
+    /// Makes a store of at most `budget_bytes` bytes of images, pinned by a driver if there is one.
     pub(super) fn new(
         budget_bytes: u64,
         driver: Option<Arc<dyn Driver>>,
@@ -27,8 +28,8 @@ impl HostImages {
         Ok(Self { images: Images::new(budget_bytes, driver)?, switches, copying: RwLock::default() })
     }
 
-    /// Calls `work` with a model's image, which may be on its way: to ask for copies from it, or to keep it. If others have no room to
-    /// spare because devices still copy from them, these copies are waited for.
+    /// Calls `work` with a model's image, which may still be loading, to enqueue copies from it or to keep it. If other
+    /// images leave no room because devices still copy from them, it waits for these copies first.
     pub(super) fn with<T>(&self, manifest: &Arc<Manifest>, work: impl FnOnce(&Arc<Image>) -> Result<T>) -> Result<T> {
         {
             let _copying = self.copying.read();
@@ -44,23 +45,23 @@ impl HostImages {
         work(&image)
     }
 
-    /// Lets go of a model's image, if there is one, after all copies from it.
+    /// Drops a model's image, if there is one, after all copies from it.
     pub(super) fn forget(&self, manifest: &Arc<Manifest>) {
         if !self.images.has(manifest) {
             return;
         }
         let _settled = self.copying.write();
-        // A device that does not answer copies nothing.
+        // A device that does not answer copies nothing, so its error is ignored.
         let _ = self.settle();
         self.images.forget(manifest);
     }
 
-    /// Whether a model's image is in memory, or on its way there.
+    /// Returns whether a model's image is in memory or loading.
     pub(super) fn has(&self, manifest: &Arc<Manifest>) -> bool {
         self.images.has(manifest)
     }
 
-    /// The figures of all images.
+    /// Returns the statistics of all images.
     pub(super) fn statistics(&self) -> ImageStatistics {
         self.images.statistics()
     }

@@ -1,4 +1,4 @@
-//! A model as its switcher knows it: its network, its files, and where its weights are.
+//! A switcher's models: each with its network, its files, and the place of its weights.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use super::{LentModel, Measured, Order, StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;
 
-/// A model as its switcher knows it.
+/// A model of a switcher.
 pub(super) struct Known {
     number: u64,
     pub(super) demand: Demand,
     pub(super) priority: i32,
     pub(super) is_pinned: bool,
-    /// Whether an order that was kept has been looked for.
+    /// Whether a kept order has been looked for.
     is_recalled: bool,
     parts: Parts,
     weights: Weights,
@@ -35,7 +35,7 @@ pub(super) struct Parts {
     pub(super) arrangement: Arc<Arrangement>,
 }
 
-/// Where a model's weights are when it is computed.
+/// The state of a model's weights, by the kind of device that computes it.
 enum Weights {
     Cpu(OnCpu),
     Cuda(OnCuda),
@@ -57,7 +57,7 @@ impl Known {
     ) -> Result<Self> {
         let arrangement = match &shared.cuda {
             Some(_) => stored.arrangements.unknown(&stored, &shared.images, name)?,
-            // What is computed with is a model's own.
+            // On the CPU, a model's bound image is its own.
             None => Arrangement::new(&stored, &shared.images, name, Order::unknown(stored.tensors().len()))?,
         };
         let mut parts = Parts { name: name.into(), network, stored, arrangement };
@@ -104,7 +104,7 @@ impl Known {
         }
     }
 
-    /// Whether it has memory that others may have.
+    /// Returns whether the model holds memory that other models may take.
     pub(super) fn can_leave(&self) -> bool {
         let is_lent = match &self.weights {
             Weights::Cpu(_) => false,
@@ -113,7 +113,7 @@ impl Known {
         !self.is_pinned && !is_lent && self.resident_bytes() > 0
     }
 
-    /// A function that waits for what is on its way.
+    /// Returns a function that waits for the weights in transfer.
     pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
         match &self.weights {
             Weights::Cpu(weights) => weights.arriving(),
@@ -124,7 +124,7 @@ impl Known {
         }
     }
 
-    /// Lends it.
+    /// Lends the model to another process.
     pub(super) fn lend(&self) -> Result<LentModel> {
         match &self.weights {
             Weights::Cpu(_) => Err(SwitchedError::OnCpu { name: self.parts.name.clone() }.into()),
@@ -132,7 +132,7 @@ impl Known {
         }
     }
 
-    /// Arranges it by what another process measured.
+    /// Arranges the model by another process's measurements.
     pub(super) fn learn(&mut self, shared: &Shared, measured: &Measured) -> Result<()> {
         let Self { parts, weights, .. } = self;
         match (weights, &shared.cuda) {
@@ -143,14 +143,14 @@ impl Known {
         }
     }
 
-    /// The worth of its bytes on the device, after so many uses of all models.
+    /// Returns the worth of the model's bytes on the device, after `uses` uses of all models.
     pub(super) fn worth(&self, shared: &Shared, uses: u64) -> i64 {
         let manifest = self.parts.manifest();
         self.demand.worth(uses, manifest.bytes(), shared.images.has(manifest), self.priority)
     }
 
-    /// Arranges the model by the order that another device learned or that was kept for it, if there is one and it has not been
-    /// learned yet.
+    /// Arranges the model by an order that another device learned, or that was kept for it, unless the model has
+    /// learned one already.
     pub(super) fn recall(&mut self, shared: &Shared) -> Result<()> {
         let Self { parts, weights, is_recalled, .. } = self;
         if parts.arrangement.order.is_recorded() {
@@ -162,7 +162,7 @@ impl Known {
             _ => None,
         };
         match (weights, &shared.cuda) {
-            // The process that it is lent to has it as it is.
+            // The borrowing process relies on the current arrangement.
             (Weights::Cuda(weights), Some(_)) if weights.model().is_lent() => {}
             (Weights::Cuda(weights), Some(cuda)) => {
                 let record =
@@ -171,7 +171,7 @@ impl Known {
                     weights.arrange(parts, shared, cuda, arrangement)?;
                 }
             }
-            // On the CPU there are no tables.
+            // There are no tables on the CPU.
             _ => {
                 if let Some(order) = kept.filter(|order| !order.has_tables()) {
                     parts.arrangement = Arrangement::new(&parts.stored, &shared.images, &parts.name, order)?;
@@ -181,7 +181,7 @@ impl Known {
         Ok(())
     }
 
-    /// Lets go of an image that could not be read, so that it is tried again.
+    /// Drops an image that could not be read, so that it is read again.
     pub(super) fn forget_failure(&mut self, shared: &Shared) {
         if let Weights::Cpu(weights) = &mut self.weights
             && weights.has_failed()
@@ -190,7 +190,7 @@ impl Known {
         }
     }
 
-    /// Brings what is missing, for which there is room.
+    /// Loads the missing weights, for which there must be room.
     pub(super) fn load(&mut self, shared: &Shared) -> Result<()> {
         let Self { parts, weights, .. } = self;
         let manifest = Arc::clone(parts.manifest());
@@ -218,7 +218,7 @@ impl Known {
         }
     }
 
-    /// Lets others have so many bytes of its memory, or more.
+    /// Frees at least `bytes` bytes of the model's memory for others.
     pub(super) fn evict(&mut self, shared: &Shared, bytes: u64) {
         match &mut self.weights {
             Weights::Cpu(weights) => weights.evict(&mut self.parts, shared),
@@ -226,7 +226,7 @@ impl Known {
         }
     }
 
-    /// Makes it ready to be dropped.
+    /// Prepares the model for being dropped.
     pub(super) fn leave(&mut self, shared: &Shared) {
         self.evict(shared, u64::MAX);
         if let Weights::Cuda(weights) = &mut self.weights {
@@ -234,7 +234,7 @@ impl Known {
         }
     }
 
-    /// Bytes of tables that stay in the host's memory.
+    /// Returns the size in bytes of the tables that stay in the host's memory.
     pub(super) fn table_bytes(&self) -> u64 {
         match &self.weights {
             Weights::Cpu(_) => 0,
@@ -242,7 +242,7 @@ impl Known {
         }
     }
 
-    /// Answers inputs with weights that are there or on their way.
+    /// Computes the outputs for inputs, with weights in memory or in transfer.
     pub(super) fn compute(&mut self, shared: &Shared, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let inputs = inputs.iter().map(|input| input.to_device(shared.device));
         let inputs = inputs.collect::<tenure_tensor::Result<Vec<_>>>()?;

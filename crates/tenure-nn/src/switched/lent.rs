@@ -1,4 +1,5 @@
-//! A model of a switcher that another process computes: the switcher keeps and brings its weights, and computes nothing.
+//! Models of a switcher that are lent to another process. The switcher keeps and loads the weights, and computes
+//! nothing.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,28 +12,28 @@ use super::StoredTensor;
 use super::known::Parts;
 use crate::Result;
 
-/// A model that is [lent](super::SwitchedModel::lend) to a process that computes it as a [`BorrowedNetwork`](super::BorrowedNetwork).
-/// Until it is dropped, its weights stay on the device.
+/// A model that is [lent](super::SwitchedModel::lend) to a process that computes it as a
+/// [`BorrowedNetwork`](super::BorrowedNetwork). Until it is dropped, its weights stay on the device.
 pub struct LentModel {
     lent: Lent,
     terms: LentTerms,
     tables: Option<Arc<Image>>,
 }
 
-/// A description of a lent model. Equal descriptions are of one model, at the same places of its memory.
+/// The terms of a lent model. Equal terms are of one model, at the same places of its memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LentTerms {
     pub(super) model: String,
     pub(super) terms: Terms,
-    /// In the order of the image.
+    /// The tensors, in the order of the image.
     pub(super) tensors: Vec<LentTensor>,
-    /// The tensor behind each group's last.
+    /// For each group, the number of the first tensor after it.
     pub(super) ends: Vec<usize>,
-    /// Tensors that stay in the host's memory, where their rows are read.
+    /// Tensors that stay in the host's memory, where calls read their rows.
     pub(super) tables: Vec<LentTensor>,
     /// The bytes of each group's event.
     pub(super) signals: Vec<Vec<u8>>,
-    /// The order of the tensors is that of their use.
+    /// Whether the order of the tensors is that of their use.
     pub(super) is_recorded: bool,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct LentTensor {
 impl LentModel {
     pub(super) fn new(lent: Lent, parts: &Parts, tables: Option<Arc<Image>>) -> Result<Self> {
         if let Some(tables) = &tables {
-            // The other process does not see what is still read.
+            // The other process cannot wait for tables that are still being read.
             tables.wait_for_all()?;
         }
         let tensor = |StoredTensor { dtype, entry }: &StoredTensor| LentTensor {
@@ -68,17 +69,17 @@ impl LentModel {
         Ok(Self { lent, terms, tables })
     }
 
-    /// The description, which the other process needs to [borrow](super::BorrowedNetwork::borrow) the model.
+    /// Returns the terms, which the other process needs to [borrow](super::BorrowedNetwork::borrow) the model.
     pub fn terms(&self) -> &LentTerms {
         &self.terms
     }
 
-    /// The chunks of its weights, whose descriptors the other process needs, in their order.
+    /// Returns the chunks of the weights, in order. The other process needs their descriptors.
     pub fn chunks(&self) -> impl Iterator<Item = LentChunk> + '_ {
         self.lent.chunks()
     }
 
-    /// A descriptor of its tables, which the other process needs too, if there are any.
+    /// Returns a descriptor of the tables, if there are any. The other process needs it too.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -88,13 +89,13 @@ impl LentModel {
 }
 
 impl LentTerms {
-    /// The events by which groups are waited for.
+    /// Returns the events to wait for the groups.
     pub(super) fn signals(&self) -> Result<Vec<EventHandle>, SwitchError> {
         let handle = |bytes: &Vec<u8>| bytes.as_slice().try_into().map(EventHandle).map_err(|_| self.wrong("an event"));
         self.signals.iter().map(handle).collect()
     }
 
-    /// The error of a description that no lender makes.
+    /// Returns the error of terms that no lender makes.
     pub(super) fn wrong(&self, what: &'static str) -> SwitchError {
         SwitchError::NotTheSame { model: self.model.clone(), what, lent: "that is none".into(), known: "one".into() }
     }

@@ -1,12 +1,14 @@
-//! More models than a device has room for, each computed with while its weights come.
+//! Model switching: more models than a device has room for, each computed while its weights arrive.
 //!
-//! A [`Switcher`] keeps [networks](crate::networks::Network) for one device. A model's weights are read from its files once, into
-//! memory of the host, and copied to the device from there when it is called: group by group, in the order in which its layers
-//! are used, while what is there is computed with. Models that are worth least make room, which copies nothing. On the
-//! CPU the same holds for memory above a disk: the host's memory is what is computed with, and models come from their files.
+//! A [`Switcher`] keeps [networks](crate::networks::Network) for one device. A model's weights are read once from its
+//! files into the host's memory. When the model is called, they are copied from there to the device: group by group, in
+//! the order in which its layers are used, while the groups that have arrived are computed with. The models that are
+//! worth least make room, without any copy. On the CPU, models are read from their files into the host's memory in the
+//! same way, and computed there.
 //!
-//! The device's memory may be one process's, and another compute: a switcher [lends](SwitchedModel::lend) a model, and a
-//! [`BorrowedNetwork`] computes with its weights, which nobody copies. A process that crashes loses no weights then.
+//! One process may own the device's memory while another computes: a switcher [lends](SwitchedModel::lend) a model, and
+//! a [`BorrowedNetwork`] computes with its weights, without a copy. A crash of the computing process then loses no
+//! weights.
 //!
 //! ```
 //! use tenure_nn::networks::Architectures;
@@ -53,11 +55,11 @@ pub use tenure_switch::Orders;
 pub use tenure_switch::groups::Grouping;
 pub use weights::{Order, StoredTensor, StoredTensors};
 
-/// Why a model is not switched.
+/// The reason why a model cannot be used or lent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwitchedError {
-    /// Another model has the name.
+    /// Another model has this name.
     #[error("there is a model {name:?} already: remove it first, or choose another name")]
     Known {
         /// The name.
@@ -69,10 +71,10 @@ pub enum SwitchedError {
         /// Its name.
         name: String,
     },
-    /// A model on the CPU is to be lent.
+    /// A model on the CPU cannot be lent.
     #[error("model {name:?} is on the CPU, and models on a CUDA device are lent: share its image instead")]
     OnCpu {
-        /// Its name.
+        /// The model's name.
         name: String,
     },
 }

@@ -1,4 +1,4 @@
-//! A model of a switcher.
+//! Handles of a switcher's models.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use super::switcher::Shared;
 use super::{LentModel, Measured};
 use crate::Result;
 
-/// A model of a [`Switcher`](super::Switcher). A handle: the model stays when it is dropped, until it is [removed](Self::remove).
+/// A handle of a [`Switcher`](super::Switcher)'s model. The model outlives its handles, until it is
+/// [removed](Self::remove).
 #[derive(Clone)]
 pub struct SwitchedModel {
     shared: Arc<Shared>,
@@ -22,78 +23,79 @@ impl SwitchedModel {
         Self { shared: Arc::clone(shared), name: name.into(), number }
     }
 
-    /// The model's name.
+    /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Brings what is missing of the model, and computes its answers to inputs. Inputs are brought to the device. On a CUDA device, the
-    /// answers are computed when the thread's current stream has passed what is on it then.
+    /// Loads the model's missing weights, and computes its outputs. Inputs are copied to the device. On a CUDA device,
+    /// the outputs are ready when the thread's current stream has done the work that it holds on return.
     ///
     /// # Errors
-    /// There is no room for it; its files cannot be read; what the network says of its inputs; it was removed. The next call is
-    /// right.
+    /// There is no room for the model; its files cannot be read; the network refuses the inputs; the model was removed.
+    /// The next call is unaffected.
     pub fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.shared.forward(&self.name, self.number, inputs)
     }
 
-    /// Brings it, as a call would.
+    /// Loads the model, as a call would.
     ///
     /// # Errors
-    /// There is no room for it; its files cannot be read; it was removed.
+    /// There is no room for the model; its files cannot be read; it was removed.
     pub fn load(&self) -> Result<()> {
         self.shared.load(&self.name, self.number)
     }
 
-    /// Waits until what is on its way to the device is there. Other calls go on meanwhile.
+    /// Waits until the weights in transfer to the device have arrived. Calls on other threads go on meanwhile.
     ///
     /// # Errors
-    /// Its files cannot be read; a driver call failed; it was removed.
+    /// The model's files cannot be read; a driver call failed; the model was removed.
     pub fn settle(&self) -> Result<()> {
         let wait = self.shared.with(&self.name, self.number, |known| known.arriving())?;
         Ok(wait()?)
     }
 
-    /// Brings it, as a call would, and lends it to a process that computes it, which may begin before its weights are there.
-    /// It stays on the device as long as it is lent.
+    /// Loads the model, as a call would, and lends it to another process, which may begin to compute before the weights
+    /// have arrived. The model stays on the device as long as it is lent.
     ///
     /// # Errors
-    /// [`SwitchedError::OnCpu`](super::SwitchedError::OnCpu); those of [`load`](Self::load).
+    /// [`SwitchedError::OnCpu`](super::SwitchedError::OnCpu); the errors of [`load`](Self::load).
     pub fn lend(&self) -> Result<LentModel> {
         self.shared.lend(&self.name, self.number)
     }
 
-    /// Arranges it by what a process measured that computed it, and brings it, as the second call does where it is computed in
-    /// this process. Nothing happens if its order is known already. It must not be lent.
+    /// Arranges the model by the measurements of a process that computed it, and loads it. In this process, the second
+    /// call does the same. Nothing happens if the model's order is known already. The model must not be lent.
     ///
     /// # Errors
-    /// There is no room for it; its files cannot be read; a driver call failed; it was removed.
+    /// There is no room for the model; its files cannot be read; a driver call failed; it was removed.
     pub fn learn(&self, measured: &Measured) -> Result<()> {
         self.shared.with(&self.name, self.number, |known| known.learn(&self.shared, measured))?
     }
 
-    /// Has it leave the device. It comes back when it is called. One that is [lent](Self::lend) stays.
+    /// Evicts the model from the device. A call loads it again. A [lent](Self::lend) model stays.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn evict(&self) -> Result<()> {
         self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, u64::MAX))
     }
 
-    /// Has so many bytes of it leave the device, or a little more: its end, which is needed last when it comes back. On the CPU all
-    /// of it leaves.
+    /// Evicts `bytes` bytes of the model from the device, or a little more. They are from its end, which is needed last
+    /// when it comes back. On the CPU the whole model leaves.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn evict_bytes(&self, bytes: u64) -> Result<()> {
         self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, bytes))
     }
 
-    /// Calls `done` when what is on its way to the device is there, with the time from now until then; with nothing where it does not
-    /// come. It is called on a thread of the driver's or of the reader's, which must not wait, and must not use the device.
+    /// Calls `done` when the weights in transfer have arrived, with the time from now until then, or with `None` if
+    /// they cannot arrive. `done` runs on a thread of the driver or of the file reader: it must neither wait nor use
+    /// the device.
     pub fn when_loaded(&self, done: impl FnOnce(Option<Duration>) + Send + 'static) {
         let mut done = Some(done);
-        // What is not called by then never is.
+        // If `done` is still here after this call, nothing else will call it.
         let told = self.shared.with(&self.name, self.number, |known| {
             if let Some(done) = done.take() {
                 known.when_loaded(&self.shared, Box::new(done));
@@ -104,10 +106,10 @@ impl SwitchedModel {
         }
     }
 
-    /// Has its image leave the host's memory too, so that it comes from its files.
+    /// Evicts the model, and drops its image from the host's memory too, so that it is read from its files again.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn forget(&self) -> Result<()> {
         self.shared.with(&self.name, self.number, |known| {
             known.evict(&self.shared, u64::MAX);
@@ -115,87 +117,89 @@ impl SwitchedModel {
         })
     }
 
-    /// Says how much its calls matter beside those of other models: each unit, up to 10 and down to -10, doubles what it is worth to keep it on
-    /// the device. 0 at first.
+    /// Sets how much the model's calls matter compared with other models'. Each unit, up to 10 and down to -10, doubles
+    /// the worth of keeping the model on the device. It is 0 at first.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn set_priority(&self, priority: i32) -> Result<()> {
         self.shared.with(&self.name, self.number, |known| known.priority = priority.clamp(-10, 10))
     }
 
-    /// Says whether it stays on the device once it is there.
+    /// Sets whether the model stays on the device once it is there.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn set_pinned(&self, is_pinned: bool) -> Result<()> {
         self.shared.with(&self.name, self.number, |known| known.is_pinned = is_pinned)
     }
 
-    /// Whether all of it is on the device, or on its way there.
+    /// Returns whether the whole model is on the device or in transfer to it.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn is_resident(&self) -> Result<bool> {
         self.shared.with(&self.name, self.number, |known| known.missing_bytes() == 0)
     }
 
-    /// Bytes of it that are on the device now; on a CUDA device in whole chunks.
+    /// Returns the size in bytes of the model's weights that are on the device now; on a CUDA device in whole chunks.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn resident_bytes(&self) -> Result<u64> {
         self.shared.with(&self.name, self.number, |known| known.resident_bytes())
     }
 
-    /// Bytes of the groups in which it comes, in their order: each tensor by itself until their order is learned.
+    /// Returns the sizes in bytes of the groups in which the model is loaded, in order. Until the order is learned,
+    /// each tensor is a group.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn group_bytes(&self) -> Result<Vec<u64>> {
         self.shared.with(&self.name, self.number, |known| {
             known.manifest().groups().iter().map(|group| group.end - group.start).collect()
         })
     }
 
-    /// Bytes of tables such as those of words: on a CUDA device they stay in the host's memory, where a call reads the rows that it
-    /// needs in place. They are in no group.
+    /// Returns the size in bytes of the tables, such as those of tokens. On a CUDA device they stay in the host's
+    /// memory, where a call reads the rows that it needs. They are in no group.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn table_bytes(&self) -> Result<u64> {
         self.shared.with(&self.name, self.number, |known| known.table_bytes())
     }
 
-    /// How long it took to copy what was missing when it was brought last: to the device, or on the CPU from its files. It is
-    /// waited for. Nothing before it was brought.
+    /// Waits for the last load, and returns how long its copy took: to the device, or on the CPU from the files. It
+    /// returns `None` before the first load.
     ///
     /// # Errors
-    /// Its files cannot be read; a driver call failed; it was removed.
+    /// The model's files cannot be read; a driver call failed; the model was removed.
     pub fn copy_time(&self) -> Result<Option<Duration>> {
         Ok(self.shared.with(&self.name, self.number, |known| known.copy_time())??)
     }
 
-    /// How long what uses each group computes, alone: on a CUDA device, if this switcher has measured it.
+    /// Returns how long the computation with each group takes by itself: on a CUDA device, if this switcher has
+    /// measured it.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn compute_times(&self) -> Result<Option<Vec<Duration>>> {
         self.shared.with(&self.name, self.number, |known| known.compute_times())
     }
 
-    /// For how many sizes of inputs its calls are captured.
+    /// Returns the number of input shapes for which calls are captured.
     ///
     /// # Errors
-    /// It was removed.
+    /// The model was removed.
     pub fn captures(&self) -> Result<usize> {
         self.shared.with(&self.name, self.number, |known| known.captures())
     }
 
-    /// Lets go of the model, its image and its memory. The name is free then.
+    /// Drops the model, its image and its memory. The name may be used again.
     ///
     /// # Errors
-    /// It was removed before.
+    /// The model was removed before.
     pub fn remove(&self) -> Result<()> {
         self.shared.remove(&self.name, self.number)
     }

@@ -1,4 +1,4 @@
-//! A model whose image is what is computed with.
+//! Models on the CPU, which compute with their image itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::Result;
 #[derive(Default)]
 pub(super) struct OnCpu {
     image: Option<(Arc<Image>, Bound)>,
-    /// That of the next image: the one that there is stays as it is.
+    /// The order of the next image. The current image stays as it is.
     learned: Option<Order>,
 }
 
@@ -27,12 +27,12 @@ impl OnCpu {
         self.image.as_ref().map_or(0, |_| parts.manifest().bytes())
     }
 
-    /// Whether its image could not be read.
+    /// Returns whether the image could not be read.
     pub(super) fn has_failed(&self) -> bool {
         self.image.as_ref().is_some_and(|(image, _)| image.failure().is_some())
     }
 
-    /// Calls `done` when its image is there.
+    /// Calls `done` when the image has been read.
     pub(super) fn when_loaded(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
         match &self.image {
             Some((image, _)) => image.when_read(|outcome| done(outcome.ok())),
@@ -40,20 +40,20 @@ impl OnCpu {
         }
     }
 
-    /// A function that waits for its image.
+    /// Returns a function that waits for the image.
     pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
         let image = self.image.as_ref().map(|(image, _)| Arc::clone(image));
         Box::new(move || image.map_or(Ok(()), |image| image.wait_for_all()))
     }
 
-    /// How long it took to read its image, which is waited for.
+    /// Waits for the image, and returns how long its reading took.
     pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
         let Some((image, _)) = &self.image else { return Ok(None) };
         image.wait_for_all()?;
         Ok(image.read_time())
     }
 
-    /// Has an image computed with, which may be on its way.
+    /// Binds the network to an image, which may still be loading.
     pub(super) fn bind(&mut self, parts: &mut Parts, image: Arc<Image>) -> Result<()> {
         let placed = parts.stored.placed(&parts.arrangement.order, &parts.arrangement.manifest);
         let bound = Bound::bind(&mut *parts.network, placed, |group| image.storage(group))?;
@@ -61,10 +61,10 @@ impl OnCpu {
         Ok(())
     }
 
-    /// Frees its memory.
+    /// Frees the model's memory.
     pub(super) fn evict(&mut self, parts: &mut Parts, shared: &Shared) {
         let Some((image, bound)) = self.image.take() else { return };
-        // A network takes back what it had.
+        // Unbinding cannot fail here: the network takes back its own tensors.
         let _ = bound.unbind(&mut *parts.network);
         drop(image);
         shared.images.forget(parts.manifest());
@@ -80,7 +80,7 @@ impl OnCpu {
         let Some((image, bound)) = &self.image else { unreachable!("it was brought") };
         let answers = autograd::no_grad(|| parts.network.forward(inputs));
         let ended = Instant::now();
-        // What was computed of weights that did not come is nothing.
+        // If weights did not arrive, the outputs are invalid.
         if let Some(error) = image.failure() {
             return Err(error.into());
         }

@@ -1,4 +1,4 @@
-//! A model whose weights have addresses on a CUDA device, with or without bytes there.
+//! Models whose weights have addresses on a CUDA device, whether or not they are in its memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +17,16 @@ use super::switcher::{Cuda, Shared};
 use super::weights::Order;
 use crate::Result;
 
-/// The time of a copy beside its bytes, and of a wait in a graph, in µs: estimated from cold starts with groups of 2 to 16 MiB.
+/// The fixed cost of a copy, and of a wait in a graph, in µs: estimated from cold starts with groups of 2 to 16 MiB.
 const COPY_US: f64 = 8.0;
 const WAIT_US: f64 = 2.0;
 
-/// The search takes computing to be longer than it is alone, since it begins late and copies may slow it down. Without this factor,
-/// cold starts on an H100 took longer, as their first groups were large.
+/// The factor by which the search for groups lengthens compute times, since computing begins late and copies may slow
+/// it down. Without it, cold starts on an H100 took longer, because their first groups were large.
 const BESIDE_COPIES: f64 = 1.25;
 
-/// Tensors of at least so many bytes of which nothing but rows is used stay on the host, where rows are read in place.
+/// The size in bytes from which on a tensor becomes a table if only rows of it are used. Tables stay on the host, where
+/// their rows are read in place.
 const TABLE_BYTES: u64 = 1 << 20;
 
 /// A model on a CUDA device.
@@ -33,7 +34,7 @@ pub(super) struct OnCuda {
     model: Arc<Model>,
     bound: Bound,
     tables: Option<Arc<Image>>,
-    /// How long what uses each group computes, if it was measured here.
+    /// The compute time of each group, if it was measured here.
     compute_times: Option<Vec<Duration>>,
     calls: Calls,
 }
@@ -58,25 +59,25 @@ impl OnCuda {
         self.calls.captures()
     }
 
-    /// Bytes of tables whose rows are read in place, in the host's memory.
+    /// Returns the size in bytes of the tables, whose rows are read in place in the host's memory.
     pub(super) fn table_bytes(&self) -> u64 {
         self.tables.as_ref().map_or(0, |tables| tables.manifest().bytes())
     }
 
-    /// Lends it to a process that computes it.
+    /// Lends the model to a process that computes it.
     pub(super) fn lend(&self, parts: &Parts) -> Result<LentModel> {
         LentModel::new(self.model.lend_ahead()?, parts, self.tables.clone())
     }
 
-    /// Waits until nothing reads its tables. It is not called any more.
+    /// Waits until the device no longer reads the model's tables. There must be no further call.
     pub(super) fn leave(&self, shared: &Shared) {
         if let (Some(_), Some(cuda)) = (&self.tables, &shared.cuda) {
-            // A device that does not answer reads nothing.
+            // A device that does not answer reads nothing, so its error is ignored.
             let _ = cuda.memory.driver().synchronize();
         }
     }
 
-    /// Lets others have so many bytes of its memory, or a little more.
+    /// Frees `bytes` bytes of the model's device memory for others, or a little more.
     pub(super) fn evict(&self, shared: &Shared, bytes: u64) {
         let chunk_bytes = shared.cuda.as_ref().map_or(1, |cuda| cuda.switch.chunk_bytes());
         self.model.evict(usize::try_from(bytes.div_ceil(chunk_bytes)).unwrap_or(usize::MAX));
@@ -99,11 +100,12 @@ impl OnCuda {
         Ok(answers)
     }
 
-    /// Arranges the model by the order in which its layers were used, or another device has learned, and brings it.
+    /// Arranges the model by the measured order of its tensors, or by one that another device has learned, and loads
+    /// it.
     pub(super) fn learn(&mut self, parts: &mut Parts, shared: &Shared, cuda: &Cuda, measured: &Measured) -> Result<()> {
         let Measured { uses, share } = measured;
         let costs = Costs { bytes_per_us: self.copy_speed(parts, shared)?, copy_us: COPY_US, wait_us: WAIT_US };
-        // Each tensor is a group so far.
+        // Each tensor is a group until now.
         let is_table =
             |used: &&MeasuredUse| used.reads_rows && parts.stored.tensors()[used.tensor].entry.bytes >= TABLE_BYTES;
         let tables: Vec<usize> = uses.iter().filter(is_table).map(|used| used.tensor).collect();
@@ -126,7 +128,7 @@ impl OnCuda {
         Ok(())
     }
 
-    /// Arranges the model anew, at other addresses. Nothing of it is on the device then.
+    /// Arranges the model anew, at other addresses. Afterwards nothing of it is on the device.
     pub(super) fn arrange(
         &mut self,
         parts: &mut Parts,
@@ -137,7 +139,7 @@ impl OnCuda {
         let Arrangement { order, manifest, tables, .. } = &*arrangement;
         let model = Arc::new(cuda.switch.register(manifest)?);
         self.evict(shared, u64::MAX);
-        // There may be room for one of the two images only, and other devices will have this order too.
+        // The old image makes room: there may not be enough for both, and other devices will use the new order too.
         shared.images.forget(parts.manifest());
         let keep = |manifest| shared.images.with(manifest, |image| Ok(Arc::clone(image)));
         let tables = tables.as_ref().map(keep).transpose()?;
@@ -156,7 +158,7 @@ impl OnCuda {
         Ok(())
     }
 
-    /// Bytes that are copied in a µs, as all of the model is brought anew.
+    /// Loads the whole model anew, and returns the copy's speed in bytes per µs.
     fn copy_speed(&self, parts: &Parts, shared: &Shared) -> Result<f64> {
         shared.images.with(parts.manifest(), |image| {
             image.wait_for_all()?;

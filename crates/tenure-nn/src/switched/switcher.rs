@@ -1,4 +1,4 @@
-//! All models of a device, and which of them are there.
+//! The switcher: all models of a device, and the choice of those that are in its memory.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,31 +20,36 @@ use super::{LentModel, Order, StoredTensors, SwitchedError};
 use crate::Result;
 use crate::networks::Network;
 
-/// The memory that a [`Switcher`] may take.
+/// The settings of a [`Switcher`]: its memory, and how it divides and orders models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitcherOptions {
-    /// Bytes for weights on the device, of all models together. What models compute has its place beside them.
+    /// The device memory in bytes for the weights of all models together. The memory that models compute in comes on
+    /// top.
     pub device_bytes: u64,
-    /// Bytes of the host's memory for images, pinned, of all models together, whichever devices they are on. On the CPU there are
-    /// none beside the device's.
+    /// The pinned host memory in bytes for the images of all models together, on any devices. On the CPU it is unused:
+    /// images are in `device_bytes`.
     pub host_bytes: u64,
-    /// The device's memory comes and goes in pieces of so many bytes, a multiple of its granularity. Nothing on the CPU.
+    /// The size in bytes of the chunks in which device memory comes and goes, a multiple of the device's granularity.
+    /// Unused on the CPU.
     pub chunk_bytes: u64,
-    /// How layers are divided into groups that come together.
+    /// The way in which layers are divided into groups that are loaded together.
     pub grouping: Grouping,
-    /// Where the orders that are learned are kept, for switchers of other processes too; if nowhere, each learns them anew.
+    /// The place where learned orders are kept, also for switchers of other processes. With `None`, each switcher
+    /// learns them anew.
     pub orders: Option<Orders>,
-    /// Models may be [lent](SwitchedModel::lend) to processes that compute them while their weights come. Nothing on the CPU.
+    /// Whether models may be [lent](SwitchedModel::lend) to processes that compute them while their weights arrive.
+    /// Unused on the CPU.
     pub is_lending: bool,
 }
 
 impl SwitcherOptions {
-    /// From so many bytes on, a larger part of the last chunk of each model may be lost.
+    /// The device memory in bytes from which on chunks are large. A larger part of each model's last chunk may then be
+    /// unused.
     const MANY_BYTES: u64 = 4 << 30;
 
-    /// So many bytes, the groups that let the last layer end soonest, and orders in the user's cache. Chunks have 16 MiB, and 64 MiB where the device's bytes
-    /// are 4 GiB or more: mapping one takes the host some 25 µs, whatever its size, and a captured model is launched when all are
-    /// mapped.
+    /// Makes settings with these sizes in bytes, the groups that let the last layer end soonest, and orders in the
+    /// user's cache. Chunks have 16 MiB, or 64 MiB if `device_bytes` is 4 GiB or more: mapping a chunk takes the host
+    /// some 25 µs regardless of its size, and a captured model is launched after all of them are mapped.
     pub fn new(device_bytes: u64, host_bytes: u64) -> Self {
         let chunk_bytes = if device_bytes < Self::MANY_BYTES { 16 << 20 } else { 64 << 20 };
         let (grouping, orders) = (Grouping::default(), Orders::of_user());
@@ -52,36 +57,38 @@ impl SwitcherOptions {
     }
 }
 
-/// Keeps many models for one device, which need not have room for all of them. A handle: clones are one.
+/// Keeps many models for one device, which need not have room for all of them. It is a handle: clones share the models.
 ///
-/// A call of a model that is not there brings it, and has those leave that are worth least: those that are called seldom, can be brought
-/// soon and have a low [priority](SwitchedModel::set_priority); of equals, those that were added last, so that a loop over more models than
-/// fit finds most of them. Calls of all threads take turns. Answers are the model's own, bit for bit.
+/// A call of a model that is not on the device loads it, and evicts the models that are worth least: those that are
+/// called seldom, can be loaded quickly and have a low [priority](SwitchedModel::set_priority). Of equals, the last
+/// added goes first, so that a loop over more models than fit finds most of them in memory. Calls of all threads take
+/// turns. The outputs are the model's own, bit for bit.
 ///
-/// The first two calls of a model learn: one prepares kernels, the next measures in which order layers are used and how long each
-/// computes. What was learned is [kept](SwitcherOptions::orders) for the next process. Afterwards its groups come in that order, and on a CUDA device a call with inputs of sizes that were there before is
-/// captured, and launched as one from then on.
+/// The first two calls of a model learn: the first prepares kernels, and the second measures the order in which layers
+/// are used and how long each computes. The switcher [keeps](SwitcherOptions::orders) the order for the next process.
+/// Afterwards groups are loaded in that order. On a CUDA device, a call with known input shapes is then captured, and
+/// launched as one from then on.
 #[derive(Clone)]
 pub struct Switcher {
     shared: Arc<Shared>,
 }
 
-/// The figures of a [`Switcher`]: its work so far, and its memory now.
+/// Statistics of a [`Switcher`]: its work so far, and its memory now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitcherReport {
-    /// How many models there are.
+    /// The number of models.
     pub models: usize,
-    /// How many of them are on the device, whole.
+    /// The number of models that are wholly on the device.
     pub resident_models: usize,
-    /// Bytes of weights that are on the device; on a CUDA device in whole chunks.
+    /// The size in bytes of the weights on the device; on a CUDA device in whole chunks.
     pub resident_bytes: u64,
-    /// The most that weights took of the device.
+    /// The largest size in bytes that weights had on the device.
     pub peak_bytes: u64,
-    /// Bytes of images in the host's memory, for all devices that share them.
+    /// The size in bytes of the images in the host's memory, for all devices that share them.
     pub image_bytes: u64,
-    /// Calls and loads that found their model there.
+    /// The number of calls and loads that found their model on the device.
     pub hits: u64,
-    /// Those that did not.
+    /// The number of calls and loads that did not find it there.
     pub switches: u64,
 }
 
@@ -91,38 +98,38 @@ pub(super) struct Shared {
     orders: Option<Orders>,
     pub(super) images: Arc<HostImages>,
     device_bytes: u64,
-    /// Nothing on the CPU, where images are what is computed with.
+    /// The CUDA device; `None` on the CPU, where models compute with their images.
     pub(super) cuda: Option<Cuda>,
     turn: Mutex<Turn>,
 }
 
-/// A CUDA device.
+/// A CUDA device of a switcher.
 pub(super) struct Cuda {
     pub(super) memory: &'static DeviceMemory,
     pub(super) switch: Switch,
-    /// What captured calls compute in.
+    /// The memory pool of captured calls.
     pub(super) pool: GraphPool,
 }
 
 #[derive(Default)]
 struct Turn {
     models: BTreeMap<String, Known>,
-    /// Calls and loads, which number them.
+    /// The number of calls and loads so far, which also numbers them.
     uses: u64,
     hits: u64,
     switches: u64,
-    /// When the device has done what it was asked last.
+    /// An event after the device's last work.
     done: Option<Event>,
 }
 
 impl Switcher {
-    /// Keeps models for a device. Nothing is taken yet.
+    /// Makes a switcher for a device. It takes no memory yet.
     ///
     /// # Errors
     /// The device cannot be used; no threads to read files.
     ///
     /// # Panics
-    /// Chunks are no multiple of the device's granularity.
+    /// `chunk_bytes` is not a multiple of the device's granularity.
     pub fn new(device: Device, options: SwitcherOptions) -> Result<Self> {
         if device.is_cpu() {
             let images = HostImages::new(options.device_bytes, None, Vec::new())?;
@@ -131,17 +138,18 @@ impl Switcher {
         Ok(Self::on_devices(&[device], options)?.swap_remove(0))
     }
 
-    /// Keeps models for several CUDA devices, each of which has a switcher of its own with these options, and all of which copy from
-    /// the same images: `host_bytes` are for all of them. A model is added to each switcher; if they are given the same
-    /// [`StoredTensors`], it has one image.
+    /// Makes a switcher with these options for each of several CUDA devices. All copy from the same images, so
+    /// `host_bytes` is for all of them. A model is added to each switcher; if all are given the same [`StoredTensors`],
+    /// it has one image.
     ///
-    /// Memory of a device goes back to its driver when the last of these switchers is dropped, or by [`trim`](Self::trim).
+    /// A device's memory goes back to its driver when the last of these switchers is dropped, or by
+    /// [`trim`](Self::trim).
     ///
     /// # Errors
     /// A device cannot be used; no threads to read files.
     ///
     /// # Panics
-    /// Chunks are no multiple of a device's granularity; a device is the CPU.
+    /// `chunk_bytes` is not a multiple of a device's granularity; a device is the CPU.
     pub fn on_devices(devices: &[Device], options: SwitcherOptions) -> Result<Vec<Self>> {
         let of_device = |device: &Device| Cuda::new(*device, &options);
         let opened = devices.iter().map(of_device).collect::<Result<Vec<_>>>()?;
@@ -158,22 +166,22 @@ impl Switcher {
         Self { shared: Arc::new(Shared { device, grouping, orders, images, device_bytes, cuda, turn }) }
     }
 
-    /// Takes a network without values, such as [`Architectures::build`](crate::networks::Architectures::build) makes, or any that was
-    /// made in [`Scope::shapes`](crate::Scope::shapes). Files of safetensors have its weights, under their names or all under one
-    /// prefix. They are found, and not read yet. Weights keep the dtypes that they have there.
+    /// Adds a network without values, as [`Architectures::build`](crate::networks::Architectures::build) or any code
+    /// with [`Scope::shapes`](crate::Scope::shapes) makes it. Its weights are in safetensors files, under their names
+    /// or all under one prefix. They are located now, and read later. They keep the dtypes of the files.
     ///
     /// # Errors
-    /// The name is another model's; a file cannot be read; a tensor is not there, or of other sizes; the model is larger than the
-    /// device's budget.
+    /// Another model has the name; a file cannot be read; a tensor is missing or has other sizes; the model is larger
+    /// than the device's budget.
     pub fn add<P: AsRef<Path>>(&self, name: &str, network: Box<dyn Network>, paths: &[P]) -> Result<SwitchedModel> {
         let stored = StoredTensors::find(paths, &network.state())?;
         self.add_stored(name, network, Arc::new(stored))
     }
 
-    /// The same, of tensors that were found before: the headers of files are not read again.
+    /// Adds a network with tensors that were located before, without reading the files' headers again.
     ///
     /// # Errors
-    /// The name is another model's; the model is larger than the device's budget.
+    /// Another model has the name; the model is larger than the device's budget.
     pub fn add_stored(
         &self,
         name: &str,
@@ -192,7 +200,7 @@ impl Switcher {
         Ok(SwitchedModel::new(&self.shared, name, turn.uses))
     }
 
-    /// What it did so far.
+    /// Returns the statistics so far.
     pub fn report(&self) -> SwitcherReport {
         let (turn, images) = (self.shared.turn.lock(), self.shared.images.statistics());
         SwitcherReport {
@@ -206,17 +214,19 @@ impl Switcher {
         }
     }
 
-    /// Bytes of images in the host's memory, for all devices that share them; without waiting for a call that goes on.
+    /// Returns the size in bytes of the images in the host's memory, for all devices that share them. It does not wait
+    /// for a running call.
     pub fn image_bytes(&self) -> u64 {
         self.shared.images.statistics().bytes
     }
 
-    /// Bytes of the pieces in which weights come to the device and leave; on the CPU models come and leave whole.
+    /// Returns the size in bytes of the chunks in which weights come and go. It is 1 on the CPU, where models come and
+    /// go whole.
     pub fn chunk_bytes(&self) -> u64 {
         self.shared.cuda.as_ref().map_or(1, |cuda| cuda.switch.chunk_bytes())
     }
 
-    /// Gives memory of the device that no model has back to the driver; waits for what used it.
+    /// Returns device memory that no model uses to the driver, after waiting for its last uses.
     ///
     /// # Errors
     /// A driver call failed.
@@ -248,12 +258,12 @@ impl Turn {
 }
 
 impl Shared {
-    /// Looks at a model, or changes it.
+    /// Runs `work` on a model, to inspect or change it.
     pub(super) fn with<T>(&self, name: &str, number: u64, work: impl FnOnce(&mut Known) -> T) -> Result<T> {
         Ok(work(self.turn.lock().known(name, number)?))
     }
 
-    /// Lets go of a model.
+    /// Drops a model.
     pub(super) fn remove(&self, name: &str, number: u64) -> Result<()> {
         let turn = &mut *self.turn.lock();
         turn.known(name, number)?;
@@ -263,12 +273,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings a model: on a CUDA device, copies are under way then.
+    /// Loads a model. On a CUDA device, its copies may still be running on return.
     pub(super) fn load(&self, name: &str, number: u64) -> Result<()> {
         self.bring(&mut self.turn.lock(), name, number)
     }
 
-    /// Brings a model, and lends it.
+    /// Loads a model, and lends it.
     pub(super) fn lend(&self, name: &str, number: u64) -> Result<LentModel> {
         let turn = &mut *self.turn.lock();
         self.bring(turn, name, number)?;
@@ -282,7 +292,7 @@ impl Shared {
         let Some(Cuda { memory, .. }) = &self.cuda else { return turn.known(name, number)?.compute(self, inputs) };
         let stream = memory.streams().current();
         if let Some(done) = &turn.done {
-            // Another model's memory becomes this one's, and both compute in the same pool.
+            // Memory of another model may become this one's, and all models compute in the same pool.
             done.wait(&stream).map_err(SwitchError::from)?;
         }
         let answers = turn.known(name, number)?.compute(self, inputs);
@@ -305,7 +315,7 @@ impl Shared {
         }
         while let Some(lacking) = missing.checked_sub(self.free_bytes()).filter(|lacking| *lacking > 0) {
             let others = turn.models.values_mut().filter(|other| other.number() != number && other.can_leave());
-            // If there is none, loading says what is missing.
+            // If there is no such model, `load` below returns the error.
             let least = others.min_by_key(|other| (other.worth(self, uses), Reverse(other.number())));
             let Some(other) = least else { break };
             other.evict(self, lacking);
@@ -315,12 +325,12 @@ impl Shared {
         Ok(())
     }
 
-    /// The order that was kept for a model.
+    /// Returns the order that was kept for a model.
     pub(super) fn kept_order(&self, parts: &Parts) -> Option<Order> {
         self.orders.as_ref()?.find(&self.order_key(parts)).map(Order::known)
     }
 
-    /// Keeps a model's order, which was learned.
+    /// Keeps the learned order of a model.
     pub(super) fn keep_order(&self, parts: &Parts) {
         if let Some(orders) = &self.orders {
             orders.keep(&self.order_key(parts), parts.arrangement.order.as_known());
@@ -336,7 +346,7 @@ impl Shared {
         parts.stored.order_key(&device, self.grouping)
     }
 
-    /// Bytes that weights can have without anyone's eviction.
+    /// Returns the number of bytes that weights can have without evicting a model.
     fn free_bytes(&self) -> u64 {
         match &self.cuda {
             Some(Cuda { switch, .. }) => switch.free_bytes(),

@@ -1,4 +1,4 @@
-//! A network's tensors in files, and the order in which they are needed.
+//! Tensors of networks in files, and the order in which they are needed.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,40 +15,41 @@ use super::arrangement::Arrangements;
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::{Result, Source as _, StateError};
 
-/// Tensors with fewer bytes in a row count as one layer: no copy is worth so few.
+/// The size in bytes below which consecutive tensors count as one layer, because a copy of so few bytes does not pay.
 const LAYER_BYTES: u64 = 1 << 20;
 
-/// What reading a group from a disk takes beside its bytes, and waiting for one that is there, in µs.
+/// The fixed cost of reading a group from a disk, and of waiting for a group that is in memory, in µs.
 const READ_US: f64 = 100.0;
 const WAIT_US: f64 = 1.0;
 
-/// A tensor of a file, as it is there.
+/// A tensor in a file.
 pub struct StoredTensor {
     /// The dtype of its elements.
     pub dtype: DType,
-    /// Its name in the network, and where its bytes are.
+    /// The tensor's name in the network, and the place of its bytes.
     pub entry: Entry,
 }
 
-/// All tensors of a network, each once, whatever its names. Switchers that [share images](super::Switcher::on_devices) and are given
-/// the same `StoredTensors` have one image of them, in the order that one of them learns.
+/// All tensors of a network, each once, even if it has several names. Switchers that [share
+/// images](super::Switcher::on_devices) and are given the same `StoredTensors` have one image of them, in the order
+/// that one of them learns.
 pub struct StoredTensors {
     tensors: Vec<StoredTensor>,
     pub(super) arrangements: Arrangements,
 }
 
-/// Tensors in the order in which they are needed, in groups. Tables, of which rows are read where they are, are in no group.
+/// The order in which tensors are needed, divided into groups. Tables, whose rows are read in place, are in no group.
 pub struct Order {
     order: KnownOrder,
     is_recorded: bool,
 }
 
 impl StoredTensors {
-    /// Finds a network's tensors in files of safetensors: under their names, or all of them under one prefix. What files have
-    /// beside them is for others.
+    /// Finds a network's tensors in safetensors files, under their names or all under one prefix. Other tensors of the
+    /// files are ignored.
     ///
     /// # Errors
-    /// A file cannot be read; a tensor is not there, of other sizes, or of `bool`, whose bytes may be no values.
+    /// A file cannot be read; a tensor is missing, has other sizes, or is of `bool`, whose bytes may be invalid values.
     pub fn find<P: AsRef<Path>>(paths: &[P], state: &[(&str, &Tensor)]) -> Result<Self> {
         let files = paths.iter().map(|path| Weights::open(path.as_ref())).collect::<Result<Vec<_>>>()?;
         let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
@@ -80,7 +81,7 @@ impl StoredTensors {
             let entry = Entry { name: (*name).into(), bytes: place.bytes, origin };
             tensors.push(StoredTensor { dtype: place.dtype, entry });
         }
-        // Of a tensor that has several names, files may have one.
+        // For a tensor with several names, one name in the files is enough.
         missing.retain(|(tensor, _)| !known.contains(tensor));
         if !missing.is_empty() {
             let missing = missing.into_iter().map(|(_, name)| name.to_owned()).collect();
@@ -89,24 +90,24 @@ impl StoredTensors {
         Ok(Self { tensors, arrangements: Arrangements::default() })
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     pub fn tensors(&self) -> &[StoredTensor] {
         &self.tensors
     }
 
-    /// Bytes of an image, in whatever order, at most.
+    /// Returns the largest size in bytes of an image, for any order.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.entry.bytes.next_multiple_of(tenure_switch::ALIGNMENT)).sum()
     }
 
-    /// The key under which an order of these is kept, for a device and a way to divide layers.
+    /// Returns the key under which an order of these tensors is kept, for a device and a grouping.
     pub(super) fn order_key(&self, device: &str, grouping: Grouping) -> OrderKey {
         let of = |StoredTensor { dtype, entry }: &StoredTensor| format!("{}: {dtype} {}", entry.name, entry.bytes);
         let tensors: Vec<String> = self.tensors.iter().map(of).collect();
         OrderKey::new(&[device, &format!("{grouping:?}")], &tensors)
     }
 
-    /// What an image is made of, in an order of this.
+    /// Returns the manifest of an image in this order.
     ///
     /// # Errors
     /// [`SwitchError::TooLarge`].
@@ -115,7 +116,7 @@ impl StoredTensors {
         Ok(Arc::new(Manifest::new(name, entries, order.order.ends.clone())?))
     }
 
-    /// What an image of an order's [tables](Order::has_tables) is made of, each of which is a group.
+    /// Returns the manifest of an image of an order's [tables](Order::has_tables). Each table is a group.
     ///
     /// # Errors
     /// [`SwitchError::TooLarge`].
@@ -124,8 +125,8 @@ impl StoredTensors {
         Ok(Arc::new(Manifest::new(name, entries, (1..=order.order.tables.len()).collect())?))
     }
 
-    /// Where each tensor lies in the groups of the [manifest](Self::manifest) of an order, and behind them in those of its
-    /// [tables](Self::tables).
+    /// Returns the place of each tensor in the groups of an order's [manifest](Self::manifest). The groups of its
+    /// [tables](Self::tables) follow them.
     pub fn placed<'a>(&'a self, order: &'a Order, manifest: &'a Manifest) -> impl Iterator<Item = Placed<'a>> {
         let of_groups = order.order.tensors.iter().enumerate().map(|(place, index)| {
             let group = manifest.group_of(place);
@@ -141,34 +142,34 @@ impl StoredTensors {
 }
 
 impl Order {
-    /// That of the network's state, each tensor by itself: until it is known which are used first.
+    /// Makes the order of the network's state, each tensor a group, for the time until the order of use is known.
     pub fn unknown(count: usize) -> Self {
         let order = KnownOrder { tensors: (0..count).collect(), ends: (1..=count).collect(), tables: Vec::new() };
         Self { order, is_recorded: false }
     }
 
-    /// One that was recorded before.
+    /// Makes an order that was recorded before.
     pub(super) fn known(order: KnownOrder) -> Self {
         Self { order, is_recorded: true }
     }
 
-    /// The part of it that files keep.
+    /// Returns the part of the order that files keep.
     pub(super) fn as_known(&self) -> &KnownOrder {
         &self.order
     }
 
-    /// Whether it leaves out tables, of which rows are read where they are.
+    /// Returns whether the order has tables, whose rows are read in place.
     pub fn has_tables(&self) -> bool {
         !self.order.tables.is_empty()
     }
 
-    /// Whether it is that in which tensors are used.
+    /// Returns whether this is the order in which tensors are used.
     pub fn is_recorded(&self) -> bool {
         self.is_recorded
     }
 
-    /// That of a run on the host, of the [unknown](Self::unknown) order: the first use of each tensor, the end of the run, and how
-    /// long it took to read all tensors.
+    /// Learns the order from a run on the host in the [unknown](Self::unknown) order. It takes the first use of each
+    /// tensor, the end of the run, and the time of reading all tensors.
     pub fn of_host_run(
         stored: &StoredTensors,
         uses: &[Option<FirstUse>],
@@ -182,9 +183,9 @@ impl Order {
         Self::recorded(stored, &used_on_host(uses, ended), Vec::new(), grouping, &costs)
     }
 
-    /// That in which tensors were used in a run of the [unknown](Self::unknown) order: each one's number and how long what uses it
-    /// takes, in µs. It is divided into groups by what copies and waits cost; what was not used is the last group. `tables` are
-    /// tensors that no group has.
+    /// Learns the order from a run in the [unknown](Self::unknown) order. `uses` has each used tensor's number and the
+    /// time of the computation with it, in µs. The order is divided into groups by the costs of copies and waits.
+    /// Unused tensors are the last group; `tables` are in no group.
     pub fn recorded(
         stored: &StoredTensors,
         uses: &[(usize, f64)],
@@ -204,8 +205,8 @@ impl Order {
     }
 }
 
-/// The tensors of a run on the host in which each was a group, in the order of their first uses; and what was computed with each,
-/// in µs, up to the end of the run.
+/// Returns the tensors of a run on the host, in which each was a group, in the order of their first uses. With each
+/// comes the time in µs of the computation from its first use to the next, without waits.
 fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> {
     let mut used: Vec<(usize, FirstUse)> =
         uses.iter().enumerate().filter_map(|(tensor, used)| Some((tensor, (*used)?))).collect();
@@ -217,8 +218,8 @@ fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> 
     used.iter().enumerate().map(compute_us).collect()
 }
 
-/// The layers of a run, and the place behind the last tensor of each. A layer is a module's tensors, with what follows while it
-/// is small, unless each module is to be alone.
+/// Divides a run into layers. Returns them, and for each the place after its last tensor. A layer is a module's
+/// tensors, with those that follow while it is small; with `PerLayer`, each module is a layer.
 fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> (Vec<Layer>, Vec<usize>) {
     let name = |place: usize| &*stored.tensors[uses[place].0].entry.name;
     let least_bytes = if grouping == Grouping::PerLayer { 0 } else { LAYER_BYTES };
@@ -240,12 +241,13 @@ fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> 
     (layers, ends)
 }
 
-/// The module that has a parameter: `layer1.0.conv1` of `layer1.0.conv1.weight`.
+/// Returns the module that has a parameter: `layer1.0.conv1` for `layer1.0.conv1.weight`.
 fn module_of(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
-/// A part of a model that repeats: `layer1.0` of `layer1.0.conv1.weight`. Names without a number end at the first dot.
+/// Returns a name's part of the model that repeats: `layer1.0.` for `layer1.0.conv1.weight`. For a name without a
+/// number, it is the part before the first dot.
 fn block_of(name: &str) -> &str {
     let mut end = 0;
     for part in name.split_inclusive('.') {
@@ -257,7 +259,7 @@ fn block_of(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// What stands before all names of a network in its files, such as `bert.`.
+/// Returns the prefix of all names of a network in its files, such as `bert.`.
 fn prefix(files: &[Weights], first: &str) -> String {
     let names = files.iter().flat_map(|file| file.names());
     let prefixes = names.filter_map(|name| name.strip_suffix(first).map(str::to_owned));

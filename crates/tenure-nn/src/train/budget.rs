@@ -1,4 +1,4 @@
-//! Steps within a budget of memory: the front end of the offload engine to our autograd.
+//! Steps within a memory budget: the offload engine's front end for our autograd.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -16,24 +16,25 @@ use crate::offload::{self, stream};
 use crate::optim::Optimizer;
 use crate::{Error as AnyError, Module, Result};
 
-/// An optimizer's state comes and goes in pieces: each this part of what stays from step to step. Weights, which never
-/// leave, are a quarter or more of that, so a piece is at most 1/64 of a budget that works.
+/// The number of pieces in which an optimizer's state comes and goes is about this: each is this fraction of the bytes
+/// that stay from step to step. Weights, which never leave, are at least a quarter of these, so a piece is at most 1/64
+/// of a budget that works.
 const PIECES: u64 = 256;
 
-/// Has an engine look after what a model saves.
+/// An engine, and the state with which it manages the tensors that a model saves.
 pub(super) struct Saving {
     engine: Engine,
-    /// Storages of the model, by rank: they stay anyway.
+    /// The storages of the model, by rank. They stay in memory anyway.
     stays: Arc<HashSet<usize>>,
-    /// Whether the optimizer's state leaves memory too, and parameters are stepped in backward.
+    /// Whether the optimizer's state leaves memory too. Parameters are then stepped in backward.
     spills_state: bool,
 }
 
-/// A tensor that was saved.
+/// A tensor saved for backward.
 enum Packed {
-    /// Where it is.
+    /// A tensor that stays in memory.
     Kept { tensor: Tensor, version: u64 },
-    /// By the engine.
+    /// A tensor that the engine holds.
     Held { saved: Arc<Saved>, layout: Layout, dtype: DType, device: Device, writes: Writes, version: u64 },
 }
 
@@ -47,8 +48,8 @@ impl Saving {
         self.spills_state
     }
 
-    /// The optimizer's state leaves memory too, from now on. Pieces do not depend on the budget, so that a step of another
-    /// takes as much.
+    /// Lets the optimizer's state leave memory too, from now on. The pieces do not depend on the budget, so a step
+    /// within another budget takes as much.
     pub(super) fn spill_state(&mut self, optimizer: &mut Optimizer, stays_bytes: u64) -> Result<()> {
         let least = self.engine.least_bytes();
         optimizer.spill(&self.engine, least as usize, least.max(stays_bytes / PIECES) as usize)?;
@@ -60,7 +61,7 @@ impl Saving {
         &self.engine
     }
 
-    /// Makes a step of a batch by `work`.
+    /// Makes a step of a batch with `work`, under the engine.
     pub(super) fn step<B: Tensors, R>(
         &self,
         batch: &mut B,
@@ -76,7 +77,7 @@ impl Saving {
             let _entered = self.enter();
             work(batch)
         };
-        // What failed first says more than what failed since.
+        // The first failure says more than later ones.
         let worked = match (worked, self.engine.take_failure()) {
             (Err(_), Some(failure)) => return Err(failed(failure)),
             (worked, _) => worked?,
@@ -88,7 +89,8 @@ impl Saving {
         Ok((worked, report))
     }
 
-    /// While they live, the engine is told of what the thread computes, saves and needs.
+    /// Connects the engine to this thread: it records all that the thread computes, saves and needs while the guards
+    /// live.
     fn enter(&self) -> (Recipes, SavedHooks) {
         let engine = self.engine.clone();
         let device = engine.memory().device().map_or(Device::CPU, |memory| memory.device());
@@ -132,7 +134,7 @@ impl Saving {
     }
 }
 
-/// How an operation's output is computed again.
+/// The recomputation of an operation's output.
 struct Again {
     recipe: Arc<Recipe>,
     stays: Arc<HashSet<usize>>,
@@ -151,7 +153,7 @@ impl Recompute for Again {
 
     fn inputs(&self) -> Vec<Input> {
         let input = |ingredient: &Ingredient| {
-            // Parameters are stepped before the step is over.
+            // Weights are used in place: parameters are stepped only after the step's recomputations.
             let of_model = ingredient.storage.upgrade().filter(|storage| self.stays.contains(&storage.rank()));
             Input {
                 id: (ingredient.id.generation, ingredient.id.version),
@@ -168,23 +170,23 @@ impl Recompute for Again {
     }
 }
 
-/// Refuses what was written to since it was saved.
+/// Refuses a tensor that was written to after it was saved.
 fn check(writes: &Writes, saved: u64, dtype: DType, sizes: &[usize]) -> tenure_tensor::Result<()> {
     let found = writes.count();
     if found == saved {
         return Ok(());
     }
-    // Autograd knows which node needs it, and what made it.
+    // Autograd adds the names of the node that needs the tensor and of the operation that made it.
     let (node, origin, writer) = (String::new(), String::new(), writes.last_writer());
     Err(AutogradError::Modified { node, dtype, sizes: sizes.to_vec(), origin, writer, found, saved }.into())
 }
 
-/// To autograd.
+/// Converts an offload error into one of autograd.
 fn told(error: OffloadError) -> TensorError {
     offload::told("a tensor saved for backward", error)
 }
 
-/// Whether no plan would have kept to the budget.
+/// Returns whether the budget is too small for any plan.
 pub(super) fn is_too_small(error: &AnyError) -> bool {
     let AnyError::Train(TrainError::Budget(error)) = error else { return false };
     matches!(**error, OffloadError::Profile(ProfileError::TooSmall { .. }))

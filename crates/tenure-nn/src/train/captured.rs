@@ -1,4 +1,4 @@
-//! Steps that are captured once, and replayed.
+//! Training steps that are captured once and replayed.
 
 use tenure_device::memory::{self, MemoryError};
 use tenure_tensor::autograd::no_grad;
@@ -8,18 +8,18 @@ use tenure_tensor::{DType, Device, Result, Tensor};
 use super::StepMemory;
 use crate::data::Tensors;
 
-/// A step, to be made again with other batches.
+/// A captured step, to be replayed with other batches.
 pub(super) struct CapturedStep<B> {
     pub(super) captured: Captured,
-    /// What it reads.
+    /// The batch that replays read.
     pub(super) batch: B,
-    /// What each replay writes.
+    /// The loss that each replay writes.
     pub(super) loss: Tensor,
-    /// What tensors held while it was captured: each replay uses the same memory, and asks for none.
+    /// The memory of tensors during the capture. Each replay uses the same memory and allocates none.
     pub(super) memory: StepMemory,
 }
 
-/// What a batch must have in common with the one of a captured step.
+/// The properties in which a batch must match that of a captured step.
 pub(super) type Kind = Vec<(Vec<usize>, DType, Device)>;
 
 pub(super) fn kind(batch: &mut impl Tensors) -> Result<Kind> {
@@ -28,20 +28,20 @@ pub(super) fn kind(batch: &mut impl Tensors) -> Result<Kind> {
 }
 
 impl<B: Tensors> CapturedStep<B> {
-    /// Brings another batch of the same kind to where it is read.
+    /// Copies another batch of the same kind to where replays read it.
     pub(super) fn bring(&mut self, batch: &mut B) -> Result<()> {
         let (own, given) = (tensors(&mut self.batch)?, tensors(batch)?);
         no_grad(|| own.iter().zip(&given).try_for_each(|(own, given)| own.copy_(given)))
     }
 }
 
-/// Gives back what a step held that was not captured: the captured one has memory of its own.
+/// Releases the cached memory of steps that were not captured. The captured step has memory of its own.
 pub(super) fn give_back(device: Device) -> Result<()> {
     let Some(memory) = memory::installed(device.index().into()) else { return Ok(()) };
     Ok(memory.allocator().release_cached().map_err(MemoryError::from)?)
 }
 
-/// Handles of all tensors of a batch.
+/// Returns handles of all tensors of a batch.
 fn tensors(batch: &mut impl Tensors) -> Result<Vec<Tensor>> {
     let mut all = Vec::new();
     batch.change(&mut |tensor| {

@@ -1,4 +1,4 @@
-//! The steps of a run in its checkpoint: a series for each figure, because runs are long.
+//! The steps of a run in its checkpoint. Each figure is a series of numbers, because runs are long.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use super::{Step, StepMemory, TagBytes};
 const TAGS: usize = Tag::ALL.len();
 const FIGURES: usize = 6 + 2 * TAGS;
 
-/// What steps are told by, under these names.
+/// Converts steps to series, by the figures' names.
 pub(super) fn to_series(history: &[Step]) -> BTreeMap<String, Vec<f64>> {
     let rows: Vec<[f64; FIGURES]> = history.iter().map(to_row).collect();
     let series = |figure: usize| rows.iter().map(|row| row[figure]).collect();
     names().into_iter().enumerate().map(|(figure, name)| (name, series(figure))).collect()
 }
 
-/// The steps again, or why there are none.
+/// Restores the steps, or returns the reason why it cannot.
 pub(super) fn from_series(series: &BTreeMap<String, Vec<f64>>) -> Result<Vec<Step>, String> {
     let of = |name: &String| series.get(name).ok_or_else(|| format!("it does not tell {name} of the steps"));
     let columns = names().iter().map(of).collect::<Result<Vec<_>, _>>()?;
@@ -36,7 +36,7 @@ fn names() -> Vec<String> {
     of_steps.chain(tags).chain(peaks).collect()
 }
 
-/// In the order of the names. A whole number is exact below 2^53.
+/// Returns a step's figures, in the order of their names. A whole number is exact below 2^53.
 fn to_row(step: &Step) -> [f64; FIGURES] {
     let Step { number: _, epoch, loss, elapsed_ms, examples, lr, memory, offload: _ } = *step;
     let of_steps = [epoch as f64, loss.into(), elapsed_ms, examples as f64, lr, memory.peak_bytes as f64];

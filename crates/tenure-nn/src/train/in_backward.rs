@@ -1,5 +1,5 @@
-//! Parameters are stepped while backward goes on, where memory is short: a gradient is used as soon as it is whole, and
-//! gone then. If all must be known before any is used, they leave memory and come back.
+//! Steps of parameters during backward, where memory is short. Each gradient is used as soon as it is complete, and
+//! then freed. If all gradients must be known first, as for clipping, they leave memory and come back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::offload::{self, stream};
 use crate::optim::{self, Clip, Optimizer, Place, Sgd};
 use crate::{Parameter, Result, purpose};
 
-/// Backward from a loss, and a step of the parameters. Their gradients are gone then.
+/// Runs backward from a loss, and steps the parameters. Their gradients are freed.
 pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option<f64>, loss: &Tensor) -> Result<()> {
     let Some(max_norm) = clip_norm else {
         let step = |optimizer: &mut Optimizer, place, parameter: &Parameter| {
@@ -38,7 +38,7 @@ pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option
     step_clipped(optimizer, engine, max_norm, gone)
 }
 
-/// Steps all parameters by gradients that are brought down to a norm together.
+/// Steps all parameters with gradients that are clipped to a common norm.
 fn step_clipped(
     optimizer: &mut Optimizer,
     engine: &Engine,
@@ -46,12 +46,12 @@ fn step_clipped(
     mut gone: BTreeMap<Place, Gone>,
 ) -> Result<()> {
     let mut squares: Vec<_> = gone.values().map(|gone| (gone.kind, gone.squares.clone())).collect();
-    // In the order in which they are added up where all gradients are there.
+    // The sums are added in the same order as where all gradients are in memory.
     squares.sort_by_key(|(kind, _)| *kind);
     let squares: Vec<Tensor> = squares.into_iter().map(|(_, squares)| squares).collect();
     let clip = Clip::new(&no_grad(|| optim::total_of(&squares))?, max_norm)?;
     let places: Vec<_> = optimizer.places().map(|(place, parameter)| (place, parameter.clone())).collect();
-    // Those of the first came last, and are still there.
+    // Backward computed the first parameters' gradients last, so these are still in memory.
     for (place, parameter) in places {
         let Some(grad) = gone.remove(&place) else { continue };
         grad.give_back(engine, &parameter)?;
@@ -62,16 +62,16 @@ fn step_clipped(
     Ok(())
 }
 
-/// What backward made for a parameter.
+/// A parameter's gradient after backward.
 struct Gone {
     squares: Tensor,
     kind: optim::Kind,
-    /// None if the parameter has it.
+    /// The offloaded gradient; `None` if the parameter still has it.
     saved: Option<(Arc<Saved>, Layout, DType, Device)>,
 }
 
 impl Gone {
-    /// Takes the gradient of a parameter away, unless it is small.
+    /// Offloads the gradient of a parameter, unless it is small.
     fn take(engine: &Engine, parameter: &Parameter) -> tenure_tensor::Result<Option<Self>> {
         let Some(grad) = parameter.grad() else { return Ok(None) };
         let dense = no_grad(|| grad.contiguous())?;
@@ -97,16 +97,16 @@ impl Gone {
     }
 }
 
-/// An optimizer in the hands of hooks of its parameters, as long as it lives.
+/// An optimizer that is lent to hooks of its parameters as long as this value lives.
 struct Lent<'a> {
     owner: &'a mut Optimizer,
-    /// None when it is given back.
+    /// The optimizer; `None` once it is given back.
     optimizer: Arc<Mutex<Option<Optimizer>>>,
     hooks: Vec<HookHandle>,
 }
 
 impl<'a> Lent<'a> {
-    /// Calls `then` when the gradient of a parameter is whole.
+    /// Lends the optimizer, and calls `then` when the gradient of a parameter is complete.
     fn new(
         owner: &'a mut Optimizer,
         then: impl Fn(&mut Optimizer, Place, &Parameter) -> tenure_tensor::Result<()> + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! What tensors hold while a step is made.
+//! The memory that tensors hold during a step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,64 +10,65 @@ use tenure_device::host::HostMemory;
 use tenure_device::memory;
 use tenure_tier::Tier;
 
-/// Bytes that tensors on a device hold, by what they are for.
+/// The bytes that tensors on a device hold, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagBytes(pub(super) [u64; Tag::ALL.len()]);
 
-/// What tensors held in a step.
+/// The memory that tensors held in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepMemory {
-    /// The most at any moment. On the CPU the sum of that of the host's memory and of each tier of memory, which may be more.
+    /// The peak in bytes. On the CPU it is the sum of the peaks of the host's memory and of each memory tier, which may
+    /// be more than the peak of the sum.
     pub peak_bytes: u64,
-    /// By tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
+    /// The bytes by tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
     pub tags: TagBytes,
-    /// The most for each tag, at moments of their own.
+    /// The peak in bytes of each tag, at moments of their own.
     pub tag_peaks: TagBytes,
 }
 
 impl TagBytes {
-    /// Of this moment.
+    /// Returns the bytes at this moment.
     pub fn now(device: Device) -> Self {
         StepMemory::of(device).tags
     }
 
-    /// What is for `tag`.
+    /// Returns the bytes for `tag`.
     pub fn of(&self, tag: Tag) -> u64 {
         self.0[tag as usize]
     }
 
-    /// All.
+    /// Returns the bytes of all tags.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 }
 
-/// What tensors held at a moment.
+/// A sample of the memory that tensors held at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// Since the recorder began.
+    /// The time since the recorder began, in µs.
     pub at_us: u64,
-    /// By tag.
+    /// The bytes by tag.
     pub tags: TagBytes,
 }
 
-/// Moments, the first the earliest.
+/// Samples, the earliest first.
 pub type Recording = Vec<Moment>;
 
-/// A thread that looks at memory again and again, such as during one step.
+/// A thread that samples memory at intervals, such as during one step.
 pub struct Recorder {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Recording>,
 }
 
 impl Recorder {
-    /// Looks every `interval`, or as often as the system lets it.
+    /// Begins to sample every `interval`, or as often as the system lets it.
     pub fn begin(interval: Duration, device: Device) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&is_over);
         let began = Instant::now();
         let look = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now(device) };
-        // The thread may begin late.
+        // The first sample is taken here, since the thread may begin late.
         let mut recording = vec![look()];
         let record = move || {
             loop {
@@ -81,16 +82,16 @@ impl Recorder {
         Self { is_over, thread: thread::spawn(record) }
     }
 
-    /// What it saw.
+    /// Ends the recording, and returns its samples.
     pub fn finish(self) -> Recording {
         self.is_over.store(true, Ordering::Relaxed);
-        // It does not panic.
+        // The thread does not panic.
         self.thread.join().unwrap_or_default()
     }
 }
 
-/// Looks at memory while a step is made. The allocator is the process's, and so are tiers: what others hold meanwhile is
-/// counted too.
+/// A meter of the memory in a step. The allocator and the tiers are the whole process's, so memory that other threads
+/// hold meanwhile counts too.
 pub(super) struct Meter {
     device: Device,
     fullest: TagBytes,
@@ -122,12 +123,12 @@ impl Meter {
 }
 
 impl StepMemory {
-    /// The same, where so many bytes were held at once that the allocator does not tell of any more.
+    /// Raises the peak to `peak_bytes`, which was held at once at a time that the allocator's peak no longer covers.
     pub(super) fn with_peak(self, peak_bytes: Option<u64>) -> Self {
         Self { peak_bytes: self.peak_bytes.max(peak_bytes.unwrap_or(0)), ..self }
     }
 
-    /// Of this moment and its allocator's peaks; zeros if nothing was ever on the device.
+    /// Returns the memory at this moment and the allocator's peaks; zeros if nothing was ever allocated on the device.
     fn of(device: Device) -> Self {
         let statistics = match device.is_cpu() {
             true => {

@@ -1,4 +1,4 @@
-//! A training run: steps, what they cost, and checkpoints to go on from.
+//! Training runs: steps, their costs, and checkpoints from which to resume.
 
 mod budget;
 mod captured;
@@ -37,8 +37,8 @@ pub use tenure_offload::{Budget, BudgetProgress, Pass, ProcessMemory, StepReport
 /// The name of the default generator in a checkpoint.
 const GENERATOR: &str = "default";
 
-/// Trains a [`Task`] on batches of a [`DataLoader`], a step at a time: whoever calls decides what is done between steps,
-/// such as showing them, saving, or stopping.
+/// Trains a [`Task`] on batches of a [`DataLoader`], one step per call. Between steps the caller can show them, save a
+/// checkpoint, or stop.
 ///
 /// ```
 /// use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
@@ -69,44 +69,45 @@ pub struct Trainer<T: Task, D: Dataset> {
     plan: Plan,
     step: u64,
     epoch: u64,
-    /// The epoch's next batch.
+    /// The number of the next batch in the epoch.
     batch: u64,
     batches: Option<Epoch<D>>,
     history: Vec<Step>,
-    /// On several devices: this one's part.
+    /// The trainer's rank among several devices; `None` on one device.
     rank: Option<Rank>,
-    /// Of the last batch that a step was made of, or of those that are captured: what is prepared in a first step is
-    /// prepared for such.
+    /// The kind of the last batch that a step was made of, or of the captured batches: a first step has prepared
+    /// everything for this kind.
     warm: Kind,
     captured: Option<CapturedStep<T::Batch>>,
-    /// Keeps steps within a budget of memory.
+    /// The engine that keeps steps within a memory budget.
     saving: Option<Saving>,
-    /// A step failed when some parameters were stepped.
+    /// Whether a step failed after some parameters were stepped.
     is_torn: bool,
 }
 
-/// How far a run goes, and how.
+/// The plan of a run: its length and its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Steps in all.
+    /// The number of all steps.
     pub steps: u64,
-    /// Learning rates over time.
+    /// The schedule of the learning rates.
     pub schedule: Schedule,
-    /// What the norm of all gradients is brought down to.
+    /// The largest norm of all gradients together, to which they are clipped.
     pub clip_norm: Option<f64>,
-    /// On a CUDA device, steps are [captured](tenure_tensor::cuda::Captured) and replayed, once one was made: all
-    /// batches of the sizes that are captured. What the host does in a step, beyond random numbers and the optimizer's, is
-    /// done once.
+    /// Whether steps on a CUDA device are [captured](tenure_tensor::cuda::Captured) and replayed, after a first plain
+    /// one. This holds for all batches with the captured sizes. The host's work in a step happens once, except for
+    /// random numbers and the optimizer's numbers.
     pub is_captured: bool,
-    /// What makes this run another than others, by name, such as the data: a checkpoint whose run differs is refused.
+    /// Properties that distinguish this run from others, by name, such as the data. A checkpoint of a run with other
+    /// properties is refused.
     pub identity: BTreeMap<String, String>,
-    /// Names in `identity` in which the run of a checkpoint may differ. If an epoch has another number of batches than it
-    /// had, the run goes on at the epoch and batch that as many steps lead to.
+    /// Names in `identity` whose values in a checkpoint may differ. If the number of batches of an epoch has changed,
+    /// the run resumes at the epoch and batch that the same number of steps leads to.
     pub may_differ: BTreeSet<String>,
 }
 
 impl Default for Plan {
-    /// Of no steps.
+    /// A plan of zero steps.
     fn default() -> Self {
         Self {
             steps: 0,
@@ -119,66 +120,67 @@ impl Default for Plan {
     }
 }
 
-/// A step that was made.
+/// The figures of a step that was made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// From 1.
+    /// The step's number, from 1.
     pub number: u64,
-    /// From 0.
+    /// The epoch, from 0.
     pub epoch: u64,
-    /// Of the batch, before the step.
+    /// The loss of the batch before the step.
     pub loss: f32,
-    /// From asking for the batch until the parameters are stepped.
+    /// The time in ms from requesting the batch to the end of the parameters' step.
     pub elapsed_ms: f64,
-    /// In the batch.
+    /// The number of examples in the batch.
     pub examples: usize,
-    /// Of the first group of parameters.
+    /// The learning rate of the first group of parameters.
     pub lr: f64,
-    /// What tensors held.
+    /// The memory that tensors held.
     pub memory: StepMemory,
-    /// What it took to keep to a budget, if there is one.
+    /// The engine's report, if there is a budget.
     pub offload: Option<StepReport>,
 }
 
-/// What a checkpoint says of a run beside its progress and history.
+/// A run's notes in a checkpoint, beside its progress and history.
 #[derive(Serialize, Deserialize)]
 struct Notes {
     identity: BTreeMap<String, String>,
 }
 
-/// Why a run does not go on.
+/// The reason why a run does not continue.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The parameters are of no use any more.
+    /// The loss is not finite, so the parameters are useless from now on.
     #[error("the loss became {loss} in step {step}: a smaller learning rate, or a longer warm-up, may help")]
     Diverged {
-        /// From 1.
+        /// The step's number, from 1.
         step: u64,
-        /// Infinite, or no number.
+        /// The loss: infinite or NaN.
         loss: f32,
     },
-    /// There is nothing to learn from.
+    /// The data set gives no batch.
     #[error("{examples} examples make no batch")]
     NoBatch {
-        /// In the data set.
+        /// The number of examples in the data set.
         examples: usize,
     },
-    /// A budget of memory is not kept.
+    /// The memory budget cannot be kept.
     #[error(transparent)]
     Budget(#[from] Arc<OffloadError>),
-    /// A budget is too small, and so is every larger one that was tried.
+    /// The budget is too small, and so is every larger one that was tried.
     #[error(
         "a budget of {budget_bytes} bytes is too small, and so are larger ones, up to {tried_bytes} bytes: take a smaller \
          batch, or give it more room to spill to"
     )]
     NoBudget {
-        /// The budget that was asked for.
+        /// The requested budget.
         budget_bytes: u64,
         /// The largest budget that was tried.
         tried_bytes: u64,
     },
-    /// Within a budget that the optimizer's state left memory for.
+    /// A step failed after some parameters were stepped. This happens only with a budget for which the optimizer's
+    /// state leaves memory.
     #[error(
         "a step of the run failed when some of the parameters were stepped, and it cannot go on from here: go on from a \
          checkpoint"
@@ -187,21 +189,21 @@ pub enum TrainError {
     /// A device of a run on several failed, or its thread panicked.
     #[error("{device}: {message}")]
     OnDevice {
-        /// Which, other than the first, whose errors are told as they are.
+        /// The device. It is never the first one, whose errors are returned as they are.
         device: Device,
-        /// Why.
+        /// The error's message.
         message: String,
     },
-    /// What runs on a thread of its own panicked.
+    /// Work on a thread of its own panicked.
     #[error("it panicked: {0}")]
     Panicked(String),
     /// The devices of a run no longer work together, since one failed.
     #[error("a device of the run failed, and the others no longer work with it: go on from a checkpoint, in a new run")]
     Apart,
-    /// A checkpoint of a run that is not this one.
+    /// The checkpoint is of another run.
     #[error("the checkpoint is of a run with {name} {saved}, not {given}")]
     OtherRun {
-        /// In what they differ.
+        /// The property in which the runs differ.
         name: String,
         /// The checkpoint's, or `none`.
         saved: String,
@@ -211,7 +213,7 @@ pub enum TrainError {
 }
 
 impl Step {
-    /// Examples in a second.
+    /// Returns the number of examples per second.
     pub fn examples_per_second(&self) -> f64 {
         self.examples as f64 / self.elapsed_ms.max(1e-3) * 1e3
     }
@@ -221,7 +223,7 @@ impl<T: Task, D: Dataset + 'static> Trainer<T, D>
 where
     D::Item: Collate<Batch = T::Batch>,
 {
-    /// A run that has not begun. The optimizer has the task's parameters.
+    /// Makes a run that has not begun. The optimizer must have the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
         let (history, warm) = (Vec::new(), Kind::new());
         let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
@@ -244,11 +246,11 @@ where
         }
     }
 
-    /// Keeps steps within an engine's budget, which is set at once or after a [rehearsal](Self::rehearse): for programs that
-    /// do by themselves what [`within`](Self::within) does.
+    /// Keeps steps within an engine's budget, which is set at once or after a [rehearsal](Self::rehearse). For programs
+    /// that do the work of [`within`](Self::within) by themselves.
     ///
     /// # Errors
-    /// Steps are to be captured, or made on several devices; the engine is not of the model's device.
+    /// Steps are to be captured or made on several devices; the engine is not for the model's device.
     pub fn with_engine(mut self, engine: Engine) -> Result<Self> {
         const OP: &str = "Trainer::with_engine";
         self.check_budget(OP)?;
@@ -262,7 +264,7 @@ where
         Ok(self)
     }
 
-    /// Refuses steps that no budget is kept by.
+    /// Refuses settings that do not work with a budget.
     fn check_budget(&self, op: &'static str) -> Result<()> {
         if self.plan.is_captured || self.rank.is_some() {
             return Err(
@@ -272,21 +274,22 @@ where
         Ok(())
     }
 
-    /// What keeps it within a budget.
+    /// Returns the engine that keeps the run within a budget.
     pub fn engine(&self) -> Option<&Engine> {
         self.saving.as_ref().map(Saving::engine)
     }
 
-    /// Makes a pass over the next batch of which nothing comes but what is known of it: as [`Pass::Plain`], how much memory
-    /// a step takes without a budget, or, within [one](Self::with_engine), whether it can be kept. Steps after it know how to.
+    /// Rehearses the step of the next batch: the engine measures it, and neither parameters nor progress change. With
+    /// [`Pass::Plain`] it measures the memory of a step without a budget; otherwise it checks that [the
+    /// engine's](Self::with_engine) budget can be kept. Later steps use the measurements.
     ///
     /// # Errors
-    /// As of [`step`](Self::step); there is no [engine](Self::with_engine); no plan keeps to the budget.
+    /// The errors of [`step`](Self::step); there is no [engine](Self::with_engine); no plan keeps to the budget.
     pub fn rehearse(&mut self, pass: Pass) -> Result<StepReport> {
         if pass == Pass::Plain {
             return self.pass(pass);
         }
-        // Without the optimizer's state, which is the last to leave: it comes and goes in each step.
+        // First without spilling the optimizer's state, which is the last resort since it comes and goes in each step.
         if let Some(saving) = &self.saving
             && !saving.spills_state()
             && saving.engine().budget_bytes().is_none_or(|budget| self.stays_bytes() <= budget)
@@ -300,7 +303,7 @@ where
         self.pass(pass)
     }
 
-    /// The optimizer's state leaves memory too, from now on. Returns whether it has not before.
+    /// Lets the optimizer's state leave memory too, from now on. Returns whether this is new.
     fn spill_state(&mut self) -> Result<bool> {
         let stays_bytes = self.stays_bytes();
         match &mut self.saving {
@@ -312,8 +315,8 @@ where
         }
     }
 
-    /// What is in memory at the end of backward, where nothing of it may leave: parameters, gradients, and the optimizer's
-    /// state.
+    /// Returns the bytes in memory at the end of backward if nothing of them may leave: parameters, gradients, and the
+    /// optimizer's state.
     fn stays_bytes(&self) -> u64 {
         let bytes = |parameter: &Parameter| parameter.numel() * parameter.dtype().size();
         (2 * self.optimizer.parameters().map(bytes).sum::<usize>() + self.optimizer.state_bytes()) as u64
@@ -321,7 +324,7 @@ where
 
     /// Measures the step of the next batch.
     fn pass(&mut self, pass: Pass) -> Result<StepReport> {
-        // The first pass compiles kernels and touches memory, and says little of how long a step takes.
+        // The first pass compiles kernels and touches memory, so its times are useless.
         self.forget_measured();
         self.rehearse_once(pass)?;
         self.forget_measured();
@@ -332,7 +335,8 @@ where
         self.engine().into_iter().for_each(Engine::forget);
     }
 
-    /// Makes a pass over the next batch, of which nothing else comes: measured, or by the plan of what was measured.
+    /// Makes one pass over the next batch without lasting effects. It measures, or follows the plan of earlier
+    /// measurements.
     fn rehearse_once(&mut self, pass: Pass) -> Result<StepReport> {
         let mut batch = self.next_part()?.whole()?;
         self.optimizer.prepare()?;
@@ -347,32 +351,32 @@ where
                     return in_backward::step(optimizer, saving.engine(), clip_norm, &loss);
                 }
                 purpose::backward(&loss)?;
-                // In a rehearsal it takes memory and changes no parameter.
+                // In a rehearsal, the update takes memory and changes no parameter.
                 update(optimizer, clip_norm)
             })
         });
         self.optimizer.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
-        // The batch is the next all the same. Until here those behind it were made ready, as in a step.
+        // The batch stays the next one. Until here the loader prepared the batches after it, as in a step.
         self.batches = None;
         Ok(rehearsed?.1)
     }
 
-    /// The task.
+    /// Returns the task.
     pub fn task(&self) -> &T {
         &self.task
     }
 
-    /// The optimizer.
+    /// Returns the optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// The same, such as to change its learning rate.
+    /// Returns the optimizer to change it, such as its learning rate.
     pub fn optimizer_mut(&mut self) -> &mut Optimizer {
         &mut self.optimizer
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }

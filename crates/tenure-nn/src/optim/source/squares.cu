@@ -1,8 +1,8 @@
-// Sums of squares, in double precision: of each block's chunk, or `TOTAL`, of each tensor's.
+// Sums of squares, in double precision, of each block's chunk. With `TOTAL`, of each tensor's chunks.
 
 #define WARP 32
 
-// What all threads have, in the first of them.
+// Adds up the sums of all threads. The first thread returns the result.
 DEVICE double sum_of_block(double sum) {
     __shared__ double slots[THREADS / WARP];
     for (u32 by = WARP / 2; by > 0; by /= 2) sum += __shfl_down_sync(0xffffffffu, sum, by);

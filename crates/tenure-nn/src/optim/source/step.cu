@@ -1,14 +1,14 @@
-// A step of an optimizer. The host has put tensors.cu before, and defined `SLOTS`, what a parameter keeps; `NUMBERS`; and
-// `element`, which changes `value` and `s0`, `s1` by `grad`, the numbers and a `factor`.
+// A step of an optimizer. The host puts tensors.cu before this file, and defines `SLOTS`, the number of slots of a
+// parameter; `NUMBERS`; and `element`, which updates `value` and `s0`, `s1` by `grad`, the numbers and a `factor`.
 
 struct Params {
-    // What the rule computes with in this step.
+    // The numbers of the rule in this step.
     u64 numbers[NUMBERS];
-    // The address of one number more that is a double on the device, or 0.
+    // The address of `factor`, a double on the device, or 0.
     u64 factor;
-    // In a captured step, the address of the numbers instead of those above, or 0.
+    // In a captured step, the address of the numbers that replace those above; otherwise 0.
     u64 words;
-    // Arrays are the parameter, its slots, and its gradient.
+    // The arrays of each tensor are the parameter, its slots, and its gradient.
     Tensors tensors;
 };
 

@@ -1,25 +1,26 @@
-// Many tensors of one dtype in one launch: each block has a chunk of one of them. The host has defined `T`, what is in memory;
-// `C`, what is computed in; `ARRAYS`, the arrays of each tensor; and `MOST`, the tensors of a launch.
+// Many tensors of one dtype in one launch. Each block has a chunk of one tensor. The host defines `T`, the type in
+// memory; `C`, the type of the computation; `ARRAYS`, the number of arrays of each tensor; and `MOST`, the largest
+// number of tensors in a launch.
 
 #define THREADS 256
 #define V ((int)(16 / sizeof(T)))
 
 struct Tensor {
-    // Arrays of as many elements.
+    // The addresses of the arrays, which have `n` elements each.
     u64 arrays[ARRAYS];
     u64 n;
-    // The first block that has a chunk of it.
+    // The first block that has a chunk of this tensor.
     u64 first;
 };
 
 struct Tensors {
     u64 count;
-    // Elements of a block, a multiple of `V`.
+    // The number of elements of a block, a multiple of `V`.
     u64 chunk;
     Tensor of[MOST];
 };
 
-// The tensor that the block has a chunk of: the last that begins before it.
+// Returns the tensor that the block has a chunk of: the last one whose first block is not after it.
 DEVICE u32 tensor_of_block(const Tensors& tensors) {
     u32 low = 0, high = (u32)tensors.count;
     while (high - low > 1) {
@@ -30,8 +31,8 @@ DEVICE u32 tensor_of_block(const Tensors& tensors) {
     return low;
 }
 
-// Calls `each(from)` for the vectors of a chunk from element `begin` to before `end`, and `single(from)` for elements that
-// are in none.
+// Calls `each(from)` for the vectors between the elements `begin` and `end`, `end` excluded, and `single(from)` for the
+// elements that are in no vector.
 template <typename Each, typename Single>
 DEVICE void for_each(const Tensor& tensor, u64 begin, u64 end, Each each, Single single) {
     u64 places = 0;
