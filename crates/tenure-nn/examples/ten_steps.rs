@@ -1,10 +1,10 @@
 //! Trains whole models for ten steps, from the weights and data that `tests/goldens/steps.py` wrote, and compares the
-//! gradients of the first step and every loss with PyTorch's, in double and in single precision. Fails if one is too
-//! far off.
+//! gradients of the first step and every loss with PyTorch's, in double and in single precision. The program fails if
+//! one differs too much.
 //!
-//! In double precision they are the same but for rounding. In single precision a rounding moves some activation over a
-//! kink (of a ReLU, of a maximum), which moves gradients by 10⁻³ and more, PyTorch's as ours; so what is allowed is a
-//! multiple of how far PyTorch's are from those of double precision.
+//! In double precision they are the same except for rounding. In single precision, rounding moves some activations over
+//! a kink (of a ReLU, of a maximum). This changes gradients by 10⁻³ and more, in PyTorch as here. So the tolerance is a
+//! multiple of the difference between PyTorch's two precisions.
 //!
 //! ```sh
 //! just steps                                      # both, with all models
@@ -36,19 +36,19 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const NAMES: [&str; 7] = ["resnet18", "resnet50", "densenet121", "r3d_18", "bert_base", "gpt2_12x1024", "llama_8x1024"];
 
-/// How far losses and gradients of double precision may be off, relative. Hugging Face's Llama normalises, and turns, in
-/// single precision.
+/// The relative tolerance of losses and gradients in double precision. Hugging Face's Llama computes its normalisation
+/// and rotary positions in single precision.
 const EXACT: f64 = 1e-6;
 
-/// How far those of single precision may be off: so many times as far as PyTorch's.
+/// The tolerance in single precision, as a multiple of PyTorch's own difference.
 const DRIFT: f64 = 10.0;
 
-/// What `steps.py` says of a model.
+/// The values of a model that `steps.py` wrote.
 #[derive(Deserialize)]
 struct Golden {
     losses: BTreeMap<String, Vec<f64>>,
     seconds: BTreeMap<String, f64>,
-    /// How far those of single precision are from those of double precision: norms.
+    /// The norms of the differences between single and double precision in PyTorch.
     gradient_errors: BTreeMap<String, f64>,
     gradient_norms: BTreeMap<String, f64>,
 }
@@ -67,7 +67,7 @@ fn main() -> Result<ExitCode> {
     Ok(if is_close { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Says how far a model is from PyTorch's, and whether that is near.
+/// Prints how much a model differs from PyTorch's, and returns whether it is within the tolerance.
 fn compare(folder: &Path, name: &str, dtype: DType) -> Result<bool> {
     let file = |what: &str| folder.join(format!("{name}{what}"));
     let golden: Golden = serde_json::from_slice(&fs::read(file(".json"))?)?;
@@ -136,14 +136,14 @@ fn loaded<M: Module>(model: M, weights: &Weights) -> Result<M> {
     Ok(model)
 }
 
-/// Compares with gradients of double precision, which were kept in single precision.
+/// Compares gradients with those of double precision, which are stored in single precision.
 fn compare_gradients(parameters: &[Parameter], exact: &Weights, golden: &Golden, dtype: DType) -> Result<bool> {
     let largest = golden.gradient_norms.values().copied().fold(0.0, f64::max);
     let (mut worst, mut worst_of_theirs) = ((0.0, ""), (0.0, ""));
     for parameter in parameters {
         let name = parameter.name();
         let grad = parameter.grad().ok_or_else(|| format!("{name} has no gradient"))?;
-        // Some are zero but for rounding, such as that of a bias that a softmax leaves out.
+        // Some gradients are zero except for rounding, such as that of a bias that a softmax cancels.
         let scale = golden.gradient_norms[name] + 1e-6 * largest;
         let (ours, theirs) = (distance(&grad, &exact.tensor(name)?)? / scale, golden.gradient_errors[name] / scale);
         if ours > worst.0 {
@@ -159,7 +159,7 @@ fn compare_gradients(parameters: &[Parameter], exact: &Weights, golden: &Golden,
     Ok(worst.0 <= allowed(dtype, worst_of_theirs.0))
 }
 
-/// The norm of the difference.
+/// Returns the norm of the difference.
 fn distance(left: &Tensor, right: &Tensor) -> tenure_tensor::Result<f64> {
     autograd::no_grad(|| {
         let difference = left.to_dtype(DType::F64)?.sub(&right.to_dtype(DType::F64)?)?;
@@ -181,7 +181,7 @@ fn compare_losses(losses: &[f64], golden: &BTreeMap<String, Vec<f64>>, dtype: DT
     worst <= allowed(dtype, drift)
 }
 
-/// How far off something may be of which PyTorch's is off by `drift` in single precision.
+/// Returns the tolerance of a value that differs by `drift` in PyTorch's single precision.
 fn allowed(dtype: DType, drift: f64) -> f64 {
     if dtype == DType::F64 { EXACT } else { EXACT.max(DRIFT * drift) }
 }

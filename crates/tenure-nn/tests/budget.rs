@@ -1,4 +1,5 @@
-//! Steps within a budget of the host's memory, in a process of their own: its limit is the process's.
+//! Tests of steps within a budget of the host's memory. They run in a process of their own, because the limit is the
+//! process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -30,7 +31,7 @@ fn engine_over(links: impl Fn(&Mover) -> Vec<(Link, Destination)>) -> Engine {
     mover.probe().unwrap();
     let planning = PlannerOptions {
         objective: Objective::Makespan,
-        // Evaluations end the search, not the clock.
+        // The number of evaluations ends the search, not the clock.
         time_limit: Duration::from_secs(24 * 60 * 60),
         evaluations: Some(20),
         seed: 0,
@@ -41,7 +42,7 @@ fn engine_over(links: impl Fn(&Mover) -> Vec<(Link, Destination)>) -> Engine {
 
 type Run = Trainer<Classification<Gpt2>, TextWindows>;
 
-/// A model that drops, so that random numbers are drawn.
+/// Makes a run whose model has dropout, so that random numbers are drawn.
 fn trainer(steps: u64) -> Run {
     let config =
         Gpt2Config { vocab_size: 64, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 2, ..Gpt2Config::default() };
@@ -107,12 +108,12 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
     }
 }
 
-/// With a norm that gradients are brought down to, all must be known before any is used.
+/// With a clip norm, all gradients must be known before any is used.
 #[test]
 fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_with_the_same_losses() {
     let _one = ONE.lock();
     for clip_norm in [None, Some(1.0)] {
-        // Weights, gradients and both of Adam's moments are nearly all there is.
+        // Weights, gradients and Adam's two moments are nearly all of the memory.
         let config = || Gpt2Config {
             vocab_size: 64,
             n_positions: 8,
@@ -144,7 +145,7 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
             assert!(report.is_planned && report.spilled_bytes > weights as u64, "{report:?}");
             assert!(step.memory.peak_bytes <= budget, "{} of {budget}, {peak}", step.memory.peak_bytes);
         }
-        // A checkpoint is that of a run without a budget, and a run within one goes on from it.
+        // A checkpoint equals that of a run without a budget, and a run within a budget resumes from it.
         run.save(&within).unwrap();
         assert!(Checkpoint::open(&within).unwrap().progress().step == 4);
         assert_eq!(weights_of(&within), weights_of(&without));
@@ -158,7 +159,7 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
     }
 }
 
-/// All tensors of a file, by name.
+/// Reads all tensors of a file, by name, without the series.
 fn weights_of(path: &Path) -> Vec<(String, Vec<u8>)> {
     let weights = Weights::open(path).unwrap();
     let bytes = |name: String| (weights.tensor(&name).unwrap().to_bytes().unwrap(), name);

@@ -1,4 +1,5 @@
-//! Steps that are captured beside the same steps one by one, on a simulated device unless `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests that captured steps equal the same steps one by one. The device is simulated, unless `TENURE_TEST_DRIVER` is
+//! `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::{Arc, LazyLock};
@@ -25,7 +26,7 @@ const DEVICE: Device = Device::cuda(0);
 const STEPS: u64 = 14;
 const WINDOW: usize = 8;
 
-/// The default generator and the device are the process's: a test has them for itself.
+/// Locks the default generator and the device, which belong to the process, for one test.
 fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
     static ALONE: Mutex<()> = Mutex::new(());
     static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
@@ -37,7 +38,7 @@ fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
     (ALONE.lock(), *MEMORY)
 }
 
-/// With dropout, and an epoch of six batches, the last of which is not full.
+/// Makes a run with dropout, and with an epoch of six batches, the last of which is not full.
 fn run(rule: impl Rule + 'static, is_captured: bool) -> Run {
     random::manual_seed(7);
     let config =
@@ -56,7 +57,7 @@ fn go_on(run: &mut Run, steps: usize) {
     while run.history().len() < steps && run.step().unwrap().is_some() {}
 }
 
-/// What a run came to, bit for bit.
+/// Returns the results of a run, bit for bit.
 fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::State) {
     let losses = run.history().iter().map(|step| (step.loss.to_bits(), step.lr.to_bits())).collect();
     let model = run.task().model().state().into_iter().map(|(_, tensor)| tensor.clone());
@@ -111,7 +112,7 @@ fn a_captured_run_goes_on_after_an_interruption_and_an_evaluation() {
     go_on(&mut interrupted, 4);
     interrupted.save(&path).unwrap();
     let mut resumed = run(Adam::w(), true);
-    // Its own steps so far are of no consequence, captured or not.
+    // Its own steps until then have no effect, captured or not.
     go_on(&mut resumed, 3);
     resumed.resume(&path).unwrap();
     go_on(&mut resumed, 9);
@@ -139,13 +140,13 @@ fn a_replay_asks_for_no_memory_and_reports_that_of_the_step() {
     };
     let (before, waited) = (statistics(), waits());
     go_on(&mut run, 5);
-    // For the two losses.
+    // One wait for each of the two losses.
     assert_eq!(waits(), waited.map(|waited| waited + 2));
     assert_eq!(statistics().reserved_bytes.current, before.reserved_bytes.current);
-    // Two batches, of two tensors each, and what is read ahead.
+    // Two batches of two tensors each, and those that are read ahead.
     assert!(statistics().allocation.allocated - before.allocation.allocated <= 12);
     let captured = run.history()[3].memory;
-    // A batch that is stepped as ever leaves nothing reserved, once it was.
+    // Once a plain step was made after the capture, further ones reserve nothing more.
     go_on(&mut run, 6);
     let rest = statistics().reserved_bytes.current;
     go_on(&mut run, 12);
@@ -165,7 +166,7 @@ fn learning_rates_count_when_a_step_is_replayed() {
         clip_grad_norm([&x], 100.0)?;
         optimizer.step()?;
         optimizer.zero_grad();
-        // Twice at once.
+        // Two steps in one replay.
         loss()?.backward()?;
         optimizer.step()?;
         optimizer.zero_grad();
@@ -199,7 +200,7 @@ fn a_replay_that_fails_counts_no_step() {
     let mut optimizer = groups.with_group(vec![y.clone()], 0.25, Sgd::default());
     let step = || {
         x.mul(&y)?.sum_all()?.backward()?;
-        // Twice at once.
+        // Two steps in one replay.
         optimizer.step()?;
         optimizer.step()?;
         optimizer.zero_grad();
@@ -246,7 +247,7 @@ fn what_cannot_be_captured_is_said() {
     let error = Captured::new(DEVICE, || step(Some(&mut GradScaler::default()))).map(drop).unwrap_err().to_string();
     assert!(error.contains("cannot be captured"), "{error}");
     x.set_grad(None).unwrap();
-    // All is as it was.
+    // The failed captures changed nothing.
     step(None).unwrap();
     assert_eq!(x.to_vec::<f32>().unwrap(), [3.5; 3]);
 
@@ -303,7 +304,7 @@ fn a_captured_step_of_a_large_model_reserves_little_more_than_it_uses() {
     step(2, 32).unwrap();
     memory.allocator().release_cached().unwrap();
     memory.allocator().reset_peak_statistics();
-    // Which runs none of it.
+    // A capture executes none of the work.
     let (captured, ()) = Captured::new(DEVICE, || step(128, 224)).unwrap();
     let all = memory.allocator().statistics().all;
     let (reserved, used) = (all.reserved_bytes.peak, all.allocated_bytes.peak);

@@ -1,4 +1,4 @@
-//! What a training step asks of a CUDA device's driver, on a simulated one that counts.
+//! Tests of the driver calls of a training step, on a simulated CUDA device that counts them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../tenure-tensor/tests/common/mod.rs"]
@@ -16,7 +16,7 @@ use tenure_tensor::random::Generator;
 const VOCABULARY: usize = 3000;
 const WINDOW: usize = 64;
 const STEPS: u64 = 20;
-/// An epoch of eight, and the first of the next.
+/// An epoch of eight steps, and the first step of the next.
 const WARM: usize = 9;
 
 #[test]

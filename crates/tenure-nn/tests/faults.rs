@@ -1,5 +1,5 @@
-//! Disks that fail under training within a budget: a step is refused with the reason, or learns what it would have learned,
-//! and the next goes on as if nothing had been.
+//! Tests of disks that fail during training within a budget. A step is refused with the reason, or its result is as
+//! without the failure, and the next step goes on as if nothing had happened.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::{self, File};
@@ -31,7 +31,7 @@ const WIDTH: usize = 64;
 const LAYERS: usize = 24;
 const STEPS: u64 = 2;
 
-/// A budget is the process's.
+/// A lock for tests with a budget, which belongs to the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 type Trouble = Box<dyn FnOnce() + Send>;
@@ -39,7 +39,7 @@ type Trouble = Box<dyn FnOnce() + Send>;
 /// Layers that save 128 KiB each.
 struct Deep {
     layers: Vec<Linear>,
-    /// What happens in the next forward pass, before the layer of that number, or at the end.
+    /// A fault that happens in the next forward pass, before the layer of that number, or at the end.
     trouble: Mutex<Option<(usize, Trouble)>>,
 }
 
@@ -96,7 +96,7 @@ fn trainer() -> Run {
     Trainer::new(task, loader, optimizer, Plan { steps: STEPS, ..Plan::default() })
 }
 
-/// Losses of the rest of a run, and what it has learned at last, in bits.
+/// Finishes a run, and returns its losses and its last weights, as bits.
 fn learned(run: &mut Run) -> Vec<u32> {
     while run.step().unwrap().is_some() {}
     let losses = run.history().iter().map(|step| step.loss);
@@ -105,7 +105,7 @@ fn learned(run: &mut Run) -> Vec<u32> {
     losses.chain(weights).map(f32::to_bits).collect()
 }
 
-/// A folder to spill to, and the file there: it has no name, but a number in this process.
+/// A folder to spill to, and its file, which has no name there, but a descriptor in this process.
 struct Spill {
     folder: TempDir,
     disk: Disk,
@@ -129,13 +129,13 @@ impl Spill {
         self.folder.path()
     }
 
-    /// In steps of three quarters of what a plain one takes.
+    /// Gives a run a budget of three quarters of a plain step's memory.
     fn within(&self, run: Run) -> Run {
         let mover = Mover::new(None, MoverOptions { disk: Some(self.disk.clone()), ..MoverOptions::new(1 << 30) });
         let mover = mover.unwrap();
         let planning = PlannerOptions {
             objective: Objective::Makespan,
-            // Evaluations end the search, not the clock.
+            // The number of evaluations ends the search, not the clock.
             time_limit: Duration::from_secs(24 * 60 * 60),
             evaluations: Some(20),
             seed: 0,
@@ -153,13 +153,13 @@ impl Spill {
         assert_eq!(fs::read_dir(self.path()).unwrap().count(), 0, "a file has a name");
     }
 
-    /// The file, for whoever does something to it.
+    /// Opens the file, for a test that damages it.
     fn file(&self) -> File {
         File::options().read(true).write(true).open(format!("/proc/self/fd/{}", self.number)).unwrap()
     }
 }
 
-/// Waits for a condition. The limit only keeps a test that fails from hanging.
+/// Waits for a condition. The limit only keeps a failing test from hanging.
 fn wait_until(condition: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -168,7 +168,7 @@ fn wait_until(condition: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Waits until everything that was given to the disk is written.
+/// Waits until the disk has written all the bytes that it was given.
 fn settle(disk: &Disk) {
     wait_until("everything is written", || {
         let statistics = disk.statistics();
@@ -176,7 +176,7 @@ fn settle(disk: &Disk) {
     });
 }
 
-/// Another file in the place of the disk's.
+/// Returns a fault that puts another file in the place of the disk's, and its repair.
 fn instead(spill: &Spill, open: fn() -> File) -> (Trouble, Trouble) {
     let (number, disk) = (spill.number, spill.disk.clone());
     let back = Arc::<Mutex<Option<Trouble>>>::default();
@@ -188,7 +188,7 @@ fn instead(spill: &Spill, open: fn() -> File) -> (Trouble, Trouble) {
     (Box::new(make), Box::new(move || back.lock().take().into_iter().for_each(|back| back())))
 }
 
-/// Has what has that number read and write another file, until it is told to go back.
+/// Makes a descriptor refer to another file, until the returned function is called.
 fn replace(number: RawFd, other: File) -> impl FnOnce() + Send + use<> {
     // SAFETY: the disk has it open for as long as this lasts, and goes on to own it.
     let mut disks = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
@@ -197,8 +197,8 @@ fn replace(number: RawFd, other: File) -> impl FnOnce() + Send + use<> {
     move || dup2(first, &mut disks).unwrap()
 }
 
-/// Makes trouble in a step that is measured, and in one that is planned: it is refused with words that name a tensor and the
-/// folder, and what is learned after that is what is learned without trouble.
+/// Causes a fault in a measured step, and in a planned one. Each must be refused with an error that names a tensor and
+/// the folder. Training after it must have the same results as without the fault.
 fn expect_refusal(layer: usize, trouble: impl Fn(&Spill) -> (Trouble, Trouble), words: &str) {
     let _alone = ALONE.lock();
     let plain = learned(&mut trainer());
@@ -207,7 +207,7 @@ fn expect_refusal(layer: usize, trouble: impl Fn(&Spill) -> (Trouble, Trouble), 
         let mut run = spill.within(trainer());
         if is_measured {
             run.engine().unwrap().forget();
-            // All is written before the trouble begins.
+            // All bytes are written before the fault begins.
             run.engine().unwrap().move_all();
         }
         let (make, repair) = trouble(&spill);
@@ -284,7 +284,7 @@ fn a_disk_that_is_full_half_way() {
     let spill = Spill::new(2 << 20);
     let mut run = spill.within(trainer());
     run.engine().unwrap().forget();
-    // In the step that is measured, what finds no room stays; a plan asks for no more than there is.
+    // In the measured step, tensors that find no room stay in memory; a plan uses no more room than there is.
     assert!(learned(&mut run) == plain);
     assert!(spill.disk.statistics().written_bytes > 1 << 20);
     drop(run);

@@ -68,7 +68,7 @@ pub enum SwitchedError {
     /// The model was removed.
     #[error("there is no model {name:?} any more: add it again")]
     Removed {
-        /// Its name.
+        /// The model's name.
         name: String,
     },
     /// A model on the CPU cannot be lent.

@@ -153,7 +153,8 @@ impl Recompute for Again {
 
     fn inputs(&self) -> Vec<Input> {
         let input = |ingredient: &Ingredient| {
-            // Weights are used in place: parameters are stepped only after the step's recomputations.
+            // A tensor of the model counts as present even if it was written to, since parameters may be stepped before
+            // the step ends.
             let of_model = ingredient.storage.upgrade().filter(|storage| self.stays.contains(&storage.rank()));
             Input {
                 id: (ingredient.id.generation, ingredient.id.version),

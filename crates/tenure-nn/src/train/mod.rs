@@ -381,22 +381,22 @@ where
         &self.plan
     }
 
-    /// All steps made, also those before the run was interrupted.
+    /// Returns all steps made, also those before an interruption of the run.
     pub fn history(&self) -> &[Step] {
         &self.history
     }
 
-    /// Whether the last step was an epoch's last.
+    /// Returns whether the last step was the last of an epoch.
     pub fn is_at_end_of_epoch(&self) -> bool {
         self.batch == self.loader.batches() as u64
     }
 
-    /// Makes a step; `None` if the plan has no more.
+    /// Makes a step. Returns `None` if the plan has no more steps.
     ///
     /// # Errors
-    /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; data that cannot be read; no memory. The next call begins with
-    /// the same batch, and no gradients. Where data could not be read, nothing has changed; after other errors batch
-    /// normalisation may have seen the batch, and the random generator have moved.
+    /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; the data cannot be read; no memory. The next call begins with
+    /// the same batch, and no gradients. If the data could not be read, nothing has changed; after other errors batch
+    /// normalisation may have seen the batch, and the random generator may have advanced.
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.plan.steps {
             return Ok(None);
@@ -416,11 +416,11 @@ where
         made.map(Some)
     }
 
-    /// How many of `loader`'s predictions are right; `None` if `go_on`, which is told how many batches are done, says
-    /// so. The model behaves as in use meanwhile.
+    /// Counts the right predictions for `loader`'s batches, with the model in evaluation mode. `go_on` gets the number
+    /// of finished batches; if it returns `false`, the result is `None`.
     ///
     /// # Errors
-    /// Data that cannot be read; no memory.
+    /// The data cannot be read; no memory.
     pub fn evaluate<E: Dataset + 'static>(
         &mut self,
         loader: &DataLoader<E>,
@@ -435,10 +435,10 @@ where
         score
     }
 
-    /// Writes a checkpoint, whole or not at all.
+    /// Writes a checkpoint atomically.
     ///
     /// # Errors
-    /// [`CheckpointError`]; `path` is then as it was.
+    /// [`CheckpointError`]. `path` is unchanged then.
     pub fn save(&self, path: &Path) -> Result<()> {
         let notes = Notes { identity: self.plan.identity.clone() };
         let notes = serde_json::to_value(notes).map_err(|error| CheckpointError::format(path, error))?;
@@ -449,11 +449,11 @@ where
         Checkpoint::save(path, self.task.model(), &self.optimizer, &progress)
     }
 
-    /// Goes on from a checkpoint of the same run, as if nothing had happened, with the learning rate that it had. The
-    /// plan may have more steps than it had.
+    /// Resumes from a checkpoint of the same run, as if it had not been interrupted, with the checkpoint's learning
+    /// rates. The plan may have more steps than it had.
     ///
     /// # Errors
-    /// [`TrainError::OtherRun`]; [`CheckpointError`], also where what it says of the run does not go together;
+    /// [`TrainError::OtherRun`]; [`CheckpointError`], also if the checkpoint contradicts itself;
     /// [`StateError`](crate::StateError). Nothing has changed then.
     pub fn resume(&mut self, path: &Path) -> Result<()> {
         let checkpoint = Checkpoint::open(path)?;
@@ -474,7 +474,7 @@ where
         self.resume_others(path)
     }
 
-    /// The epoch and the batch in it at which a run goes on, or what of a checkpoint's progress does not go together.
+    /// Returns the epoch, and the batch in it, at which a run resumes, or the contradiction in a checkpoint's progress.
     fn place(&self, progress: &Progress, notes: &Notes, told: u64) -> Result<(u64, u64), String> {
         let Progress { step, epoch, batch, .. } = *progress;
         let batches = self.loader.batches() as u64;
@@ -494,7 +494,7 @@ where
         Ok((epoch, batch))
     }
 
-    /// Where the model is.
+    /// Returns the model's device.
     fn device(&self) -> Device {
         self.optimizer.parameters().next().map_or(Device::CPU, |parameter| parameter.device())
     }
@@ -521,7 +521,7 @@ where
             number: self.step,
             epoch: self.epoch,
             loss,
-            // In whole µs, which take less space.
+            // Whole µs take less space.
             elapsed_ms: (began.elapsed().as_secs_f64() * 1e6).round() / 1e3,
             examples,
             lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr()) * self.optimizer.lr_scale(),
@@ -532,7 +532,7 @@ where
         Ok(step)
     }
 
-    /// The batch that is next, of the next epoch if this one has no more.
+    /// Returns the next batch, from the next epoch if this one has no more.
     fn next_part(&mut self) -> Result<Part<T::Batch>> {
         if self.loader.batches() == 0 {
             return Err(TrainError::NoBatch { examples: self.loader.dataset().len() }.into());
@@ -546,7 +546,8 @@ where
         }
     }
 
-    /// Makes the step of a batch. The loss, what tensors held, and what it took to keep to a budget.
+    /// Makes the step of a batch. Returns the loss, the memory of tensors, and the engine's report if there is a
+    /// budget.
     fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory, Option<StepReport>)> {
         self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
         if let Some(saving) = self.saving.take() {
@@ -564,7 +565,7 @@ where
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
             let memory = meter.finish();
             if self.captured.is_some() {
-                // The step is made: what is not given back now is after the next.
+                // The step is made, so an error is ignored: the memory is released after the next step.
                 let _ = captured::give_back(self.device());
             }
             return Ok((value, memory, None));
@@ -585,7 +586,8 @@ where
         Ok((self.value(&loss)?, memory, None))
     }
 
-    /// Whether the step of a batch is captured, or can be: what is prepared when it is first used must be.
+    /// Returns whether the step of a batch is captured or can be captured: a plain step of its kind must have prepared
+    /// everything that first uses prepare.
     fn is_warm(&mut self, batch: &mut T::Batch) -> Result<bool> {
         if self.device().is_cpu() {
             let reason = "steps are captured on a CUDA device, and the model is on the CPU";
@@ -599,12 +601,13 @@ where
         Ok(is_warm)
     }
 
-    /// The next step is made as ever.
+    /// Drops the capture, so that the next step is a plain one.
     fn forget_capture(&mut self) {
         (self.warm, self.captured) = (Kind::new(), None);
     }
 
-    /// Forward, backward, and the parameters' step, behind backward or in it. The loss, and its value where that is known early.
+    /// Runs the forward pass, the backward pass, and the parameters' step, after backward or during it. Returns the
+    /// loss, and its value if that is known early.
     fn work(
         &mut self,
         batch: &T::Batch,
@@ -613,7 +616,7 @@ where
     ) -> Result<(Tensor, Option<f32>)> {
         let loss = purpose::forward(|| self.task.loss(batch))?;
         meter.look();
-        // Of a device it is read when all is put on its stream: the one time that a step waits.
+        // A device's loss is read after all work is on its stream: the only wait of a step.
         let known = if loss.device().is_cpu() { Some(self.value(&loss)?) } else { None };
         if let Some(engine) = spills_state {
             self.is_torn = true;
@@ -630,7 +633,7 @@ where
         Ok((loss, known))
     }
 
-    /// A loss as a number, which must be finite.
+    /// Returns a loss as a number, which must be finite.
     fn value(&self, loss: &Tensor) -> Result<f32> {
         let loss = loss.item_scalar()?.to_f64() as f32;
         if loss.is_finite() { Ok(loss) } else { Err(TrainError::Diverged { step: self.step + 1, loss }.into()) }
@@ -655,7 +658,7 @@ where
     }
 }
 
-/// Steps the parameters by their gradients.
+/// Clips the gradients if there is a norm, and steps the parameters.
 fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
     if let Some(norm) = clip_norm {
         clip_grad_norm(optimizer.parameters().collect::<Vec<_>>(), norm)?;
@@ -663,7 +666,7 @@ fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
     optimizer.step()
 }
 
-/// Says in what a saved run and a planned one differ, where they may not.
+/// Fails if a saved run and a planned one differ in a property that may not differ.
 fn same_run(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), TrainError> {
     let given = &plan.identity;
     let is_other = |name: &&String| saved.get(*name) != given.get(*name) && !plan.may_differ.contains(*name);

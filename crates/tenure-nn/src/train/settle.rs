@@ -1,4 +1,5 @@
-//! Before the first step within a budget: measures steps, plans them, enforces the budget, and refuses one that is too small.
+//! Setting up a budget before the first step: measures and plans steps, enforces the budget, and refuses one that is
+//! too small.
 
 use tenure_core::Amount;
 use tenure_offload::{Budget, BudgetProgress, Memory, OffloadError, OpenBudget, Pass, ProfileError, StepReport};
@@ -9,24 +10,26 @@ use super::{Task, TrainError, Trainer};
 use crate::data::{Collate, Dataset};
 use crate::{Error, Result};
 
-/// Added to a budget that is too small before the next is tried: 1/32 of it, then 2/32, and so on, and so many bytes.
+/// The margin that is added to a too small budget before the next try: 1/32 of it, then 2/32, and so on, plus a number
+/// of bytes.
 const MARGIN: u64 = 32;
 const MARGIN_BYTES: u64 = 1 << 20;
-/// Bytes that a least budget leaves unused when it is tried: a process's memory beside tensors differs between two runs by up
-/// to 2.7 MB.
+/// The bytes that a least budget leaves unused when it is tried: a process's memory beside tensors differs between two
+/// runs by up to 2.7 MB.
 const VARIES_BYTES: u64 = 4 << 20;
-/// Budgets that are tried before a search is given up. The last is more than 1000 times the first.
+/// The number of budgets that are tried before a search is given up. The last is more than 1000 times the first.
 const MOST_TRIED: u64 = 24;
 
 impl<T: Task, D: Dataset + 'static> Trainer<T, D>
 where
     D::Item: Collate<Batch = T::Batch>,
 {
-    /// Keeps steps within a budget: what they save for backward leaves the memory that they compute in, and comes back in
+    /// Keeps steps within a budget: tensors saved for backward leave the memory that steps compute in, and come back in
     /// time. The losses are the same, bit for bit.
     ///
-    /// Passes over the next batch, of which nothing else comes, measure a step, plan it, and follow the plan within the
-    /// budget. A budget that is too small is refused, with the least that works, which was tried in the same way.
+    /// Passes over the next batch, without lasting effects, measure a step, plan it, and follow the plan within the
+    /// budget. A budget that is too small is refused with the smallest one that is known to work, which was tried in
+    /// the same way.
     ///
     /// ```no_run
     /// use tenure_nn::train::Budget;
@@ -44,9 +47,9 @@ where
     /// ```
     ///
     /// # Errors
-    /// [`TrainError::Budget`]: the budget is too small, or there is no room to spill to. [`TrainError::NoBudget`]: no larger
-    /// budget works, either. Steps are to be captured, or made on several devices; Tenure does not manage the device's
-    /// memory. As of [`step`](Self::step).
+    /// [`TrainError::Budget`]: the budget is too small, or there is no room to spill to. [`TrainError::NoBudget`]: no
+    /// larger budget works either. Steps are to be captured, or made on several devices; Tenure does not manage the
+    /// device's memory. The errors of [`step`](Self::step).
     pub fn within(self, budget: Budget) -> Result<Self> {
         let device = self.device();
         let Some(memory) = Memory::of(device) else {
@@ -62,17 +65,17 @@ where
     }
 }
 
-/// A trainer that is to keep to a budget.
+/// A trainer whose budget is being set up.
 struct Settling<'a, T: Task, D: Dataset> {
     open: &'a OpenBudget,
     run: &'a mut Trainer<T, D>,
-    /// Bytes that the engine sets aside in any case.
+    /// The bytes that the engine sets aside in any case.
     aside_bytes: u64,
 }
 
-/// Why steps do not keep to a budget.
+/// The reason why steps do not keep to a budget.
 enum Unkept {
-    /// The budget is too small. It takes at least so many bytes, as far as is known.
+    /// The budget is too small. It must have at least so many bytes, as far as is known.
     TooSmall(u64),
     /// There is too little room to spill to.
     NoRoom(Error),
@@ -95,7 +98,7 @@ where
         }
     }
 
-    /// A share of what a plain step takes, in bytes.
+    /// Measures a plain step, and returns a share of its memory in bytes.
     fn share(&mut self, percent: f64) -> Result<u64> {
         self.reset_peak();
         let plain = self.run.rehearse(Pass::Plain)?;
@@ -105,8 +108,8 @@ where
         Ok(budget_bytes)
     }
 
-    /// Has steps keep to a budget from now on, of which `spare_bytes` are left. A budget that was tried before changes nothing,
-    /// except that the optimizer's state does not come back once it has left.
+    /// Keeps steps within a budget from now on, with `spare_bytes` of it unused. A budget that was tried earlier has no
+    /// effect, except that the optimizer's state does not return to memory once it has left.
     fn keep_to(&mut self, budget_bytes: u64, spare_bytes: u64) -> Result<(), Unkept> {
         let engine = &self.open.engine;
         engine.lift()?;
@@ -115,7 +118,7 @@ where
             self.run.spill_state()?;
         }
         match self.measure_and_follow(spare_bytes) {
-            // The optimizer's state is the last to leave: it comes and goes in each step.
+            // Spilling the optimizer's state is the last resort, since it comes and goes in each step.
             Err(Unkept::TooSmall(_) | Unkept::NoRoom(_)) if self.run.spill_state()? => {
                 self.measure_and_follow(spare_bytes)
             }
@@ -128,7 +131,7 @@ where
         engine.set_aside(self.aside_bytes);
         self.run.pass(Pass::Budgeted)?;
         if self.open.process.is_some() {
-            // Measured again, without what earlier passes left in the process.
+            // The second measurement does not contain what earlier passes left in the process.
             engine.enforce()?;
             self.reset_peak();
             let measured = self.run.pass(Pass::Budgeted)?;
@@ -138,15 +141,15 @@ where
         engine.enforce()?;
         let refused = engine.memory().statistics().num_ooms;
         if let Err(error) = self.run.rehearse_once(Pass::Budgeted) {
-            // By its bytes the plan fits: what is free lies in parts that are too small.
+            // The plan fits by its bytes, but the free memory is in parts that are too small.
             let is_refused = engine.memory().statistics().num_ooms > refused;
             return Err(if is_refused { Unkept::TooSmall(0) } else { error.into() });
         }
-        // The step was timed, and may have found less room than its plan had.
+        // The step was timed, and may have had less room than its plan, so the plan is made again.
         Ok(engine.prepare()?)
     }
 
-    /// Why a budget is too small, with a larger one that was tried and works.
+    /// Searches for a larger budget that works, and returns the refusal of this one, which names it.
     fn refuse(&mut self, budget_bytes: u64, mut least_bytes: u64) -> Error {
         self.tell(BudgetProgress::TooSmall { budget_bytes });
         let spare_bytes = if self.open.process.is_some() { VARIES_BYTES } else { 0 };
@@ -168,7 +171,8 @@ where
         self.open.process.iter().for_each(|process| process.reset_peak());
     }
 
-    /// Bytes at the process's peak beside the memory that tensors had reserved. 0 if the budget does not cover them.
+    /// Returns the bytes at the process's peak beside the memory that tensors had reserved. It is 0 if the budget does
+    /// not cover them.
     fn beside_bytes(&self, report: &StepReport) -> u64 {
         let reserved_bytes = report.reserved_bytes.unwrap_or(0);
         self.open.process.as_ref().map_or(0, |process| process.peak_bytes().saturating_sub(reserved_bytes))

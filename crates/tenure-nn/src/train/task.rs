@@ -1,4 +1,4 @@
-//! What is learned.
+//! Training tasks: a model with its loss and its score.
 
 use std::ops::Add;
 
@@ -9,52 +9,52 @@ use crate::data::Tensors;
 use crate::layers::Layer;
 use crate::{Module, Result};
 
-/// A model, and how wrong it is about a batch.
+/// A model with its loss on a batch.
 pub trait Task {
-    /// Several examples.
+    /// A batch of examples.
     type Batch: Tensors;
 
-    /// How many.
+    /// Returns the number of examples in a batch.
     fn examples(&self, batch: &Self::Batch) -> usize;
 
-    /// What is trained.
+    /// Returns the model that is trained.
     fn model(&self) -> &dyn Module;
 
-    /// The same, to change its mode.
+    /// Returns the model to change its mode.
     fn model_mut(&mut self) -> &mut dyn Module;
 
-    /// What is to become small: one number, with its graph.
+    /// Computes the loss to be minimised: one number, with its graph.
     ///
     /// # Errors
-    /// Sizes that do not go together; no memory.
+    /// The sizes do not fit together; no memory.
     fn loss(&self, batch: &Self::Batch) -> Result<Tensor>;
 
-    /// How many predictions are right.
+    /// Counts the right predictions.
     ///
     /// # Errors
-    /// As for the loss.
+    /// The errors of [`loss`](Self::loss).
     fn score(&self, batch: &Self::Batch) -> Result<Score>;
 }
 
-/// Predictions that were looked at.
+/// The numbers of right and of all predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Score {
-    /// That were right.
+    /// The number of right predictions.
     pub right: u64,
-    /// All.
+    /// The number of all predictions.
     pub all: u64,
 }
 
 impl Score {
-    /// The share that was right; `None` if there were none.
+    /// Returns the share of right predictions; `None` if there are no predictions.
     pub fn accuracy(self) -> Option<f64> {
         (self.all > 0).then(|| self.right as f64 / self.all as f64)
     }
 
-    /// Of scores `[..., classes]` and the classes `[...]` that are right.
+    /// Counts predictions from scores `[..., classes]` and the right classes `[...]`.
     ///
     /// # Errors
-    /// Other sizes.
+    /// The sizes do not fit together.
     pub fn new(scores: &Tensor, target: &Tensor) -> Result<Self> {
         let right = scores.argmax(Some(-1), false)?.eq(target)?.sum_all()?;
         Ok(Self { right: right.item_scalar()?.to_i64() as u64, all: target.numel() as u64 })
@@ -69,9 +69,9 @@ impl Add for Score {
     }
 }
 
-/// The class of each input, or of each place in it, by cross entropy: of images, or the next token of each.
+/// Classification of each input, or of each place in it, by cross entropy: of images, or of the next token in texts.
 ///
-/// A batch is inputs, and classes of sizes `[batch, ...]`; the model makes scores `[batch, ..., classes]`.
+/// A batch is inputs, and classes of sizes `[batch, ...]`. The model computes scores `[batch, ..., classes]`.
 pub struct Classification<M>(pub M);
 
 impl<M: Layer> Task for Classification<M> {

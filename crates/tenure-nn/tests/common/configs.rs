@@ -1,4 +1,4 @@
-//! The small models that `goldens/*.py` make too: of every kind of layer that the large ones have.
+//! Small models that `goldens/*.py` make too, with every kind of layer of the large ones.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use tenure_nn::models::{BertConfig, DenseNetConfig, Gpt2Config, LlamaConfig, R3dConfig, ResNetConfig};

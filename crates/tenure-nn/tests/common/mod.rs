@@ -1,4 +1,4 @@
-//! Modules beside those of PyTorch, from the values that `goldens/models.py` gives them.
+//! Comparisons of our modules with PyTorch's, with the values that `goldens/models.py` gives them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -13,7 +13,7 @@ use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Element, Tensor, autograd};
 
-/// Tests of cases: on the CPU, and on a CUDA device, simulated or real.
+/// Makes tests of cases: on the CPU, and on a CUDA device, simulated or real.
 macro_rules! on_devices {
     ($($case:ident)*) => {
         mod on_cpu {
@@ -37,7 +37,7 @@ thread_local! {
     static DEVICE: Cell<Device> = const { Cell::new(Device::CPU) };
 }
 
-/// Where a case has its model and its inputs.
+/// Returns the device of the running case.
 pub(crate) fn device() -> Device {
     DEVICE.get()
 }
@@ -50,22 +50,22 @@ pub(crate) fn on_cuda(case: impl FnOnce()) {
     DEVICE.set(Device::CPU);
 }
 
-/// A scope of the case's device.
+/// Makes a scope on the case's device.
 pub(crate) fn scope() -> Scope {
     Scope::new(&Generator::new(0)).with_device(device())
 }
 
-/// A model in double precision.
+/// Calls `make` with a scope for a model in double precision.
 pub(crate) fn with_scope<R>(make: impl FnOnce(&Scope) -> R) -> R {
     make(&scope().with_dtype(DType::F64))
 }
 
-/// A tensor of the case's device.
+/// Makes a tensor on the case's device.
 pub(crate) fn tensor<T: Element>(elements: &[T], sizes: &[usize]) -> Tensor {
     Tensor::from_slice(elements, sizes).unwrap().to_device(device()).unwrap()
 }
 
-/// The values of `models.py`.
+/// Fills a model with the values of `models.py`.
 pub(crate) fn fill(model: &dyn Module) {
     for (k, (name, tensor)) in model.state().into_iter().enumerate() {
         if !tensor.dtype().is_floating() {
@@ -82,13 +82,13 @@ pub(crate) fn fill(model: &dyn Module) {
     }
 }
 
-/// The same, of inputs.
+/// Makes inputs with the values of `models.py`.
 pub(crate) fn images(sizes: &[usize]) -> Tensor {
     let values: Vec<f64> = (0..sizes.iter().product()).map(|i: usize| (i as f64 * 0.9).sin()).collect();
     tensor(&values, sizes)
 }
 
-/// Compares numbers, relative to the largest.
+/// Compares numbers, with a tolerance relative to the largest.
 pub(crate) fn assert_close(what: &str, found: &[f64], expected: &Value, tolerance: f64) {
     let expected: Vec<f64> = serde_json::from_value(expected.clone()).unwrap();
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -98,7 +98,7 @@ pub(crate) fn assert_close(what: &str, found: &[f64], expected: &Value, toleranc
     }
 }
 
-/// Compares names, output and gradients.
+/// Compares a model's names, output and gradients with PyTorch's.
 pub(crate) fn check(
     golden: &Value,
     model: &dyn Module,
@@ -127,7 +127,7 @@ pub(crate) fn compare_gradients(parameters: &[Parameter], norms: &Value, toleran
         let grad =
             parameter.grad().map_or(0.0, |grad| grad.mul(&grad).unwrap().sum_all().unwrap().item::<f64>().unwrap());
         let (found, expected) = (grad.sqrt(), norms[parameter.name()].as_f64().unwrap());
-        // What is zero but for rounding is compared with the others.
+        // Gradients that are zero except for rounding are compared with the largest.
         let error = (found - expected).abs();
         assert!(error <= tolerance * (expected + 1e-3 * largest), "{}: {found}, expected {expected}", parameter.name());
     }

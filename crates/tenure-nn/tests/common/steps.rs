@@ -1,4 +1,4 @@
-//! Training steps, as `goldens/steps.py` makes them.
+//! Training steps, as in `goldens/steps.py`.
 #![allow(dead_code, reason = "each program uses some of it")]
 
 use tenure_nn::layers::Layer;
@@ -8,7 +8,7 @@ use tenure_nn::{Module, Parameter, Result};
 use tenure_tensor::ops::CrossEntropy;
 use tenure_tensor::{DType, Tensor};
 
-/// A model that is trained.
+/// A model in training, with its optimizer and loss.
 pub(crate) struct Training {
     pub(crate) parameters: Vec<Parameter>,
     optimizer: Optimizer,
@@ -17,10 +17,10 @@ pub(crate) struct Training {
 
 type LossOfBatch = dyn Fn(&Tensor, &Tensor) -> tenure_tensor::Result<Tensor>;
 
-/// What is to be made small: of a model, inputs, targets.
+/// A loss of a model, inputs and targets.
 pub(crate) type Loss<M> = fn(&M, &Tensor, &Tensor) -> tenure_tensor::Result<Tensor>;
 
-/// An optimizer of these parameters.
+/// A function that makes an optimizer of these parameters.
 pub(crate) type MakeOptimizer = fn(Vec<Parameter>) -> Optimizer;
 
 impl Training {
@@ -34,7 +34,7 @@ impl Training {
         Self { parameters, optimizer, loss: Box::new(move |inputs, targets| loss(&model, inputs, targets)) }
     }
 
-    /// Makes a step and returns its loss. The gradients are there until the next one.
+    /// Makes a step and returns its loss. The gradients remain until the next step.
     pub(crate) fn step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<f64> {
         self.optimizer.zero_grad();
         let loss = (self.loss)(inputs, targets)?;

@@ -1,5 +1,5 @@
-"""What Transformers' models compute if `config.json` says what it seldom does, in double precision, from the values of
-`models.py`: writes `configs.json`. For each model its file, and what `models.py` says of models.
+"""Writes `configs.json`: the results of Transformers' models with unusual values in `config.json`, in double precision,
+from the values of `models.py`. For each model, it has the model's file and the values that `models.py` writes for models.
 
 Needs torch 2.11 and transformers.
 """
@@ -14,14 +14,14 @@ from torch import nn
 
 
 class Forward(nn.Module):
-    """A model's output of that name, and its own names."""
+    """A model whose output is the one of that name, with the model's own parameter names."""
 
     def __init__(self, model: nn.Module, output: str) -> None:
         super().__init__()
         self.model, self.output = model, output
 
     def state_dict(self) -> dict:
-        # A last layer that is the table of tokens has no name of its own here.
+        # A last layer that is the token table has no name of its own here.
         return {key: value for key, value in self.model.state_dict().items() if key != "lm_head.weight"}
 
     def named_parameters(self):
@@ -33,7 +33,7 @@ class Forward(nn.Module):
 
 def unusual(model: type[nn.Module], config: transformers.PretrainedConfig, output: str) -> dict:
     config.bos_token_id = config.eos_token_id = None
-    # The others do not look at all that the file says.
+    # The other implementations ignore some settings of the file.
     config._attn_implementation = "eager"
     with torch.no_grad():
         made = model(config)

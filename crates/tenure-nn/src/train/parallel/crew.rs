@@ -1,4 +1,4 @@
-//! The threads of all devices but the first.
+//! The threads of all devices except the first.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -19,30 +19,30 @@ use crate::optim::Optimizer;
 use crate::train::{Step, Task, TrainError, Trainer};
 use crate::{Module, Result, panics};
 
-/// What the first device tells the others to do.
+/// A command from the first device to the others.
 pub(super) enum Order {
-    /// To take over its parameters.
+    /// Takes over the first device's parameters.
     Begin,
-    /// To make the step that it makes.
+    /// Makes the same step as the first device.
     Step {
-        /// Where its generator is.
+        /// The state of the first device's random generator.
         random: State,
-        /// The lower dtype of its autocast.
+        /// The lower dtype of the first device's autocast.
         lower: Option<DType>,
-        /// Of each group of parameters.
+        /// The learning rate of each group of parameters.
         lrs: Vec<f64>,
     },
-    /// To go on from a checkpoint.
+    /// Resumes from a checkpoint.
     Resume(PathBuf),
 }
 
-/// What became of an order: the step, if it was to make one.
+/// The result of a command, with the step if it made one.
 type Answer = Result<Option<Step>>;
 
 pub(super) struct Crew {
     members: Vec<Member>,
     lockstep: Arc<Lockstep<Word>>,
-    /// The most that tensors held on each device, the first included.
+    /// The peak in bytes of the memory that tensors held on each device, the first included.
     pub(super) peaks: Vec<(Device, u64)>,
 }
 
@@ -54,7 +54,7 @@ struct Member {
 }
 
 impl Crew {
-    /// Threads with replicas of a trainer, which all are there when this returns.
+    /// Starts threads with replicas of a trainer. All replicas are built when this returns.
     pub(super) fn new<T: Task + 'static, D: Dataset + 'static>(
         first: &Trainer<T, D>,
         collectives: impl Iterator<Item = Collective>,
@@ -77,7 +77,7 @@ impl Crew {
                 signature(first.task.model(), &first.optimizer),
             );
             let work = move || {
-                // Where it is, is said with each step.
+                // Each step's command brings the generator's state.
                 let generator = Generator::new(0);
                 let _own = DefaultGenerator::enter(generator.clone());
                 let rank = collective.rank();
@@ -119,14 +119,15 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Tells all to do something.
+    /// Sends a command to all threads.
     pub(super) fn tell(&self, order: impl Fn() -> Order) -> Result<()> {
         let told = self.members.iter().map(|member| member.orders.send(order()));
-        // One that is gone has said why.
+        // A thread that has ended has reported its error already.
         if told.filter(std::result::Result::is_err).count() > 0 { Err(TrainError::Apart.into()) } else { Ok(()) }
     }
 
-    /// Waits until all have done it. The first error is one that is no consequence of another, if there is such.
+    /// Waits until all threads have done the command. Of several errors, it returns the first that is not the
+    /// consequence of another, if there is one.
     pub(super) fn hear(&self) -> Result<Vec<Option<Step>>> {
         let answers: Vec<Answer> = self.members.iter().map(Member::hear).collect();
         let mut steps = Vec::new();
@@ -145,7 +146,7 @@ impl Crew {
         first.map_or(Ok(steps), |(_, error)| Err(error))
     }
 
-    /// Notes what a step took.
+    /// Records the peak memory of a step.
     pub(super) fn note(&mut self, own: &Step, others: &[Option<Step>]) {
         let steps = std::iter::once(Some(own)).chain(others.iter().map(Option::as_ref));
         for ((_, peak), step) in self.peaks.iter_mut().zip(steps) {
@@ -165,7 +166,7 @@ impl Drop for Crew {
         self.lockstep.end();
         for mut member in self.members.drain(..) {
             drop(member.orders);
-            // It does not panic: what it meets is an answer.
+            // The thread does not panic: its panics become answers.
             drop(member.thread.take().map(JoinHandle::join));
         }
     }
@@ -175,7 +176,7 @@ impl<T: Task, D: Dataset + 'static> Trainer<T, D>
 where
     D::Item: Collate<Batch = T::Batch>,
 {
-    /// As another than the first.
+    /// Executes a command on a device other than the first.
     fn obey(&mut self, order: Order) -> Answer {
         match order {
             Order::Begin => {
@@ -193,13 +194,13 @@ where
     }
 }
 
-/// Runs what may panic, which is an error then.
+/// Runs code that may panic, and turns a panic into an error.
 fn caught<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     panics::caught(work).unwrap_or_else(|message| Err(TrainError::Panicked(message).into()))
 }
 
-/// What must be the same of replicas: names, sizes, strides and dtypes, and whether a tensor is learned, or by name
-/// stepped.
+/// The properties in which replicas must agree: names, sizes, strides and dtypes, and whether a tensor requires a
+/// gradient, and whether the optimizer steps its name.
 type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType, [bool; 2])>;
 
 fn signature(model: &dyn Module, optimizer: &Optimizer) -> Signature {

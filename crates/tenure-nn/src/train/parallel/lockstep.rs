@@ -1,20 +1,21 @@
-//! Threads that wait for one another.
+//! The barrier of the threads of a run on several devices.
 
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Where the threads of a run meet, again and again, each with something to say. What is on devices is not waited for.
+/// A barrier at which the threads of a run meet repeatedly and exchange a word each. It does not wait for work on the
+/// devices.
 pub(super) struct Lockstep<W> {
     state: Mutex<State<W>>,
     changed: Condvar,
 }
 
 struct State<W> {
-    /// What was said for the meeting that is next, by thread.
+    /// The words for the next meeting, by thread.
     said: Vec<Option<W>>,
     meetings: u64,
-    /// What was said in the last.
+    /// The words of the last meeting.
     heard: Arc<Vec<W>>,
     is_over: bool,
 }
@@ -26,7 +27,7 @@ impl<W> Lockstep<W> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits for all others. What all said, by thread; none if there are no more meetings.
+    /// Waits for all other threads. Returns the words of all, by thread; `None` if the meetings are over.
     pub(super) fn meet(&self, rank: usize, word: W) -> Option<Arc<Vec<W>>> {
         let mut state = self.state.lock();
         if state.is_over {
@@ -45,7 +46,7 @@ impl<W> Lockstep<W> {
         (state.meetings > before).then(|| Arc::clone(&state.heard))
     }
 
-    /// No thread waits any more.
+    /// Ends the meetings, so that no thread waits any more.
     pub(super) fn end(&self) {
         self.state.lock().is_over = true;
         self.changed.notify_all();

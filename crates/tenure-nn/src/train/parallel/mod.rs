@@ -1,5 +1,5 @@
-//! Training on several devices at once: a replica of the model on each, a thread for each, a part of every batch each.
-//! PyTorch's `DistributedDataParallel`, in one process.
+//! Training on several devices at once. Each has a replica of the model, a thread, and a part of every batch. PyTorch's
+//! `DistributedDataParallel`, in one process.
 
 mod crew;
 mod lockstep;
@@ -27,24 +27,24 @@ use crate::{Module, Result, purpose};
 
 const OP: &str = "Trainer::on_devices";
 
-/// A device's part in a run on several.
+/// A device's role in a run on several devices.
 pub(super) struct Rank {
     collective: Arc<Collective>,
     reducer: Reducer,
     lockstep: Arc<Lockstep<Word>>,
-    /// Whether others wait for what this device exchanges.
+    /// Whether other devices wait for data from this one.
     is_exchanging: AtomicBool,
-    /// The first's: the others.
+    /// The threads of the other devices; `None` on all but the first.
     crew: Option<Crew>,
 }
 
-/// What devices tell one another.
+/// A word that devices exchange.
 enum Word {
-    /// How many examples it has of the batch; none if there is no batch.
+    /// The number of examples that the device has of the batch; `None` if it could not read them.
     Batch(Option<usize>),
-    /// Parameters that got a gradient, in order.
+    /// The parameters that got a gradient, in order.
     Gradients(Vec<usize>),
-    /// All gradients are on their way.
+    /// The device has begun to send all gradients.
     Sent,
 }
 
@@ -52,29 +52,33 @@ impl<T: Task, D: Dataset + 'static> Trainer<T, D>
 where
     D::Item: Collate<Batch = T::Batch>,
 {
-    /// The same run on several devices, of which the first is the one that the model is on. `replica` makes the same
-    /// task, with its own optimizer, on each other device, in a thread of its own there; their parameters and buffers
-    /// become the first's.
+    /// Distributes the run over several devices. The first must be the model's device. `replica` makes the same task,
+    /// with its own optimizer, on each other device, in a thread of its own; its parameters and buffers are then set to
+    /// the first's.
     ///
-    /// Each device gets a part of each batch, as equal as can be, and the gradients are averaged over all examples
-    /// while backward goes on; so losses and parameters are those of one device with the whole batch, but for rounding,
-    /// where examples do not depend on one another and the loss is a mean over them. Parameters stay the same bits on
-    /// all devices.
+    /// Each device gets a part of each batch, of nearly equal size, and the gradients are averaged over all examples
+    /// while backward goes on. So losses and parameters are those of one device with the whole batch, except for
+    /// rounding, if examples do not depend on one another and the loss is a mean over them. Parameters stay the same on
+    /// all devices, bit for bit.
     ///
-    /// - Where the thread that calls [`step`](Self::step) is in an [autocast], all devices are.
-    /// - A parameter without a gradient on every device keeps none; one that has it on some gets zeros from the others.
-    /// - Batch normalisation sees a device's own part. What it keeps is the first's in checkpoints and in use.
-    /// - Dropout draws other numbers on each device: the first's are the default generator's, the others' follow from
-    ///   its state. So a run goes on from its checkpoint with the same numbers, also on other devices, or on one.
-    /// - Each step is told with the loss over the whole batch, and the first device's memory: see
+    /// - If the thread that calls [`step`](Self::step) is in an [autocast], all devices are.
+    /// - A parameter that has no gradient on any device keeps none. One that has a gradient on some devices gets zeros
+    ///   from the others.
+    /// - Batch normalisation sees only a device's own part. In checkpoints and in evaluation, its averages are the
+    ///   first device's.
+    /// - Dropout draws different numbers on each device. The first uses the default generator, and the states of the
+    ///   others follow from its state. So a run continues from its checkpoint with the same numbers, also on other
+    ///   devices, or on one.
+    /// - Each step reports the loss over the whole batch, and the first device's memory: see
     ///   [`device_peaks`](Self::device_peaks).
     /// - An error of one device ends the step for all. If data could not be read, the next step begins with the same
-    ///   batch; after other errors the devices no longer work together ([`TrainError::Apart`]), and what was learned
-    ///   before can be saved.
+    ///   batch. After other errors the devices no longer work together ([`TrainError::Apart`]), but the training so far
+    ///   can be saved.
     ///
     /// # Errors
-    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a device
-    /// that is not there, or no CUDA device, or twice; no NCCL; those of `replica`, or one that is not the same.
+    /// The run or its optimizer has begun; its steps are to be captured; the first device is not the model's; a device
+    /// does not exist, is not a CUDA device, or is given twice; NCCL is missing; an error of `replica`, or its task or
+    /// optimizer is not the same.
     pub fn on_devices(
         mut self,
         devices: &[Device],
@@ -116,23 +120,24 @@ where
         Ok(self)
     }
 
-    /// The most that tensors held on each device of a run [on several](Self::on_devices), in the steps of this process.
+    /// Returns the peak in bytes of the memory that tensors held on each device of a run [on
+    /// several](Self::on_devices), in the steps of this process.
     pub fn device_peaks(&self) -> &[(Device, u64)] {
         self.crew().map_or(&[], |crew| &crew.peaks)
     }
 
-    /// The other devices, if this is the first of several.
+    /// Returns the threads of the other devices, if this is the first of several.
     fn crew(&self) -> Option<&Crew> {
         self.rank.as_ref()?.crew.as_ref()
     }
 
-    /// As another than the first device of a run.
+    /// Makes this trainer that of a device other than the first.
     fn of_rank(mut self, collective: Collective, lockstep: Arc<Lockstep<Word>>) -> Result<Self> {
         self.rank = Some(Rank::new(collective, self.task.model(), lockstep)?);
         Ok(self)
     }
 
-    /// A step of all devices, by the first.
+    /// Makes a step on all devices. The first device's thread calls this.
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
         let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
         let (random, lower) = (default_generator().state(), autocast::dtype());
@@ -146,7 +151,7 @@ where
         let Some(crew) = self.rank.as_mut().and_then(|rank| rank.crew.as_mut()) else { return own };
         let others = crew.hear();
         let step = match own {
-            // What really happened is another's to tell.
+            // The error of another device is the cause.
             Err(error) if is_consequence(&error) => return Err(others.err().unwrap_or(error)),
             own => own?,
         };
@@ -154,19 +159,19 @@ where
         Ok(step)
     }
 
-    /// Makes the other devices go on from the same checkpoint.
+    /// Makes the other devices resume from the same checkpoint.
     pub(super) fn resume_others(&self, path: &std::path::Path) -> Result<()> {
         let Some(crew) = self.crew() else { return Ok(()) };
         let resumed = crew.tell(|| Order::Resume(path.to_owned())).and_then(|()| crew.hear());
         if resumed.is_err() {
-            // Some are where the checkpoint was, and some are not.
+            // Some devices are at the checkpoint, and others are not.
             self.rank.iter().for_each(Rank::fail);
         }
         resumed.map(drop)
     }
 
-    /// Forward, backward and the parameters' step on this device's part of a batch. The loss over all of it, and what
-    /// tensors held here.
+    /// Runs the forward pass, the backward pass and the parameters' step on this device's part of a batch. Returns the
+    /// loss over the whole batch, and the memory of tensors on this device.
     pub(super) fn learn_part(&mut self, part: &Part<T::Batch>, meter: Meter) -> Result<(f32, StepMemory)> {
         let learned = self.try_learn_part(part, meter);
         if let (Err(_), Some(rank)) = (&learned, &self.rank) {
@@ -177,7 +182,8 @@ where
 
     fn try_learn_part(&mut self, part: &Part<T::Batch>, mut meter: Meter) -> Result<(f32, StepMemory)> {
         let Some(rank) = &self.rank else { return Err(TrainError::Apart.into()) };
-        // What all devices have is averaged over devices, as if each had as many examples.
+        // The average over devices counts each device alike, so a device's part is weighted by its share of the
+        // examples.
         let weight = (part.examples * rank.collective.size()) as f64 / part.of as f64;
         self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
         let loss = match &part.batch {
@@ -205,13 +211,13 @@ impl Rank {
         Ok(Self { collective, reducer, lockstep, is_exchanging: AtomicBool::new(false), crew: None })
     }
 
-    /// Whether it is the first of the run.
+    /// Returns whether this is the first device of the run.
     pub(super) fn leads(&self) -> bool {
         self.crew.is_some()
     }
 
-    /// Takes over the first device's parameters and buffers. Waits until that is done, and the devices have found their
-    /// ways to one another.
+    /// Takes over the first device's parameters and buffers. Waits until the copies are done and the devices have set
+    /// up their connections.
     fn begin(&self, model: &dyn Module) -> Result<()> {
         self.is_exchanging.store(true, Ordering::Relaxed);
         let begun = self.try_begin(model);
@@ -225,7 +231,7 @@ impl Rank {
     fn try_begin(&self, model: &dyn Module) -> Result<()> {
         let state: Vec<Tensor> = model.state().into_iter().map(|(_, tensor)| tensor.clone()).collect();
         self.collective.broadcast(&state, 0)?;
-        // NCCL finds other ways for many bytes than for few: now, rather than in the first step.
+        // NCCL uses other connections for many bytes than for few. Both are set up here rather than in the first step.
         for elements in [1, reducer::BUCKET_BYTES / size_of::<f32>()] {
             let zeros = Tensor::zeros(&[elements], DType::F32, self.collective.device())?;
             self.collective.all_reduce(std::slice::from_ref(&zeros), Reduction::Average)?;
@@ -235,7 +241,7 @@ impl Rank {
         Ok(())
     }
 
-    /// The batch, if all devices have theirs: a pass begins.
+    /// Returns the part of the batch if all devices have theirs, and begins a pass.
     pub(super) fn agree<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
         let words = self.meet(Word::Batch(part.as_ref().ok().map(|part| part.examples)));
         let (part, words) = (part?, words?);
@@ -243,13 +249,13 @@ impl Rank {
             return Err(TrainError::Apart.into());
         }
         self.is_exchanging.store(true, Ordering::Relaxed);
-        // A device without examples sends when the others are through: nothing of theirs is to wait for it on the way.
+        // A device without examples sends its zeros at the end, so the others' gradients may leave early only if all
+        // devices have examples.
         self.reducer.begin(words.iter().all(|word| matches!(word, Word::Batch(Some(1..)))));
         Ok(part)
     }
 
-    /// Ends a backward pass: the thread's stream has the gradients of all, and the loss over all, that this device has
-    /// a part of.
+    /// Ends a backward pass. Afterwards the thread's stream has the averaged gradients and the loss over all devices.
     fn finish(&self, loss: Option<Tensor>) -> Result<Tensor> {
         let words = self.meet(Word::Gradients(self.reducer.arrived()))?;
         let arrived = |word: &Word| match word {
@@ -260,7 +266,7 @@ impl Rank {
         let loss = loss.map_or_else(|| Tensor::zeros(&[], DType::F64, self.collective.device()), Ok)?;
         self.collective.all_reduce(std::slice::from_ref(&loss), Reduction::Average)?;
         self.collective.join()?;
-        // Nobody steps by gradients that somebody else may not send.
+        // A device steps only when all devices have sent their gradients.
         self.meet(Word::Sent)?;
         self.is_exchanging.store(false, Ordering::Relaxed);
         Ok(loss)
@@ -270,26 +276,26 @@ impl Rank {
         self.lockstep.meet(self.collective.rank(), word).ok_or_else(|| TrainError::Apart.into())
     }
 
-    /// Makes sure that nobody waits for this device.
+    /// Ensures that no other thread or device waits for this device.
     fn fail(&self) {
         self.lockstep.end();
         self.reducer.give_up();
         if self.is_exchanging.swap(false, Ordering::Relaxed) {
             self.collective.abort();
         }
-        // A device that failed has said so.
+        // A device that failed has reported its error already.
         let _ = self.collective.join();
     }
 }
 
 impl Drop for Rank {
-    /// Also of a thread that panics.
+    /// Also runs when the thread panics.
     fn drop(&mut self) {
         self.fail();
     }
 }
 
-/// Whether an error only says that there is one elsewhere.
+/// Returns whether an error is only the consequence of one on another device.
 fn is_consequence(error: &crate::Error) -> bool {
     use crate::Error::{Tensor, Train};
     let is_alone = |error: &CollectiveError| matches!(error, CollectiveError::Alone);
@@ -300,7 +306,7 @@ fn is_consequence(error: &crate::Error) -> bool {
     }
 }
 
-/// Where the generator of a rank is, if the first's is there: elsewhere for each.
+/// Returns the generator's state of a rank for the first device's state. It differs from rank to rank.
 fn generator_state(rank: usize, first: State) -> State {
     let mut state = first;
     state.seed ^= (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

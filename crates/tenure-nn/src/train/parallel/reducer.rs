@@ -1,4 +1,4 @@
-//! Gradients that leave for the other devices as soon as they are there.
+//! The exchange of gradients between devices, which begins as soon as they are complete.
 
 use std::sync::{Arc, Weak};
 
@@ -10,14 +10,14 @@ use tenure_tensor::{Tensor, TensorError};
 
 use crate::{Module, Parameter, Result};
 
-/// Gradients that leave together: few calls, and yet early ones. The first is small, so that devices begin to exchange
-/// early. PyTorch's sizes.
+/// The sizes in bytes of the buckets of gradients that are sent together: large enough for few calls, and small enough
+/// to send early. The first is smaller, so that the exchange begins early. The sizes are PyTorch's.
 const FIRST_BUCKET_BYTES: usize = 1 << 20;
 pub(super) const BUCKET_BYTES: usize = 25 << 20;
 
-/// Averages the gradients of a model over devices, bucket after bucket, in place. The `Reducer` of PyTorch's
-/// `DistributedDataParallel`, without its copies: a bucket is no memory, but gradients that are put on their way as
-/// one.
+/// Averages the gradients of a model over devices, bucket by bucket, in place. The `Reducer` of PyTorch's
+/// `DistributedDataParallel`, without its copies: a bucket is not a buffer, but a set of gradients that are sent in one
+/// call.
 pub(super) struct Reducer {
     shared: Arc<Shared>,
     hooks: Vec<HookHandle>,
@@ -25,29 +25,29 @@ pub(super) struct Reducer {
 
 struct Shared {
     collective: Arc<Collective>,
-    /// That require gradients, in the model's order.
+    /// The parameters that require gradients, in the model's order.
     parameters: Vec<Parameter>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Numbers of parameters, in the order in which buckets leave: the same on all devices.
+    /// The parameters' numbers in each bucket, in the order of sending, which is the same on all devices.
     buckets: Vec<Vec<usize>>,
-    /// The bucket of each parameter.
+    /// The number of each parameter's bucket.
     places: Vec<usize>,
-    /// Whether buckets are as gradients come.
+    /// Whether the buckets follow the order in which gradients arrive.
     is_ordered: bool,
-    /// Of the backward pass that is under way, if one is.
+    /// The running backward pass, if there is one.
     pass: Option<Pass>,
 }
 
 struct Pass {
-    /// How many gradients each bucket waits for.
+    /// The number of gradients that each bucket waits for.
     missing: Vec<usize>,
     is_early: bool,
-    /// Buckets that have left.
+    /// The number of buckets sent.
     gone: usize,
-    /// Parameters in the order of their gradients.
+    /// The parameters in the order of their gradients' arrival.
     arrived: Vec<usize>,
 }
 
@@ -55,7 +55,7 @@ impl Reducer {
     pub(super) fn new(model: &dyn Module, collective: Arc<Collective>) -> Result<Self> {
         let parameters: Vec<Parameter> =
             model.parameters().into_iter().filter(|parameter| parameter.requires_grad()).collect();
-        // Backward begins with what forward ended with.
+        // Backward begins with the layers that forward ended with.
         let order: Vec<usize> = (0..parameters.len()).rev().collect();
         let (buckets, places) = group(&parameters, &order);
         let state = Mutex::new(State { buckets, places, is_ordered: false, pass: None });
@@ -70,20 +70,20 @@ impl Reducer {
         Ok(Self { shared, hooks })
     }
 
-    /// A backward pass begins, in which gradients leave early or at its end.
+    /// Begins a backward pass. Gradients are sent early if `is_early`, otherwise at its end.
     pub(super) fn begin(&self, is_early: bool) {
         let state = &mut *self.shared.state.lock();
         let missing = state.buckets.iter().map(Vec::len).collect();
         state.pass = Some(Pass { missing, is_early, gone: 0, arrived: Vec::new() });
     }
 
-    /// It has ended: the parameters that got a gradient, in order.
+    /// Returns the parameters that got a gradient in the pass, in order.
     pub(super) fn arrived(&self) -> Vec<usize> {
         self.shared.state.lock().pass.as_mut().map(|pass| std::mem::take(&mut pass.arrived)).unwrap_or_default()
     }
 
-    /// Lets the other buckets leave, when it is known which parameters got a gradient on each device. Where one has
-    /// none that has one elsewhere, it is zeros; what has none anywhere gets none.
+    /// Sends the remaining buckets, when it is known which parameters got a gradient on each device. A parameter with a
+    /// gradient on some devices has zeros on the others; one without any gets none.
     pub(super) fn finish(&self, arrived: &[Vec<usize>]) -> Result<()> {
         let state = &mut *self.shared.state.lock();
         let gone = state.pass.take().map_or(0, |pass| pass.gone);
@@ -105,7 +105,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Nothing more of the pass leaves.
+    /// Ends the pass without sending more.
     pub(super) fn give_up(&self) {
         self.shared.state.lock().pass = None;
     }
@@ -118,7 +118,7 @@ impl Drop for Reducer {
 }
 
 impl Shared {
-    /// The gradient of a parameter is whole.
+    /// Records that the gradient of a parameter is complete, and sends the buckets that are full.
     fn arrived(&self, index: usize) -> tenure_tensor::Result<()> {
         let State { buckets, places, pass, .. } = &mut *self.state.lock();
         let Some(pass) = pass else { return Ok(()) };
@@ -128,7 +128,7 @@ impl Shared {
             let reason = "a step on several devices goes backward once: give larger batches to fewer steps instead";
             TensorError::argument("backward", reason)
         })?;
-        // In their order, which is that of the other devices.
+        // Buckets are sent in their order, which is the same on all devices.
         while pass.is_early && pass.missing.get(pass.gone) == Some(&0) {
             self.send(&buckets[pass.gone])?;
             pass.gone += 1;
@@ -144,7 +144,8 @@ impl Shared {
     }
 }
 
-/// The gradient of a parameter, as it lies on every device: as the parameter does. Zeros if there is none.
+/// Returns the gradient of a parameter in the parameter's own layout, which is the same on every device. It is zeros if
+/// there is none.
 fn grad(parameter: &Parameter) -> tenure_tensor::Result<Tensor> {
     let Some(grad) = parameter.grad() else {
         let zeros = parameter.zeros_like()?;
@@ -167,7 +168,7 @@ fn grad(parameter: &Parameter) -> tenure_tensor::Result<Tensor> {
     Ok(dense)
 }
 
-/// Parameters in buckets, in this order, and the bucket of each.
+/// Divides parameters into buckets, in this order. Returns them and the bucket of each parameter.
 fn group(parameters: &[Parameter], order: &[usize]) -> (Vec<Vec<usize>>, Vec<usize>) {
     let (mut buckets, mut places) = (Vec::new(), vec![0; parameters.len()]);
     let (mut bucket, mut bytes) = (Vec::new(), 0);
