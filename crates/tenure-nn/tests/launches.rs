@@ -1,4 +1,4 @@
-//! How many kernels models are, counted on a simulated device.
+//! Tests of the number of kernels that models launch, counted on a simulated device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +25,7 @@ fn driver() -> &'static Arc<SimDriver> {
     })
 }
 
-/// The device to itself.
+/// Locks the device for one test.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     driver();
@@ -45,7 +45,7 @@ fn images(sizes: &[usize], dtype: DType, format: MemoryFormat) -> Tensor {
     images.contiguous_in(format).unwrap().to_device(CUDA).unwrap()
 }
 
-/// What a training step launches once it is warm.
+/// Returns the number of launches of a training step after warm-up.
 fn of_step(model: &impl Layer, inputs: &Tensor, targets: &Tensor, mut optimizer: Optimizer) -> u64 {
     let mut step = || {
         let scores = model.forward(inputs)?;
@@ -70,9 +70,9 @@ fn a_resnets_step_has_no_launch_too_many() {
     let labels = Tensor::arange(0, 2, 1, DType::I64, Device::CPU).unwrap().to_device(CUDA).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
     let (convolutions, residuals) = (17, 4);
-    // Of images there is no gradient. Batches are counted.
+    // Images have no gradient. Normalisation also counts batches.
     let normalized = convolutions * (3 + 3 + 3 + 1) - 1;
-    // The gradient of what goes two ways is masked, and added up.
+    // The gradient of a tensor that is used twice is masked and added up.
     let around = residuals * 2;
     let pools = 2 * 2;
     let [linear, loss, optimizer_step] = [4, 10, 1];
@@ -91,8 +91,9 @@ fn a_gpt2s_step_has_no_launch_too_many() {
     model.to_device(CUDA).unwrap();
     let tokens = Tensor::from_slice(&(0..16).collect::<Vec<i64>>(), &[2, 8]).unwrap().to_device(CUDA).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 0.01, Adam::w());
-    // Four products, each with a gradient of its input, its weight and its bias; attention, whose three gradients are joined;
-    // an activation; two norms, each with a sum and conversions of gradients; two sums, whose gradients norms add to.
+    // Four products, each with a gradient of its input, its weight and its bias; attention, whose three gradients are
+    // joined; an activation; two norms, each with a sum and conversions of gradients; two sums, whose gradients the
+    // norms add to.
     let layer = 4 * (1 + 3) + (2 + 1) + 2 + 2 * (2 + 1 + 2) + 2;
     let (embeddings, norm, head) = (2 + 6, 2 + 1 + 2, 1 + 2);
     let [loss, optimizer_step] = [10, 1];
@@ -111,9 +112,9 @@ fn a_llamas_step_has_no_launch_too_many() {
     let tokens = Tensor::from_slice(&(0..16).collect::<Vec<i64>>(), &[2, 8]).unwrap().to_device(CUDA).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 0.01, Adam::w());
     let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
-    // Seven products, each with a gradient of its input and its weight; queries and keys turned and turned back; attention;
-    // gates; two norms, each with a sum and a conversion of gradients; two sums, whose gradients norms add to, as products of
-    // one input add to one another's.
+    // Seven products, each with a gradient of its input and its weight; queries and keys, turned and turned back;
+    // attention; gates; two norms, each with a sum and a conversion of gradients; two sums, whose gradients the norms
+    // add to, as products with one input add to each other's.
     let layer = 7 * (1 + 2) + 2 * (1 + 1) + (1 + 1) + (1 + 1) + 2 * (1 + 1 + 2) + 2;
     let (embedding, norm, head, loss, optimizer_step) = (1 + 2, 1 + 1 + 2, 1 + 2, 10, 1);
     assert_eq!(found, 2 * layer + embedding + norm + head + loss + optimizer_step);
@@ -129,7 +130,8 @@ fn images_stay_in_their_format_through_a_network() {
     for format in [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast2d] {
         model.to_format(format).unwrap();
         let images = images(&[1, 3, 75, 75], DType::F32, format);
-        // Convolutions, each with what follows in one; pools; branches joined; the classifier.
+        // Convolutions, each with normalisation and activation in one operation; pools; concatenations of branches; the
+        // classifier.
         assert_eq!(count(|| no_grad(|| model.forward(&images)).map(drop).map_err(Into::into)), 94 * 2 + 14 + 11 + 1);
     }
 }

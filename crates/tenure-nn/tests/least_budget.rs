@@ -1,5 +1,5 @@
-//! The least budget that an error names works when it is given, and one clearly below is refused: for random small models,
-//! on the CPU and on a simulated device.
+//! Tests that the least budget that an error names works, and that a clearly smaller one is refused: for random small
+//! models, on the CPU and on a simulated device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::time::Duration;
@@ -22,12 +22,12 @@ use tenure_tensor::random::{self, Generator};
 const STEPS: u64 = 3;
 const MIB: u64 = 1 << 20;
 
-/// The host's memory has one limit.
+/// A lock for the host's memory, which has a single limit.
 static ALONE: Mutex<()> = Mutex::new(());
 
 type Run = Trainer<Classification<Gpt2>, TextWindows>;
 
-/// Plans by few evaluations, not by the clock.
+/// A planner that ends its search after a few evaluations rather than by the clock.
 struct Quick;
 
 impl Planner for Quick {
@@ -90,7 +90,7 @@ impl Case {
         Trainer::new(Classification(model), DataLoader::new(data, options), optimizer, plan)
     }
 
-    /// Within a budget, or the least one that works.
+    /// Returns a run within a budget, or the least budget that works.
     fn within(&self, device: Device, bytes: u64) -> Result<Run, u64> {
         match self.trainer(device).within(budget(bytes, 32 * MIB)) {
             Ok(run) => Ok(run),
@@ -111,7 +111,7 @@ fn budget(bytes: u64, spill_bytes: u64) -> Budget {
     budget.least_bytes(16 << 10).planner(Box::new(Quick))
 }
 
-/// The bits of all losses.
+/// Returns the bits of all losses.
 fn losses(mut run: Run, what: &str) -> Vec<u32> {
     let mut losses = Vec::new();
     while let Some(step) = run.step().unwrap_or_else(|error| panic!("{what}: {error}")) {
@@ -128,7 +128,7 @@ fn check(cases: u64, device: Device) {
         let what = format!("{case:?} within {least} bytes");
         let run = case.within(device, least).unwrap_or_else(|least| panic!("{what}: refused, {least} are needed"));
         assert_eq!(losses(run, &what), plain, "{what}");
-        // A refusal takes long, as it looks for the least.
+        // A refusal takes long, because it searches for the least budget.
         if seed % 8 == 0 {
             let below = (least - least / 10).saturating_sub(4 * MIB);
             assert!(case.within(device, below).is_err(), "{what}: {below} bytes do, too");

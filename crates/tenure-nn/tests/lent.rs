@@ -1,5 +1,5 @@
-//! Networks that compute with weights that a switcher lends them: on a simulated device unless `TENURE_TEST_DRIVER` is `cuda`. Both
-//! sides are in one process here; tenure-serve has them in several.
+//! Tests of networks that compute with weights lent by a switcher. The device is simulated, unless `TENURE_TEST_DRIVER`
+//! is `cuda`. Both sides are in one process here; tenure-serve has them in several.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod texts;
@@ -27,7 +27,7 @@ const CHUNK: u64 = 64 << 10;
 
 const CUDA: Device = Device::cuda(0);
 
-/// The device is the process's: a test has it for itself.
+/// Locks the device, which belongs to the process, for one test.
 fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory, u64) {
     static ALONE: Mutex<()> = Mutex::new(());
     static MEMORY: LazyLock<(&DeviceMemory, u64)> = LazyLock::new(|| {
@@ -52,7 +52,7 @@ fn shapes() -> Box<dyn Network> {
     Box::new(Texts::new(&Scope::new(&Generator::new(0)).shapes()).unwrap())
 }
 
-/// A file with a network's values, and its answers.
+/// A file with a network's values, and the network for the expected outputs.
 struct Made {
     plain: Texts,
     path: PathBuf,
@@ -85,7 +85,7 @@ fn ask(network: &mut BorrowedNetwork, borrower: &Borrower, inputs: &[Tensor]) ->
     (answers[0].to_bytes().unwrap(), measured)
 }
 
-/// A switcher with room for so many models, whose layers take less than the smallest chunk.
+/// Makes a switcher with room for so many models, whose layers take less than the smallest chunk.
 fn switcher(chunk: u64, models: u64) -> Switcher {
     let room = models * (TABLE_BYTES + CHUNK).next_multiple_of(chunk);
     let options = SwitcherOptions { chunk_bytes: chunk, orders: None, ..SwitcherOptions::new(room, 64 << 20) };
@@ -160,7 +160,7 @@ fn what_is_not_lent_is_not_borrowed_and_the_next_time_it_is() {
     let mut other = BorrowedNetwork::new(Box::new(Alone { layer: wrong })).unwrap();
     assert!(borrow(&mut other, &borrower, &lent).unwrap_err().to_string().contains("last.weight"));
     borrow(&mut network, &borrower, &lent).unwrap();
-    // It fails in the network, and the next call is right.
+    // The call fails in the network, and the next call is unaffected.
     let wrong = [Tensor::zeros(&[1, 2], DType::F32, Device::CPU).unwrap()];
     assert!(network.forward(&borrower, &wrong).is_err() && !borrower.is_lost());
     assert_eq!(ask(&mut network, &borrower, &inputs(2)).0, made.expected(&inputs(2)));

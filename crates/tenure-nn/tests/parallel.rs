@@ -1,4 +1,5 @@
-//! Runs on several devices, beside the same on one: simulated devices, unless `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests that runs on several devices equal the same runs on one. The devices are simulated, unless
+//! `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -21,13 +22,13 @@ use tenure_tensor::{DType, Device, Tensor, TensorError};
 const WINDOW: usize = 8;
 const STEPS: u64 = 8;
 
-/// The default generator is the process's, and so are real devices.
+/// Locks the default generator and the real devices, which belong to the process, for one test.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
 }
 
-/// Devices that no other test has, if there are as many real ones, where those are asked for.
+/// Returns devices that no other test uses. With the real driver, returns `None` if there are too few.
 fn devices(count: u8) -> Option<Vec<Device>> {
     static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
         let config = |seed| SimConfig { seed, ..SimConfig::default() };
@@ -45,7 +46,7 @@ fn devices(count: u8) -> Option<Vec<Device>> {
     Some((first..first + count).map(Device::cuda).collect())
 }
 
-/// Where a run looks for trouble.
+/// The settings in which runs differ.
 #[derive(Clone, Copy, Default)]
 struct Setting {
     dropout: f64,
@@ -68,7 +69,7 @@ fn gpt2(device: Device, setting: Setting) -> Result<Gpt2> {
         resid_pdrop: dropout,
         ..Gpt2Config::default()
     };
-    // The others' parameters are replaced by the first's.
+    // The other devices' parameters are replaced by the first's.
     let mut model = Gpt2::new(&Scope::new(&Generator::new(device.index().into())), &config)?;
     if is_double {
         model.to_dtype(DType::F64)?;
@@ -97,10 +98,10 @@ fn plan(steps: u64) -> Plan {
 
 type Replicas = Arc<Mutex<Vec<Vec<Parameter>>>>;
 
-/// A run on these devices; the parameters of all but the first.
+/// Returns a run on these devices, and the parameters of all devices except the first.
 fn run(devices: &[Device], setting: Setting) -> (Trainer<Classification<Gpt2>, TextWindows>, Replicas) {
     random::manual_seed(7);
-    // The first's are the same wherever it is.
+    // The first device's values do not depend on the device.
     let first = gpt2(devices[0], setting).unwrap();
     let same = gpt2(Device::CPU, setting).unwrap();
     for (to, from) in first.parameters().iter().zip(same.parameters()) {
@@ -135,7 +136,7 @@ fn bits(parameters: &[Parameter]) -> Vec<Vec<u8>> {
     parameters.iter().map(|parameter| parameter.to_bytes().unwrap()).collect()
 }
 
-/// As far apart as may be, of the largest.
+/// Compares numbers, with a tolerance relative to the largest.
 fn compare(found: &[f64], expected: &[f64], tolerance: f64) {
     let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
     assert_eq!(found.len(), expected.len());
@@ -158,11 +159,11 @@ fn losses_and_parameters_are_those_of_one_device() {
         let (mut whole, _) = run(&one, setting);
         go_on(&mut whole, usize::MAX);
         for count in [2, 3] {
-            // Of three devices, two get one example of four, and one gets none of the last batch's two.
+            // With three devices, two get one example of four, and one gets none of the last batch's two.
             let Some(several) = devices(count) else { continue };
             let (mut run, replicas) = run(&several, setting);
             go_on(&mut run, usize::MAX);
-            // Losses are told in single precision.
+            // Losses are reported in single precision.
             compare(&losses(&run), &losses(&whole), tolerance.max(1e-7));
             let parameters = run.task().model().parameters();
             compare(&numbers(&parameters), &numbers(&whole.task().model().parameters()), tolerance);
@@ -198,7 +199,7 @@ fn a_run_goes_on_from_its_checkpoint_also_on_other_devices() {
     assert_eq!(bits(&replicas.lock()[0]), bits(&whole.task().model().parameters()));
     drop(resumed);
 
-    // Without dropout, the number of devices changes nothing.
+    // Without dropout, the number of devices has no effect.
     let (mut one, _) = run(&two[..1], EXACT);
     go_on(&mut one, 3);
     one.save(&path).unwrap();
@@ -216,7 +217,7 @@ fn a_run_goes_on_from_its_checkpoint_also_on_other_devices() {
 fn dropout_differs_from_device_to_device() {
     let _alone = alone();
     let Some(two) = devices(2) else { return };
-    /// What dropout made of ones, and where.
+    /// The output of dropout for ones, with its device.
     type Seen = Mutex<Vec<(Device, Vec<f64>)>>;
     struct Dropping {
         weight: Parameter,
@@ -267,13 +268,13 @@ fn dropout_differs_from_device_to_device() {
     assert_ne!(drawn[1][1][0].1, drawn[1][1][1].1);
 }
 
-/// Two layers, and parameters that are used for some examples, and for none.
+/// Two layers, and parameters that are used for some examples, or for none.
 struct Partial {
     first: Linear,
     second: Linear,
     sometimes: Parameter,
     never: Parameter,
-    /// What becomes of a step, by device.
+    /// A function that may fail a step, by device and number.
     trouble: Trouble,
     seen: Arc<Seen>,
 }
@@ -281,7 +282,7 @@ module!(Partial { first, second, sometimes, never });
 
 type Trouble = Arc<dyn Fn(Device, u64) -> Result<()> + Send + Sync>;
 
-/// How often streams were told to wait: after the forward pass, and when the last gradient is there.
+/// Counts of waits that streams were told of, taken after the forward pass and at the last gradient.
 #[derive(Default)]
 struct Seen {
     forwards: AtomicU64,
@@ -290,7 +291,7 @@ struct Seen {
 }
 
 const WIDTH: usize = 140;
-/// With so many outputs, `second.weight` is more than the first bucket.
+/// The number of outputs with which `second.weight` is larger than the first bucket.
 const MANY: usize = 1000;
 
 impl Partial {
@@ -339,7 +340,7 @@ impl Task for Partial {
         (self.trouble)(device, self.seen.forwards.fetch_add(1, Ordering::Relaxed))?;
         let x = input.slice(1, 0, 5, 1)?.to_dtype(DType::F64)?;
         let mut loss = self.second.forward(&self.first.forward(&x)?)?.square()?.mean_all()?;
-        // Of windows that begin with 4.
+        // `sometimes` is used for windows that begin with 4.
         let is_special = input.select(1, 0)?.eq(4)?;
         if is_special.any(&[], false)?.item::<bool>()? {
             let special = x.mul(&*self.sometimes)?.sum(&[1], false)?.mul(&is_special.to_dtype(DType::F64)?)?;
@@ -415,15 +416,15 @@ fn gradients_leave_while_backward_goes_on() {
     while run.step().unwrap().is_some() {
         let seen = &run.task().seen;
         let [before, then] = [&seen.after_forward, &seen.at_last_gradient].map(|count| count.load(Ordering::Relaxed));
-        // Whether `second` is on its way when the gradient of `first.weight` has just been computed.
+        // Whether `second` is being sent when the gradient of `first.weight` has just been computed.
         early.push(then > before);
     }
     if matches!(memory::installed(two[0].index().into()).unwrap().driver().executor(), Executor::Cuda(_)) {
         eprintln!("skipped: what is put on streams is counted on a simulated device only");
         return;
     }
-    // At first the parameter that is never used holds the others up; then buckets are as gradients came. Where the one
-    // that is sometimes used is in the first, it does too.
+    // At first the parameter that is never used delays the others. Later the buckets follow the order of arrival. If
+    // the parameter that is sometimes used is in the first bucket, it delays the others too.
     assert!(!early[0] && early[1..].contains(&true), "{early:?}");
 }
 
@@ -450,7 +451,7 @@ fn all_devices_are_in_the_autocast_of_the_thread_that_steps() {
     assert_eq!(lower, expected.collect::<Vec<_>>());
 }
 
-/// Reads that fail once, on whichever device asks for the example after `left` others.
+/// A data set whose reading fails once, on the device that asks for the example after `left` others.
 struct Flaky {
     text: TextWindows,
     left: Arc<AtomicU64>,

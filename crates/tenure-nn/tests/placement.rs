@@ -1,4 +1,4 @@
-//! Training whose weights and activations live where a mapping says.
+//! Tests of training with weights and activations in the memory tiers that a mapping names.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,13 +21,13 @@ use tenure_tier::{Medium, Options, Placement, Recorder, Report, Tier};
 const STEPS: u64 = 5;
 const WINDOW: usize = 16;
 
-/// The default generator, the threads and the counters of memory are the process's: a test has them for itself.
+/// Locks the default generator, the threads and the memory counters, which belong to the process, for one test.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
 }
 
-/// A task that looks where everything is when its forward pass is over.
+/// A task that records the place of all tensors at the end of its forward pass.
 struct Watched<T> {
     task: T,
     placement: Option<Placement>,
@@ -60,8 +60,8 @@ impl<T: Task> Task for Watched<T> {
     }
 }
 
-/// Trains a small GPT-2, with dropout, on batches that threads of their own read. The bits of the losses, reports,
-/// and what the last step held.
+/// Trains a small GPT-2, with dropout, on batches that worker threads read. Returns the bits of the losses, the
+/// reports, and the memory of the last step.
 fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>, StepMemory) {
     random::manual_seed(7);
     let config =
@@ -91,7 +91,7 @@ fn planned(name: &str, capacity: Option<u64>) -> PlannedTier {
     }
 }
 
-/// What the threads of `run` allocate, with half of its peak in the fast tier.
+/// Records the allocations of `run`'s threads, with a fast tier of half of their peak.
 fn recorded(run: impl FnOnce()) -> Problem {
     let recorder = Recorder::new().unwrap();
     let guard = recorder.enter();
@@ -117,7 +117,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     let _alone = alone();
     let (plain, _, memory) = train(None, STEPS);
     let problem = recorded(|| drop(train(None, 2)));
-    // Neither all weights nor all activations: every other tensor, as far as they fit.
+    // Every other tensor, as far as they fit: neither all weights nor all activations.
     let order = (0..problem.tensors().len()).step_by(2);
     let plan = PlannedPlacement::first_fit(&problem, order, problem.tiers()[0].capacity.unwrap()).plan();
 
@@ -133,7 +133,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     };
 
     assert_eq!(placed, plain, "losses, bit for bit");
-    // What a step held is told wherever it was; tiers round blocks up.
+    // The step's memory is counted in any tier; tiers round blocks up.
     for tag in [Tag::Weight, Tag::Activation, Tag::OptimizerState] {
         let [before, now] = [memory, placed_memory].map(|memory| memory.tags.of(tag));
         assert!(before > 0 && (before..2 * before).contains(&now), "{tag}: {before} bytes, {now} in tiers");
@@ -144,7 +144,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     for report in &seen {
         assert_eq!(report.verified_share, 1.0, "{report}");
         assert_eq!(report.outside, BTreeMap::new(), "{report}");
-        // Threads that read batches are placed, too.
+        // The allocations of threads that read batches are placed too.
         let inputs = ["DRAM", "PM"].map(|tier| report.of(tier, Tag::Input).verified);
         assert!(inputs.iter().sum::<u64>() > 0 && report.mapped_share == 1.0 && report.unmapped_bytes == 0, "{report}");
         for tag in [Tag::Weight, Tag::Activation] {
@@ -156,7 +156,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
         let is_emulated = placement.tiers()[1].nature().is_emulated();
         assert!(report.is_emulated == is_emulated && report.to_string().contains("EMULATED") == is_emulated);
     }
-    // All of it is given back.
+    // All memory is given back.
     let live = placement.tiers().iter().map(|tier| tier.statistics().all.allocated_bytes.current);
     assert_eq!(live.sum::<u64>(), 0);
 }
@@ -177,7 +177,7 @@ fn keys_are_the_same_for_any_number_of_threads_and_steps() {
     assert_eq!(all[1], all[2]);
 }
 
-/// Images to classes, with an operation that may be added where it changes nothing.
+/// A classifier of images, with an additional operation that has no effect on the result.
 struct Images {
     features: Sequential,
     head: Linear,
@@ -208,7 +208,7 @@ impl Layer for Images {
     }
 }
 
-/// One step's forward and backward pass.
+/// Makes one step's forward and backward pass.
 fn step(model: &Images) {
     let input = Tensor::ones(&[2, 1, 8, 8], DType::F32, Device::CPU).unwrap();
     let loss = purpose::forward(|| model.forward(&input)?.sum_all()).unwrap();

@@ -1,4 +1,5 @@
-//! Models on two devices that copy from the same images: simulated ones unless `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests of models on two devices that copy from the same images. The devices are simulated, unless
+//! `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod texts;
@@ -26,7 +27,7 @@ const CHUNK: u64 = 64 << 10;
 
 const DEVICES: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
 
-/// The devices are the process's: a test has them for itself. None where there are fewer than two.
+/// Locks the devices, which belong to the process, for one test. Returns `None` if there are fewer than two.
 fn alone() -> Option<(MutexGuard<'static, ()>, &'static [&'static DeviceMemory])> {
     static ALONE: Mutex<()> = Mutex::new(());
     static MEMORIES: LazyLock<Vec<&DeviceMemory>> = LazyLock::new(|| {
@@ -69,7 +70,7 @@ fn ask(model: &SwitchedModel) -> Vec<u8> {
     model.forward(&inputs()).unwrap()[0].to_bytes().unwrap()
 }
 
-/// A file with a network's values, and its answer.
+/// A file with a network's values, and the expected output.
 struct Made {
     path: PathBuf,
     expected: Vec<u8>,
@@ -87,7 +88,7 @@ impl Made {
         Arc::new(StoredTensors::find(&[&self.path], &Module::state(&shapes())).unwrap())
     }
 
-    /// The model on each device.
+    /// Adds the model on each device.
     fn add(&self, switchers: &[Switcher]) -> Vec<SwitchedModel> {
         let (name, stored) = (self.path.to_string_lossy(), self.stored());
         let add = |switcher: &Switcher| switcher.add_stored(&name, Box::new(shapes()), Arc::clone(&stored)).unwrap();
@@ -95,7 +96,7 @@ impl Made {
     }
 }
 
-/// Switchers of both devices, each of which has room for so many models.
+/// Makes switchers of both devices, each with room for so many models.
 fn switchers(memories: &[&DeviceMemory], models: u64, host_bytes: u64) -> Vec<Switcher> {
     let chunk_bytes = memories[0].driver().granularity();
     let room = models * (TABLE_BYTES + CHUNK).next_multiple_of(chunk_bytes);
@@ -103,7 +104,7 @@ fn switchers(memories: &[&DeviceMemory], models: u64, host_bytes: u64) -> Vec<Sw
     Switcher::on_devices(&DEVICES, options).unwrap()
 }
 
-/// Bytes of all images, as each of the devices says.
+/// Returns the size in bytes of all images, and checks that both devices report the same.
 fn image_bytes(switchers: &[Switcher]) -> u64 {
     let [first, second] = switchers else { panic!("two devices") };
     assert_eq!(first.image_bytes(), second.image_bytes());
@@ -139,7 +140,7 @@ fn a_model_on_two_devices_has_one_image_in_the_order_that_one_of_them_learned() 
         assert_eq!((model.table_bytes().unwrap(), model.captures().unwrap()), (TABLE_BYTES, 1));
     }
     assert!((TABLE_BYTES..=bytes).contains(&image_bytes(&switchers)), "{} of {bytes}", image_bytes(&switchers));
-    // What one of them lets go of, the other still has.
+    // If one device drops the model, the other still has it.
     models[0].remove().unwrap();
     assert!(image_bytes(&switchers) >= TABLE_BYTES);
     models[1].evict().unwrap();
@@ -182,13 +183,13 @@ fn memory_for_one_image_serves_both_devices_in_turn() {
     let switchers = switchers(memories, 1, host_bytes);
     let models = made.each_ref().map(|made| made.add(&switchers));
     for turn in 0..6 {
-        // The copies of one device may be under way when the other one needs room.
+        // Copies of one device may still run when the other one needs room.
         let (model, device) = (turn % 2, turn / 2 % 2);
         models[model][device].load().unwrap();
         models[1 - model][1 - device].load().unwrap();
         assert!((1..=host_bytes).contains(&image_bytes(&switchers)));
     }
-    // Once each: tables of models that are known stay.
+    // One call each: the tables of known models stay.
     for device in 0..2 {
         for (made, models) in made.iter().zip(&models) {
             assert!(ask(&models[device]) == made.expected);
@@ -225,7 +226,7 @@ fn two_devices_that_are_asked_at_the_same_time_keep_to_one_budget() {
     let Some((_alone, memories)) = alone() else { return };
     let folder = TempDir::new().unwrap();
     let made: Vec<Made> = (1..=4).map(|seed| Made::new(folder.path(), seed)).collect();
-    // All tables, which stay, and one image more.
+    // Room for all tables, which stay, and for one image.
     let host_bytes = 4 * TABLE_BYTES + made[0].stored().bytes();
     let switchers = switchers(memories, 2, host_bytes);
     let models: Vec<Vec<SwitchedModel>> = made.iter().map(|made| made.add(&switchers)).collect();

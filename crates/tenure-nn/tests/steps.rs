@@ -1,5 +1,5 @@
-//! Ten training steps of small models, in double precision, beside those of torchvision and Hugging Face.
-//! `examples/ten_steps.rs` makes them with whole ones.
+//! Tests that ten training steps of small models equal those of torchvision and Hugging Face, in double precision.
+//! `examples/ten_steps.rs` does the same with whole models.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -25,7 +25,7 @@ on_devices! {
     a_llama_trains_as_hugging_faces
 }
 
-/// One model of `goldens/steps.py`: ten steps, and the gradients of the first.
+/// Checks one model of `goldens/steps.py`: ten steps, and the gradients of the first.
 fn check<M: Module + 'static>(
     name: &str,
     model: impl FnOnce(&Scope) -> Result<M>,
@@ -53,7 +53,7 @@ fn labels(labels: &[i64]) -> Tensor {
     tensor(labels, &[labels.len()])
 }
 
-/// Tokens, or those that follow.
+/// Makes tokens: with `first` 0 the inputs, with 1 the tokens that follow them.
 fn tokens(first: usize) -> Tensor {
     let row = |row: usize| (first..first + 5).map(move |column| (7 * (row + column) + 3) as i64 % 11);
     tensor(&[0, 6].into_iter().flat_map(row).collect::<Vec<_>>(), &[2, 5])
@@ -68,7 +68,7 @@ fn resnets_train_as_torchvisions() {
 
 fn a_densenet_trains_as_torchvisions() {
     let batch = (images(&[4, 3, 64, 48]), labels(&[3, 0, 4, 0]));
-    // Normalisation over few numbers makes a rounding of 10⁻¹⁵ as large as 10⁻⁷ in ten steps.
+    // Normalisation over few numbers amplifies a rounding of 10⁻¹⁵ to 10⁻⁷ in ten steps.
     check("densenet", |scope| DenseNet::new(scope, configs::DENSENET), (classify, sgd), batch, 1e-5);
 }
 
@@ -115,7 +115,8 @@ fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {
         let norm = clip_grad_norm(&training.parameters, 1.0).unwrap().item::<f64>().unwrap();
         assert_eq!(scaler.step(&mut optimizer).unwrap(), step != 3);
         assert_eq!(Some(scaler.state.scale), golden("scales", step), "step {step}");
-        // A bfloat16 is right to 4 · 10⁻³. Weights that are other by that much move losses by 1%, and later norms by 20%.
+        // A bfloat16 has a relative error of up to 4 · 10⁻³. Weights with such errors change losses by 1%, and later
+        // norms by 20%.
         let expect = |what: &str, found: f64, tolerance: f64| {
             let expected = golden(what, step).unwrap();
             assert!(
@@ -131,6 +132,6 @@ fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {
 }
 
 fn a_llama_trains_as_hugging_faces() {
-    // Theirs normalises, and turns, in single precision.
+    // Hugging Face's model computes normalisation and rotary positions in single precision.
     check("llama", |scope| Llama::new(scope, &configs::llama()), (predict, adamw), (tokens(0), tokens(1)), 1e-6);
 }

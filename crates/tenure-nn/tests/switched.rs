@@ -1,5 +1,5 @@
-//! Networks that a device has no room for all of, beside the same ones that have it for themselves: on the CPU, and on a simulated
-//! device unless `TENURE_TEST_DRIVER` is `cuda`.
+//! Tests that networks that share a device too small for all of them compute the same as networks alone: on the CPU,
+//! and on a device that is simulated unless `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/configs.rs"]
@@ -28,12 +28,12 @@ use tenure_switch::groups::Grouping;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor, autograd};
 
-/// The smallest piece of the simulated device's memory.
+/// The smallest chunk of the simulated device's memory, in bytes.
 const CHUNK: u64 = 64 << 10;
 
 const CUDA: Device = Device::cuda(0);
 
-/// The device is the process's: a test has it for itself.
+/// Locks the device, which belongs to the process, for one test.
 fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory, u64) {
     static ALONE: Mutex<()> = Mutex::new(());
     static MEMORY: LazyLock<(&DeviceMemory, u64)> = LazyLock::new(|| {
@@ -54,7 +54,8 @@ fn simulated(memory: &'static DeviceMemory) -> Option<&'static SimDriver> {
     }
 }
 
-/// Layers that are not used in the order in which they are listed, a table that the last one shares, and a buffer of integers.
+/// A network whose layers are not used in the order in which they are listed, with a table that the last layer shares,
+/// and a buffer of integers.
 struct Chain {
     last: Linear,
     shift: Buffer,
@@ -84,7 +85,7 @@ impl Network for Chain {
         2
     }
 
-    /// Panics for tokens of one dimension. The second answer is a weight.
+    /// Panics for tokens of one dimension. The second output is a weight.
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         assert!(inputs[0].rank() > 1, "tokens of sizes {:?}", inputs[0].sizes());
         let mut x = self.table.forward(&inputs[0])?;
@@ -134,7 +135,7 @@ impl Network for Texts {
     }
 }
 
-/// Rows of a table, and what is made of them.
+/// A network of a table's rows and a linear layer on them.
 struct Rows {
     table: Embedding,
     out: Linear,
@@ -189,7 +190,7 @@ fn inputs(kind: &str, batch: usize, device: Device) -> Vec<Tensor> {
     }
 }
 
-/// A network with values, and a file that has them.
+/// A network with values, and a file with the same values.
 struct Made {
     kind: &'static str,
     plain: Box<dyn Network>,
@@ -234,7 +235,7 @@ fn every_answer_is_the_models_own_on_every_device_in_every_grouping() {
     for device in [Device::CPU, CUDA] {
         let made: Vec<Made> =
             (1..).zip(KINDS).map(|(seed, kind)| Made::new(folder.path(), kind, seed, device)).collect();
-        // The largest has room alone.
+        // The largest model fits only alone.
         let chunk = if device.is_cpu() { 16 << 10 } else { chunk };
         let budget = made.iter().map(|made| room(made, chunk)).max().unwrap();
         for grouping in [Grouping::Searched, Grouping::PerLayer, Grouping::PerBlock, Grouping::Whole] {
@@ -253,11 +254,11 @@ fn every_answer_is_the_models_own_on_every_device_in_every_grouping() {
             let report = switcher.report();
             assert!(report.peak_bytes <= budget && report.switches > 9, "{report:?}");
             for (model, tensors) in models.iter().zip(tensors) {
-                // On the CPU the next image has the order.
+                // On the CPU the next image has the learned order.
                 model.evict().unwrap();
                 let groups = model.group_bytes().unwrap().len();
                 let is_right = match grouping {
-                    // What is not used is a group, too.
+                    // Unused tensors are a group, too.
                     Grouping::Whole => groups <= 2,
                     Grouping::PerLayer => groups > 0 && groups <= tensors,
                     _ => groups < tensors,
@@ -294,7 +295,7 @@ fn an_order_that_was_learned_is_known_to_the_next_switcher() {
                 for _ in 0..calls {
                     assert_eq!(ask(&model, &inputs), made.expected(&inputs), "{} on {device}", made.kind);
                 }
-                // On the CPU the next image has the order.
+                // On the CPU the next image has the learned order.
                 model.evict().unwrap();
                 groups.push(model.group_bytes().unwrap());
                 model.remove().unwrap();
@@ -490,7 +491,7 @@ fn a_forward_that_fails_or_panics_leaves_the_next_call_right() {
     expect_peace(memory);
 }
 
-/// Whichever call of the driver fails, the next calls are right, and no memory is lost.
+/// If any call of the driver fails, the next calls are unaffected, and no memory is lost.
 #[test]
 fn no_failing_call_of_the_driver_loses_an_answer() {
     let (_alone, memory, chunk) = alone();
@@ -500,7 +501,7 @@ fn no_failing_call_of_the_driver_loses_an_answer() {
     let inputs = inputs("chain", 2, CUDA);
     let expected = [0, 1].map(|index| made[index].expected(&inputs));
     let mut has_failed = 0;
-    // Sparse: there are thousands of calls.
+    // Only every 13th call fails, since there are thousands.
     for call in (1..).map(|step: u64| step * 13) {
         let switcher = Switcher::new(CUDA, options(room(&made[0], chunk), chunk)).unwrap();
         let models =

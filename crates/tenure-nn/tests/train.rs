@@ -1,4 +1,4 @@
-//! The trainer: steps, what they cost, and going on.
+//! Tests of the trainer: steps, their costs, and resuming.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
@@ -23,7 +23,7 @@ type Window = (Vec<i64>, Vec<i64>);
 const STEPS: u64 = 14;
 const WINDOW: usize = 8;
 
-/// The default generator and the counters of memory are the process's: a test has them for itself.
+/// Locks the default generator and the memory counters, which belong to the process, for one test.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
@@ -45,7 +45,7 @@ fn plan() -> Plan {
     Plan { steps: STEPS, schedule, clip_norm: Some(1.0), identity, ..Plan::default() }
 }
 
-/// With dropout, and an epoch of six batches, the last of which is not full.
+/// Makes a run with dropout, and with an epoch of six batches, the last of which is not full.
 fn run(lr: f64, plan: Plan) -> Run {
     run_on(text(22), lr, plan)
 }
@@ -58,7 +58,7 @@ fn run_on<D: Dataset<Item = Window> + 'static>(data: D, lr: f64, plan: Plan) -> 
     Trainer::new(Classification(model), DataLoader::new(data, options), optimizer, plan)
 }
 
-/// A text of which one example cannot be read once: the one that is asked for after `left` others.
+/// A text in which one read fails once: that of the example that is asked for after `left` others.
 struct Flaky {
     text: TextWindows,
     left: AtomicUsize,
@@ -79,7 +79,7 @@ impl Dataset for Flaky {
     }
 }
 
-/// Steps until the plan is done or `steps` are made.
+/// Makes steps until the plan is done or the run has `steps` steps.
 fn go_on(run: &mut Run, steps: usize) {
     while run.history().len() < steps && run.step().unwrap().is_some() {}
 }
@@ -114,7 +114,7 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     let path = folder.path().join("run.safetensors");
     let mut whole = run(1e-2, plan());
     go_on(&mut whole, usize::MAX);
-    // Before the first step, within an epoch, at its end, and when everything is done.
+    // Before the first step, within an epoch, at its end, and after the last step.
     for steps in [0, 4, 6, STEPS as usize] {
         let mut interrupted = run(1e-2, plan());
         go_on(&mut interrupted, steps);
@@ -122,7 +122,7 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
         interrupted.save(&path).unwrap();
         go_on(&mut interrupted, usize::MAX);
 
-        // The learning rate is that of the checkpoint.
+        // The learning rate comes from the checkpoint.
         let mut resumed = run(0.5, plan());
         go_on(&mut resumed, 1);
         resumed.resume(&path).unwrap();
@@ -140,7 +140,7 @@ fn what_could_not_be_read_once_is_read_by_the_next_step() {
     let path = folder.path().join("run.safetensors");
     let mut whole = run(1e-2, plan());
     go_on(&mut whole, usize::MAX);
-    // In the third batch, and in the second epoch's first.
+    // In the third batch, and in the first batch of the second epoch.
     for left in [9, 23] {
         let mut flaky = run_on(Flaky { text: text(22), left: left.into() }, 1e-2, plan());
         let error = std::iter::from_fn(|| Some(flaky.step())).find_map(Result::err).unwrap();
@@ -190,7 +190,7 @@ fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not none");
     let error = other.resume(Path::new("missing")).unwrap_err();
     assert!(error.to_string().starts_with("missing: "), "{error}");
-    // Where it may differ, it goes on, and what it saves is of the run that it is now.
+    // If the property may differ, the run resumes, and its own checkpoints have its current properties.
     let may_differ: std::collections::BTreeSet<_> = ["--seed".to_owned()].into();
     let now = Plan { identity: [("--seed".to_owned(), "4".to_owned())].into(), may_differ, ..plan() };
     let mut other = run(1e-2, now.clone());
@@ -240,7 +240,7 @@ fn a_long_history_does_not_fill_the_header_of_a_checkpoint() {
         u64::from_le_bytes(fs::read(&path).unwrap()[..8].try_into().unwrap())
     };
     let first = header_after(&mut run, 1);
-    // Some numbers have more digits.
+    // Some numbers gain digits.
     assert!(header_after(&mut run, 14) < first + 256);
 }
 
@@ -278,7 +278,7 @@ fn memory_is_told_by_what_it_is_for() {
     assert_eq!(memory.tags.total(), Tag::ALL.iter().map(|tag| memory.tags.of(*tag)).sum::<u64>());
 }
 
-/// When a recorder's thread looks is up to the system, so the steps go on until it has looked during a backward pass.
+/// The system decides when a recorder's thread runs, so steps are made until it has sampled during a backward pass.
 #[test]
 fn a_recording_sees_what_is_held_only_within_a_step() {
     let _alone = alone();

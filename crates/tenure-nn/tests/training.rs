@@ -1,4 +1,4 @@
-//! A whole run: data, model, optimizer, schedule, clipping, checkpoint.
+//! Tests of a whole run: data, model, optimizer, schedule, clipping, checkpoint.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use tenure_nn::{Module, Scope};
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{Tensor, threads};
 
-/// Points and how far they are from the middle.
+/// A data set of points and their distances from the middle.
 struct Points;
 
 impl Dataset for Points {
@@ -55,7 +55,7 @@ impl Run {
         Self { model, optimizer, loader: DataLoader::new(Points, options), progress, losses: Vec::new() }
     }
 
-    /// Goes on to the end, or to the step `until`.
+    /// Trains to the end, or to the step `until`.
     fn train(&mut self, until: u64) {
         while self.progress.epoch < EPOCHS {
             let first = self.progress.batch as usize;
@@ -99,7 +99,7 @@ impl Run {
     }
 }
 
-/// One test, because the generator and the threads are the process's.
+/// There is one test, because the generator and the threads belong to the process.
 #[test]
 fn a_run_is_the_same_for_any_threads_and_workers_and_when_it_was_interrupted() {
     let mut whole = Run::new(0);

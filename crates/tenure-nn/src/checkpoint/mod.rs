@@ -28,12 +28,12 @@ pub enum CheckpointError {
         /// The system's error.
         source: io::Error,
     },
-    /// The file is not what it should be.
+    /// The file's contents are invalid.
     #[error("{}: {reason}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem with the contents.
         reason: String,
     },
 }

@@ -79,15 +79,15 @@ pub enum DataError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The contents of the file or folder are invalid.
     #[error("{}: {reason}", path.display())]
     Format {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem with the contents.
         reason: String,
     },
-    /// A file's bytes are not what they should be.
+    /// A file's bytes are invalid.
     #[error("{0}")]
     Bytes(String),
     /// The examples do not fit together, or there is no memory.

@@ -1,5 +1,5 @@
 """Writes `configs.json`: the results of Transformers' models with unusual values in `config.json`, in double precision,
-from the values of `models.py`. For each model, it has the model's file and the values that `models.py` writes for models.
+from the values of `models.py`. For each model it has the model's file, and the values that `models.py` writes.
 
 Needs torch 2.11 and transformers.
 """

@@ -1,5 +1,5 @@
-"""Small encoders of six architectures as sentence-transformers saves them, and what it makes of texts: writes the folder
-`encoders` and `encoders.safetensors`.
+"""Writes the folder `encoders`, small encoders of six architectures as sentence-transformers saves them, and
+`encoders.safetensors`, the vectors that it computes of texts.
 
     python encoders.py
 
@@ -58,7 +58,7 @@ def model(kind: str) -> transformers.PreTrainedModel:
 
 
 def behind(kind: str) -> list[torch.nn.Module]:
-    """What follows the model: each way somewhere."""
+    """Returns the modules after the model. Each kind of module is in one of the encoders."""
     match kind:
         case "roberta":
             return [Pooling(WIDTH, "mean")]
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def rename_old(folder: Path) -> None:
-    """Has the names of normalisations that old files have, and the keys of pooling of older releases."""
+    """Gives normalisations the names of old files, and pooling the keys of older releases."""
     from safetensors.torch import load_file
 
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

@@ -1,4 +1,4 @@
-"""How PyTorch's layers, and the models after them, begin: writes `init.json`.
+"""Writes `init.json`: the initial values of PyTorch's layers, and of torchvision's and Hugging Face's models.
 
 For each parameter its mean, standard deviation, and largest magnitude. Needs torch 2.11, torchvision and transformers.
 """

@@ -1,4 +1,4 @@
-"""What PyTorch's layers make of their parameters and inputs, in double precision: writes `layers.json`.
+"""Writes `layers.json`: the results of PyTorch's layers for given parameters and inputs, in double precision.
 
 Values are those of `models.py`. For each layer: names, output, the buffers afterwards, and the gradients' norms.
 """
@@ -23,7 +23,7 @@ class SelfAttend(nn.MultiheadAttention):
 
 
 class AttendSeen(nn.MultiheadAttention):
-    """Between sequences of numbers of three sizes, of which a query does not see all; what it found, and how."""
+    """Attention between sequences of three sizes, with a mask. Returns the output and, beside it, the weights."""
 
     def forward(self, query, key, value):
         hidden = torch.arange(query.shape[1] * key.shape[1]).reshape(query.shape[1], key.shape[1]) % 3 == 1
@@ -31,7 +31,7 @@ class AttendSeen(nn.MultiheadAttention):
         return torch.cat([found, weights], -1)
 
 
-# What PyTorch's modules say of these numbers.
+# The inputs of PyTorch's activations.
 NUMBERS = [-25.0, -4.0, -2.5, -1.0, -0.3, 0.0, 0.4, 1.0, 2.9, 5.0, 7.0, 25.0]
 ACTIVATIONS = [
     nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.SELU(), nn.CELU(0.7), nn.GELU(), nn.GELU("tanh"),

@@ -1,8 +1,8 @@
-"""What PyTorch's models compute, in double precision, from values that a formula gives: writes `models.json`.
+"""Writes `models.json`: the results of PyTorch's models, in double precision, with values that a formula gives.
 
-Element `i` of the state's tensor `k` is `scale * sin(1 + 0.7 k + 1.3 i)`, plus 1 for what scales or is a variance. For
-each model: its names, its output, and of the gradient of the sum of the output times `cos(i)` with respect to each
-parameter its norm.
+Element `i` of the state's tensor `k` is `scale * sin(1 + 0.7 k + 1.3 i)`, plus 1 for scales and variances. The file has for
+each model its names, its output, and the norm of each parameter's gradient. The gradients are those of the sum of the output
+times `cos(i)`.
 """
 
 import json
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 def fill(model: nn.Module) -> None:
     filled = set()
     for k, (name, tensor) in enumerate(model.state_dict().items()):
-        # A tensor may be there twice.
+        # A tensor may be listed twice.
         if not tensor.dtype.is_floating_point or tensor.data_ptr() in filled:
             continue
         filled.add(tensor.data_ptr())
@@ -43,7 +43,7 @@ def golden(model: nn.Module, *inputs, train: bool = True, eval_too: bool = False
     output = model(*inputs)
     weights = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
     (output * weights).sum().backward()
-    # The auxiliary classifier of Inception has none.
+    # The auxiliary classifier of Inception has no gradient.
     trained = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     norms = {name: grad.norm().item() for name, grad in trained.items()}
     found = {"names": names, "output": output.flatten().tolist(), "norms": norms}
@@ -103,7 +103,7 @@ class Bert(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """Hugging Face's `GPT2LMHeadModel`, the part in `transformer`, without dropout."""
+    """Hugging Face's `GPT2LMHeadModel`, without dropout: the part in `transformer`."""
 
     class Projection(nn.Module):
         def __init__(self, inputs: int, outputs: int) -> None:

@@ -1,4 +1,4 @@
-"""What PyTorch's optimizers make of three parameters in five steps: writes `optimizers.json`.
+"""Writes `optimizers.json`: the results of PyTorch's optimizers for three parameters in five steps.
 
 The gradient of element `i` at step `t` is `sin(7 i + 3 t + p)` of the parameter `p`, plus a tenth of the element.
 """

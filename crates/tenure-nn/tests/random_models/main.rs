@@ -1,6 +1,6 @@
-//! Gradients of random models are the same bits within a budget as without: programs of views, writes in place, shared and
-//! kept tensors, checkpoints and gradients of gradients, on the CPU and on simulated devices, whose work comes in any order
-//! that its events allow.
+//! Tests that gradients of random models are the same within a budget as without one, bit for bit. The models are
+//! programs of views, writes in place, shared and kept tensors, checkpoints and gradients of gradients. They run on the
+//! CPU and on simulated devices, whose work executes in any order that its events allow.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod planners;
@@ -32,14 +32,15 @@ use tenure_tensor::Tensor;
 use tenure_tensor::random::{DefaultGenerator, Generator};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
 
-/// Batches of four and of three rows, in turn, twice each: steps that are measured, planned, and those of another plan.
+/// Two batches of four rows and two of three, in turn: steps that are measured, planned, and made by another plan.
 const STEPS: u64 = 6;
 const BATCH: usize = 4;
 const EXAMPLES: usize = 7;
-/// Rows of a large model for each of a batch.
+/// The number of rows of a large model for each row of a batch.
 const ROWS: usize = 512;
 
-/// A budget of the host's memory is the process's: who has one is alone.
+/// A lock for the budget of the host's memory, which belongs to the process. A test with such a budget takes it for
+/// writing.
 static BUDGET: RwLock<()> = RwLock::new(());
 
 #[derive(Clone, Debug)]
@@ -68,10 +69,10 @@ fn case(lengths: Range<usize>) -> impl Strategy<Value = Case> {
     )
 }
 
-/// What a run computes.
+/// The results of a run.
 #[derive(Default, PartialEq)]
 struct Computed {
-    /// Losses, gradients and what outlives steps, in bits.
+    /// Losses, gradients and tensors that outlive steps, as bits.
     bits: Vec<Vec<u32>>,
     error: Option<String>,
 }
@@ -91,13 +92,14 @@ fn trainer(case: &Case, device: Device, rows: usize) -> Run {
     Trainer::new(task, loader, optimizer, Plan { steps: STEPS, ..Plan::default() })
 }
 
-/// Has all leave a device's memory that nobody uses now: who wants more than there is asks for room as long as there is some.
+/// Evicts all unused tensors from a device's memory: a request for more than the device has asks the engine to free
+/// memory as long as it can.
 fn press(device: Device) {
     let memory = memory::device(device.index()).unwrap();
     memory.allocate(Request::new(1 << 40, memory.streams().current_id())).unwrap_err();
 }
 
-/// With a device whose memory is short again and again in backward, if one is given.
+/// Makes a run's steps. If `short` is given, that device's memory runs short repeatedly during backward.
 fn computed(mut run: Run, short: Option<Device>) -> (Computed, Vec<StepReport>) {
     let _generator = DefaultGenerator::enter(Generator::new(0));
     let grads = Arc::<Mutex<HashMap<String, Tensor>>>::default();
@@ -133,7 +135,7 @@ fn disk() -> Disk {
     Disk::open(&[env::temp_dir()], DiskOptions { staging_bytes: 4 << 20, ..DiskOptions::new(64 << 20) }).unwrap()
 }
 
-/// With a planner that is given less than the budget, if it is said how much.
+/// Makes an engine. If `part` is given, its planner gets that part of the budget.
 fn engine(case: &Case, device: Device, disk: &Disk, part: Option<f64>) -> Engine {
     let memory = Memory::of(device).unwrap();
     let options = MoverOptions { disk: Some(disk.clone()), ..MoverOptions::new(8 << 20) };
@@ -152,12 +154,12 @@ fn engine(case: &Case, device: Device, disk: &Disk, part: Option<f64>) -> Engine
     engine
 }
 
-/// What was done in all cases.
+/// Counts of what happened in all cases.
 #[derive(Debug, Default)]
 struct Done {
-    /// Models that are wrong without a budget too.
+    /// Models that fail without a budget too.
     refused: AtomicU64,
-    /// Steps by a plan, and what became of bytes in them.
+    /// Planned steps, and the bytes that were spilled, fetched and recomputed in them.
     planned: AtomicU64,
     spilled: AtomicU64,
     fetched: AtomicU64,
@@ -176,20 +178,21 @@ impl Done {
         }
     }
 
-    /// Most was done, of all cases.
+    /// Checks that each kind of event happened often enough over all cases.
     fn expect(&self) {
         let cases = u64::from(*CASES);
         let of = |done: &AtomicU64| done.load(Ordering::Relaxed);
         println!("{self:?}");
         assert!(of(&self.planned) > cases && (1..cases / 2).contains(&of(&self.refused)), "{self:?}");
-        // Of tensors of 2 KiB: many cases have none that is worth it, and how many do varies by three times.
+        // Tensors have 2 KiB: in many cases none is worth moving, and the number of those that are varies by a factor
+        // of three.
         for bytes in [&self.spilled, &self.fetched, &self.recomputed] {
             assert!(of(bytes) > cases << 7, "{self:?}");
         }
     }
 }
 
-/// Models of 2 KiB tensors, for which planners have little room.
+/// Checks a case with tensors of 2 KiB, for which planners have little room.
 fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), TestCaseError> {
     let (plain, _) = computed(trainer(case, device, 4), None);
     let within = trainer(case, device, 4).with_engine(engine(case, device, disk, Some(case.part))).unwrap();
@@ -197,7 +200,7 @@ fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), Te
     prop_assert_eq!(&within.error, &plain.error);
     prop_assert!(within == plain, "other bits");
     done.add(&within, &reports);
-    // What nobody needed was still being written.
+    // Tensors that were no longer needed may still be being written.
     let begun = Instant::now();
     while disk.statistics().free_bytes != disk.capacity_bytes() {
         prop_assert!(begun.elapsed() < Duration::from_secs(300), "something is left on disk");
@@ -206,7 +209,7 @@ fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), Te
     Ok(())
 }
 
-/// How many models are drawn: 100; with `TENURE_TEST_FACTOR=5`, five times as many.
+/// The number of random models: 100; with `TENURE_TEST_FACTOR=5`, five times as many.
 static CASES: LazyLock<u32> =
     LazyLock::new(|| 100 * env::var("TENURE_TEST_FACTOR").map_or(1, |factor| factor.parse::<u32>().expect("a number")));
 
@@ -223,7 +226,7 @@ fn on_the_cpu_they_have_the_same_gradients() {
     done.expect();
 }
 
-/// Devices whose work comes in other orders.
+/// Returns simulated devices, each with another order of execution.
 fn devices() -> Vec<Device> {
     static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
         let config = |seed| SimConfig { seed, ..SimConfig::default() };
@@ -253,7 +256,7 @@ fn on_devices_they_have_the_same_gradients() {
     done.expect();
 }
 
-/// Models of tensors so large that the budget itself is tight: the allocator keeps it.
+/// The tensors are so large that the budget itself is tight, and the allocator enforces it.
 #[test]
 fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() {
     let _alone = BUDGET.write();
@@ -265,7 +268,7 @@ fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() 
         let peak = match run.rehearse(Pass::Plain) {
             Ok(report) => report.peak_bytes.unwrap(),
             Err(error) => {
-                // A step is refused for its loss before that.
+                // A plain step is refused before that for its loss.
                 prop_assert!(plain.error.is_some(), "{error}");
                 return Ok(());
             }
@@ -287,7 +290,7 @@ fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() 
         done.add(&within, &reports);
         Ok(())
     };
-    // Few of one draw may have nothing that is worth it.
+    // In a single small draw, possibly no tensor is worth moving.
     for _ in 0..8 {
         run(6, 16..32, check);
         if done.spilled.load(Ordering::Relaxed) > 1 << 20 {
@@ -297,7 +300,8 @@ fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() 
     panic!("nothing left: {done:?}");
 }
 
-/// Found by chance: what the measured program saves of an addition, the program without its first operation does not.
+/// Found by chance: the measured program saves inputs of an addition that the program without its first operation does
+/// not save.
 #[test]
 fn a_tensor_stays_whose_inputs_another_program_does_not_save() {
     let _shared = BUDGET.read();

@@ -1,4 +1,4 @@
-//! Planners for models so small that there is room for them in any budget.
+//! Planners for models so small that they fit in any budget.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use tenure_plan::planner::{
 use tenure_plan::problem::Kernel;
 use tenure_tensor::random::Generator;
 
-/// Who plans.
+/// The kinds of planners.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Who {
     FlashNeuron,
     Scheduled,
     Evolutionary,
-    /// Anything that can be done, at random.
+    /// Random possible actions.
     Anybody,
-    /// The same without what is computed again, and at other times than planned: what is asked for comes too early, too
-    /// late, twice, or never.
+    /// Random actions without recomputation, at other times than planned: requests come too early, too late, twice, or
+    /// never.
     Anytime,
 }
 
@@ -29,8 +29,8 @@ impl Who {
         [Self::FlashNeuron, Self::Scheduled, Self::Evolutionary, Self::Anybody, Self::Anytime];
 }
 
-/// Has somebody plan with so large a part of what there is between the least that does and what a plain step takes, or
-/// with what there is.
+/// A planner that gets only a part of the memory: `part` is its place between the least that works and a plain step's
+/// peak. With `None` it gets all of the memory.
 pub(crate) struct Within {
     pub(crate) who: Who,
     pub(crate) part: Option<f64>,
@@ -38,7 +38,7 @@ pub(crate) struct Within {
 }
 
 pub(crate) fn options(seed: u64) -> PlannerOptions {
-    // Evaluations end the search, not the clock.
+    // The number of evaluations ends the search, not the clock.
     let (objective, time_limit) = (Objective::Makespan, Duration::from_secs(24 * 60 * 60));
     PlannerOptions { objective, time_limit, evaluations: Some(12), seed }
 }

@@ -1,4 +1,4 @@
-//! Models that are drawn at random: programs of a few registers, whose values go as soon as they are overwritten.
+//! Random models: programs of a few registers, whose values are freed as soon as they are overwritten.
 
 use std::mem;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
 
 const REGISTERS: usize = 3;
-/// Columns of what most operations take, and the sides of an image that they are.
+/// The number of columns of most operations' inputs, and the sides of an image of so many pixels.
 pub(crate) const WIDTH: usize = 32;
 const SIDES: [isize; 2] = [4, 8];
 
@@ -49,7 +49,7 @@ pub(crate) enum Operation {
     Conv,
     Attention,
     Cat,
-    /// In halves.
+    /// In half precision.
     Lower,
     Transpose,
     Flat,
@@ -65,9 +65,9 @@ pub(crate) enum Operation {
     Checkpoint,
     Detach,
     Unrecorded,
-    /// It outlives the step.
+    /// Keeps a tensor beyond the step.
     Keep,
-    /// The norm of a gradient is a part of the loss.
+    /// Adds the norm of a gradient to the loss.
     Penalty {
         is_second: bool,
     },
@@ -89,7 +89,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// So many operations.
+/// Draws a program with so many operations.
 pub(crate) fn program(lengths: Range<usize>) -> impl Strategy<Value = Vec<Instruction>> {
     let register = || 0..REGISTERS;
     let instruction = (operation(), register(), register(), register());
@@ -97,7 +97,7 @@ pub(crate) fn program(lengths: Range<usize>) -> impl Strategy<Value = Vec<Instru
     prop::collection::vec(instruction, lengths)
 }
 
-/// What programs share.
+/// The parameters and buffers that programs share.
 pub(crate) struct Model {
     first: Parameter,
     second: Parameter,
@@ -129,13 +129,13 @@ impl Model {
     }
 }
 
-/// A program, and the model that it is of.
+/// A program, and its model.
 pub(crate) struct Program {
     model: Model,
     instructions: Vec<Instruction>,
-    /// Each row of a batch is so many.
+    /// The number of rows of the model for each row of a batch.
     rows: usize,
-    /// From this step on, the first operation is left out: it is another model.
+    /// The step from which on the first operation is left out, which makes it another model.
     changes_at: usize,
     steps: AtomicUsize,
     kept: Mutex<Vec<Tensor>>,
@@ -147,7 +147,7 @@ impl Program {
         Self { model, instructions, rows, changes_at, steps: AtomicUsize::new(0), kept: Mutex::default() }
     }
 
-    /// What outlives the step, to look at.
+    /// Returns the tensors that outlive the step, for comparison.
     pub(crate) fn kept(&self) -> Vec<Tensor> {
         self.kept.lock().clone()
     }
@@ -161,7 +161,7 @@ impl Program {
             let Instruction { operation, a, b, to } = *instruction;
             match state.take(operation, &registers[a], &registers[b]) {
                 Ok(Some(made)) => registers[to] = made,
-                // What is refused for its sizes is left out.
+                // An operation that refuses its inputs' sizes is left out.
                 Ok(None)
                 | Err(TensorError::Argument { .. } | TensorError::Shape { .. } | TensorError::Overlap { .. }) => {}
                 Err(error) => return Err(error),
@@ -179,7 +179,7 @@ impl Program {
     }
 }
 
-/// What there is beside registers.
+/// The state of a run beside the registers.
 struct State<'a> {
     model: &'a Model,
     losses: Vec<Tensor>,
@@ -263,7 +263,7 @@ impl State<'_> {
         }))
     }
 
-    /// A tensor in as many rows as the input has: a view of it, if there is one.
+    /// Returns a tensor with as many rows as the input: a view of it if possible.
     fn table(&self, tensor: &Tensor) -> Result<Tensor> {
         let sizes = [self.rows as isize, WIDTH as isize];
         match tensor.sizes() {

@@ -1,4 +1,4 @@
-//! Weights and checkpoints on disk, whatever happens to the writer.
+//! Tests of weights and checkpoints on disk, also when the writer is interrupted.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
 use tenure_tensor::random::{Generator, State};
 use tenure_tensor::{DType, Device, Tensor};
 
-/// y = scale x + shift.
+/// The model y = scale x + shift.
 struct Affine {
     scale: Parameter,
     shift: Parameter,
@@ -30,7 +30,7 @@ fn values(model: &Affine) -> [f32; 2] {
     [model.scale.item().unwrap(), model.shift.item().unwrap()]
 }
 
-/// A step on random numbers.
+/// Makes a step on random numbers.
 fn step(model: &Affine, optimizer: &mut Optimizer, generator: &Generator) {
     let x = Tensor::from_slice(&[(generator.next_u64() % 100) as f32 / 50.0], &[1]).unwrap();
     optimizer.zero_grad();
@@ -59,7 +59,7 @@ fn a_run_goes_on_bit_for_bit() {
     let without = |progress: &Progress| Progress { series: BTreeMap::new(), ..progress.clone() };
     assert_eq!(without(checkpoint.progress()), without(&progress));
     let again = affine([0.0, 0.0]);
-    // Its learning rate too comes from the checkpoint.
+    // The learning rate comes from the checkpoint too.
     let mut optimizer = Optimizer::new(again.parameters(), 0.5, Adam::default());
     checkpoint.load(&again, &mut optimizer).unwrap();
     assert_eq!(optimizer.groups()[0].lr(), 0.01);
@@ -166,7 +166,7 @@ fn bytes_that_are_no_checkpoint_are_an_error() {
     save(&path, [("a".to_owned(), &*model.scale)], ("format", "pt")).unwrap();
     assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
 
-    // Of a version before formats had numbers, and of one to come.
+    // A version before formats had numbers, and a future one.
     for (header, format) in [(r#"{"step": 1}"#, 0), (r#"{"format": 7, "else": []}"#, 7)] {
         save(&path, [("a".to_owned(), &*model.scale)], ("tenure", header)).unwrap();
         let error = Checkpoint::open(&path).err().unwrap().to_string();
@@ -185,7 +185,7 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
     Checkpoint::save(&path, &saved, &adam, &Progress::default()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
 
-    // The rule is another, also one that keeps the same, or there are more groups.
+    // The rule differs, in one case with the same slots, or there are more groups.
     let model = affine([5.0, 6.0]);
     let adagrad = Optimizer::new(model.parameters(), 0.2, Adagrad::default());
     let adamw = Optimizer::new(model.parameters(), 0.2, Adam::w());
@@ -198,7 +198,7 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
         assert_eq!(optimizer.groups()[0].lr(), 0.2);
     }
 
-    // The optimizer's state is wanting, or too much.
+    // The optimizer's state lacks a slot, or has one too many.
     let momentum = || Sgd { momentum: 0.9, ..Sgd::default() };
     let cases = [
         (Sgd::default(), momentum(), "not the optimizer's; missing: layer.scale.momentum_buffer"),
@@ -214,7 +214,7 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
         assert_eq!((values(&model), optimizer.state().unwrap().len()), ([5.0, 6.0], 0));
     }
 
-    // The model is another.
+    // The model differs.
     let other = Parameter::new("layer.scale", Tensor::zeros(&[1], DType::F32, Device::CPU).unwrap()).unwrap();
     let seen = Buffer::new("other", Tensor::zeros(&[], DType::I64, Device::CPU).unwrap());
     let other = Affine { scale: other, shift: model.shift.clone(), seen };
@@ -262,8 +262,8 @@ fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
 
 const WRITER: &str = "TENURE_TEST_WRITER";
 
-/// Runs the test that calls it in a process of its own, which ends by `end` when half of a file is written. Which files
-/// there are then.
+/// Runs the calling test in a process of its own, which ends by `end` when half of a file is written. Returns the names
+/// of the files that exist then.
 fn end_while_writing(test: &str, end: fn()) -> Vec<String> {
     if let Some(path) = env::var_os(WRITER) {
         let half = |out: &mut dyn Write| {
@@ -339,7 +339,7 @@ fn a_parameter_in_two_places_is_one() {
     let mut optimizer = Optimizer::new(vec![model.scale.clone(), model.shift.clone()], 0.5, Sgd::default());
     model.scale.add(&*model.shift).unwrap().backward().unwrap();
     optimizer.step().unwrap();
-    assert_eq!(values(&model), [1.0, 1.0]); // A gradient of 2, once.
+    assert_eq!(values(&model), [1.0, 1.0]); // The gradient is 2, and it was applied once.
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");

@@ -1,4 +1,4 @@
-//! Models of what a `config.json` says, beside those that Transformers makes of it (`goldens/configs.py`).
+//! Tests that models built from a `config.json` equal those that Transformers builds from it (`goldens/configs.py`).
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ fn tokens() -> Tensor {
 fn an_unusual_llama_is_what_its_file_says() {
     let golden = golden("llama");
     let model = with_scope(|scope| Llama::new(scope, &read(&golden["file"]).unwrap()).unwrap());
-    // Theirs normalises, turns and takes the softmax in single precision.
+    // Hugging Face's model computes normalisation, rotary positions and softmax in single precision.
     check(&golden, &model, 1e-5, || model.forward(&tokens()));
 }
 
@@ -65,7 +65,7 @@ fn what_a_file_does_not_say_is_as_in_transformers() {
     assert_eq!(read::<Gpt2Config>(&sizes).unwrap(), Gpt2Config::default());
 }
 
-/// What is said of a file with one key of another value.
+/// Returns the refusal of a file in which one key has another value.
 fn refusal<C: DeserializeOwned>(model: &str, key: &str, value: Value) -> String {
     let mut file = golden(model)["file"].clone();
     file[key] = value;

@@ -1,4 +1,4 @@
-//! Data sets, loaders and readers.
+//! Tests of data sets, loaders and readers.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +9,7 @@ use tenure_nn::data::{
     DataError, DataLoader, Dataset, FashionMnist, Idx, ImageFolder, ImageOptions, LoaderOptions, Result, TextWindows,
 };
 
-/// The number of each example; some fail, one panics.
+/// A data set of each example's own number. Some examples fail, one panics.
 struct Numbers {
     count: usize,
     fails_at: Option<usize>,
@@ -214,7 +214,7 @@ fn a_folder_for_each_class_is_a_data_set() {
     assert!(error.contains("green: no image is in this folder"), "{error}");
 }
 
-/// A picture in which a part that is missing would be noticed.
+/// Makes a picture in which a missing part would be noticed.
 fn picture() -> image::RgbImage {
     image::RgbImage::from_fn(40, 30, |x, y| image::Rgb([x as u8 * 6, y as u8 * 8, (x * y % 251) as u8]))
 }
@@ -249,7 +249,7 @@ fn a_jpeg_ends_with_its_own_end_marker() {
     picture().save(&path).unwrap();
     let jpeg = fs::read(&path).unwrap();
     let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
-    // A preview in the metadata is a JPEG itself, and some programs write more after the end.
+    // A preview in the metadata is itself a JPEG, and some programs write more after the end.
     let preview = [&[0xff, 0xe1], &(jpeg.len() as u16 + 2).to_be_bytes()[..], &jpeg].concat();
     let with_preview = [&jpeg[..2], &preview, &jpeg[2..]].concat();
     for whole in [&with_preview, &[&jpeg[..], b"more"].concat()] {
@@ -334,7 +334,7 @@ fn an_image_that_git_lfs_did_not_fetch_is_a_pointer() {
 fn of_a_long_strip_the_middle_is_scaled() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("strip")).unwrap();
-    // Scaled whole, it would take 16 GB.
+    // The whole strip, scaled, would take 16 GB.
     let colour = |y| if (14_999..=15_001).contains(&y) { image::Rgb([255, 0, 0]) } else { image::Rgb([0, 0, 0]) };
     let image = image::RgbImage::from_fn(1, 30_001, |_, y| colour(y));
     image.save(folder.path().join("strip/long.png")).unwrap();
@@ -379,7 +379,7 @@ fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
         packed.write_all(text).unwrap();
         packed.finish().unwrap()
     };
-    // As several files that were packed one after the other.
+    // The file consists of several packed parts, one after the other.
     let bytes = [packed(b"ab"), packed(b"cd")].concat();
     fs::write(&path, &bytes).unwrap();
     assert_eq!(TextWindows::open_bytes(&path, 3).unwrap().item(0).unwrap(), (vec![97, 98, 99], vec![98, 99, 100]));
@@ -413,7 +413,7 @@ fn windows_begin_elsewhere_in_each_epoch_and_the_same_in_the_same() {
     assert!(shifts.len() > 5 && shifts.iter().all(|shift| *shift < 10), "{shifts:?}");
     assert_eq!(epoch(&with(3, 2), 7, 1), epoch(&loader, 7, 0)[1..]);
     assert!((0..50).any(|number| epoch(&with(4, 0), number, 0) != epoch(&loader, number, 0)));
-    // Side by side, wherever they begin.
+    // The windows are side by side for any shift.
     let mut starts: Vec<i64> = epoch(&loader, 7, 0).concat().into_iter().step_by(10).collect();
     starts.sort();
     assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == 10) && starts.len() == 9, "{starts:?}");

@@ -1,4 +1,4 @@
-//! What parameters are at first.
+//! Tests of the initial values of parameters.
 
 use serde_json::Value;
 use tenure_nn::layers::{
@@ -32,7 +32,7 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
-/// A weight with 100 · 9 numbers in and 50 · 9 out.
+/// The sizes of a weight with 100 · 9 inputs and 50 · 9 outputs.
 const WEIGHT: [usize; 4] = [50, 100, 3, 3];
 
 fn check(init: Init, deviation: f64) {
@@ -48,12 +48,12 @@ fn deviations_are_those_of_the_formulas() {
     check(Init::KaimingNormal { a: 0.0, fan: Fan::Out }, (2.0 / 450.0_f64).sqrt());
     check(Init::XavierUniform { gain: 1.0 }, (2.0 / 1350.0_f64).sqrt());
     check(Init::XavierNormal { gain: 3.0 }, 3.0 * (2.0 / 1350.0_f64).sqrt());
-    // Of a normal distribution cut at two deviations.
+    // 0.8796 is the deviation of a standard normal distribution cut at two deviations.
     check(Init::TruncatedNormal { mean: 0.0, deviation: 0.1, cut: 2.0 }, 0.1 * 0.8796);
 }
 
 fn uniform_ones_stay_within_their_bounds() {
-    // √6 / √((1 + 5) · 900) = 1 / 30.
+    // The bound is √6 / √((1 + 5) · 900) = 1 / 30.
     let values = filled(Init::default_weight(), &WEIGHT);
     assert!(values.iter().all(|value| value.abs() <= 1.0 / 30.0) && values.iter().any(|value| value.abs() > 0.033));
     let values = filled(Init::default_bias(16), &[1000]);
@@ -74,7 +74,7 @@ fn a_vector_has_no_fans() {
     assert!(error.contains("at least two dimensions"), "{error}");
 }
 
-/// Compares with what PyTorch drew: as exactly as so many numbers tell.
+/// Compares initial values with PyTorch's, as exactly as their number allows.
 fn compare<M: Module>(name: &str, make: impl FnOnce(&Scope) -> Result<M>) {
     let goldens: Value = serde_json::from_str(include_str!("../goldens/init.json")).unwrap();
     let module = make(&Scope::new(&Generator::new(5)).with_dtype(DType::F64).with_device(device())).unwrap();
@@ -87,7 +87,7 @@ fn compare<M: Module>(name: &str, make: impl FnOnce(&Scope) -> Result<M>) {
         let unsure = 6.0 / (values.len() as f64).sqrt();
         assert!((found.0 - mean).abs() <= unsure * deviation, "{what}: mean {}, theirs {mean}", found.0);
         assert!((found.1 - deviation).abs() <= unsure * deviation, "{what}: deviation {}, theirs {deviation}", found.1);
-        // Those of a uniform distribution end at 1.7 deviations, those of a normal one far beyond.
+        // The values of a uniform distribution end at 1.7 deviations, those of a normal one far beyond.
         let found = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         let is_alike = (found - largest).abs() <= (unsure + 0.3) * largest;
         assert!(is_alike, "{what}: at most {found}, theirs {largest}");

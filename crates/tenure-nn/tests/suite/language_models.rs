@@ -1,4 +1,4 @@
-//! Models of text beside those that `goldens/models.py` has after Hugging Face: names, results, gradients.
+//! Tests that text models equal Hugging Face's, as `goldens/models.py` wrote them: names, outputs, gradients.
 
 use serde_json::Value;
 use tenure_nn::layers::Layer;
@@ -60,6 +60,6 @@ fn texts_that_a_model_has_no_positions_for_say_so() {
 
 fn llama_is_hugging_faces() {
     let model = with_scope(|scope| Llama::new(scope, &configs::llama()).unwrap());
-    // Cosines and sines are of single precision.
+    // Cosines and sines are in single precision.
     check(&golden("llama"), &model, 1e-6, || model.forward(&tokens()));
 }

@@ -1,4 +1,4 @@
-//! Layers beside PyTorch's.
+//! Tests that layers equal PyTorch's.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn golden(name: &str) -> Value {
     goldens[name].clone()
 }
 
-/// Compares a layer, and what it has kept afterwards.
+/// Compares a layer, and its buffers afterwards.
 fn compare<L: Module>(name: &str, layer: L, forward: impl Fn(&L) -> Result<Tensor>) {
     let golden = golden(name);
     check(&golden, &layer, 1e-9, || forward(&layer));
@@ -78,7 +78,7 @@ fn normalisations_without_parameters_are_pytorchs() {
         BatchNormOptions { eps: 0.01, affine: false, track_running_stats: false, ..BatchNormOptions::default() };
     let make = |scope: &Scope| BatchNorm1d::with_options(scope, 3, options);
     compare_layer("batch_norm_plain", make, &input(&[4, 3]));
-    // What has no running averages needs none.
+    // A layer without running averages needs none in evaluation.
     let mut layer = with_scope(|scope| make(scope).unwrap());
     layer.eval();
     let found = layer.forward(&images(&[4, 3])).unwrap().to_vec::<f64>().unwrap();
@@ -95,8 +95,8 @@ fn normalisations_without_parameters_are_pytorchs() {
     assert!(error.contains("4 groups do not divide 6 channels"), "{error}");
 }
 
-/// A layer of one channel, and the mean and variance that it has after batches of these means and variances: 2 and 2,
-/// 7 and 8.
+/// Returns the running mean and variance of a layer with one channel, after batches of means 2 and 7 and variances 2
+/// and 8.
 fn seen(momentum: Option<f64>) -> [f64; 2] {
     let options = BatchNormOptions { momentum, ..BatchNormOptions::default() };
     let layer = with_scope(|scope| BatchNorm1d::with_options(scope, 1, options).unwrap());
@@ -302,7 +302,7 @@ fn rms_norm_without_options_is_pytorchs() {
     let options = RmsNormOptions { affine: false, ..RmsNormOptions::default() };
     let layer = RmsNorm::with_options(&scope(), &[2], options).unwrap();
     assert!(layer.state().is_empty());
-    // PyTorch's nn.RMSNorm(2, elementwise_affine=False).
+    // The values are those of PyTorch's nn.RMSNorm(2, elementwise_affine=False).
     let cases = [(DType::F32, [0.26333, 0.52666]), (DType::F64, [0.63246, 1.26491]), (DType::BF16, [0.2637, 0.5273])];
     for (dtype, expected) in cases {
         let found = layer.forward(&x.to_dtype(dtype).unwrap()).unwrap().to_dtype(DType::F64).unwrap();

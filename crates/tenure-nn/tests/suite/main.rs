@@ -1,4 +1,4 @@
-//! Layers, models and optimizers, on the CPU, and on a device where they say so.
+//! Tests of layers, models, optimizers, data and checkpoints, on the CPU, and some also on a CUDA device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod checkpoint;

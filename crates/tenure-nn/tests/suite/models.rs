@@ -1,4 +1,4 @@
-//! Models of images beside torchvision's: names, results, gradients.
+//! Tests that image models equal torchvision's: names, outputs, gradients.
 
 use serde_json::Value;
 use tenure_nn::layers::Layer;
@@ -31,7 +31,7 @@ fn resnet_is_torchvisions() {
     assert_close("eval", &found, &golden("resnet_basic")["eval"], 1e-8);
 
     let model = with_scope(|scope| ResNet::new(&scope.zeroed(), configs::RESNET_BOTTLENECK).unwrap());
-    // Forward alone: most of the test's time.
+    // The forward pass alone, which is most of the test's time.
     autograd::no_grad(|| check(&golden("resnet_bottleneck"), &model, 1e-8, || model.forward(&input)));
 }
 

@@ -1,4 +1,4 @@
-//! What modules say of their parts, and parameters among tensors.
+//! Tests of modules' members, state and modes, and of parameters used as tensors.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use tenure_nn::{Buffer, Module, Parameter, Scope, module};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Tensor};
 
-/// Two layers of one weight, as a language model's first and last.
+/// Two layers that share a weight, like a language model's first and last.
 struct Tied {
     first: Linear,
     last: Linear,
@@ -21,7 +21,7 @@ fn tied() -> Tied {
     let make = |name: &str| Linear::without_bias(&scope.at(name), 2, 3).unwrap();
     let (first, mut last) = (make("first"), make("last"));
     last.weight = first.weight.clone();
-    // The same tensor under a name of its own.
+    // The same tensor with a name of its own.
     let twin = Parameter::new("twin", (*first.weight).clone()).unwrap();
     Tied { first, last, twin }
 }

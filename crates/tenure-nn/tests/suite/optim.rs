@@ -1,4 +1,4 @@
-//! Optimizers, schedules, clipping and loss scaling.
+//! Tests of optimizers, schedules, clipping and loss scaling.
 
 use std::collections::BTreeMap;
 
@@ -101,7 +101,7 @@ fn parameters_are_stepped_whatever_their_layout() {
     let values: Vec<f32> = (0..6).map(|i| i as f32).collect();
     let dense = Tensor::from_slice(&values, &[2, 3]).unwrap();
     let transposed = Tensor::from_slice(&[0.0_f32, 3.0, 1.0, 4.0, 2.0, 5.0], &[3, 2]).unwrap();
-    // Every other number of a tensor whose others stay.
+    // Every other number of a tensor whose remaining numbers must not change.
     let wide = Tensor::zeros(&[2, 6], DType::F32, Device::CPU).unwrap();
     let strided = wide.slice(1, 0, 6, 2).unwrap();
     strided.copy_(&dense).unwrap();
@@ -124,7 +124,8 @@ fn parameters_are_stepped_whatever_their_layout() {
 
 #[test]
 fn many_parameters_are_stepped_and_clipped_on_cuda_as_on_the_cpu() {
-    /// Of many sizes, some of more than one chunk, and some that are no multiple of a vector or begin within one.
+    /// Makes parameters of many sizes. Some have more than one chunk, and some are not a multiple of a vector or begin
+    /// within one.
     fn make(device: Device, dtype: DType) -> Vec<Parameter> {
         let sizes = (0..80).map(|i| i % 13).chain([40_000, 16_384, 16_387, 9]);
         let make = |(number, size): (usize, usize)| {
@@ -160,7 +161,7 @@ fn many_parameters_are_stepped_and_clipped_on_cuda_as_on_the_cpu() {
             assert!((here - there).abs() <= tolerance * here.abs().max(1.0), "{dtype}: {here} {there}");
         }
     }
-    // What is not finite changes nothing.
+    // A norm that is not finite changes no gradient.
     let parameters = make(cuda(), DType::F32);
     parameters[20].set_grad(Some(parameters[20].full_like(f64::INFINITY).unwrap())).unwrap();
     let before = parameters[70].grad().unwrap().to_vec::<f32>().unwrap();
@@ -311,7 +312,7 @@ fn a_step_with_infinite_gradients_is_left_out_and_the_scale_halved() {
     parameter.set_grad(None).unwrap();
     loss.backward().unwrap();
     assert_eq!(gradient(&parameter), [32_768.0]);
-    // Scaled down by the step itself.
+    // The step itself scales the gradients down.
     assert!(scaler.step(&mut optimizer).unwrap());
     assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![-0.1], 65_536.0));
 }

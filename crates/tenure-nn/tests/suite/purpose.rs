@@ -1,4 +1,4 @@
-//! What allocations are for, as an allocator sees it.
+//! Tests of the purposes of allocations, as an allocator sees them.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use tenure_nn::{Module, Scope, purpose};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Tensor};
 
-/// Notes the purpose of every allocation.
+/// An allocator that records the purpose of every allocation.
 struct Noting {
     cpu: CpuAllocator,
     seen: Mutex<Vec<(Tag, String)>>,
 }
 
-// SAFETY: the other allocator's memory, as it gives it.
+// SAFETY: the memory is the other allocator's, unchanged.
 unsafe impl Allocator for Noting {
     fn device(&self) -> Device {
         self.cpu.device()

@@ -1,4 +1,4 @@
-//! Vectors of texts beside those of transformers, PyTorch and sentence-transformers (`goldens/sentences.py`,
+//! Tests that vectors of texts equal those of transformers, PyTorch and sentence-transformers (`goldens/sentences.py`,
 //! `goldens/encoders.py`).
 
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use tenure_nn::Source;
 use tenure_nn::checkpoint::Weights;
 use tenure_nn::sentence::SentenceEncoder;
 
-/// The folder of all-MiniLM-L6-v2, which is too large to be part of the tests.
+/// The variable that names the folder of all-MiniLM-L6-v2, which is too large to be part of the tests.
 const MINILM: &str = "TENURE_MINILM";
 
 fn goldens() -> PathBuf {
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
-    // On a machine without the sources.
+    // The variable is for machines without the sources.
     env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from)
 }
 
@@ -22,9 +22,9 @@ fn tiny() -> SentenceEncoder {
     SentenceEncoder::open(&goldens().join("tiny_bert")).unwrap()
 }
 
-/// Sentences with vectors of some encoders.
+/// Sentences with their vectors by a few encoders.
 const SENTENCES: &str = "sentences.safetensors";
-/// The same of six architectures.
+/// Sentences with their vectors by encoders of six architectures.
 const ENCODERS: &str = "encoders.safetensors";
 
 fn texts(file: &str) -> Vec<String> {
@@ -32,7 +32,7 @@ fn texts(file: &str) -> Vec<String> {
     serde_json::from_str(goldens.metadata("texts").unwrap()).unwrap()
 }
 
-/// On the CPU, and then on a CUDA device.
+/// Checks vectors on the CPU, and then on a CUDA device.
 fn check(mut encoder: SentenceEncoder, file: &str, golden: &str) {
     check_here(&encoder, file, golden);
     let _in_use = crate::common::cuda::in_use();
@@ -44,7 +44,7 @@ fn check_here(encoder: &SentenceEncoder, file: &str, golden: &str) {
     let goldens = Weights::open(&goldens().join(file)).unwrap();
     let expected = goldens.tensor(golden).unwrap().to_vec::<f32>().unwrap();
     let texts = texts(file);
-    // All at once, and in two batches, which are filled up otherwise.
+    // All texts at once, and in two batches, which have other padding.
     let mut found = encoder.embed(&texts).unwrap().to_vec::<f32>().unwrap();
     for batch in texts.chunks(texts.len().div_ceil(2)) {
         found.extend(encoder.embed(batch).unwrap().to_vec::<f32>().unwrap());
@@ -89,7 +89,7 @@ fn no_texts_have_no_vectors() {
     assert_eq!(tiny().embed::<&str>(&[]).unwrap().sizes(), [0, 8]);
 }
 
-/// The tiny encoder with one of its files changed: `edit` gets it as text.
+/// Copies the tiny encoder with one of its files changed: `edit` gets it as text.
 fn changed(file: &str, edit: impl FnOnce(&str) -> String) -> TempDir {
     edited(copied(), file, edit)
 }
@@ -123,7 +123,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Begins each file of JSON in a folder, and in those inside, with a byte order mark.
+/// Puts a byte order mark at the beginning of each JSON file in a folder and its subfolders.
 fn mark_json(folder: &Path) {
     for file in fs::read_dir(folder).unwrap() {
         let path = file.unwrap().path();

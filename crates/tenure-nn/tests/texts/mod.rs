@@ -1,4 +1,4 @@
-//! A network whose table stays on the host, and files of its values.
+//! A network whose table stays on the host, and files with its values.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use tenure_nn::{Module, Scope, checkpoint, module};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Device, Result, Tensor};
 
-/// Rows of a table that is large enough to stay on the host, and layers that are listed in another order than they are used.
+/// A network with a table that is large enough to stay on the host, and layers that are listed in another order than
+/// they are used.
 pub(crate) struct Texts {
     last: Linear,
     layers: Vec<Linear>,
@@ -16,7 +17,7 @@ pub(crate) struct Texts {
 }
 module!(Texts { last, layers, table });
 
-/// The size of the table.
+/// The size of the table in bytes.
 pub(crate) const TABLE_BYTES: u64 = 9000 * 32 * 4;
 
 impl Texts {
@@ -48,7 +49,7 @@ impl Network for Texts {
     }
 }
 
-/// A network whose values a seed draws on the first CUDA device, and their file in a folder.
+/// Draws a network's values with a seed on the first CUDA device, and writes them to a file in a folder.
 pub(crate) fn drawn(folder: &Path, seed: u64) -> (Texts, PathBuf) {
     let drawn = Texts::new(&Scope::new(&Generator::new(seed)).with_device(Device::cuda(0))).unwrap();
     let path = folder.join(format!("{seed}.safetensors"));
