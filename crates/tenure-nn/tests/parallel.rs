@@ -282,7 +282,7 @@ module!(Partial { first, second, sometimes, never });
 
 type Trouble = Arc<dyn Fn(Device, u64) -> Result<()> + Send + Sync>;
 
-/// Counts of waits that streams were told of, taken after the forward pass and at the last gradient.
+/// The numbers of waits put on streams, counted after the forward pass and at the last gradient.
 #[derive(Default)]
 struct Seen {
     forwards: AtomicU64,
@@ -420,7 +420,7 @@ fn gradients_leave_while_backward_goes_on() {
         early.push(then > before);
     }
     if matches!(memory::installed(two[0].index().into()).unwrap().driver().executor(), Executor::Cuda(_)) {
-        eprintln!("skipped: what is put on streams is counted on a simulated device only");
+        eprintln!("skipped: the waits on streams are counted on a simulated device only");
         return;
     }
     // At first the parameter that is never used delays the others. Later the buckets follow the order of arrival. If

@@ -42,7 +42,7 @@ fn alone() -> Option<(MutexGuard<'static, ()>, &'static [&'static DeviceMemory])
     });
     let alone = ALONE.lock();
     if MEMORIES.len() < DEVICES.len() {
-        eprintln!("skipped: there is one device");
+        eprintln!("skipped: this test needs two devices");
         return None;
     }
     Some((alone, &MEMORIES))

@@ -109,7 +109,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
     /// Returns the batches of epoch number `epoch`, from batch `first` on. The workers stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
-        // There is no use in more workers than batches.
+        // More workers, or more batches ahead, than there are batches left are of no use.
         let left = self.batches().saturating_sub(first);
         let (workers, prefetch) = (workers.min(left), prefetch.min(left));
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));

@@ -37,7 +37,6 @@ const AT_ONCE: usize = 256 << 20;
 ///
 /// # Errors
 /// No memory.
-/// No memory.
 pub fn clip_grad_norm<'a>(
     parameters: impl IntoIterator<Item = &'a Parameter> + Clone,
     max_norm: f64,

@@ -195,10 +195,9 @@ impl Optimizer {
     }
 
     /// Hands slots larger than `least_bytes` over to an offload engine, in pieces of at most `piece_bytes`. Slots that
-    /// do not exist yet are made. From now on they leave memory between steps where a plan says so.
+    /// do not exist yet are made. From now on the engine moves them out of memory between steps, by its plan.
     ///
     /// # Errors
-    /// No memory.
     /// No memory.
     pub(crate) fn spill(&mut self, engine: &Engine, least_bytes: usize, piece_bytes: usize) -> Result<()> {
         let groups = self.groups.iter_mut();

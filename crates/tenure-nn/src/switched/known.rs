@@ -57,7 +57,7 @@ impl Known {
     ) -> Result<Self> {
         let arrangement = match &shared.cuda {
             Some(_) => stored.arrangements.unknown(&stored, &shared.images, name)?,
-            // On the CPU, a model's bound image is its own.
+            // On the CPU each model computes with an image of its own.
             None => Arrangement::new(&stored, &shared.images, name, Order::unknown(stored.tensors().len()))?,
         };
         let mut parts = Parts { name: name.into(), network, stored, arrangement };

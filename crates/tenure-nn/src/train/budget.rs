@@ -16,7 +16,7 @@ use crate::offload::{self, stream};
 use crate::optim::Optimizer;
 use crate::{Error as AnyError, Module, Result};
 
-/// The number of pieces in which an optimizer's state comes and goes is about this: each is this fraction of the bytes
+/// The divisor for the size of the pieces in which an optimizer's state comes and goes: a piece has 1/256 of the bytes
 /// that stay from step to step. Weights, which never leave, are at least a quarter of these, so a piece is at most 1/64
 /// of a budget that works.
 const PIECES: u64 = 256;
@@ -89,8 +89,8 @@ impl Saving {
         Ok((worked, report))
     }
 
-    /// Connects the engine to this thread: it records all that the thread computes, saves and needs while the guards
-    /// live.
+    /// Connects the engine to this thread: while the guards live, the engine records all that the thread computes, saves
+    /// and needs.
     fn enter(&self) -> (Recipes, SavedHooks) {
         let engine = self.engine.clone();
         let device = engine.memory().device().map_or(Device::CPU, |memory| memory.device());

@@ -1,8 +1,8 @@
 """Writes `models.json`: the results of PyTorch's models, in double precision, with values that a formula gives.
 
-Element `i` of the state's tensor `k` is `scale * sin(1 + 0.7 k + 1.3 i)`, plus 1 for scales and variances. The file has for
-each model its names, its output, and the norm of each parameter's gradient. The gradients are those of the sum of the output
-times `cos(i)`.
+Element `i` of the state's tensor `k` is `scale * sin(1 + 0.7 k + 1.3 i)`, plus 1 for scales and variances. The file has
+for each model its names, its output, and the norm of each parameter's gradient. The gradients are those of the sum of
+the output times `cos(i)`.
 """
 
 import json

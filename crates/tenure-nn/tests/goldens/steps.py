@@ -146,7 +146,7 @@ def whole() -> dict[str, Case]:
     """Returns the whole models with their data, which has one more dimension: the steps."""
 
     def scenes(batch: int, *sizes: int) -> Callable[[], Tensor]:
-        """Makes smooth images, like photographs. Deep layers see only the mean of white noise, which amplifies rounding."""
+        """Makes smooth images, like photographs. Deep layers see only white noise's mean, which amplifies rounding."""
         coarse = [-(-size // 16) for size in sizes]
         mode = "bilinear" if len(sizes) == 2 else "trilinear"
 
@@ -202,7 +202,7 @@ def train(case: Case, model: nn.Module, data: Callable[[int], tuple[Tensor, Tens
 
 
 def train_mixed(case: Case, model: nn.Module) -> dict:
-    """Trains under autocast, clipped, at a falling rate. The scale overflows in step 3, and doubles after four steps."""
+    """Trains with autocast, clipping and a falling rate. The scale overflows in step 3 and doubles after four more."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
     scaler = torch.amp.GradScaler("cpu", growth_interval=4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)

@@ -249,8 +249,8 @@ impl Rank {
             return Err(TrainError::Apart.into());
         }
         self.is_exchanging.store(true, Ordering::Relaxed);
-        // A device without examples sends its zeros at the end, so the others' gradients may leave early only if all
-        // devices have examples.
+        // A device without examples sends its zeros at the end of the pass. The others' gradients would wait for them, so
+        // gradients leave early only if all devices have examples.
         self.reducer.begin(words.iter().all(|word| matches!(word, Word::Batch(Some(1..)))));
         Ok(part)
     }
