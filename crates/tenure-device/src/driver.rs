@@ -1,5 +1,6 @@
 //! The driver of one device, as a trait, and the names and kinds of what it makes.
 
+use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
@@ -7,8 +8,6 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use crate::CallError;
-use crate::cuda::CudaDriver;
-use crate::sim::SimDriver;
 
 /// An event of a driver: a point in a stream that can be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -75,16 +74,6 @@ pub struct ProcessMemory {
     pub bytes: Option<u64>,
 }
 
-/// The driver that runs kernels. A simulated device's kernels are functions of the host, so the two drivers share no
-/// call.
-#[derive(Clone, Copy)]
-pub enum Executor<'a> {
-    /// An NVIDIA device: [`CudaDriver::kernel`], [`CudaDriver::launch`].
-    Cuda(&'a CudaDriver),
-    /// A simulated one: [`SimDriver::launch`].
-    Sim(&'a SimDriver),
-}
-
 /// A function that runs on the host in a stream's order. It must not call the driver.
 pub type HostFunction = Box<dyn FnOnce() + Send>;
 
@@ -96,12 +85,9 @@ pub type HostFunction = Box<dyn FnOnce() + Send>;
 ///
 /// Errors carry no call site, since a call through `dyn Driver` cannot know it: `?` in a function that returns
 /// [`DriverError`](crate::DriverError) adds it.
-pub trait Driver: Send + Sync {
+pub trait Driver: Any + Send + Sync {
     /// Returns the driver's device.
     fn device(&self) -> Device;
-
-    /// Returns this driver as the one that runs its kernels.
-    fn executor(&self) -> Executor<'_>;
 
     /// Returns the device's identifier, the same in every process: [`Properties::uuid`](crate::Properties::uuid).
     fn uuid(&self) -> [u8; 16];

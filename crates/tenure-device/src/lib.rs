@@ -22,6 +22,7 @@ mod deferred;
 mod driver;
 mod error;
 mod event;
+mod executor;
 pub mod functions;
 pub mod graph;
 pub mod host;
@@ -42,11 +43,11 @@ pub use call::Call;
 pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
 pub use driver::{
-    Access, Driver, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction, MemoryHandle, Priority,
-    ProcessMemory,
+    Access, Driver, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority, ProcessMemory,
 };
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
+pub use executor::Executor;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use opened::OpenedMemory;
 pub use platform::{Link, Platform, Properties};

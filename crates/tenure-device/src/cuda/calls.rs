@@ -18,17 +18,13 @@ use super::error::{check, completed, system_failure};
 use super::nvml;
 use crate::deferred::InHostFunction;
 use crate::{
-    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction,
-    MemoryHandle, Priority, ProcessMemory,
+    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle,
+    Priority, ProcessMemory,
 };
 
 impl Driver for CudaDriver {
     fn device(&self) -> Device {
         self.device
-    }
-
-    fn executor(&self) -> Executor<'_> {
-        Executor::Cuda(self)
     }
 
     fn uuid(&self) -> [u8; 16] {

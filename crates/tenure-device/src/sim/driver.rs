@@ -13,17 +13,13 @@ use super::memory::Memory;
 use super::platform::uuid;
 use super::state::State;
 use crate::{
-    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction,
-    Launch, MemoryHandle, Priority, ProcessMemory, cost,
+    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId, HostFunction, Launch,
+    MemoryHandle, Priority, ProcessMemory, cost,
 };
 
 impl Driver for SimDriver {
     fn device(&self) -> Device {
         self.device
-    }
-
-    fn executor(&self) -> Executor<'_> {
-        Executor::Sim(self)
     }
 
     fn uuid(&self) -> [u8; 16] {

@@ -1,0 +1,29 @@
+//! The driver behind a `dyn Driver`, for callers that run kernels.
+
+use std::any::Any;
+
+use crate::Driver;
+use crate::cuda::CudaDriver;
+use crate::sim::SimDriver;
+
+/// The driver that runs kernels. A simulated device's kernels are functions of the host, so the two drivers share no
+/// call.
+#[derive(Clone, Copy)]
+pub enum Executor<'a> {
+    /// An NVIDIA device: [`CudaDriver::kernel`], [`CudaDriver::launch`].
+    Cuda(&'a CudaDriver),
+    /// A simulated one: [`SimDriver::launch`].
+    Sim(&'a SimDriver),
+}
+
+impl dyn Driver {
+    /// Returns this driver as the one that runs its kernels.
+    ///
+    /// # Panics
+    /// The driver is one of another crate, of which nothing but [`Driver`] is known.
+    pub fn executor(&self) -> Executor<'_> {
+        let driver: &dyn Any = self;
+        let cuda = driver.downcast_ref().map(Executor::Cuda);
+        cuda.or_else(|| driver.downcast_ref().map(Executor::Sim)).expect("a driver of this crate runs the kernels")
+    }
+}
