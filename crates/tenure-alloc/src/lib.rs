@@ -3,6 +3,17 @@
 //! No code here depends on a kind of device. A backing provides physical chunks, address space and stream marks, and an
 //! allocator decides which block lives where. [`native`] is PyTorch's own allocator, exactly, with and without
 //! expandable segments; [`paged`] is Tenure's.
+//!
+//! ```
+//! use tenure_alloc::Arena;
+//!
+//! let mut arena = Arena::new(1 << 30, 1 << 20);
+//! let weights = arena.allocate_low(300_000).expect("there is room");
+//! let activation = arena.allocate_high(4096).expect("there is room");
+//! arena.free(activation.address)?;
+//! assert!(weights.address == 1 << 30 && arena.free_bytes() < (1 << 20) - 300_000);
+//! # Ok::<(), tenure_alloc::AllocError>(())
+//! ```
 
 pub mod adaptor;
 mod arena;

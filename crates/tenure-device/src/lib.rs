@@ -9,6 +9,21 @@
 //! On top of a driver are [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of
 //! a thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host
 //! memory for copies from and to it.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use tenure_alloc::{CachingAllocator, PagedAllocator, Request, Resource};
+//! use tenure_core::StreamId;
+//! use tenure_device::DeviceBacking;
+//! use tenure_device::sim::{SimConfig, SimDriver};
+//!
+//! let device = Arc::new(SimDriver::new(SimConfig::default()));
+//! let allocator = PagedAllocator::new(Arc::new(DeviceBacking::new(device)), Default::default())?;
+//! let block = allocator.allocate(Request::new(1 << 20, StreamId::NULL))?;
+//! allocator.free(block.address)?;
+//! assert_eq!(allocator.statistics().all.allocated_bytes.current, 0);
+//! # Ok::<(), tenure_alloc::AllocError>(())
+//! ```
 
 pub mod background;
 mod backing;

@@ -9,6 +9,31 @@
 //! - A [`sentence::SentenceEncoder`] computes vectors of texts.
 //! - A [`switched::Switcher`] keeps more [`networks`] than fit on a device, and computes with each while its weights
 //!   arrive.
+//!
+//! ```
+//! use tenure_nn::layers::{Activation, Layer, Linear, Sequential};
+//! use tenure_nn::optim::{Adam, Optimizer};
+//! use tenure_nn::{Module, Scope};
+//! use tenure_tensor::{Tensor, random::Generator};
+//!
+//! let generator = Generator::new(0);
+//! let scope = Scope::new(&generator);
+//! let model = Sequential::default()
+//!     .then(&scope, |at| Linear::new(at, 2, 8))?
+//!     .then(&scope, |_| Ok(Activation::Tanh))?
+//!     .then(&scope, |at| Linear::new(at, 8, 1))?;
+//! let mut optimizer = Optimizer::new(model.parameters(), 0.05, Adam::w());
+//! let inputs = Tensor::from_slice(&[0.0_f32, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0], &[4, 2])?;
+//! let either = Tensor::from_slice(&[0.0_f32, 1.0, 1.0, 0.0], &[4, 1])?;
+//! for _ in 0..200 {
+//!     let error = model.forward(&inputs)?.sub(&either)?;
+//!     optimizer.zero_grad();
+//!     error.mul(&error)?.mean_all()?.backward()?;
+//!     optimizer.step()?;
+//! }
+//! assert!((model.forward(&inputs)?.select(0, 1)?.item::<f32>()? - 1.0).abs() < 0.1);
+//! # Ok::<(), tenure_nn::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -6,6 +6,16 @@
 //! the plan's [`Schedule`].
 //!
 //! This crate knows only bytes, streams and names. The front end knows the tensors that they belong to.
+//!
+//! ```
+//! use tenure_core::Amount;
+//! use tenure_offload::Budget;
+//!
+//! let budget: Budget = "50%".parse()?; // of what a step takes without one; or "24GiB"
+//! let budget = budget.spill("/mnt/ssd").spill_bytes(64 << 30);
+//! assert_eq!(budget.amount(), Amount::Percent(50.0)); // `Trainer::within` of tenure-nn takes it
+//! # Ok::<(), tenure_core::AmountError>(())
+//! ```
 
 mod budget;
 mod cache;

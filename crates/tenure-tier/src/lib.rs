@@ -6,6 +6,17 @@
 //! a program's allocations and makes the problem from which a mapping is planned. A [`Disk`] writes bytes to files and
 //! reads them back. A [`Mover`] moves tensors of a device or of the host to a disk or to pinned memory, and back before
 //! they are needed. A [`codec`] makes them smaller on the way. A [`Reader`] reads existing files, such as weights.
+//!
+//! ```
+//! use tenure_core::{KeyId, Tag};
+//! use tenure_tier::{Medium, Tier};
+//!
+//! let tier = Tier::open("PM", &Medium::Path(std::env::temp_dir()), Some(16 << 20))?; // a file in its place
+//! let data = tier.allocate_for(4096, Tag::Activation, KeyId::NONE)?;
+//! assert!(tier.addresses().contains(&(data.as_ptr().addr() as u64)));
+//! println!("{}: {}", tier.name(), tier.nature());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod codec;
