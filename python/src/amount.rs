@@ -5,7 +5,7 @@ use tenure::units::Amount;
 
 use crate::errors::complaint;
 
-/// What `text` says of the parameter `name`: bytes, or a share in percent, of which one is given.
+/// Parses `text`, the value of the parameter `name`. Returns either bytes or a share in percent; the other is `None`.
 #[pyfunction]
 pub(crate) fn parse_amount(name: &str, text: &str) -> PyResult<(Option<u64>, Option<f64>)> {
     match text.parse() {

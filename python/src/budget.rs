@@ -1,4 +1,5 @@
-//! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine, and what autograd does.
+//! Training steps within a memory budget: the bridge from `tenure.torch.budget` and autograd's hooks to the offload
+//! engine.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,37 +27,37 @@ use crate::operations::{Bytes, Call, Listen, Look, Recorder, Saved, Shim, Tensor
 use crate::purpose::module_of_key;
 use crate::recipe::{Ingredient, Recipe};
 
-/// Steps that are measured at first: one compiles kernels and makes the optimizer's state.
+/// The number of first steps that are measured: two, as the first compiles kernels and creates the optimizer's state.
 const PASSES: u64 = 2;
 
-/// Signatures that are remembered. If there are more, all is measured again.
+/// The number of signatures that are remembered. If there are more, all are forgotten and measured again.
 const MOST_KINDS: usize = 1 << 16;
 
 thread_local! {
-    /// The budget that notes what this thread computes, by where it is, and whether that is noted now.
+    /// The budget (by its address) that this thread's operations belong to, and whether they are recorded now.
     static LISTENING: Cell<Option<(usize, bool)>> = const { Cell::new(None) };
 }
 
-/// A tensor that autograd has saved: as it is, or its bytes are the engine's.
+/// A tensor that autograd has saved: either whole, or with its bytes in the engine's care.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Packed {
     tensor: Saved,
     held: Option<Arc<offload::Saved>>,
-    /// If it is what a step saved first.
+    /// The mark of the step's first saved tensor, if this is it.
     _first: Option<FirstSaved>,
 }
 
-/// What is told of a step, by the numbers that Python knows.
+/// The phase of a step. Python knows its numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Phase {
-    /// There is none, or it is over: the next begins where something is saved, or the model is called.
+    /// No step is open. The next begins where a tensor is saved or the model is called.
     Between,
     Watched,
     Unwatched,
 }
 
-/// The first that a step saves: when backward lets go of it, the step is over.
+/// A mark on the first tensor that a step saves: when backward frees it, the step is over.
 struct FirstSaved {
     inner: Arc<Inner>,
     step: u64,
@@ -76,62 +77,62 @@ pub(crate) struct Budget {
     inner: Arc<Inner>,
     shim: Shim,
     recorder: Recorder,
-    /// Whether something was needed since the step began.
+    /// Whether backward needed a saved tensor since the step began.
     is_needed: AtomicBool,
-    /// Python's budget, as a weak reference.
+    /// A weak reference to Python's budget.
     owner: Arc<OnceLock<Py<PyAny>>>,
 }
 
-/// What a recorder tells, too.
+/// The part of a budget that its recorder's listener shares.
 struct Inner {
     engine: Engine,
     device: Device,
     state: Mutex<State>,
     /// A [`Phase`].
     phase: AtomicU8,
-    /// How many steps have begun.
+    /// The number of steps begun.
     steps: AtomicU64,
-    /// Whether the step has saved something, or ends otherwise than by letting go of that.
+    /// Whether the step's first saved tensor is marked, or need not be because the end of the step is reported.
     has_first: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// Of the plain peak, which is not known yet.
+    /// The budget in percent of the plain peak, while that is not known.
     percent: Option<f64>,
     plain_bytes: u64,
     step: Option<OpenStep>,
-    /// Steps, by signature.
+    /// Facts about steps, by signature.
     kinds: HashMap<u64, Kind>,
     passes: u64,
-    /// How things were made in the step.
+    /// The recipe of each result of the step.
     book: HashMap<Id, Arc<Recipe>>,
-    /// What was given to backward: autograd saves it again where backward itself is differentiated, and where a reentrant
-    /// checkpoint computes again.
+    /// Saved tensors that backward has used: autograd saves them again where backward itself is differentiated, and
+    /// where a reentrant checkpoint recomputes.
     given: HashMap<Id, Weak<offload::Saved>>,
     on_host: Option<OnHostMemory>,
 }
 
-/// A step that goes on.
+/// The step that is running.
 struct OpenStep {
     step: offload::Step,
     pass: Pass,
-    /// Its signature, if it counts as one that is measured.
+    /// The step's signature, if the step counts as measured.
     measures: Option<u64>,
 }
 
-/// Steps of one signature.
+/// Facts about the steps of one signature.
 #[derive(Default)]
 struct Kind {
-    /// How often they were measured.
+    /// The number of times they were measured.
     passes: u64,
-    /// How often what was known of them was of no use any more: since then they have another signature.
+    /// The number of times their measurements became useless. Each time they get another signature in the engine.
     renewals: u64,
-    /// What was allocated when the step began that was measured.
+    /// The bytes allocated at the beginning of the measured step.
     held_bytes: u64,
 }
 
-/// What became of a step, as a dictionary.
+/// The report on a step, a dictionary in Python.
 #[derive(IntoPyObject)]
 pub(crate) struct StepReport {
     budget_bytes: Option<u64>,
@@ -149,9 +150,9 @@ pub(crate) struct StepReport {
 
 #[pymethods]
 impl Budget {
-    /// Of CUDA device number `device`, or of the host's memory. `spill` is folders, their bytes, and how many may be written
-    /// to them a day. `operations` is the address of the table of the shim that
-    /// tells of PyTorch's operations.
+    /// Makes a budget of CUDA device number `device`, or of the host's memory. `spill` is the folders to spill to,
+    /// their capacity in bytes, and how many bytes may be written to them a day. `operations` is the address of the
+    /// function table of the shim that reports PyTorch's operations.
     #[new]
     fn new(
         py: Python<'_>,
@@ -161,7 +162,7 @@ impl Budget {
         planner: &str,
         operations: usize,
     ) -> PyResult<Self> {
-        // SAFETY: the package loads the shim, which stays.
+        // SAFETY: the package has loaded the shim, which is never unloaded.
         let shim = unsafe { Shim::at(operations) }?;
         let device = device.map_or(Device::CPU, |index| Device::cuda(index as _));
         let planner = planner_of(planner)?;
@@ -184,8 +185,8 @@ impl Budget {
         Ok(Self { inner, shim, recorder, is_needed: AtomicBool::new(false), owner: Arc::default() })
     }
 
-    /// Has `owner`, a weak reference to Python's budget, called where something is saved between steps, and where a step
-    /// that was not watched finds no room.
+    /// Sets `owner`, a weak reference to Python's budget. It is called where a tensor is saved between steps, and where
+    /// a step that was not watched finds no room.
     fn attach(&self, owner: Py<PyAny>) {
         let _ = self.owner.set(owner);
         let (inner, owner) = (Arc::downgrade(&self.inner), Arc::clone(&self.owner));
@@ -193,7 +194,8 @@ impl Budget {
             let Some(inner) = inner.upgrade() else { return };
             Python::attach(|py| {
                 let wake = |owner: Bound<'_, PyAny>| owner.call_method0(intern!(py, "_wake"))?.extract();
-                // Whoever allocates cannot be told. Without its hooks the step has the room there is.
+                // An error cannot be reported to the code that allocates. Without its hooks, the step has the room
+                // there is.
                 if owner_of(&owner, py).and_then(|owner| owner.map_or(Ok(false), wake)).unwrap_or(false) {
                     inner.enter(Phase::Watched);
                 }
@@ -201,7 +203,7 @@ impl Budget {
         });
     }
 
-    /// The budget holds from now on, if it is known.
+    /// Enforces the budget from now on, if it is known.
     fn enforce(&self, py: Python<'_>) -> PyResult<()> {
         let engine = &self.inner.engine;
         if engine.budget_bytes().is_none() {
@@ -210,7 +212,7 @@ impl Budget {
         py.detach(|| engine.enforce()).map_err(told)
     }
 
-    /// Whether a folder is in memory itself.
+    /// Returns whether a folder is itself in memory (such as tmpfs).
     #[staticmethod]
     fn is_in_memory(folder: PathBuf) -> bool {
         Disk::is_in_memory(&folder)
@@ -221,55 +223,55 @@ impl Budget {
         self.inner.engine.set_budget(bytes);
     }
 
-    /// Sets by what bytes are encoded on their way to a disk.
+    /// Sets the codec of bytes that are written to a disk.
     fn set_codec(&self, codec: &str) -> PyResult<()> {
         let codec: Choice = codec.parse().map_err(|error: UnknownCodec| complaint(error.to_string()))?;
         self.inner.engine.set_codec(codec);
         Ok(())
     }
 
-    /// Has steps that are measured move all that they save: for tests.
+    /// Makes measured steps move all that they save. For tests.
     fn move_all(&self) {
         self.inner.engine.move_all();
     }
 
-    /// Sets the budget, when it is known what a step takes without.
+    /// Sets the budget in percent of a step's plain peak. It takes effect when that peak is known.
     fn set_percent(&self, percent: f64) {
         self.inner.state().percent = Some(percent);
     }
 
-    /// The budget, if it is known.
+    /// The budget in bytes, if it is known.
     #[getter]
     fn bytes(&self) -> Option<u64> {
         self.inner.engine.budget_bytes()
     }
 
-    /// The most that a step took without a budget, if one was measured.
+    /// The highest peak in bytes of a step without a budget, if one was measured.
     #[getter]
     fn plain_bytes(&self) -> Option<u64> {
         Some(self.inner.state().plain_bytes).filter(|bytes| *bytes > 0)
     }
 
-    /// The least budget that the steps can keep to that were measured, if any was.
+    /// The smallest budget in bytes that the measured steps can keep to, if any was measured.
     #[getter]
     fn least_bytes(&self) -> Option<u64> {
         self.inner.engine.needed_bytes()
     }
 
-    /// What is told of the step.
+    /// The phase of the step, as a number.
     #[getter]
     fn phase(&self) -> u8 {
         self.inner.phase.load(Ordering::Relaxed)
     }
 
-    /// Whether something was needed for backward since the last step began or ended.
+    /// Whether backward needed a saved tensor since the last step began or ended.
     #[getter]
     fn is_needed(&self) -> bool {
         self.is_needed.load(Ordering::Relaxed)
     }
 
-    /// A step begins, of a signature: its number, its kind's, and the bytes of what it is given. If its end is not told, it is over when backward has let go of what
-    /// it saved first. Whether it is not watched.
+    /// Begins a step. `signature` is its identity, its kind, and the bytes of its inputs. Unless its end `is_told`, the
+    /// step is over when backward has freed the first tensor that it saved. Returns whether the step runs unwatched.
     fn begin(&self, py: Python<'_>, signature: (u64, u64, u64), is_told: bool) -> PyResult<bool> {
         self.is_needed.store(false, Ordering::Relaxed);
         let (id, kind, input_bytes) = signature;
@@ -281,21 +283,21 @@ impl Budget {
         Ok(is_unwatched)
     }
 
-    /// The effort of the last plan, as a line for logs, if that was not told yet.
+    /// Returns the effort of the last plan as a line for logs, once for each plan.
     fn take_planning(&self) -> Option<String> {
         self.inner.engine.take_planning().map(|planning| planning.to_string())
     }
 
-    /// From now on storages at these addresses stay.
+    /// Keeps storages at these addresses in memory from now on.
     fn stay(&self, staying: Vec<usize>) {
         self.recorder.begin(&staying);
     }
 
-    /// The step ends, if there is one.
+    /// Ends the step, if one is open, and returns its report.
     fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
         let is_needed = self.is_needed.swap(false, Ordering::Relaxed);
         if !is_needed && !self.inner.is_unwatched() {
-            // Nobody went back: what it did says nothing of steps that train.
+            // No backward pass ran: the step tells nothing about steps that train.
             py.detach(|| self.inner.interrupt());
             return self.inner.engine.take_failure().map_or(Ok(None), |error| Err(told(error)));
         }
@@ -308,14 +310,14 @@ impl Budget {
             }
             state.passes
         };
-        // After one step an optimizer's state is still missing.
+        // After only one step, an optimizer's state is still missing.
         if pass == Pass::Budgeted && report.peak_bytes.is_some() && passes >= PASSES {
             py.detach(|| self.inner.engine.check()).map_err(told)?;
         }
         Ok(Some(self.inner.report(&report, pass)))
     }
 
-    /// The step ends, and nothing is learned of it. What went wrong that nobody was told of.
+    /// Ends the step without learning from it. Returns an error that was not reported yet.
     fn abandon(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
             self.inner.interrupt();
@@ -323,12 +325,12 @@ impl Budget {
         })
     }
 
-    /// The step ends, and nothing is learned of it. What went wrong is told later.
+    /// Ends the step without learning from it. Its error, if any, is reported later.
     fn interrupt(&self, py: Python<'_>) {
         py.detach(|| self.inner.interrupt());
     }
 
-    /// Writes what the planner of the last step was asked. Whether there was one.
+    /// Writes the problem that the planner of the last step solved. Returns whether there was one.
     fn write_problem(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
         let Some(problem) = py.detach(|| self.inner.engine.problem()).map_err(told)? else {
             return Ok(false);
@@ -337,7 +339,7 @@ impl Budget {
         Ok(true)
     }
 
-    /// Nothing is limited any more. What was saved can still come back.
+    /// Lifts the budget. Saved tensors can still be fetched.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             drop(self.inner.end());
@@ -347,14 +349,15 @@ impl Budget {
         .map_err(told)
     }
 
-    /// This thread's operations are noted from now on, where they may be computed again, or not any more.
+    /// Starts or stops the recording of this thread's operations. They are recorded only where the engine may recompute
+    /// them.
     fn listen(&self, on: bool) {
         let is_noted = on && self.inner.engine.listens();
         self.recorder.listen(is_noted);
         LISTENING.set(on.then_some((Arc::as_ptr(&self.inner).addr(), is_noted)));
     }
 
-    /// What autograd saves for backward: in the engine's hands, if there is something to gain.
+    /// Saves a tensor for backward, in the engine's care if the budget gains by it.
     fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Packed> {
         let py = tensor.py();
         if self.inner.is(Phase::Between)
@@ -362,7 +365,7 @@ impl Budget {
         {
             owner.call_method1(intern!(py, "_begin_by_saving"), (tensor,))?;
         }
-        // Subclasses may be more than their bytes.
+        // A subclass of `torch.Tensor` may hold more than its bytes.
         let is_plain = tensor.get_type().is(type_of_tensors(py)?);
         let tensor = Tensor::of(tensor)?;
         let look = if self.inner.is(Phase::Watched) { self.recorder.look(tensor) } else { Look::default() };
@@ -382,7 +385,7 @@ impl Budget {
         Ok(Packed { tensor: Saved::new(self.shim, tensor, held.is_some())?, held, _first: self.first() })
     }
 
-    /// What was saved, for backward.
+    /// Returns a saved tensor to backward.
     fn unpack<'py>(&self, py: Python<'py>, packed: &Packed) -> PyResult<Bound<'py, PyAny>> {
         self.is_needed.store(true, Ordering::Relaxed);
         if let Some(words) = packed.tensor.modified() {
@@ -395,7 +398,7 @@ impl Budget {
 }
 
 impl Budget {
-    /// Where this thread listens, what follows may be computed again, or not any more.
+    /// Updates this thread's recording, if it listens, to whether the engine may recompute the operations that follow.
     fn listen_again(&self) {
         let Some((inner, is_noted)) = LISTENING.get() else { return };
         if inner == Arc::as_ptr(&self.inner).addr() && is_noted != self.inner.engine.listens() {
@@ -403,7 +406,7 @@ impl Budget {
         }
     }
 
-    /// The mark of what a step saves first, unless it was given to something before.
+    /// Returns the mark for a step's first saved tensor, unless another tensor has it.
     fn first(&self) -> Option<FirstSaved> {
         let inner = &self.inner;
         if inner.is(Phase::Between) || inner.has_first.swap(true, Ordering::Relaxed) {
@@ -426,18 +429,18 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No step goes on. The one that did.
+    /// Ends the open step and returns it.
     fn end(&self) -> Option<OpenStep> {
         self.enter(Phase::Between);
         let mut state = self.state();
-        // What is kept to make things again goes now, with nothing locked: PyTorch may want Python's lock for it.
+        // Recipes and what they keep are freed with no lock held: PyTorch may need the GIL for it.
         let (book, step) = (std::mem::take(&mut state.book), state.step.take());
         drop(state);
         drop(book);
         step
     }
 
-    /// No step goes on, and nothing is learned of the one that did.
+    /// Ends the open step without learning from it.
     fn interrupt(&self) {
         let Some(OpenStep { step, measures, .. }) = self.end() else { return };
         drop(step);
@@ -449,42 +452,43 @@ impl Inner {
         }
     }
 
-    /// Whether the step that goes on is not watched.
+    /// Returns whether the open step runs unwatched.
     fn is_unwatched(&self) -> bool {
         self.state().step.as_ref().is_some_and(|open| open.step.is_unwatched())
     }
 
-    /// Bytes are saved. None if they stay: nothing is gained, or known of them.
+    /// Saves a tensor's bytes. Returns `None` if they stay in memory: moving them gains nothing, or they are not
+    /// Tenure's.
     fn save(&self, look: Look, stream: usize, name: String) -> Result<Option<Arc<offload::Saved>>, OffloadError> {
         let Bytes { address, bytes, version } = look.bytes;
         let stream = self.stream(stream);
         if stream.as_ref().is_some_and(is_captured) {
-            // A graph's memory is always where it was captured.
+            // A CUDA graph's memory stays at the address where it was captured.
             return Ok(None);
         }
-        // SAFETY: who calls has the storage.
+        // SAFETY: the caller owns the storage.
         let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
         let (given, recipe) = {
             let (state, generation) = (self.state(), storage.generation());
             (state.given.get(&(generation, 0)).cloned(), state.book.get(&(generation, version)).cloned())
         };
         if let Some(given) = given {
-            // If nobody needs it any more, or it was written to, it is something else.
+            // If the saved tensor is gone, or was written to, these bytes are no longer the ones it saved.
             return Ok(given.upgrade().filter(|_| version == 0));
         }
         let recipe = recipe.map(|recipe| recipe as Arc<dyn Recompute>);
         self.engine.save(&storage, version, look.dtype(), stream.as_ref(), recipe, || name)
     }
 
-    /// Bytes that were saved.
+    /// Returns the storage of saved bytes.
     fn need(&self, held: &Arc<offload::Saved>, stream: usize) -> Result<Storage, OffloadError> {
         let storage = self.engine.need(held, self.stream(stream).as_ref())?;
         self.state().given.insert((storage.generation(), 0), Arc::downgrade(held));
         Ok(storage)
     }
 
-    /// A step begins: one that is measured, if nothing is known of its kind, or more is held now than there was then, such as
-    /// an optimizer's state. Whether it is not watched.
+    /// Begins a step. It is measured if its kind is unknown, or if more bytes are held now than when it was measured,
+    /// such as an optimizer's state. Returns whether it runs unwatched.
     fn begin_step(&self, signature: Signature) -> Result<bool, OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
         self.interrupt();
@@ -496,12 +500,12 @@ impl Inner {
             self.engine.forget();
         }
         let kind = kinds.entry(signature.id).or_default();
-        // Where ever more is held, it is measured ever more seldom.
+        // A step that holds more each time is measured less and less often.
         let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
         let is_plain_known = *passes >= PASSES;
         let is_renewed = !is_plain_known || (kind.passes > 0 && held_bytes > kind.held_bytes + tolerance);
         kind.renewals += u64::from(is_renewed);
-        // Whatever the step is: another may never come twice.
+        // Whatever the kind of the step: there may be programs in which none comes twice.
         if is_plain_known && let Some(percent) = percent.take() {
             self.engine.set_budget((*plain_bytes as f64 * percent / 100.0) as u64);
         }
@@ -522,15 +526,15 @@ impl Inner {
         Ok(is_unwatched)
     }
 
-    /// Which bytes those are, if they are Tenure's.
+    /// Returns the identity of bytes, if they are Tenure's.
     fn id(&self, bytes: &Bytes) -> Option<Id> {
-        // SAFETY: who calls has the storage.
+        // SAFETY: the caller owns the storage.
         let storage = unsafe { shared::share(self.device, bytes.address, bytes.bytes) };
         storage.map(|storage| (storage.generation(), bytes.version))
     }
 
     fn stream(&self, handle: usize) -> Option<Stream> {
-        // SAFETY: one of PyTorch's, which it never ends, or the null stream.
+        // SAFETY: the handle is the null stream or one of PyTorch's, which PyTorch never destroys.
         if self.device.is_cpu() { None } else { unsafe { shared::stream(self.device, handle) } }
     }
 
@@ -554,7 +558,7 @@ impl Inner {
 }
 
 impl Listen for Inner {
-    /// Of what is captured nothing, which is no part of the step.
+    /// Returns false for operations that are captured into a CUDA graph: they are no part of the step.
     fn wishes(&self, stream: usize) -> bool {
         self.engine.repeats_next() && !self.stream(stream).as_ref().is_some_and(is_captured)
     }
@@ -577,19 +581,19 @@ impl Listen for Inner {
         };
         let recipes = ids.into_iter().zip(made).enumerate().filter_map(recipe);
         let before: Vec<_> = recipes.map(|recipe| state.book.insert(recipe.id, Arc::new(recipe))).collect();
-        // As where the step ends.
+        // Freed without the lock, as at the end of a step.
         drop(state);
         drop(before);
     }
 }
 
-/// Python's budget, as long as there is one.
+/// Returns Python's budget, if it is still alive.
 fn owner_of<'py>(owner: &OnceLock<Py<PyAny>>, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let owner = owner.get().map(|owner| owner.bind(py).call0()).transpose()?;
     Ok(owner.filter(|owner| !owner.is_none()))
 }
 
-/// `torch.Tensor`.
+/// Returns the type `torch.Tensor`.
 fn type_of_tensors(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.import(py, "torch", "Tensor")

@@ -1,3 +1,5 @@
+//! The list of a driver's devices, and drivers opened by name.
+
 use std::sync::{Arc, LazyLock};
 
 use pyo3::exceptions::PyValueError;
@@ -9,7 +11,7 @@ use tenure::devices::Listing;
 use crate::errors::device_complaint;
 use crate::json;
 
-/// The devices of a driver.
+/// Returns a driver's devices as JSON.
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>, driver: &str) -> PyResult<String> {
     let driver = DriverKind::named(driver)?;
@@ -19,7 +21,7 @@ pub(crate) fn devices(py: Python<'_>, driver: &str) -> PyResult<String> {
     }))
 }
 
-/// Where a driver's devices come from.
+/// The driver that devices come from.
 #[derive(Clone, Copy)]
 pub(crate) enum DriverKind {
     Sim,
@@ -43,7 +45,7 @@ impl DriverKind {
         }
     }
 
-    /// The driver of device number `device`.
+    /// Opens the driver of device number `device`.
     pub(crate) fn open(self, device: u32) -> PyResult<Arc<dyn Driver>> {
         let platform = self.platform();
         let count = platform.device_count().map_err(|error| device_complaint(error.kind.to_string()))?;

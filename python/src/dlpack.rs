@@ -1,4 +1,4 @@
-//! Memory of the device's as a tensor, in the words of DLPack (<https://dmlc.github.io/dlpack/latest/c_api.html>).
+//! Device memory as a tensor, in DLPack's format (<https://dmlc.github.io/dlpack/latest/c_api.html>).
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -13,7 +13,7 @@ const NAME: &CStr = c"dltensor";
 const CUDA: i32 = 2;
 const UNSIGNED: u8 = 1;
 
-/// `DLManagedTensor`, with what its pointers point to and whose memory it is behind it.
+/// `DLManagedTensor`, followed by the shape and strides that it points to and by the owner of the memory.
 #[repr(C)]
 struct Managed {
     data: *mut c_void,
@@ -33,7 +33,8 @@ struct Managed {
     owner: Box<dyn Any + Send>,
 }
 
-/// So many bytes at an address of a CUDA device, which `owner` keeps while somebody has a tensor of them.
+/// Returns a DLPack capsule of `bytes` bytes at `address` on a CUDA device. `owner` lives until the last tensor of
+/// these bytes is freed.
 pub(crate) fn bytes(
     py: Python<'_>,
     address: u64,
@@ -59,7 +60,8 @@ pub(crate) fn bytes(
         stride: 1,
         owner: Box::new(owner),
     }));
-    // SAFETY: it was made above, and nobody else has it; who takes it out of the capsule, or else the capsule, deletes it.
+    // SAFETY: `managed` was allocated above and has no other user. The consumer of the capsule deletes it, or else the
+    // capsule.
     unsafe {
         (*managed).shape = &raw mut (*managed).size;
         (*managed).strides = &raw mut (*managed).stride;
@@ -69,21 +71,21 @@ pub(crate) fn bytes(
     }
 }
 
-/// Nobody has a tensor of it any more.
+/// Frees a [`Managed`] when no tensor uses it any more.
 ///
 /// # Safety
-/// It was made by [`bytes`], and is used by nobody.
+/// `managed` was made by [`bytes`] and has no other user.
 unsafe extern "C" fn delete(managed: *mut Managed) {
     // SAFETY: by the function's contract.
     drop(unsafe { Box::from_raw(managed) });
 }
 
-/// Python lets go of a capsule. Who has taken a tensor out of it has given it another name.
+/// Frees the tensor of a capsule that was never consumed. A consumer renames the capsule, so that it is skipped here.
 ///
 /// # Safety
-/// It is one of [`bytes`].
+/// `capsule` was made by [`bytes`].
 unsafe extern "C" fn delete_unused(capsule: *mut ffi::PyObject) {
-    // SAFETY: by the function's contract, a capsule, which has what was put in it.
+    // SAFETY: by the function's contract, `capsule` is a capsule that contains what [`bytes`] put in it.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
             delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());

@@ -1,11 +1,11 @@
-//! Errors of Rust as exceptions of Python, with the same words.
+//! Conversion of Rust's errors to Python exceptions with the same messages.
 
 use pyo3::PyErr;
 use tenure::Error;
 use tenure::alloc::AllocError;
 use tenure::device::memory::MemoryError;
 
-/// The exceptions, which are declared in `python/tenure/_errors.py`.
+/// The exceptions, declared in `python/tenure/_errors.py`.
 mod exceptions {
     pyo3::import_exception!(tenure, Error);
     pyo3::import_exception!(tenure, DeviceError);
@@ -13,7 +13,7 @@ mod exceptions {
     pyo3::import_exception!(tenure, TraceError);
 }
 
-/// The exception for `error`.
+/// Returns the exception for `error`.
 pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
     let error = error.into();
     let text = error.to_string();
@@ -30,17 +30,17 @@ pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
     }
 }
 
-/// A `tenure.Error` that says `text`.
+/// Returns a `tenure.Error` with the message `text`.
 pub(crate) fn complaint(text: String) -> PyErr {
     exceptions::Error::new_err(text)
 }
 
-/// A `tenure.OutOfMemoryError` that says `text`.
+/// Returns a `tenure.OutOfMemoryError` with the message `text`.
 pub(crate) fn memory_complaint(text: String) -> PyErr {
     exceptions::OutOfMemoryError::new_err(text)
 }
 
-/// A `tenure.DeviceError` that says `text`.
+/// Returns a `tenure.DeviceError` with the message `text`.
 pub(crate) fn device_complaint(text: String) -> PyErr {
     exceptions::DeviceError::new_err(text)
 }

@@ -1,17 +1,19 @@
+//! Ctrl-C during long computations: checks for Python's signals while a computation runs without the GIL.
+
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// How often Python is asked: soon enough for whoever pressed Ctrl-C, and seldom enough that a wait for Python's lock,
-/// which others may hold for 5 ms, does not count.
+/// The time between two checks for signals: short for a user who pressed Ctrl-C, and long against a wait for the GIL,
+/// which other threads may hold for 5 ms.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Steps between two looks at the clock.
+/// The number of steps between two looks at the clock.
 const STEPS: u32 = 1024;
 
-/// Lets Ctrl-C, or whatever a signal's handler raises, end a computation that runs without Python's lock.
+/// Ends a computation that runs without the GIL on Ctrl-C or on any exception that a signal handler raises.
 pub(crate) struct Interrupt {
     raised: Option<PyErr>,
     steps: u32,
@@ -23,13 +25,13 @@ impl Interrupt {
         Self { raised: None, steps: 0, asked: Instant::now() }
     }
 
-    /// One of many short steps is over: whether to go on.
+    /// Counts one of many short steps. Returns whether to go on.
     pub(crate) fn step(&mut self) -> ControlFlow<()> {
         self.steps = (self.steps + 1) % STEPS;
         if self.steps == 0 { self.ask() } else { ControlFlow::Continue(()) }
     }
 
-    /// Asks Python, if it is time to.
+    /// Checks for signals, if [`PERIOD`] has passed since the last check. Returns whether to go on.
     pub(crate) fn ask(&mut self) -> ControlFlow<()> {
         if self.asked.elapsed() < PERIOD {
             return ControlFlow::Continue(());
@@ -39,13 +41,13 @@ impl Interrupt {
         if self.raised.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// What a computation made; or what a signal's handler raised, whatever the computation made of that.
+    /// Returns the exception that a signal handler raised, if any; else the computation's own result.
     pub(crate) fn result<T>(self, made: PyResult<T>) -> PyResult<T> {
         self.raised.map_or(made, Err)
     }
 }
 
-/// A reader that an interrupt ends with an error.
+/// A reader that fails once an interrupt has come.
 pub(crate) struct Interruptible<'a, R> {
     pub(crate) reader: R,
     pub(crate) interrupt: &'a mut Interrupt,

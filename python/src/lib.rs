@@ -1,7 +1,7 @@
-//! The extension module `tenure._native`: what the Python package `tenure` has from Rust. It is documented where it
-//! is public, in `python/tenure`; what comes from there is JSON, with the keys of the program's `--json`.
+//! The extension module `tenure._native`: the Rust half of the Python package `tenure`. Its public interface is
+//! documented in `python/tenure`. Structured results are JSON, with the keys of the program's `--json`.
 //!
-//! Whatever waits or computes lets other Python threads run meanwhile.
+//! Every function that waits or computes releases the GIL, so that other Python threads run meanwhile.
 
 mod amount;
 mod budget;
@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::errors::complaint;
 
-// Shared state has locks of its own, as Python's own may be off: code that waits lets go of it anyway.
+// Shared state has locks of its own, as the GIL may be off. Code that waits releases the GIL all the same.
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
@@ -66,7 +66,7 @@ mod _native {
     use crate::trace::Trace;
 }
 
-/// `value` as JSON.
+/// Serializes `value` as JSON.
 fn json(value: &impl Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(|error| complaint(error.to_string()))
 }

@@ -1,4 +1,5 @@
-//! Memory of this process on its devices, whoever opened it: PyTorch's allocator shim or a caller of the C interface.
+//! Functions on this process's device memory, whether PyTorch's allocator shim or a caller of the C interface opened
+//! it.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -11,13 +12,13 @@ use tenure_device::memory::{self, MAX_DEVICES};
 use crate::errors::{complaint, exception};
 use crate::json;
 
-/// The numbers of the devices whose memory is open.
+/// Returns the numbers of the devices whose memory is open.
 #[pyfunction]
 pub(crate) fn installed() -> Vec<usize> {
     (0..MAX_DEVICES).filter(|&device| memory::installed(device).is_some()).collect()
 }
 
-/// Counters by PyTorch's names, and what the process holds beside the allocator's memory.
+/// Returns counters by PyTorch's names, and the bytes that the process holds outside the allocator's memory.
 #[pyfunction]
 pub(crate) fn memory_stats(py: Python<'_>, device: Opened) -> PyResult<Bound<'_, PyDict>> {
     let Opened(memory) = device;
@@ -25,12 +26,12 @@ pub(crate) fn memory_stats(py: Python<'_>, device: Opened) -> PyResult<Bound<'_,
         py.detach(|| (memory.allocator().statistics().flat(), memory.backing().known_overhead_bytes()));
     let stats = PyDict::new(py);
     figures.iter().try_for_each(|(name, figure)| stats.set_item(name, figure))?;
-    // None where the system does not tell.
+    // `None` where the system does not report it.
     stats.set_item("overhead_bytes", overhead)?;
     Ok(stats)
 }
 
-/// Starts every peak again from the current value.
+/// Resets every peak to the current value.
 #[pyfunction]
 pub(crate) fn reset_peak_stats(py: Python<'_>, device: Opened) -> PyResult<()> {
     let Opened(memory) = device;
@@ -38,7 +39,7 @@ pub(crate) fn reset_peak_stats(py: Python<'_>, device: Opened) -> PyResult<()> {
     Ok(())
 }
 
-/// A pickle of plain data.
+/// Returns a snapshot as a pickle of plain data.
 #[pyfunction]
 pub(crate) fn memory_snapshot(py: Python<'_>, device: Opened) -> PyResult<Bound<'_, PyBytes>> {
     let Opened(memory) = device;
@@ -47,7 +48,7 @@ pub(crate) fn memory_snapshot(py: Python<'_>, device: Opened) -> PyResult<Bound<
     Ok(PyBytes::new(py, &pickle))
 }
 
-/// What memory is for, by tag and module: a page, or figures as JSON.
+/// Returns a report on memory by tag and module: an HTML page, or figures as JSON.
 #[pyfunction]
 pub(crate) fn memory_report(py: Python<'_>, device: Opened, title: String, as_json: bool) -> PyResult<String> {
     let Opened(memory) = device;
@@ -67,14 +68,14 @@ pub(crate) fn empty_cache(py: Python<'_>, device: Opened) -> PyResult<()> {
     py.detach(|| memory.allocator().release_cached()).map_err(exception)
 }
 
-/// Limits what this process may hold.
+/// Limits the fraction of the device's memory that this process may hold.
 #[pyfunction]
 pub(crate) fn set_memory_fraction(py: Python<'_>, device: Opened, fraction: f64) -> PyResult<()> {
     let Opened(memory) = device;
     py.detach(|| memory.allocator().set_memory_fraction(fraction)).map_err(exception)
 }
 
-/// The memory of a device, which Python gives by its number.
+/// The memory of a device. Python passes the device's number.
 pub(crate) struct Opened(&'static DeviceMemory);
 
 impl<'py> FromPyObject<'_, 'py> for Opened {
@@ -92,7 +93,7 @@ impl<'py> FromPyObject<'_, 'py> for Opened {
     }
 }
 
-/// Says why there is no memory of a device, and how to get it.
+/// Returns the error that says why a device has no memory here, and how to get it.
 pub(crate) fn not_open(device: usize) -> PyErr {
     complaint(if tenure_capi::torch::is_configured() {
         format!(

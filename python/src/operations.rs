@@ -1,5 +1,5 @@
-//! What PyTorch's operations make, as a shim between its autograd and its kernels tells, and what autograd saves: the table
-//! of `torch/shim_operations/tenure_operations.h`, which says what each function does.
+//! The operations that PyTorch runs and the tensors that autograd saves, reported by a shim between PyTorch's autograd
+//! and its kernels. `torch/shim_operations/tenure_operations.h` documents each function of the shim's table.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -15,7 +15,7 @@ use tenure_capi::shared;
 
 use crate::errors::complaint;
 
-/// A storage of PyTorch's: where its bytes are, how many they are, and how often they were written to.
+/// A storage of PyTorch's: its address, its size in bytes, and how often it was written to.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Bytes {
@@ -24,27 +24,27 @@ pub(crate) struct Bytes {
     pub(crate) version: u64,
 }
 
-/// Who listens. Streams are PyTorch's.
+/// A listener to PyTorch's operations. Streams are handles of PyTorch's.
 pub(crate) trait Listen: Send + Sync {
-    /// Whether to be told of the operation that comes next.
+    /// Returns whether the listener wants to hear of the next operation.
     fn wishes(&self, stream: usize) -> bool;
 
-    /// An operation was asked for, which has made something; and what makes it again, if it is known.
+    /// Records an operation that was launched: its results and inputs, and the call that repeats it, if known.
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>);
 }
 
-/// What is known of a tensor.
+/// The facts about a tensor that is about to be saved.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Look {
-    /// If not, nothing else is known.
+    /// Whether the tensor may leave the device's memory. If not, the other fields are not set.
     pub(crate) may_go: bool,
     scalar_type: u8,
     pub(crate) bytes: Bytes,
 }
 
 impl Look {
-    /// Bytes, where Tenure has no such numbers.
+    /// Returns the element type. Types that Tenure does not have count as bytes.
     pub(crate) fn dtype(self) -> DType {
         match self.scalar_type {
             1 => DType::I8,
@@ -99,15 +99,15 @@ struct Table {
     drop_storage: unsafe extern "C" fn(NonNull<c_void>),
 }
 
-/// The shim.
+/// The shim, as its table of functions.
 #[derive(Clone, Copy)]
 pub(crate) struct Shim(&'static Table);
 
 impl Shim {
-    /// By the address of its table.
+    /// Returns the shim whose table is at `address`.
     ///
     /// # Safety
-    /// That is what there is, for as long as the process.
+    /// `address` is that of a shim's table, which lives as long as the process.
     pub(crate) unsafe fn at(address: usize) -> PyResult<Self> {
         // SAFETY: by the function's contract.
         let table = unsafe { &*std::ptr::with_exposed_provenance::<Table>(address) };
@@ -118,26 +118,28 @@ impl Shim {
         }
     }
 
-    /// Where the thread computes on a device.
+    /// Returns the handle of this thread's current stream on a device.
     pub(crate) fn stream(self, device: Device) -> usize {
         (self.0.stream)(index_of(device)).addr()
     }
 
-    /// Why this thread's last call failed.
+    /// Returns why this thread's last call failed.
     fn error(self) -> String {
-        // SAFETY: a string of the thread's, there until its next call.
+        // SAFETY: the shim returns a string of this thread's, valid until the thread's next call.
         unsafe { text((self.0.last_error)()) }
     }
 }
 
+/// Copies a C string.
+///
 /// # Safety
-/// It is a string, if it is not null.
+/// `text` points to a string that ends with a null byte.
 unsafe fn text(text: *const c_char) -> String {
     // SAFETY: by the function's contract.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// A tensor of PyTorch's, in an object of Python's.
+/// A borrowed PyTorch tensor, which a Python object owns.
 #[derive(Clone, Copy)]
 pub(crate) struct Tensor<'py> {
     handle: NonNull<c_void>,
@@ -145,6 +147,8 @@ pub(crate) struct Tensor<'py> {
 }
 
 impl<'py> Tensor<'py> {
+    /// Returns the tensor in a Python object.
+    ///
     /// # Errors
     /// The object is no tensor.
     pub(crate) fn of(object: &'py Bound<'_, PyAny>) -> PyResult<Self> {
@@ -153,9 +157,9 @@ impl<'py> Tensor<'py> {
         Ok(Self { handle: handle.ok_or_else(|| complaint("a tensor that is none".into()))?, object: PhantomData })
     }
 
-    /// What to call it in an error.
+    /// Returns a name for the tensor in error messages.
     pub(crate) fn name(self, shim: Shim) -> String {
-        // SAFETY: the object has it.
+        // SAFETY: the object owns the tensor.
         unsafe { text((shim.0.name)(self.handle)) }
     }
 }
@@ -167,36 +171,36 @@ pub(crate) struct Saved {
 }
 
 impl Saved {
-    /// As it is, or without its bytes.
+    /// Saves the tensor, with or without its bytes.
     pub(crate) fn new(shim: Shim, tensor: Tensor<'_>, is_without_bytes: bool) -> PyResult<Self> {
-        // SAFETY: the object has the tensor.
+        // SAFETY: the object owns the tensor.
         let handle = unsafe { (shim.0.save)(tensor.handle, is_without_bytes) };
         let handle = handle.ok_or_else(|| complaint(shim.error()))?;
         Ok(Self { shim, owned: Owned { handle, drop: shim.0.drop_saved } })
     }
 
-    /// PyTorch's own words, if it was written to since.
+    /// Returns PyTorch's error message if the tensor was written to since it was saved.
     pub(crate) fn modified(&self) -> Option<String> {
-        // SAFETY: it lives.
+        // SAFETY: the saved tensor is alive.
         let words = unsafe { (self.shim.0.modified)(self.owned.handle) };
-        // SAFETY: as the shim says.
+        // SAFETY: the shim returns a valid string or null.
         (!words.is_null()).then(|| unsafe { text(words) })
     }
 
-    /// The tensor; on a storage, if it was saved without its bytes.
+    /// Returns the tensor. If it was saved without its bytes, `storage` provides them.
     pub(crate) fn restored<'py>(&self, py: Python<'py>, storage: Option<Storage>) -> PyResult<Bound<'py, PyAny>> {
         let storage = storage.map(|storage| py.detach(|| Owned::storage(self.shim, storage)).map_err(complaint));
         let storage = storage.transpose()?;
-        // SAFETY: both live, and Python's lock is held.
+        // SAFETY: both are alive, and this thread holds the GIL.
         let object =
             unsafe { (self.shim.0.restore)(self.owned.handle, storage.as_ref().map(|storage| storage.handle)) };
         let object = object.ok_or_else(|| complaint(self.shim.error()))?;
-        // SAFETY: a new reference.
+        // SAFETY: the shim returns a new reference.
         Ok(unsafe { Bound::from_owned_ptr(py, object.as_ptr().cast()) })
     }
 }
 
-/// Tells of what threads make on a device.
+/// A recorder: reports to a listener the operations that threads run on a device.
 pub(crate) struct Recorder {
     shim: Shim,
     owned: Owned,
@@ -211,50 +215,51 @@ impl Recorder {
         Ok(Self { shim, owned: Owned { handle, drop: shim.0.drop_recorder } })
     }
 
-    /// From now on storages at these addresses stay.
+    /// Begins a step: from now on storages at these addresses stay in memory.
     pub(crate) fn begin(&self, staying: &[usize]) {
-        // SAFETY: it lives.
+        // SAFETY: the recorder is alive.
         unsafe { (self.shim.0.begin)(self.owned.handle, staying.as_ptr(), staying.len()) }
     }
 
-    /// What there is to know of a tensor that is saved.
+    /// Returns the facts about a tensor that is about to be saved.
     pub(crate) fn look(&self, tensor: Tensor<'_>) -> Look {
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         unsafe { (self.shim.0.look)(self.owned.handle, tensor.handle) }
     }
 
-    /// This thread's operations are told from now on, or not any more.
+    /// Starts or stops the recording of this thread's operations.
     pub(crate) fn listen(&self, on: bool) {
-        // SAFETY: it lives; a thread that goes on to listen has it, too.
+        // SAFETY: the recorder is alive, and a thread that listens keeps it alive.
         unsafe { (self.shim.0.listen)(on.then_some(self.owned.handle)) }
     }
 }
 
-/// An operation, and what it was given.
+/// An operation and its arguments, ready to run again.
 pub(crate) struct Call {
     shim: Shim,
     owned: Owned,
 }
 
 impl Call {
-    /// The storage of result number `made` of those that were told, of the inputs', as PyTorch makes it again.
+    /// Runs the operation again. Returns the storage of its result number `made`, in the order of the results that were
+    /// reported. `inputs` are the storages of its inputs.
     pub(crate) fn run(&self, made: usize, inputs: Vec<Storage>, device: Device) -> Result<Storage, String> {
         let Shim(table) = self.shim;
         let inputs = inputs.into_iter().map(|input| Owned::storage(self.shim, input));
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
         let handles: Vec<_> = inputs.iter().map(|input| input.handle).collect();
         let mut bytes = Bytes::default();
-        // SAFETY: it lives, and these are storages.
+        // SAFETY: the call is alive, and the handles are storages that live until it returns.
         let result = unsafe { (table.run)(self.owned.handle, made, handles.as_ptr(), &mut bytes) };
         let handle = result.ok_or_else(|| self.shim.error())?;
         let _result = Owned { handle, drop: table.drop_tensor };
-        // SAFETY: the result has the storage.
+        // SAFETY: the result owns the storage.
         let storage = unsafe { shared::share(device, bytes.address, bytes.bytes) };
         storage.ok_or_else(|| "what it makes is not in Tenure's memory".into())
     }
 }
 
-/// Something of PyTorch's.
+/// An object of PyTorch's that this process owns, with the shim's function that frees it.
 struct Owned {
     handle: NonNull<c_void>,
     drop: unsafe extern "C" fn(NonNull<c_void>),
@@ -266,7 +271,7 @@ unsafe impl Send for Owned {}
 unsafe impl Sync for Owned {}
 
 impl Owned {
-    /// A storage, as one of PyTorch's.
+    /// Wraps a storage of Tenure's in one of PyTorch's.
     fn storage(Shim(table): Shim, storage: Storage) -> Result<Self, String> {
         let (index, bytes) = (index_of(storage.device()), storage.bytes());
         let lent = shared::lend(storage);
@@ -282,31 +287,31 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: it is owned.
+        // SAFETY: the handle is owned and is freed once.
         unsafe { (self.drop)(self.handle) }
     }
 }
 
-/// As the shim counts.
+/// Returns the device's index in the shim's numbering: -1 for the CPU.
 fn index_of(device: Device) -> c_int {
     if device.is_cpu() { -1 } else { c_int::from(device.index()) }
 }
 
-/// Whom a recorder tells.
+/// The user data of a recorder: its listener.
 struct User {
     shim: Shim,
     listener: Arc<dyn Listen>,
 }
 
 extern "C" fn dropped(user: *mut c_void) {
-    // SAFETY: the shim's only call of it, for what a recorder was made with.
+    // SAFETY: the shim calls this once, with the pointer that the recorder was made with.
     drop(unsafe { Box::from_raw(user.cast::<User>()) });
 }
 
 extern "C" fn wishes(user: *mut c_void, stream: *mut c_void) -> bool {
-    // SAFETY: the shim calls it with what a recorder was made with.
+    // SAFETY: the shim passes the pointer that the recorder was made with.
     let User { listener, .. } = unsafe { &*user.cast() };
-    // Whoever listens is to be told by other ways what went wrong: nothing may unwind into PyTorch.
+    // A panic must not unwind into PyTorch. The listener reports errors by other ways.
     catch_unwind(AssertUnwindSafe(|| listener.wishes(stream.addr()))).unwrap_or(false)
 }
 
@@ -320,10 +325,10 @@ unsafe extern "C" fn operation(
     call: Option<NonNull<c_void>>,
 ) {
     let slice = |first: *const Bytes, count| -> &[Bytes] {
-        // SAFETY: the shim says so; where there are none, the address may be null.
+        // SAFETY: the shim passes `count` elements at `first`; with none, the address may be null.
         if count == 0 { &[] } else { unsafe { slice::from_raw_parts(first, count) } }
     };
-    // SAFETY: the shim calls it with what a recorder was made with.
+    // SAFETY: the shim passes the pointer that the recorder was made with.
     let User { shim, listener } = unsafe { &*user.cast() };
     let call = call.map(|handle| Call { shim: *shim, owned: Owned { handle, drop: shim.0.drop_call } });
     let (made, inputs) = (slice(made, made_count), slice(inputs, input_count));

@@ -13,7 +13,7 @@ use crate::errors::complaint;
 use crate::json;
 use crate::purpose::tag_of;
 
-/// Counts placements and recordings.
+/// The last number given to a placement or a recording.
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -21,19 +21,19 @@ thread_local! {
     static LAST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What keeps a thread in a placement or a recording.
+/// A guard that keeps a thread in a placement or a recording until it is dropped.
 enum Guard {
     Placed { number: u64, _guard: PlacementGuard },
     Recorded { number: u64, _guard: RecorderGuard },
 }
 
-/// The address of the table of functions that the shim under PyTorch's memory of the CPU stands on.
+/// Returns the address of the function table that the shim of PyTorch's CPU allocator calls.
 #[pyfunction]
 pub(crate) fn cpu_api() -> usize {
     tenure_capi::cpu::tenure_cpu_table().expose_provenance()
 }
 
-/// The number of the placement or recording that this thread is in; 0 for none.
+/// Returns the number of the placement or recording that this thread is in; 0 for none.
 #[pyfunction]
 pub(crate) fn placed_in() -> u64 {
     ENTERED.with_borrow(|entered| match entered.last() {
@@ -42,7 +42,7 @@ pub(crate) fn placed_in() -> u64 {
     })
 }
 
-/// Leaves what was entered with this token, and all that was entered since and not left.
+/// Leaves the placement or recording that was entered with this token, and all entered after it and not yet left.
 #[pyfunction]
 pub(crate) fn leave_placement(token: u64) {
     while let Some((left, _guard)) = ENTERED.with_borrow_mut(|entered| {
@@ -66,7 +66,7 @@ fn entered(guard: Guard) -> u64 {
     token
 }
 
-/// `tenure_tier::Placement`.
+/// A `tenure_tier::Placement`.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Placement {
     placement: tenure_tier::Placement,
@@ -96,55 +96,57 @@ impl Placement {
         Ok(Self { placement, number: next_number() })
     }
 
-    /// Removes the files that were made, as nobody will use them.
+    /// Removes the files that were created: the placement will not be used.
     fn discard(&self) {
         self.placement.tiers().iter().cloned().for_each(Tier::discard);
     }
 
-    /// Places this thread, until `leave_placement` is called with the token that is returned.
+    /// Enters the placement on this thread. Returns a token: the thread leaves when `leave_placement` is called with
+    /// it.
     fn enter(&self) -> u64 {
         entered(Guard::Placed { number: self.number, _guard: self.placement.enter() })
     }
 
-    /// Whether the byte at an address is in one of the tiers.
+    /// Returns whether the byte at an address is in one of the tiers.
     fn contains(&self, address: u64) -> bool {
         self.placement.tiers().iter().any(|tier| tier.addresses().contains(&address))
     }
 
-    /// What is where, as JSON and as text; with bytes in no tier that PyTorch holds, by the numbers of their tags.
+    /// Returns where every tensor is, as JSON and as text. `outside` is the bytes that PyTorch holds in no tier, each
+    /// with the number of its tag.
     fn report(&self, py: Python<'_>, outside: Vec<(u8, u64)>) -> PyResult<(String, String)> {
         let outside: Vec<(Tag, u64)> = outside.into_iter().map(|(tag, bytes)| (tag_of(tag), bytes)).collect();
         let report = py.detach(|| self.placement.report_beside(&outside));
         Ok((json(&report)?, report.to_string()))
     }
 
-    /// Gives the pages of what is free back to the system.
+    /// Gives the pages of free memory back to the system.
     fn release_cached(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.placement.release_cached()).map_err(|error| complaint(error.to_string()))
     }
 
-    /// `tenure_tier::Placement::measure`.
+    /// Calls `tenure_tier::Placement::measure`.
     fn measure(&self, problem: &crate::plan::Problem) {
         self.placement.measure(&problem.0, tenure_device::Clock::default());
     }
 
-    /// `tenure_tier::Placement::begin_iteration`.
+    /// Calls `tenure_tier::Placement::begin_iteration`.
     fn begin_iteration(&self) {
         self.placement.begin_iteration();
     }
 
-    /// `tenure_tier::Placement::kernel_times_ns`.
+    /// Calls `tenure_tier::Placement::kernel_times_ns`.
     fn kernel_times_ns(&self) -> PyResult<Vec<u64>> {
         self.placement.kernel_times_ns().map_err(|error| complaint(error.to_string()))
     }
 
-    /// Raises if a key of the mapping never came.
+    /// Raises if a key of the mapping was never allocated.
     fn check_all_came(&self) -> PyResult<()> {
         self.placement.check_all_came().map_err(|error| complaint(error.to_string()))
     }
 }
 
-/// Opens tiers, and then a placement in them. Those that were opened are in `opened`, also if it fails.
+/// Opens tiers, then a placement in them. If it fails, `opened` contains the tiers that were opened.
 fn open_all(
     mapping: Mapping,
     tiers: Vec<(String, String)>,
@@ -158,7 +160,7 @@ fn open_all(
     tenure_tier::Placement::open(mapping, opened.clone(), options)
 }
 
-/// `tenure_tier::Recorder`.
+/// A `tenure_tier::Recorder`.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Recorder {
     recorder: tenure_tier::Recorder,
@@ -173,17 +175,17 @@ impl Recorder {
         Ok(Self { recorder, number: next_number() })
     }
 
-    /// Records this thread, until `leave_placement` is called with the token that is returned.
+    /// Records this thread until `leave_placement` is called with the token that is returned.
     fn enter(&self) -> u64 {
         entered(Guard::Recorded { number: self.number, _guard: self.recorder.enter() })
     }
 
-    /// `tenure_tier::Recorder::begin_iteration`.
+    /// Calls `tenure_tier::Recorder::begin_iteration`.
     fn begin_iteration(&self) {
         self.recorder.begin_iteration();
     }
 
-    /// Writes the problem of placing what was recorded.
+    /// Writes the placement problem that the recording makes.
     fn write(&self, py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
         let write = || self.recorder.problem(name, Vec::new(), Vec::new())?.write(path);
         py.detach(write).map_err(|error| complaint(error.to_string()))

@@ -1,4 +1,4 @@
-//! Placement: problems, planners, mappings, and asking an agent.
+//! Planning: problems, planners, mappings, and requests to an agent.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -79,7 +79,7 @@ impl Mapping {
     }
 }
 
-/// All planners of this build, each with a line about it.
+/// Returns all planners of this build, each with a line that describes it.
 #[pyfunction]
 pub(crate) fn planners() -> PyResult<Vec<(String, &'static str)>> {
     Ok(all()?.into_iter().map(|(planner, about)| (planner.name().to_owned(), about)).collect())
@@ -89,7 +89,7 @@ fn all() -> PyResult<Vec<(AnyPlanner, &'static str)>> {
     Policy::trained().map(tenure::agent::planners).map_err(said)
 }
 
-/// Plans. Returns the mapping, and as JSON what is known of it.
+/// Makes a plan. Returns the mapping, and facts about it as JSON.
 #[pyfunction]
 pub(crate) fn plan(
     py: Python<'_>,
@@ -132,7 +132,7 @@ pub(crate) fn plan(
     Ok((Mapping(mapping), facts.to_string()))
 }
 
-/// Plays a mapping. Returns what came of it as JSON.
+/// Simulates a mapping. Returns the outcome as JSON.
 #[pyfunction]
 pub(crate) fn simulate_mapping(py: Python<'_>, problem: &Problem, mapping: &Mapping) -> PyResult<String> {
     let outcome = py.detach(|| {
@@ -167,7 +167,7 @@ impl AgentClient {
         py.detach(|| Client::connect(&address)).map(|client| Self(Mutex::new(client))).map_err(said)
     }
 
-    /// Asks. Returns the mapping, its file, and as JSON what is known of it.
+    /// Asks the agent for a plan. Returns the mapping, its file, and facts about it as JSON.
     fn plan(&self, py: Python<'_>, problem: &Problem, options: &str) -> PyResult<(Mapping, PathBuf, String)> {
         let request = request(problem, options)?;
         let answer = py.detach(|| self.client(|client| client.ask(&request)))?;
@@ -183,7 +183,7 @@ impl AgentClient {
         Ok((Mapping(answer.mapping), answer.placed.mapping, facts.to_string()))
     }
 
-    /// Reports measured times. Returns what the agent does with them as JSON.
+    /// Reports measured times. Returns how the agent uses them, as JSON.
     fn report(&self, py: Python<'_>, mapping: PathBuf, step_ns: u64, kernels_ns: Vec<u64>) -> PyResult<String> {
         let measured = Measured { mapping, step_ns, kernels_ns };
         let learned = py.detach(|| self.client(|client| client.report(&measured)))?;
@@ -192,7 +192,7 @@ impl AgentClient {
 }
 
 impl AgentClient {
-    /// One thread after the other.
+    /// Calls the agent. Threads take turns.
     fn client<T, E: ToString>(&self, call: impl FnOnce(&mut Client) -> Result<T, E>) -> PyResult<T> {
         let mut client = self.0.lock().map_err(said)?;
         call(&mut client).map_err(said)

@@ -1,4 +1,4 @@
-//! How an operation of PyTorch's makes a result again.
+//! Recipes: how a PyTorch operation makes a result again.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -10,10 +10,10 @@ use tenure_capi::shared::OnHostMemory;
 
 use crate::operations::Call;
 
-/// Which bytes, and how they are made themselves.
+/// An input of a recipe: the identity of its bytes, and the recipe that makes them, if known.
 pub(crate) type Ingredient = (Id, Option<Arc<Recipe>>);
 
-/// How an operation of PyTorch's makes a result again.
+/// The operation, inputs and result number that make one storage again.
 pub(crate) struct Recipe {
     pub(crate) id: Id,
     pub(crate) inputs: Vec<Ingredient>,
@@ -21,7 +21,7 @@ pub(crate) struct Recipe {
     pub(crate) bytes: usize,
     pub(crate) device: Device,
     pub(crate) call: Arc<Call>,
-    /// Which of the call's results.
+    /// The index of the result among the call's results.
     pub(crate) number: usize,
 }
 
@@ -42,9 +42,9 @@ impl Recompute for Recipe {
     }
 
     fn run(&self, find: Find<'_>) -> Result<Storage, Failure> {
-        // Also when the budget is over.
+        // On the host also after the budget has been closed.
         let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
-        // Not one inside the other: a chain may be deeper than the stack.
+        // A loop instead of recursion: a chain of recipes may be deeper than the stack.
         let (mut next, mut waiting, mut made) = (self, Vec::new(), HashMap::new());
         loop {
             let (mut inputs, mut lacking) = (Vec::with_capacity(next.inputs.len()), None);
@@ -74,7 +74,7 @@ impl Recompute for Recipe {
 }
 
 impl Recipe {
-    /// The result of an operation whose inputs are there.
+    /// Computes the result from inputs that are all in memory.
     fn compute(&self, inputs: Vec<Storage>) -> Result<Storage, Failure> {
         let storage = self.call.run(self.number, inputs, self.device)?;
         let is_same = storage.bytes() == self.bytes;
@@ -83,7 +83,7 @@ impl Recipe {
 }
 
 impl Drop for Recipe {
-    /// One after the other, not one inside the other: a chain may be deeper than the stack.
+    /// Frees the chain of recipes in a loop instead of recursively: it may be deeper than the stack.
     fn drop(&mut self) {
         let mut chain: Vec<Arc<Self>> = self.inputs.iter_mut().filter_map(|(_, recipe)| recipe.take()).collect();
         while let Some(next) = chain.pop() {

@@ -1,7 +1,7 @@
-//! The shared cache of `tenure.torch.cache`: device memory that processes have in common, under PyTorch.
+//! The shared cache of `tenure.torch.cache`: device memory under PyTorch that several processes share.
 //!
-//! A process owns at most one cache and works on at most one, on each device. Both are there until it exits: tensors may lie
-//! in them.
+//! On each device, a process owns at most one cache and works in at most one. Both stay until the process exits,
+//! because tensors may lie in them.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,24 +20,25 @@ use crate::errors::{complaint, device_complaint};
 use crate::memory::not_open;
 use crate::torch::without_lock;
 
-/// How often a daemon is looked for that is not there yet.
+/// The time between two attempts to connect to a daemon that has not started yet.
 const RETRY: Duration = Duration::from_millis(20);
 
 static CACHES: [Mutex<Caches>; MAX_DEVICES] =
     [const { Mutex::new(Caches { owned: None, joined: None, is_own: false, stream: None }) }; MAX_DEVICES];
 
-/// What a process has of shared caches on a device.
+/// A process's shared caches on a device.
 struct Caches {
     owned: Option<SharedCache>,
     joined: Option<WorkerCache>,
-    /// Whether that is the owned one.
+    /// Whether the joined cache is the owned one.
     is_own: bool,
-    /// On which modules are placed, and nobody else allocates.
+    /// The stream on which modules are placed. Nothing else allocates on it.
     stream: Option<StreamId>,
 }
 
 impl Caches {
-    /// Maps the cache that `client` is connected to, in place of one in which nothing is inserted any more.
+    /// Maps the cache that `client` is connected to. It replaces a cache joined before if nothing is inserted in that
+    /// one.
     fn join(
         &mut self,
         device: u8,
@@ -65,13 +66,13 @@ impl Caches {
     }
 }
 
-/// Where a device's cache is served when nothing else is said.
+/// Returns the default socket of a device's cache.
 #[pyfunction]
 pub(crate) fn shared_cache_socket(device: u8) -> PathBuf {
     default_socket(device)
 }
 
-/// Takes the memory of a cache.
+/// Allocates the memory of a cache.
 #[pyfunction]
 pub(crate) fn allocate_shared_cache(
     py: Python<'_>,
@@ -92,7 +93,7 @@ pub(crate) fn allocate_shared_cache(
     })
 }
 
-/// Serves the cache at a socket.
+/// Serves the owned cache at a socket.
 #[pyfunction]
 pub(crate) fn send_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> PyResult<()> {
     py.detach(|| {
@@ -105,14 +106,14 @@ pub(crate) fn send_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> 
     })
 }
 
-/// Whether the cache that this process works on is its own.
+/// Returns whether this process works in its own cache.
 #[pyfunction]
 pub(crate) fn owns_shared_cache(py: Python<'_>, device: u8) -> PyResult<bool> {
     py.detach(|| Ok(caches(device)?.is_own))
 }
 
-/// Maps this process's own cache in it, if it has one and has mapped none yet; serves it at a socket first, if it is not
-/// served yet. `wait_s` as of [`recv_shared_cache`].
+/// Maps this process's own cache into the process, if it has one and has joined none yet. First serves it at `socket`,
+/// unless it is served already. `wait_s` is as in [`recv_shared_cache`].
 #[pyfunction]
 pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf, wait_s: f64) -> PyResult<()> {
     let patience = seconds(wait_s)?;
@@ -127,8 +128,8 @@ pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf,
     })
 }
 
-/// Maps the cache that is served at a socket; waits so many seconds for it to be served, and later for others who compute
-/// in it. Sizes that are not given are those that it was made with.
+/// Maps the cache that is served at `socket`. Waits up to `wait_s` seconds for it to be served, and later as long for
+/// other processes that compute in it. Sizes default to those that the cache was made with.
 #[pyfunction]
 pub(crate) fn recv_shared_cache(
     py: Python<'_>,
@@ -143,7 +144,7 @@ pub(crate) fn recv_shared_cache(
     py.detach(|| caches(device)?.join(device, client, parameter_bytes, computation_bytes, wait))
 }
 
-/// Lets a stream allocate parameters in the cache.
+/// Allows a stream to allocate parameters in the cache.
 #[pyfunction]
 pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, purpose: &str) -> PyResult<()> {
     let stream = StreamId(stream);
@@ -156,8 +157,8 @@ pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, 
     Ok(())
 }
 
-/// Lets a stream read the parameters of which `about` was said. If others are published, nothing is inserted: returns
-/// what was said of these.
+/// Allows a stream to read the published parameters, if their description equals `about`. Otherwise inserts nothing and
+/// returns the description of the published ones.
 #[pyfunction]
 pub(crate) fn attach_shared_parameters(
     py: Python<'_>,
@@ -172,13 +173,14 @@ pub(crate) fn attach_shared_parameters(
     })
 }
 
-/// Fails unless blocks of these sizes, and the list of them, fit into the range for parameters.
+/// Fails unless blocks of these sizes, and their list, fit into the range for parameters.
 #[pyfunction]
 pub(crate) fn check_room_for_parameters(py: Python<'_>, device: u8, requests: Vec<u64>, about: &[u8]) -> PyResult<()> {
     with_cache(py, device, |cache| cache.check_room(&requests, about))
 }
 
-/// The stream on which modules are placed: the allocations of no other thread are taken for theirs.
+/// Returns the stream on which modules are placed. Allocations of other threads do not run on it, so they are not taken
+/// for parameters.
 #[pyfunction]
 pub(crate) fn module_stream(py: Python<'_>, device: u8) -> PyResult<u64> {
     py.detach(|| {
@@ -194,52 +196,52 @@ pub(crate) fn module_stream(py: Python<'_>, device: u8) -> PyResult<u64> {
     })
 }
 
-/// The range for parameters: its first byte, and its bytes.
+/// Returns the address of the range for parameters and its size in bytes.
 #[pyfunction]
 pub(crate) fn shared_parameter_range(py: Python<'_>, device: u8) -> PyResult<(u64, u64)> {
     with_cache(py, device, |cache| Ok(cache.parameters()))
 }
 
-/// Lets a stream compute in the cache.
+/// Allows a stream to compute in the cache.
 #[pyfunction]
 pub(crate) fn insert_shared_computation(py: Python<'_>, device: u8, stream: u64) -> PyResult<()> {
     with_cache(py, device, |cache| cache.insert_shared_cache_for_computation(StreamId(stream)).map(drop))
 }
 
-/// Lets others read the parameters that were allocated.
+/// Publishes the parameters that were allocated, with a description, so that other processes can read them.
 #[pyfunction]
 pub(crate) fn publish_shared_parameters(py: Python<'_>, device: u8, about: &[u8]) -> PyResult<()> {
     with_cache(py, device, |cache| cache.publish_parameters(about))
 }
 
-/// What was said of the parameters that are inserted.
+/// Returns the description of the parameters that are inserted.
 #[pyfunction]
 pub(crate) fn about_shared_parameters(py: Python<'_>, device: u8) -> PyResult<Option<Vec<u8>>> {
     with_cache(py, device, |cache| Ok(cache.about_parameters()))
 }
 
-/// Fails unless all parameters that are read were allocated.
+/// Fails unless all parameters to be read have been allocated.
 #[pyfunction]
 pub(crate) fn check_shared_parameters(py: Python<'_>, device: u8) -> PyResult<()> {
     with_cache(py, device, WorkerCache::check_parameters)
 }
 
-/// Takes the range for parameters out again.
+/// Removes the range for parameters.
 #[pyfunction]
 pub(crate) fn clear_shared_parameters(py: Python<'_>, device: u8) -> PyResult<()> {
     with_cache(py, device, WorkerCache::clear_parameters)
 }
 
-/// Takes everything that was inserted out again.
+/// Removes everything that was inserted.
 #[pyfunction]
 pub(crate) fn clear_shared_cache(py: Python<'_>, device: u8) -> PyResult<()> {
     with_cache(py, device, |cache| {
-        // The first error counts, and the others are tried all the same.
+        // The first error is returned; the remaining streams are cleared all the same.
         cache.streams().into_iter().map(|stream| cache.clear_shared_cache(stream)).fold(Ok(()), Result::and)
     })
 }
 
-/// Physical bytes that this process itself got from a device, shared ones not counted.
+/// Returns the physical bytes that this process itself got from a device, without shared ones.
 #[pyfunction]
 pub(crate) fn own_bytes(device: u8) -> PyResult<u64> {
     Ok(opened(device)?.backing().held_bytes())
@@ -259,7 +261,7 @@ fn with_cache<T: Send>(
     })
 }
 
-/// A connection to the daemon at `socket`, which may be yet to start.
+/// Connects to the daemon at `socket`. Waits up to `wait` for it to start.
 fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<Client> {
     let start = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! More of PyTorch's models than fit on a device: what `tenure.torch.Switcher` has of the switch.
+//! More PyTorch models than fit on a device: the bridge from `tenure.torch.Switcher` to `tenure-switch`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -20,11 +20,11 @@ use crate::dlpack;
 use crate::errors::{complaint, device_complaint, exception, memory_complaint};
 use crate::weights_memory::WeightsMemory;
 
-/// What a copy and a wait take on an H200 whatever their sizes, in µs, a wait with what Python does for it.
+/// The fixed cost in µs, whatever the size, of a copy and of a wait on an H200. The wait includes Python's part in it.
 const COPY_US: f64 = 3.0;
 const WAIT_US: f64 = 5.0;
 
-/// A device's memory for weights, and the host's.
+/// A device's memory for weights, and the host's memory for their images.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Switcher {
     memory: WeightsMemory,
@@ -32,22 +32,22 @@ pub(crate) struct Switcher {
     switch: Switch,
 }
 
-/// A model's weights. Tensors have the numbers that they were added by, whatever their order is.
+/// A model's weights. A tensor's number is the order in which it was added, in whatever order the tensors lie.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct SwitchedWeights {
     arranged: Mutex<Arranged>,
     demand: Mutex<Demand>,
 }
 
-/// Weights in an order.
+/// Weights in one order.
 #[derive(Clone)]
 struct Arranged {
     inner: Arc<Inner>,
-    /// Each tensor's place among them.
+    /// The place of each tensor in the order.
     places: Arc<[usize]>,
 }
 
-/// What tensors of PyTorch's keep, too: nobody else has their addresses while one is there.
+/// The weights' memory and model. PyTorch's tensors keep it alive, so that their addresses are not reused.
 pub(crate) struct Inner {
     memory: WeightsMemory,
     images: Arc<Images>,
@@ -56,26 +56,26 @@ pub(crate) struct Inner {
     source: Home,
 }
 
-/// Where an image comes from.
+/// The source of a model's image.
 enum Home {
-    /// Files, again and again.
+    /// Files, which can be read again.
     Files,
-    /// Nobody could make it again: it stays.
+    /// Memory whose contents cannot be made again: the image stays.
     Kept(Mutex<Option<Arc<Image>>>),
 }
 
-/// Where the bytes of a tensor are, before there is an image.
+/// The location of a tensor's bytes before there is an image.
 #[derive(FromPyObject)]
 pub(crate) enum Place {
-    /// In a file, from a byte on.
+    /// A file, and the offset of the first byte.
     File((PathBuf, u64)),
-    /// At an address, until the image is made.
+    /// An address, valid until the image is made.
     Memory(usize),
 }
 
 #[pymethods]
 impl Switcher {
-    /// On a device whose memory Tenure does not manage, weights lie beside what the other allocator has.
+    /// Opens a device. If Tenure does not manage its memory, the weights lie beside the other allocator's memory.
     #[new]
     fn new(py: Python<'_>, device: u8, device_bytes: u64, host_bytes: u64, chunk_bytes: u64) -> PyResult<Self> {
         py.detach(|| {
@@ -94,7 +94,8 @@ impl Switcher {
         })
     }
 
-    /// The image of a model's tensors, in an order and in groups that end behind those places of it, and addresses for them.
+    /// Makes the image of a model's tensors and reserves their addresses. `order` lists the tensors; `ends` has, for
+    /// each group, the place in `order` after its last tensor.
     fn add(
         &self,
         py: Python<'_>,
@@ -112,8 +113,8 @@ impl Switcher {
         })
     }
 
-    /// Arranges weights in another order and other groups, at other addresses: those where they were are never brought any
-    /// more. If Ctrl-C came meanwhile, that is done, too.
+    /// Arranges weights in another order and other groups, at other addresses. The old addresses never get weights
+    /// again. Ctrl-C does not interrupt this.
     fn arrange(&self, py: Python<'_>, weights: &SwitchedWeights, order: Vec<usize>, ends: Vec<usize>) -> PyResult<()> {
         py.detach(|| {
             let before = weights.arranged();
@@ -123,43 +124,43 @@ impl Switcher {
         })
     }
 
-    /// Bytes that a model can have without anybody's eviction.
+    /// The bytes that a model can take without an eviction.
     #[getter]
     fn free_bytes(&self) -> u64 {
         self.switch.free_bytes()
     }
 
-    /// Of images, in the host's memory.
+    /// The bytes of all images in the host's memory.
     #[getter]
     fn image_bytes(&self) -> u64 {
         self.images.statistics().bytes
     }
 
-    /// Bytes that were copied to the device.
+    /// The bytes that were copied to the device so far.
     #[getter]
     fn copied_bytes(&self) -> u64 {
         self.switch.statistics().copied_bytes
     }
 
-    /// Bytes of the device that weights take, in whole chunks, those that no model has included.
+    /// The device bytes that weights take, in whole chunks, including chunks that no model uses now.
     #[getter]
     fn taken_bytes(&self) -> u64 {
         self.switch.statistics().taken_bytes
     }
 
-    /// The most that they took at once.
+    /// The peak of `taken_bytes`.
     #[getter]
     fn peak_bytes(&self) -> u64 {
         self.switch.statistics().peak_bytes
     }
 
-    /// The handle of the stream of all copies.
+    /// The handle of the stream that runs all copies.
     #[getter]
     fn copies(&self) -> u64 {
         self.switch.copies().id().0
     }
 
-    /// Lets go of what nobody needs any more, and of memory that no model has; waits for what uses it.
+    /// Frees weights that are no longer needed and memory that no model uses. Waits for work that uses them.
     fn trim(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.switch.settle().and_then(|()| self.switch.trim())).map_err(told)
     }
@@ -177,7 +178,7 @@ impl Switcher {
         };
         let image = lock(kept).take().ok_or_else(|| lost(model))?;
         let contents = Arc::new(contents(&image).map_err(told)?);
-        // There may be room for one of the two images only.
+        // The host may have room for only one of the two images.
         self.images.forget(model.manifest());
         drop(image);
         self.switch.settle().map_err(told)?;
@@ -199,7 +200,7 @@ impl Switcher {
         let manifest = Arc::new(Manifest::new(name, entries, ends)?);
         let model = self.switch.register(&manifest)?;
         let image = acquire(&self.images, &self.switch, &manifest)?;
-        // Of a file that cannot be read is told here, and not when the model is called.
+        // A file that cannot be read is reported here, not when the model is called.
         image.wait_for_all().inspect_err(|_| self.images.forget(&manifest))?;
         let source = if is_remade { Home::Files } else { Home::Kept(Mutex::new(Some(image))) };
         let (images, switch) = (Arc::clone(&self.images), self.switch.clone());
@@ -209,35 +210,36 @@ impl Switcher {
 
 #[pymethods]
 impl SwitchedWeights {
-    /// All bytes, as PyTorch takes them: `torch.from_dlpack` makes a tensor of it. They can be read when the model is there.
+    /// Returns all bytes as a DLPack capsule; `torch.from_dlpack` makes a tensor of it. The bytes can be read once the
+    /// model is on the device.
     fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyCapsule>> {
         let inner = self.arranged().inner;
         let Inner { model, memory, .. } = &*inner;
-        // One without tensors has no address.
+        // A model without tensors has no address.
         let address = if model.manifest().bytes() > 0 { model.place(0).start } else { 0 };
         dlpack::bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&inner))
     }
 
-    /// Where a tensor begins in them.
+    /// Returns the offset in bytes of a tensor in the weights.
     fn begin(&self, entry: usize) -> u64 {
         let Arranged { inner, places } = self.arranged();
         inner.model.manifest().place(places[entry]).start
     }
 
-    /// The group that a tensor comes in.
+    /// Returns the group that a tensor is copied with.
     fn group_of(&self, entry: usize) -> usize {
         let Arranged { inner, places } = self.arranged();
         inner.model.manifest().group_of(places[entry])
     }
 
-    /// Bytes of each group.
+    /// The bytes of each group.
     #[getter]
     fn group_bytes(&self) -> Vec<u64> {
         let inner = self.arranged().inner;
         inner.model.manifest().groups().iter().map(|group| group.end - group.start).collect()
     }
 
-    /// Bytes that it takes on the device at most, in whole chunks, in whatever order its tensors are.
+    /// The most bytes that the model takes on the device, in whole chunks, in any order of its tensors.
     #[getter]
     fn room_bytes(&self) -> u64 {
         let inner = self.arranged().inner;
@@ -246,19 +248,19 @@ impl SwitchedWeights {
         bytes.next_multiple_of(switch.chunk_bytes())
     }
 
-    /// Bytes that are on the device.
+    /// The bytes that are on the device.
     #[getter]
     fn resident_bytes(&self) -> u64 {
         self.arranged().inner.model.resident_bytes()
     }
 
-    /// Bytes that must be free there to bring it.
+    /// The bytes that must be free on the device to bring the model.
     #[getter]
     fn missing_bytes(&self) -> u64 {
         self.arranged().inner.model.missing_bytes()
     }
 
-    /// Brings what is missing. Copies are under way then.
+    /// Starts the copies of what is missing on the device. Does not wait for them.
     fn load(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let inner = self.arranged().inner;
@@ -277,18 +279,19 @@ impl SwitchedWeights {
         inner.model.wait(group, &inner.stream(stream)?).map_err(told)
     }
 
-    /// What is on a stream now uses the model.
+    /// Records that the work now on a stream uses the model.
     fn used_by(&self, stream: usize) -> PyResult<()> {
         let inner = self.arranged().inner;
         inner.model.used_by(&inner.stream(stream)?).map_err(told)
     }
 
-    /// It is used, after so many uses of all models.
+    /// Records a use of the model. `uses` counts the uses of all models so far.
     fn note_use(&self, uses: u64) {
         lock(&self.demand).used(uses);
     }
 
-    /// The worth of its bytes on the device, after so many uses of all models: that with the least leaves first.
+    /// Returns the worth of the model's bytes on the device. `uses` counts the uses of all models so far. The model
+    /// with the least worth is evicted first.
     fn worth(&self, uses: u64, priority: i32) -> i64 {
         let inner = self.arranged().inner;
         let Inner { model, images, source, .. } = &*inner;
@@ -296,7 +299,8 @@ impl SwitchedWeights {
         lock(&self.demand).worth(uses, model.manifest().bytes(), has_image, priority)
     }
 
-    /// Lets others have so many bytes of its memory, or a little more. How many they are.
+    /// Frees `bytes` of the model's device memory for other models, rounded up to whole chunks. Returns the bytes
+    /// freed.
     fn evict(&self, bytes: u64) -> u64 {
         let inner = self.arranged().inner;
         let Inner { model, switch, .. } = &*inner;
@@ -313,7 +317,7 @@ impl SwitchedWeights {
 impl Inner {
     fn stream(&self, handle: usize) -> PyResult<tenure_device::Stream> {
         let memory = &self.memory;
-        // SAFETY: one of PyTorch's, which it never ends, or the null stream.
+        // SAFETY: the handle is the null stream or one of PyTorch's, which PyTorch never destroys.
         unsafe { memory.stream(handle) }
             .ok_or_else(|| complaint(format!("Tenure does not manage the memory of {}", memory.memory.device())))
     }
@@ -325,8 +329,8 @@ impl Drop for Inner {
     }
 }
 
-/// Into which groups layers are divided, of which each has its bytes and how long it computes; the layer behind each
-/// group's last.
+/// Divides layers into groups. Each layer has its bytes and its computing time in µs. Returns, for each group, the
+/// index after its last layer.
 #[pyfunction]
 pub(crate) fn divide_layers(layers: Vec<(u64, f64)>, bytes_per_us: f64, grouping: &str) -> PyResult<Vec<usize>> {
     let grouping = match grouping {
@@ -341,16 +345,17 @@ pub(crate) fn divide_layers(layers: Vec<(u64, f64)>, bytes_per_us: f64, grouping
     Ok(grouping.divide(&layers, &costs).ends)
 }
 
-/// The order of a model's tensors that was kept for a device and other settings, and the place behind each group's last; nothing
-/// before one was kept. Each of `tensors` says what its order may depend on.
+/// Returns the order of a model's tensors that was kept for these settings, and for each group the place after its last
+/// tensor; `None` if none was kept. Each string of `tensors` has the facts about one tensor that its order may depend
+/// on.
 #[pyfunction]
 pub(crate) fn known_order(settings: Vec<String>, tensors: Vec<String>) -> Option<(Vec<usize>, Vec<usize>)> {
-    // Python computes with no table on the host.
+    // Python's models keep no tables on the host, so orders with tables are skipped.
     let order = Orders::of_user()?.find(&order_key(&settings, &tensors)).filter(|order| order.tables.is_empty())?;
     Some((order.tensors, order.ends))
 }
 
-/// Keeps a model's order for other processes.
+/// Keeps a model's order, so that other processes find it.
 #[pyfunction]
 pub(crate) fn keep_order(settings: Vec<String>, tensors: Vec<String>, order: Vec<usize>, ends: Vec<usize>) {
     if let Some(orders) = Orders::of_user() {
@@ -363,14 +368,14 @@ fn order_key(settings: &[String], tensors: &[String]) -> OrderKey {
     OrderKey::new(&settings, tensors)
 }
 
-/// The place that each tensor has in an order.
+/// Returns the place of each tensor in an order.
 fn places(order: &[usize]) -> Arc<[usize]> {
     let mut places = vec![0; order.len()];
     order.iter().enumerate().for_each(|(place, &tensor)| places[tensor] = place);
     places.into()
 }
 
-/// Tensors for a manifest, and whether their image can be made again.
+/// Returns the tensors as entries of a manifest, and whether their image can be made again.
 fn entries(tensors: Vec<(String, u64, Place)>) -> PyResult<(Vec<Entry>, bool)> {
     let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
     let is_remade = tensors.iter().any(|(.., place)| matches!(place, Place::File(_)));
@@ -389,16 +394,16 @@ fn entries(tensors: Vec<(String, u64, Place)>) -> PyResult<(Vec<Entry>, bool)> {
             }
             Place::Memory(address) => {
                 let read = move || match bytes {
-                    // One without elements has no address.
+                    // A tensor without elements has no address.
                     0 => &[][..],
-                    // SAFETY: the package keeps tensors of so many bytes at the address until the image is made.
+                    // SAFETY: the package keeps a tensor of this many bytes at the address until the image is made.
                     _ => unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), bytes as usize) },
                 };
                 if is_remade {
                     let contents: Vec<u8> = read().to_vec();
                     Origin::Made(Arc::new(move |target: &mut [u8]| target.copy_from_slice(&contents)))
                 } else {
-                    // It is made once, and kept.
+                    // Read once: the image is then kept.
                     Origin::Made(Arc::new(move |target: &mut [u8]| target.copy_from_slice(read())))
                 }
             }
@@ -408,7 +413,8 @@ fn entries(tensors: Vec<(String, u64, Place)>) -> PyResult<(Vec<Entry>, bool)> {
     Ok((entries, is_remade))
 }
 
-/// A model's image. What has no room because others are still copied from has it when they were.
+/// Returns a model's image. If there is no room because other images are still being copied from, waits for those
+/// copies.
 fn acquire(images: &Images, switch: &Switch, manifest: &Arc<Manifest>) -> Result<Arc<Image>, SwitchError> {
     match images.acquire(manifest) {
         Err(SwitchError::NoHostRoom { .. }) => {
@@ -419,14 +425,14 @@ fn acquire(images: &Images, switch: &Switch, manifest: &Arc<Manifest>) -> Result
     }
 }
 
-/// What an image has of each of its tensors.
+/// Copies each tensor's bytes out of an image.
 fn contents(image: &Image) -> Result<Vec<Mutex<Vec<u8>>>, SwitchError> {
     let manifest = image.manifest();
     (0..manifest.entries().len())
         .map(|entry| {
             let (group, place) = (manifest.group_of(entry), manifest.place(entry));
             let begin = image.wait(group)?.wrapping_add((place.start - manifest.groups()[group].start) as usize);
-            // SAFETY: the group is there, and nobody writes it.
+            // SAFETY: the group has been read, and no other thread writes to it.
             let bytes = unsafe { slice::from_raw_parts(begin, (place.end - place.start) as usize) };
             Ok(Mutex::new(bytes.to_vec()))
         })
@@ -437,7 +443,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Its image went, and there was no memory for the next.
+/// Returns the error for a model whose old image is gone while there was no memory for the new one.
 fn lost(model: &Model) -> PyErr {
     let name = model.manifest().name();
     complaint(format!(

@@ -1,4 +1,4 @@
-//! What `tenure.torch` needs to put Tenure under PyTorch.
+//! Functions that `tenure.torch` calls to put Tenure under PyTorch.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,34 +9,35 @@ use tenure_device::{Clock, background};
 
 use crate::errors::complaint;
 
-/// The address of the table of functions that the shim stands on.
+/// Returns the address of the function table that the shim calls.
 #[pyfunction]
 pub(crate) fn torch_api() -> usize {
     tenure_capi::torch::run_waits_in(without_lock);
     tenure_capi::torch::tenure_torch_table().expose_provenance()
 }
 
-/// Lets other Python threads run during `wait`, whether this thread has Python's lock, as PyTorch's does when it opens
-/// another process's block or makes a storage, or not. When Python ends there is no lock to be had.
+/// Runs `wait` without the GIL, so that other Python threads run meanwhile. The calling thread may hold the GIL, as
+/// PyTorch's does when it opens another process's block or makes a storage, or not. While Python shuts down, the GIL
+/// cannot be taken: `wait` then runs directly.
 pub(crate) fn without_lock(wait: &mut (dyn FnMut() + Send)) {
     if Python::try_attach(|py| py.detach(&mut *wait)).is_none() {
         wait();
     }
 }
 
-/// Says how devices are opened.
+/// Sets how devices are opened, from options in JSON.
 #[pyfunction]
 pub(crate) fn torch_configure(py: Python<'_>, options: &str) -> PyResult<()> {
     py.detach(|| tenure_capi::torch::configure(options)).map_err(complaint)
 }
 
-/// The part of each device that this process may hold.
+/// Returns the fraction of each device's memory that this process may hold.
 #[pyfunction]
 pub(crate) fn torch_memory_fraction(py: Python<'_>) -> f64 {
     py.detach(tenure_capi::torch::memory_fraction)
 }
 
-/// Has this process yield its devices to the server of a socket.
+/// Makes this process yield its devices to the server at a socket.
 #[pyfunction]
 pub(crate) fn torch_background(py: Python<'_>, socket: PathBuf) -> PyResult<()> {
     py.detach(|| {

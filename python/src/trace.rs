@@ -1,3 +1,5 @@
+//! The class `Trace`: reads, writes and replays traces for `tenure.trace`.
+
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -13,7 +15,7 @@ use crate::errors::exception;
 use crate::interrupt::{Interrupt, Interruptible};
 use crate::json;
 
-/// Bytes of an event in `Trace.events`: four words, and a byte rounded up to one.
+/// The size in bytes of an event in `Trace.events`: four 8-byte words, and one byte padded to 8.
 const EVENT_BYTES: usize = 40;
 
 /// A validated trace.
@@ -22,7 +24,7 @@ pub(crate) struct Trace(plan::Trace);
 
 #[pymethods]
 impl Trace {
-    /// Reads a file, and executes nothing in it.
+    /// Reads a trace from a file. Executes nothing in the file.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf, device: Option<u32>) -> PyResult<Self> {
         let mut interrupt = Interrupt::new();
@@ -37,7 +39,7 @@ impl Trace {
         interrupt.result(trace.map(Self))
     }
 
-    /// What it is of, counts and peaks: the properties of `tenure.trace.Trace`.
+    /// Returns the trace's source, counts and peaks as JSON: the properties of `tenure.trace.Trace`.
     fn facts(&self, py: Python<'_>) -> PyResult<String> {
         let summary = py.detach(|| self.0.summary());
         json(&serde_json::json!({
@@ -58,7 +60,8 @@ impl Trace {
         }))
     }
 
-    /// The events, one after the other: time, address, bytes and stream in 64 bits each, action in 8, 56 of nothing.
+    /// Returns the events, packed: time, address, bytes and stream in 64 bits each, the action in 8, 56 bits of
+    /// padding.
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let events = self.0.events();
         PyBytes::new_with(py, events.len() * EVENT_BYTES, |bytes| {
@@ -73,7 +76,7 @@ impl Trace {
         })
     }
 
-    /// Writes a file in the format that the end of its name says.
+    /// Writes the trace to a file, in the format that the extension of its name says.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let format = Format::from_path(&path).ok_or_else(|| {
             let known = Format::ALL.map(Format::extension).join(", ");
@@ -83,7 +86,7 @@ impl Trace {
         py.detach(|| self.0.write(&path, format)).map_err(exception)
     }
 
-    /// Replays it on one allocator.
+    /// Replays the trace on one allocator. Returns the outcome as JSON.
     fn replay(
         &self,
         py: Python<'_>,
@@ -114,7 +117,7 @@ impl Trace {
         json(&interrupt.result(outcome)?)
     }
 
-    /// The report: one HTML file.
+    /// Returns the report on the trace: one HTML file.
     fn report(&self, py: Python<'_>) -> PyResult<String> {
         let mut interrupt = Interrupt::new();
         let page = py.detach(|| Ok(Report::observed(&self.0, |_, _| interrupt.step()).map_err(exception)?.html()));

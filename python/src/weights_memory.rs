@@ -1,4 +1,5 @@
-//! The memory of a device that a switcher has weights in: Tenure's under PyTorch, or one of its own beside PyTorch's.
+//! The device memory that a switcher's weights are in: Tenure's under PyTorch, or memory of Tenure's beside PyTorch's
+//! allocator.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,20 +9,20 @@ use tenure::device::{Stream, cuda};
 use tenure_capi::shared;
 use tenure_device::memory;
 
-/// Devices that were opened beside PyTorch's allocator, for the rest of the process.
+/// Devices that were opened beside PyTorch's allocator. They stay open for the rest of the process.
 static BESIDE: Mutex<Vec<WeightsMemory>> = Mutex::new(Vec::new());
 
-/// A device's memory, and how its driver gets to know streams of PyTorch's.
+/// A device's memory, and the driver that must be told of PyTorch's streams.
 #[derive(Clone)]
 pub(crate) struct WeightsMemory {
     pub(crate) memory: &'static DeviceMemory,
-    /// None where Tenure is under PyTorch, which tells the driver.
+    /// The driver, where Tenure is not under PyTorch. `None` where it is: there PyTorch's shim tells the driver.
     beside: Option<Arc<cuda::CudaDriver>>,
 }
 
 impl WeightsMemory {
-    /// Opens a device, if Tenure is not under PyTorch there, without a byte of its memory. What is opened here is no
-    /// installed device, so that nobody takes PyTorch's memory for Tenure's.
+    /// Opens a device without taking memory on it, unless Tenure is under PyTorch there. The opened device does not
+    /// count as installed, so that PyTorch's memory is not taken for Tenure's.
     ///
     /// # Errors
     /// There is no such device, or its driver failed.
@@ -40,10 +41,10 @@ impl WeightsMemory {
         Ok(made)
     }
 
-    /// A stream of PyTorch's.
+    /// Returns the stream with PyTorch's handle `handle`.
     ///
     /// # Safety
-    /// The handle is null or a stream of the device that exists for as long as anybody may use it, as PyTorch's do.
+    /// The handle is null, or a stream of the device that exists as long as it is in use, as PyTorch's do.
     pub(crate) unsafe fn stream(&self, handle: usize) -> Option<Stream> {
         let Some(driver) = &self.beside else {
             // SAFETY: by the function's contract.
