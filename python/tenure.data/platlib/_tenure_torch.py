@@ -1,11 +1,11 @@
 """Puts Tenure's allocator under PyTorch in programs that do not ask for it: `TENURE_TORCH=1`.
 
-Python runs `tenure.pth` when it starts, which calls `arm` if the variable is set. Nothing is imported then: the
-allocator is installed right after the program's own `import torch`. `tenure.torch.install` gets its arguments from
-`TENURE_TORCH_OPTIONS="allocator=paged,fraction=0.9"`. A failure is one line on stderr, and the program goes on with
+When Python starts, `tenure.pth` calls `arm` if the variable is set. Nothing is imported then: the allocator is
+installed right after the program's own `import torch`. `tenure.torch.install` gets its arguments from
+`TENURE_TORCH_OPTIONS="allocator=paged,fraction=0.9"`. A failure prints one line to stderr, and the program goes on with
 PyTorch's allocator.
 
-This module is not part of the package `tenure`, so that no program pays for importing that without importing PyTorch.
+This module is not part of the package `tenure`: so it can be imported without the cost of importing the package.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: What the variable may be, in any case.
+#: The accepted values of the variable, in any case.
 _ON = ("1", "true", "yes", "on")
 _OFF = ("", "0", "false", "no", "off")
 
-#: The options that there are, and what reads their values.
+#: The known options, and the functions that parse their values.
 _READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float, "background": str}
 
 
@@ -33,9 +33,9 @@ _is_armed = False
 
 
 def arm() -> None:
-    """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises.
+    """Arranges for the allocator to be installed after the import of `torch`, if the variable is on. Never raises.
 
-    In a virtual environment, Python calls it twice.
+    In a virtual environment, Python calls this twice.
     """
     global _is_armed
     if _is_armed:
@@ -54,9 +54,9 @@ def arm() -> None:
 
 
 class _TorchFinder:
-    """Finds `torch` as the other finders do, and has it loaded with an afterword, once.
+    """A finder that finds `torch` as the other finders do, and installs Tenure once after it is loaded.
 
-    It stays where it is: other threads may be going through the list of finders, and would pass one over if it moved.
+    It stays in the list of finders: other threads may be iterating over the list, and would skip a finder if it moved.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ def _say(text: str) -> None:
         if is_replaced:
             stderr.write(line)
             return
-        # Past the buffer: some versions of Python end with status 120 if what it holds cannot be written.
+        # Bypasses the buffer: some versions of Python exit with status 120 if buffered text cannot be written.
         stderr.flush()
         os.write(stderr.fileno(), line.encode(errors="replace"))
 

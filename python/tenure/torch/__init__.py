@@ -5,7 +5,7 @@ One line, before the program first uses CUDA, puts Tenure's memory under an unpa
 >>> import tenure.torch
 >>> tenure.torch.install()  # doctest: +SKIP
 
-PyTorch is imported when something here is first used, not with this module.
+PyTorch is imported at the first use of a name in this module, not with the module itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attributes of a module and of all modules in it, compared with what they were."""
+"""The attributes of a module and of all modules in it, compared with their earlier values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 __all__ = ["Attributes"]
 
-#: How deep containers and objects in attributes are looked at.
+#: The depth to which containers and objects in attributes are compared.
 _DEPTH = 4
 
-#: Values that are the same if they are equal.
+#: Types whose values are the same if they are equal.
 _PLAIN = (int, float, bool, str, bytes, type(None))
 
-#: Objects whose attributes are not the module's.
+#: Types of objects whose attributes are not the module's.
 _OTHERS = (
     *(nn.Module, Tensor, type, enum.Enum, types.ModuleType),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
@@ -28,27 +28,27 @@ _OTHERS = (
 
 
 class Attributes:
-    """What the attributes of all modules in a module are, and what is in them: containers, and attributes of objects.
+    """The attributes of all modules in a module, with the contents of containers and the attributes of objects in them.
 
-    They are compared by identity, numbers and strings by their values. What is in a tensor is not looked at.
+    They are compared by identity, numbers and strings by value. Contents of tensors are not compared.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        #: Of each container its name, and the keys of what is in it.
+        #: The name of each container, and the keys of its items.
         self._names: list[tuple[str, list[Any]]] = []
         #: Views of dictionaries, and other containers.
         self._views: list[Iterable[Any]] = []
         self._seen: set[int] = set()
         for path, child in module.named_modules():
             self._add(path, vars(child), 0)
-        # They are kept, so that none has another's identity.
+        # Kept alive, so that no new object gets the id of an old one.
         self._values: list[Any] = list(itertools.chain.from_iterable(self._views))
 
     def __len__(self) -> int:
         return len(self._values)
 
     def change(self) -> str | None:
-        """What has changed, by its name; None if nothing has."""
+        """Returns the name of an attribute that has changed; None if none has."""
         try:
             now = list(itertools.chain.from_iterable(self._views))
         except RuntimeError:
@@ -71,7 +71,7 @@ class Attributes:
             return
         self._seen.add(id(container))
         if isinstance(container, dict):
-            # Those of layers refuse to be looked at.
+            # Called on the class: dictionaries of gated layers refuse access by their own methods.
             self._views.append(dict.values(container))
             items: list[tuple[Any, Any]] = list(dict.items(container))
         else:
@@ -90,12 +90,12 @@ def _are_equal(one: Any, other: Any) -> bool:
     return type(one) in _PLAIN and type(one) is type(other) and repr(one) == repr(other)
 
 
-#: Libraries whose modules compute by their inputs, weights and attributes alone.
+#: Libraries whose modules depend on their inputs, weights and attributes alone.
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "sentence_transformers", "peft")
 
 
 def foreign_class(module: nn.Module) -> str | None:
-    """A class of one of its modules that is none of a well-known library's."""
+    """Returns a class of one of its modules that is not from a well-known library, if there is one."""
     classes = (type(child) for child in module.modules())
     foreign = (of for of in classes if of.__module__.partition(".")[0] not in _LIBRARIES)
     return next((f"{of.__module__}.{of.__qualname__}" for of in foreign), None)

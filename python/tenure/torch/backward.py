@@ -1,8 +1,8 @@
-"""For what a backward pass allocates.
+"""The purpose of memory that a backward pass allocates.
 
-PyTorch runs it on threads of its own, one for each device, that go from node to node of the graph. A hook on a node
-says for what its thread allocates from there on; nothing tells the thread when that ends. So it is said for a span,
-which ends with the pass on all threads, whether the pass succeeded or not.
+PyTorch runs the pass on threads of its own, one for each device, which go from node to node of the graph. A hook on a
+node sets the purpose of its thread from there on; no hook marks where it ends. So the purpose is set for a span, which
+ends with the pass on all threads, whether the pass succeeded or not.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["tell_in_backward"]
 
 _GRADIENT = number_of_tag("gradient")
 
-#: Marks a node that tells whose it is.
+#: The mark on a node that already has a hook.
 _TOLD = "tenure.told"
 
-#: The numbers of the spans of the passes that run, by the numbers of these.
+#: The number of the span of each running pass, by the pass's number.
 _spans: dict[int, int] = {}
 
 
 def tell_in_backward(tensor: Tensor, key: int) -> None:
-    """Lets backward, when it reaches what made `tensor`, allocate for gradients of this key."""
+    """Makes backward, when it reaches the node that made `tensor`, allocate for gradients of this key."""
     node = tensor.grad_fn
-    # What a module returns may be what a module in it returned, whose it is then.
+    # A module may return the result of an inner module, which has marked the node as its own.
     if node is not None and _TOLD not in node.metadata:
         node.metadata[_TOLD] = True
         node.register_prehook(_Reached(key))
 
 
 class _Reached:
-    """Is called when backward reaches a node."""
+    """A hook that runs when backward reaches a node."""
 
     def __init__(self, key: int) -> None:
         self._key = key
@@ -57,7 +57,7 @@ class _Reached:
 
 
 class _Pass:
-    """A pass in which a purpose was said. The engine calls it when the pass has succeeded, and drops it in any case."""
+    """A pass in which a purpose was set. The engine calls it when the pass has succeeded, and drops it in any case."""
 
     def __init__(self, number: int, key: int) -> None:
         self._number = number
@@ -67,7 +67,7 @@ class _Pass:
         self._before = _native.set_purpose(_GRADIENT, key, self._span.number)
 
     def __call__(self) -> None:
-        # A pass may have begun inside a node of another, which goes on.
+        # A pass may have begun inside a node of another pass, which then continues.
         if get_ident() == self._thread:
             _native.set_purpose(*self._before)
         self._span.end()

@@ -1,4 +1,4 @@
-"""Training steps of any model within a budget of memory."""
+"""Training steps of any model within a memory budget."""
 
 from __future__ import annotations
 
@@ -32,67 +32,68 @@ __all__ = ["Budget", "StepReport", "budget"]
 
 _LOG = logging.getLogger("tenure")
 
-#: Who plans what is kept and what is spilled.
+#: The planner that decides what is kept and what is spilled.
 Planner = Literal["scheduled", "flashneuron", "evolutionary", "milp"]
 
-#: By what bytes are encoded on their way to a disk.
+#: The codec of bytes on their way to a disk.
 Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
 
-#: What `_native.Budget.phase` says: there is no step; or the budget is told of all that is saved in it, or of nothing.
+#: The values of `_native.Budget.phase`: no step is open; the open step reports all saved tensors to the budget; or
+#: none.
 _BETWEEN, _WATCHED, _UNWATCHED = range(3)
 
-#: By device, which None is for the CPU.
+#: All open budgets, by device index; None is the CPU.
 _open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of a step."""
+    """The report on a step."""
 
-    #: None if it was measured without one.
+    #: The budget; None if the step was measured without one.
     budget_bytes: int | None
-    #: The most that was allocated at once, if that was looked at: in steps that were measured.
+    #: The peak of allocated bytes, if it was measured, as it is in measured steps.
     peak_bytes: int | None
-    #: Bytes that went out.
+    #: The bytes that left the device's memory.
     spilled_bytes: int
-    #: Bytes that came back.
+    #: The bytes that were fetched back.
     fetched_bytes: int
-    #: Bytes that were computed again.
+    #: The bytes that were recomputed.
     recomputed_bytes: int
-    #: How long that takes, as measured when they were computed first.
+    #: The time that recomputation takes, as measured at the first computation.
     recomputed_us: int
-    #: How long the host waited for bytes to go or come.
+    #: The time that the host waited for transfers.
     stalled_us: int
-    #: Moves that no plan asked for: there was no room otherwise.
+    #: The number of moves outside of the plan, because there was no room otherwise.
     unplanned: int
-    #: Whether it was made by a plan, to the end.
+    #: Whether the step followed a plan to the end.
     is_planned: bool
-    #: How long the plan takes the device, by what was measured; None without a plan.
+    #: The device time that the plan predicts from measurements; None without a plan.
     predicted_us: int | None
-    #: By what bytes were encoded on their way to a disk; a lossy one changes gradients.
+    #: The codec of the bytes written to a disk; a lossy one changes gradients.
     codec: str
 
 
 class _Threads(threading.local):
-    """What a thread entered."""
+    """The state of one thread in a budget."""
 
     def __init__(self) -> None:
         self.hooks: list[SavedHooks] = []
-        #: How many calls of the model's modules that have hooks go on, one in the other.
+        #: The depth of nested calls of the model's modules that have hooks.
         self.calls = 0
 
 
 class _Nested(threading.local):
-    """Budgets of a thread, of several devices, the innermost last."""
+    """The budgets that a thread is in, of several devices, the innermost last."""
 
     def __init__(self) -> None:
         self.entered: list[Budget] = []
-        #: Those by which is noted what their models make.
+        #: The budgets that record the operations of their models.
         self.noting: list[Budget] = []
 
     def hooks(self) -> SavedHooks:
-        """Hooks that give what is saved to the budget of its device."""
+        """Returns hooks that pass each saved tensor to the budget of its device."""
         natives = {budget._device: budget._native for budget in self.entered}
         innermost = self.entered[-1]._native
         if len(natives) == 1:
@@ -113,7 +114,7 @@ _nested = _Nested()
 
 
 class Budget:
-    """A model's budget of memory, for what threads compute inside of a ``with`` block. Made by `budget`."""
+    """A model's memory budget for the work of threads inside a ``with`` block. `budget` makes it."""
 
     def __init__(self, module: nn.Module, native: _native.Budget, device: torch.device) -> None:
         self._module = module
@@ -126,32 +127,32 @@ class Budget:
         self._is_told = False
         self._report: StepReport | None = None
         self._entries = Entries(module, _BeforeModel(self), _BehindModel(self))
-        #: A parameter that training changes, and how often it was written to when the step began.
+        #: A parameter that is trained, and how often it had been written to when the step began.
         self._parameter = next((each for each in module.parameters() if each.requires_grad), None)
         self._writes = 0
         native.attach(weakref.ref(self))
 
     @property
     def bytes(self) -> int | None:
-        """The budget; None until it is known what a step takes without one."""
+        """The budget; None until the peak of a step without one is known."""
         return self._native.bytes
 
     @property
     def plain_bytes(self) -> int | None:
-        """The most that a step took without a budget; None if none was measured."""
+        """The peak of a step without a budget; None if none was measured."""
         return self._native.plain_bytes
 
     @property
     def least_bytes(self) -> int | None:
-        """The least budget that the steps can keep to that were measured so far; None if none was."""
+        """The smallest budget that the steps measured so far can keep to; None if none was measured."""
         return self._native.least_bytes
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Says where a step begins and ends, for programs that want other borders than those that are found without.
+        """Marks where a step begins and ends, for programs whose steps are not those that are found without it.
 
-        Without it, a step begins where the model is called or something is saved for backward, and ends where backward
-        has let go of what was saved first, or where the model is called after its parameters were changed.
+        Without it, a step begins where the model is called or a tensor is saved for backward. It ends where backward
+        has freed the first tensor that the step saved, or where the model is called after its parameters were changed.
         """
         self._end()
         self._is_told = True
@@ -165,7 +166,7 @@ class Budget:
         self._end()
 
     def report(self) -> StepReport | None:
-        """What became of the last step whose backward pass is over; the step ends by this.
+        """Returns the report on the last step whose backward pass is over. Ends that step.
 
         Returns
         -------
@@ -177,12 +178,12 @@ class Budget:
         return self._report
 
     def write_problem(self, path: str | PathLike[str]) -> None:
-        """Writes what the planner was asked for the last step, for ``tenure plan`` to answer by others.
+        """Writes the planning problem of the last step, so that ``tenure plan`` can solve it with other planners.
 
         Parameters
         ----------
         path
-            A file of JSON.
+            The JSON file to write.
 
         Raises
         ------
@@ -193,7 +194,7 @@ class Budget:
             raise Error("there is no plan yet: a budget makes one of steps that were measured")
 
     def close(self) -> None:
-        """Ends the budget: nothing is limited any more. What was saved can still be used."""
+        """Ends the budget and its limit. Saved tensors can still be used."""
         with _opening:
             if self._is_over:
                 return
@@ -237,17 +238,17 @@ class Budget:
             self.close()
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The program calls the model, or a part of it; or the model calls itself."""
+        """Runs when the program calls the model or a part of it, or when the model calls itself."""
         self._threads.calls += 1
         is_here = bool(self._threads.hooks) and torch.is_grad_enabled()
-        # Not where a checkpoint computes again.
+        # Skipped where a checkpoint recomputes.
         if not is_here or torch._C._current_graph_task_id() != -1:
             return
         is_entered = self._threads.calls == 1
         if is_entered:
             self._entries.enter(module)
         if self._is_between(is_entered):
-            # A call before may have been interrupted, of which hooks are not told.
+            # An earlier call may have been interrupted, and interrupts do not reach hooks.
             self._threads.calls = 1
             self._begin(*self._signature(module, args, kwargs))
             self._follow()
@@ -257,7 +258,7 @@ class Budget:
             self._native.listen(True)
 
     def _is_between(self, is_entered: bool) -> bool:
-        """Whether a step begins where the model is called."""
+        """Returns whether a step begins at this call of the model."""
         phase = self._native.phase
         if phase == _BETWEEN:
             return True
@@ -267,7 +268,7 @@ class Budget:
         return has_learned or (phase == _UNWATCHED and is_entered)
 
     def _begin_by_saving(self, tensor: Tensor) -> None:
-        """Something is saved, and there is no step: the native budget calls this."""
+        """Begins a step when a tensor is saved while none is open. The native budget calls this."""
         if self._is_over or torch._C._current_graph_task_id() != -1:
             return
         self._entries.watch()
@@ -285,7 +286,10 @@ class Budget:
             self._native.stay(self._staying())
 
     def _follow(self) -> None:
-        """This thread's hooks are there where the step is watched. A thread of several cannot speak for the others."""
+        """Sets this thread's hooks if the step is watched, else removes them.
+
+        With several threads in the budget, the hooks stay: one thread cannot decide for the others.
+        """
         hooks = self._threads.hooks[-1]
         if self._native.phase == _WATCHED or self._entered > 1 or len(_nested.entered) > 1:
             hooks.resume()
@@ -293,9 +297,9 @@ class Budget:
             hooks.pause()
 
     def _wake(self) -> bool:
-        """A step finds no room that was not watched: the native budget calls this in the thread that allocates.
+        """Sets the hooks when an unwatched step finds no room. The native budget calls this in the allocating thread.
 
-        Returns whether the step is watched from now on. In backward, which has a stack of hooks of its own, it is not.
+        Returns whether the step is watched from now on. In backward it is not: backward has a hook stack of its own.
         """
         if not self._threads.hooks or torch._C._current_graph_task_id() != -1:
             return False
@@ -304,12 +308,12 @@ class Budget:
         return True
 
     def _leave_model(self, *, all_calls: bool = False, has_failed: bool = False) -> None:
-        """The model has returned, or raised an error."""
+        """Runs when the model has returned or raised an error."""
         self._threads.calls = 0 if all_calls else max(self._threads.calls - 1, 0)
         if self._threads.calls > 0:
             return
         if has_failed and self._threads.hooks and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            # Nobody goes back through it. The next call does the same again, or more.
+            # No backward pass follows the failed call. The next call does the same work again, or more.
             self._native.interrupt()
         if self not in _nested.noting:
             return
@@ -326,17 +330,17 @@ class Budget:
             self._entries.settle()
 
     def _fail(self, error: BaseException) -> None:
-        """The step was interrupted. If that was for want of what the engine could not do, says so."""
+        """Ends an interrupted step. If the engine failed, raises its error."""
         failure = self._native.abandon()
         if failure is not None and isinstance(error, Exception):
             raise Error(failure) from error
 
     def _staying(self) -> list[int]:
-        """Where that is which the model itself has."""
+        """Returns the addresses of the model's own tensors, which stay in memory."""
         return [address_of(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())]
 
     def _signature(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Hashable, Hashable, int]:
-        """What tells steps apart: their kind, the sizes of what the model is given, and its bytes."""
+        """Returns the identity of a step: its kind, the sizes of the model's inputs, and their bytes."""
         tensors = list(tensors_in((args, kwargs)))
         sizes = tuple(tensor.shape for tensor in tensors)
         kinds = tuple((tensor.dim(), tensor.dtype, tensor.requires_grad) for tensor in tensors)
@@ -347,12 +351,12 @@ class Budget:
 
 
 def _number(*of: Hashable) -> int:
-    """The same number for the same things."""
+    """Returns a hash as a number of 64 bits: the same for equal things."""
     return hash(of) & (1 << 64) - 1
 
 
-# As torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is called, not
-# where it is compiled.
+# The same as torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is
+# called, not where it is compiled.
 Budget._enter_model._torchdynamo_disable = True  # type: ignore[attr-defined]
 Budget._leave_model._torchdynamo_disable = True  # type: ignore[attr-defined]
 Budget._enter_model._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
@@ -361,10 +365,10 @@ Budget._enter_model._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 
 
 class _BeforeModel(Hook):
-    """Is called before each call of the model, or of a part at which a program enters it.
+    """A hook before each call of the model, or of a part at which a program enters it.
 
-    A budget has its hooks, and they do not have it: so what it holds, such as room on a disk, goes with the last
-    reference to it.
+    The budget refers to its hooks and they only weakly to it. So the budget's resources, such as room on a disk, are
+    freed with the last reference to it.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -377,7 +381,7 @@ class _BeforeModel(Hook):
 
 
 class _BehindModel(Hook):
-    """Is called after it."""
+    """A hook after each such call."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = weakref.ref(budget)
@@ -399,74 +403,75 @@ def budget(
     planner: Planner = "scheduled",
     codec: Codec = "auto",
 ) -> Budget:
-    """Keeps training steps of a model within a budget of memory, with the same losses and gradients, bit for bit.
+    """Keeps training steps of a model within a memory budget, with the same losses and gradients, bit for bit.
 
-    What the forward pass saves for the backward pass is kept, leaves the device's memory and comes back in time, or is
-    given up and computed again, by a plan made of steps that were measured: the first two, and those of other kinds, by
-    what the model is called with. Steps that differ in sizes alone are estimated by two that were measured. Neither the
-    model nor the loop that trains it changes. The budget holds inside of a ``with`` block, for the threads that enter
-    it.
+    Tensors that the forward pass saves for the backward pass are kept, leave the device's memory and come back in time,
+    or are freed and recomputed. A plan decides which. It is made from measured steps: the first two, and the first of
+    each other kind; a kind is given by the inputs of the model. Steps that differ in sizes alone are estimated from two
+    measured ones. Neither the model nor its training loop changes. The budget holds inside a ``with`` block, for the
+    threads that enter it.
 
     Parameters
     ----------
     module
         The model, all of it on one device: a GPU with Tenure's allocator (`install`), or the CPU.
     memory
-        The device's memory that this process may hold, weights and all: bytes, or text such as ``"12GiB"``. Or a share
-        of what a step takes without a budget, such as ``"50%"``, for which the first two steps have none.
+        The device memory that this process may hold, weights included: bytes, or text such as ``"12GiB"``. Or a share
+        of the peak of a step without a budget, such as ``"50%"``: then the first two steps have no limit.
     spill
-        A folder to spill to, or several that share the load. On the CPU the folder for temporary files, or /var/tmp if
-        that is in memory itself, if none is given; on a GPU none.
+        A folder to spill to, or several that share the load. Default on the CPU: the folder for temporary files, or
+        /var/tmp if that folder is in memory itself. Default on a GPU: none.
     spill_bytes
-        Bytes to take of these disks together, as a number or as ``"64GiB"``, set aside at once: half of what is free
-        and at most 64 GiB, if it is not given.
+        The bytes to reserve on these disks together, as a number or as ``"64GiB"``; they are reserved at once. Default:
+        half of the free space, at most 64 GiB.
     spill_daily_bytes
-        How many bytes this budget may write to them in 24 hours, as disks wear out, before they are encoded and with
-        those by which disks are measured: any number, if it is not given. What would write more, and has no room
-        elsewhere, is an error.
+        The bytes that this budget may write to the disks in 24 hours, to limit their wear. They are counted before
+        encoding and include the writes that measure the disks. Default: no limit. A step that would write more, and has
+        no room elsewhere, raises an error.
     host_bytes
-        Pinned memory of the host to spill a GPU's bytes to: half of what is available, if it is not given.
+        The pinned host memory to spill a GPU's bytes to. Default: half of the available memory.
     planner
-        Who plans what is spilled, and when. ``milp``, which takes longest, is only in a package that was built with it:
-        ``pip install --config-settings build-args="--features milp" .``, for which cmake, C++ and libclang are needed.
+        The planner that decides what is spilled, and when. ``milp``, the slowest, is only in a package that was built
+        with it: ``pip install --config-settings build-args="--features milp" .``, which needs cmake, C++ and libclang.
     codec
-        By what bytes are encoded on their way to a disk: by what measurements choose of ``zeros`` and ``planes``, which
-        lose nothing, if it is not given. ``fp16`` and ``csr-fp16`` round numbers: gradients are others than without.
+        The codec of bytes on their way to a disk. Default: ``zeros`` or ``planes``, as measurements choose; both lose
+        nothing. ``fp16`` and ``csr-fp16`` round numbers, which changes gradients.
 
     Returns
     -------
     Budget
-        For the ``with`` block. `Budget.report` says what became of a step.
+        The budget, to be entered in a ``with`` block. `Budget.report` reports on a step.
 
     Raises
     ------
     tenure.Error
-        The budget, a folder or the model's device cannot be used; the message says why. In the block: the budget is too
-        small, before it was exceeded; bytes could not go or come back.
+        The budget, a folder or the model's device cannot be used; the message says why. Inside the block: the budget is
+        too small (raised before it is exceeded), or a transfer failed.
 
     Notes
     -----
-    A step is what lies between two changes of the model's parameters, or what a backward pass ends, whatever calls the
-    model. A step that fits into three quarters of the budget, by what is known of its sizes, is left alone: no
-    hook is called for it, and no byte moves.
+    A step is the work between two changes of the model's parameters, or the work that a backward pass ends, however the
+    model is called. A step that by its sizes fits into three quarters of the budget is left alone: its hooks are not
+    called, and no byte moves.
 
-    A budget in bytes holds from the first allocation in the block on, also in the steps that are measured: what they
-    save leaves where there is no room, or is computed again. What cannot be kept to is an error at once. A share has no
-    limit in its first two steps; then `Budget.least_bytes` says how small a budget may be.
+    A budget in bytes holds from the first allocation in the block on, also in measured steps: their saved tensors leave
+    the device or are recomputed where there is no room. A budget that cannot be kept raises an error at once. A share
+    sets no limit in its first two steps; after them `Budget.least_bytes` says how small a budget may be.
 
-    A C++ compiler is needed once for each PyTorch, unless what it makes came with the package.
+    A C++ compiler is needed once for each version of PyTorch, unless the compiled shim came with the package.
 
-    Steps that do something else than others of their kind are made without a plan, and measured again. So are those
-    that begin with more memory held than there was, such as an optimizer's state.
+    A step that does other work than the earlier steps of its kind runs without a plan and is measured again. So is a
+    step that begins with more memory held than before, such as an optimizer's state.
 
-    Saved tensors smaller than 1 MiB, parameters and buffers stay, and so do tensor subclasses and what was not
-    allocated by Tenure. What is written to by ways that autograd does not see (``.data``, NumPy) after it was saved may
-    come back as it was then.
+    Saved tensors smaller than 1 MiB, parameters and buffers stay in memory. So do tensor subclasses and memory that
+    Tenure did not allocate. A saved tensor that is later written to in ways that autograd does not see (``.data``,
+    NumPy) may come back with its old values.
 
-    ``torch.compile`` works. What one compiled graph saves is needed all at once by its backward pass: compile layers
-    rather than the whole model, and give this the model that the program calls. CUDA graphs' memory stays.
+    ``torch.compile`` works. The backward pass of a compiled graph needs all its saved tensors at once: so compile
+    layers rather than the whole model, and pass this function the model that the program calls. The memory of CUDA
+    graphs stays.
 
-    On the CPU, all memory of PyTorch's counts that is allocated while there is a budget, and the model, which moves.
+    On the CPU, the budget covers all memory that PyTorch allocates while it is open, and the model, which is moved.
 
     Examples
     --------
@@ -517,7 +522,7 @@ def budget(
 
 
 def _amount(name: str, value: object) -> int | float:
-    """Bytes; or a share in percent, as a float."""
+    """Returns an amount in bytes as an int, or a share in percent as a float."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63:
         return value
     if not isinstance(value, str):
@@ -538,7 +543,7 @@ def _bytes(name: str, value: object) -> int:
 
 
 def _device_of(module: nn.Module) -> torch.device:
-    """Where all of the model is."""
+    """Returns the one device that all of the model is on."""
     if not isinstance(module, nn.Module):
         raise Error(f"a budget is of a torch.nn.Module, not of {type(module).__name__}")
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
@@ -552,7 +557,7 @@ def _device_of(module: nn.Module) -> torch.device:
 
 
 def _move_in(module: nn.Module) -> None:
-    """Has what a model on the CPU holds count, where nobody else has it."""
+    """Moves a CPU model's tensors into memory that the budget counts, where nothing else shares their memory."""
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     tensors: list[Tensor] = [*module.parameters(), *module.buffers(), *gradients]
     for tensor in tensors:

@@ -28,41 +28,41 @@ _HERE = Path(__file__).parent
 _SOURCES = _HERE / "shim"
 _PREBUILT = _HERE / "prebuilt"
 
-#: Headers that the shim needs and PyTorch does not have: one of the CUDA runtime's, one of the CUDA compiler's.
+#: The headers that the shim needs and PyTorch does not have: one of the CUDA runtime's, one of the CUDA compiler's.
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 
-#: How long a shim is kept that nobody uses, in seconds.
+#: The time in seconds after which an unused shim is removed.
 _KEPT_S = 90 * 24 * 3600
 
 
 class BuildError(Exception):
-    """The shim cannot be built: why, in one line."""
+    """The shim cannot be built. The message says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Shim:
-    """What a shim is made of."""
+    """The parts that a shim is compiled from."""
 
     sources: Path
-    #: Those of PyTorch's that it is linked to.
+    #: The libraries of PyTorch's that it is linked to.
     libraries: tuple[str, ...]
-    #: Where in PyTorch's headers those are that it stands on.
+    #: A header of PyTorch's that it needs, as a path below PyTorch's headers.
     headers: str
     needs_cuda: bool
 
 
 def on_cuda() -> Shim:
-    """The shim under PyTorch's memory of GPUs."""
+    """Returns the shim of PyTorch's GPU allocator."""
     return Shim(_SOURCES, ("c10", "c10_cuda", "torch_cuda"), "c10/cuda/CUDACachingAllocator.h", needs_cuda=True)
 
 
 def on_cpu() -> Shim:
-    """The shim under PyTorch's memory of the CPU."""
+    """Returns the shim of PyTorch's CPU allocator."""
     return Shim(_HERE / "shim_cpu", ("c10",), "c10/core/CPUAllocator.h", needs_cuda=False)
 
 
 def on_operations() -> Shim:
-    """The shim between PyTorch's autograd and its kernels."""
+    """Returns the shim between PyTorch's autograd and its kernels."""
     libraries = ("c10", "torch_cpu", "torch_python")
     return Shim(_HERE / "shim_operations", libraries, "ATen/core/dispatch/Dispatcher.h", needs_cuda=False)
 
@@ -79,7 +79,7 @@ class Torch:
 
     @staticmethod
     def current() -> Torch:
-        """The PyTorch of this program."""
+        """Returns the PyTorch of this program."""
         import torch
 
         return Torch(
@@ -92,49 +92,49 @@ class Torch:
 
     @property
     def release(self) -> tuple[int, int]:
-        """The version that programs are written for, such as (2, 11)."""
+        """The major and minor version, such as (2, 11)."""
         major, minor, *_ = self.version.split(".")
         return int(major), int(minor)
 
     @property
     def cxx_standard(self) -> str:
-        """The C++ that this PyTorch's headers are written in."""
+        """The C++ standard of this PyTorch's headers."""
         return "c++20" if self.release >= (2, 14) else "c++17"
 
     def prebuilt_name(self, shim: Shim | None = None) -> str:
-        """The name of a shim's file, if one comes with the package: that of GPUs, unless another is given.
+        """Returns the file name that a shim has if it comes with the package. The default is the GPU shim.
 
-        It ends with `sources_digest`, so that a shim of other sources is not found.
+        The name ends with `sources_digest`, so that a shim built from other sources is not found.
         """
         return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}-{sources_digest(shim)}.so"
 
 
 def sources_digest(shim: Shim | None = None) -> str:
-    """A name for what the shim is compiled from: its sources, and the header that says how it calls Tenure."""
+    """Returns a digest of the shim's sources, including the header of the functions it calls in Tenure."""
     files = sorted(path for path in (shim or on_cuda()).sources.iterdir() if path.is_file())
     text = "\0".join(part for path in files for part in (path.name, path.read_text()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def prebuilt(torch: Torch, shim: Shim | None = None) -> Path | None:
-    """The shim for `torch` that came with the package: that of GPUs, unless another is given."""
+    """Returns the shim for `torch` that came with the package, if any. The default is the GPU shim."""
     path = _PREBUILT / torch.prebuilt_name(shim)
     return path if _is_whole(path) else None
 
 
 def built(torch: Torch, shim: Shim | None = None) -> Path:
-    """The shim for `torch` (that of GPUs, unless another is given), built by this call unless it was built before.
+    """Returns the shim for `torch`, and builds it unless it was built before. The default is the GPU shim.
 
     Raises
     ------
     BuildError
-        There is no compiler, a header is missing, or the compiler refuses.
+        There is no compiler, a header is missing, or the compilation fails.
     """
     shim = shim or on_cuda()
     compiler = _compiler()
     includes = _includes(torch, shim)
     key = _key(torch, compiler, shim)
-    # Also where the folder cannot be written to, as in an image that was made with the shim in it.
+    # Works also if the folder cannot be written to, as in a container image with the shim in it.
     if (folder := _folder()) and _is_whole(shipped := folder / f"{key}.so"):
         with contextlib.suppress(OSError):
             os.utime(shipped)
@@ -159,9 +159,9 @@ def compile_shim(
     compiler: list[str] | None = None,
     includes: list[Path] | None = None,
 ) -> None:
-    """Compiles the shim for `torch` into the file `library`, which appears when it is whole.
+    """Compiles the shim for `torch` into the file `library`, which appears only when it is complete.
 
-    Nobody else may do so at the same time: then what is left of one that was killed is overwritten by the next.
+    No other process may compile the same file meanwhile. Leftovers of a killed compilation are overwritten.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def compile_shim(
     shim = shim or on_cuda()
     compiler = compiler or _compiler()
     own, *foreign = [shim.sources, *(includes or _includes(torch, shim))]
-    # The compiler's own standard headers come before any that a package has beside CUDA's.
+    # The compiler's own standard headers come before copies that a package has beside CUDA's.
     paths = [f"-I{own}", *(flag for path in foreign for flag in ("-idirafter", str(path)))]
     unfinished = library.with_suffix(".unfinished")
     command = [
@@ -184,7 +184,7 @@ def compile_shim(
         *(f"-l{name}" for name in shim.libraries),
         *(f"-Wl,{library}" for library in _cxx_library()),
     ]
-    # As one file: PyTorch's headers are most of the work, and are read once.
+    # All sources are compiled as one file: PyTorch's headers are most of the work, and are read only once.
     source = "".join(f'#include "{path.name}"\n' for path in sorted(shim.sources.glob("*.cpp")))
     try:
         unfinished.unlink(missing_ok=True)
@@ -206,10 +206,10 @@ def compile_shim(
 
 
 def _cxx_library() -> list[str]:
-    """The C++ library of this process, which PyTorch has loaded, if that is GCC's.
+    """Returns the path of this process's C++ library, which PyTorch has loaded, if it is GCC's.
 
-    Some compilers link one of their own: two in a process do not know each other's locales, and what the shim printed a
-    number into ended the process.
+    Some compilers link a C++ library of their own. Two in a process do not know each other's locales: the process
+    crashed when the shim printed a number to a stream.
     """
     mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
     paths = (path for found in mapped for path in found if Path(path).name.startswith("libstdc++.so"))
@@ -224,14 +224,14 @@ def _run(command: list[str], source: str = "") -> subprocess.CompletedProcess[st
 
 
 def _end(status: int) -> str:
-    """How a program ended that said nothing."""
+    """Describes the end of a program that printed nothing."""
     if status < 0:
         return f"it was killed by signal {-status} ({signal.strsignal(-status)}), and said nothing"
     return f"it ended with status {status}, and said nothing"
 
 
 def _seal(library: Path) -> None:
-    """Ends a library with a digest of it, which the loader of libraries does not look at."""
+    """Appends a digest to a library. The dynamic loader ignores it."""
     code = library.read_bytes() if library.is_file() else b""
     if not code.startswith(b"\x7fELF"):
         raise BuildError("the compiler wrote no library, and says no more: set CXX to another one")
@@ -242,7 +242,7 @@ def _seal(library: Path) -> None:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there as it was sealed: one that was cut short can end the process that loads it."""
+    """Returns whether a library matches its digest: loading a truncated one can crash the process."""
     try:
         content = library.read_bytes()
     except OSError:
@@ -252,7 +252,7 @@ def _is_whole(library: Path) -> bool:
 
 
 def _compiler() -> list[str]:
-    """The command that compiles C++: `$CXX`, or the first that is found."""
+    """Returns the command that compiles C++: `$CXX`, or else the first compiler that is found."""
     try:
         command = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
@@ -268,7 +268,7 @@ def _compiler() -> list[str]:
 
 
 def _includes(torch: Torch, shim: Shim | None = None) -> list[Path]:
-    """Where the headers are that the shim includes."""
+    """Returns the folders of the headers that the shim includes."""
     shim = shim or on_cuda()
     own = torch.root / "include"
     found = [own, own / "torch/csrc/api/include"]
@@ -287,12 +287,12 @@ def _includes(torch: Torch, shim: Shim | None = None) -> list[Path]:
 
 
 def _cuda_includes(cuda: str) -> Iterator[Path]:
-    """Where CUDA's headers may be, the best place first: packages that PyTorch brings, then a toolkit."""
+    """Yields folders that may have CUDA's headers, the best first: packages that PyTorch brings, then a toolkit."""
     major = cuda.split(".")[0]
     folders = (f"nvidia/cu{major}/include", "nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include")
     roots = [Path(entry or ".") for entry in sys.path]
     yield from (root / folder for folder in folders for root in roots)
-    # Triton has those of the CUDA that it was built for.
+    # Triton has the headers of the CUDA that it was built for.
     triton = importlib.util.find_spec("triton")
     for location in (triton.submodule_search_locations or []) if triton else []:
         yield Path(location) / "backends/nvidia/include"
@@ -300,7 +300,7 @@ def _cuda_includes(cuda: str) -> Iterator[Path]:
 
 
 def _key(torch: Torch, compiler: list[str], shim: Shim) -> str:
-    """A name for everything that the shim's bytes depend on, `sources_digest` last."""
+    """Returns a name that covers everything the shim's bytes depend on, with `sources_digest` last."""
     version = _run([*compiler, "--version"]).stdout
     parts = [torch.version, torch.git, torch.cuda, str(torch.cxx11_abi), str(torch.root), shlex.join(compiler), version]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -308,8 +308,8 @@ def _key(torch: Torch, compiler: list[str], shim: Shim) -> str:
 
 
 def _folder() -> Path | None:
-    """The folder of shims that were built here, there or not; None for a user who has no home."""
-    # As the XDG specification has it, what is relative is not taken.
+    """Returns the folder of shims that were built here, which may not exist; None for a user without a home."""
+    # The XDG specification says to ignore relative paths.
     for home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(home):
             return Path(home) / "tenure" / "shims"
@@ -318,17 +318,17 @@ def _folder() -> Path | None:
 
 @functools.cache
 def _own_folder() -> Path:
-    """A folder that lasts as long as this process."""
+    """Returns a folder that is deleted when this process ends."""
     folder = tempfile.mkdtemp(prefix="tenure-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def _log(library: Path, text: str) -> Path | None:
-    """Writes what the compiler said, if it can be, to where it is found after this process too."""
+    """Writes the compiler's output, if possible, to a file that outlives this process. Returns the file."""
     try:
         if library.parent == _own_folder():
-            # Beside other users' files, of which one may have any name that can be guessed.
+            # In a folder with other users' files: they could have taken any name that can be guessed.
             with tempfile.NamedTemporaryFile("w", prefix=f"{library.stem}-", suffix=".log", delete=False) as file:
                 file.write(text)
             return Path(file.name)
@@ -340,7 +340,7 @@ def _log(library: Path, text: str) -> Path | None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes what was not used for long: shims of other versions, and what builds left that were killed."""
+    """Removes old files: unused shims of other versions, and leftovers of killed builds."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -349,7 +349,7 @@ def _remove_unused(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _cache(folder: Path | None, key: str) -> Iterator[Path]:
-    """`folder`, or one to build in instead. Of several processes that want `key`, one has it and the others wait."""
+    """Gives `folder`, or another one to build in. Locks `key`, so that other processes that build it wait."""
     with contextlib.ExitStack() as held:
         try:
             if folder is None:
@@ -357,13 +357,13 @@ def _cache(folder: Path | None, key: str) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            # Another user's, where several share a folder, cannot be opened.
+            # Fails for another user's lock file in a folder that several users share.
             fcntl.flock(held.enter_context(open(folder / f"{key}.lock", "w")), fcntl.LOCK_EX)
         except OSError as error:
             warnings.warn(
                 f"the shim is built again by every process, since {folder or '~/.cache'} cannot be written to "
                 f"({error.strerror}): set XDG_CACHE_HOME to a folder that can",
-                stacklevel=7,  # whoever calls install()
+                stacklevel=7,  # the caller of install()
             )
             folder = _own_folder()
         yield folder

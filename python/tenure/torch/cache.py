@@ -1,58 +1,64 @@
 """Device memory that processes share, under PyTorch: PipeSwitch's calls, on an unpatched PyTorch.
 
-One process takes a cache of device memory and sends it; others receive it. Each inserts ranges of it into the allocator
-under its PyTorch, for the current stream:
+One process allocates a cache of device memory and sends it; others receive it. Each inserts ranges of it into the
+allocator under its PyTorch, for the current stream:
 
-- the range for *parameters* takes every tensor of the stream, one behind the other. One process writes them; any number
-  of others read them, mapped for reading only: they allocate the same tensors in the same order, at no copy.
+- the range for *parameters* takes every tensor of the stream, one after the other. One process writes them. Any number
+  of others read them through a read-only mapping: they allocate the same tensors in the same order and copy nothing.
 - the range for *computation* takes the large tensors of the stream. Any number of processes and streams have it
-  inserted; it is used by one at a time, from its first large tensor to its last. Who allocates meanwhile waits, in the
-  order of processes, and gets an error that names the process after `SharedCacheSettings.wait` seconds.
+  inserted. One stream uses it at a time, from its first large tensor to its last. Other allocations meanwhile wait, in
+  the order of processes, and fail with an error that names the using process after `SharedCacheSettings.wait` seconds.
 
-There are two orders of calls. In **Tenure's own** parameters are published once and then read:
+There are two orders of calls. In **Tenure's own**, parameters are published once and then read:
 
 ========================================  ======================================================
 in the owner                              `allocate_shared_cache`, `send_shared_cache`
 in a worker                               `recv_shared_cache`
-in whoever writes parameters              `share_module`; or `insert_shared_cache_for_parameter`,
+in the process that writes parameters     `share_module`; or `insert_shared_cache_for_parameter`,
                                           allocate and fill, `publish_shared_parameters`
-in whoever reads them                     `attach_module`; or `insert_shared_cache_for_parameter`
+in the processes that read them           `attach_module`; or `insert_shared_cache_for_parameter`
                                           ``("read")``, allocate
 in both, then                             `insert_shared_cache_for_computation`
 at the end                                `clear_shared_cache`
 ========================================  ======================================================
 
-Only what was published can be read, any other allocation there is an error, and nobody writes while anybody reads:
-nobody computes with somebody else's weights.
+Only published parameters can be read; any other allocation in their range is an error. No process writes while another
+reads. So no process computes with another model's weights.
 
-In **PipeSwitch's** they come and go, request by request; it runs with its calls as they are:
+In **PipeSwitch's order** parameters come and go, request by request. PipeSwitch runs with its calls as they are:
 
 ========================================  ======================================================
-in the owner, who schedules               `allocate_shared_cache`; for each worker `send_shared_cache`
+in the owner, which schedules             `allocate_shared_cache`; for each worker `send_shared_cache`
 in a worker                               `recv_shared_cache`; then for each model, on two streams of
                                           its own: `insert_shared_cache_for_parameter` on the one,
                                           `insert_shared_cache_for_computation` on the other, and
                                           its parameters allocated on the first
 in the owner, for each request            `insert_shared_cache_for_parameter`, the model's parameters
                                           ``.cuda()`` in the same order, `clear_shared_cache`
-in the worker that it is for, told by     computes on the model's second stream; deletes what it
-the owner through a pipe of the program   computed
+in the request's worker, notified by      computes on the model's second stream; deletes its results
+the owner through the program's own pipe
 ========================================  ======================================================
 
-Workers have allocated before anything is written, and may compute with the first layers while the last are on their
-way. So there it is for the program to say who computes when with what, and Tenure can not see it if a worker computes
-too early or too long. What it sees to: a worker writes no parameters by mistake. Two never compute in the same memory.
-And a computation, with its first large tensor, waits until its parameters are transferred or being so, and fails if
-their writer died at it, or what was transferred last is not laid out as the parameters for which its process inserted
-the range last before that for the computation; one that began during a transfer is checked with its first large tensor
-after it. Two models of the same layout are not told apart, nor do sizes that fill the same 512 bytes differ where the
-owner transfers many parameters as one tensor, as PipeSwitch does. A computation of small tensors alone is not seen at
-all.
+Workers have allocated before anything is written, and may compute with the first layers while the last are still being
+copied. So the program decides which process computes when and with which parameters. Tenure cannot see a worker that
+computes too early or too long. It ensures this much:
 
-What survives what: memory that a process has mapped stays valid and unchanged whoever else dies, the owner of the cache
-among them. New processes can receive the cache while its owner lives. Who computes when the owner has died does so in
-memory of its own. With the owner in a process of its own (`tenure memory daemon`), published parameters outlive the
-process that wrote them for new readers too.
+- A worker does not write parameters by mistake.
+- Two processes never compute in the same memory.
+- A computation, with its first large tensor, waits until its parameters have been transferred or are being transferred.
+- The computation fails if the writer of its parameters died during the transfer. It also fails if the layout of the
+  last transfer differs from that of the parameters for which its process last inserted the range, before it inserted
+  the range for the computation. A computation that began during a transfer is checked at its first large tensor after
+  the transfer.
+
+Two models of the same layout cannot be told apart. Where the owner transfers many parameters as one tensor, as
+PipeSwitch does, sizes that fill the same 512 bytes count as equal. A computation that uses only small tensors is not
+seen at all.
+
+Memory that a process has mapped stays valid and unchanged when any other process dies, even the owner of the cache. New
+processes can receive the cache while its owner lives. A process that computes after the owner has died does so in
+memory of its own. With the owner in a separate process (`tenure memory daemon`), published parameters outlive the
+process that wrote them, for new readers too.
 """
 
 from __future__ import annotations
@@ -74,29 +80,29 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Ten years, in seconds.
+#: The longest wait, in seconds: ten years.
 _LONGEST_WAIT = 315_360_000
 
 
 @dataclass(frozen=True)
 class SharedCacheSettings:
-    """How the calls of this module behave where their arguments do not say.
+    """The defaults of this module's calls.
 
     Attributes
     ----------
     pool_bytes
-        The size of the cache. The default is PipeSwitch's: 12 GiB.
+        The size of the cache in bytes. The default is PipeSwitch's: 12 GiB.
     parameter_bytes
-        Of these, the first, for parameters: 1 GiB.
+        The first part of the cache, for parameters: 1 GiB.
     computation_bytes
-        The next, for computation: 11 GiB.
+        The part after it, for computation: 11 GiB.
     socket
-        Where the cache is sent and received; by default where `tenure memory daemon` serves the device, by this
-        process's count: give it where processes have different ``CUDA_VISIBLE_DEVICES``. A relative path is one from
-        the folder that the process is in when it is given.
+        The socket where the cache is sent and received. By default it is where `tenure memory daemon` serves the
+        device, numbered as in this process: set it where processes have different ``CUDA_VISIBLE_DEVICES``. A relative
+        path is resolved in the working directory at the time of the call.
     wait
-        Seconds to wait for a cache to be sent; and with a tensor, for others to end their computation, or for
-        parameters to be transferred. A cache keeps what was set when it was received.
+        The seconds to wait for a cache to be sent, and at a tensor for other processes to end their computation or for
+        parameters to be transferred. A cache keeps the value that was set when it was received.
     """
 
     pool_bytes: int = 12 << 30
@@ -125,7 +131,7 @@ def configure_shared_cache(
     socket: str | os.PathLike[str] | None = None,
     wait: float | None = None,
 ) -> SharedCacheSettings:
-    """Sets how calls without arguments behave; what is not given stays as it is.
+    """Sets the defaults of this module's calls. Arguments that are not given stay as they are.
 
     Parameters
     ----------
@@ -140,7 +146,7 @@ def configure_shared_cache(
     Raises
     ------
     tenure.Error
-        One of them is negative, or no number. Nothing is set then.
+        A value is negative or no number. Nothing is set then.
     """
     global _settings
     _settings = _given(
@@ -156,7 +162,7 @@ def configure_shared_cache(
 def allocate_shared_cache(
     pool_bytes: int | None = None, parameter_bytes: int | None = None, computation_bytes: int | None = None
 ) -> None:
-    """Takes the memory of a cache on the current device. This process owns it until it exits.
+    """Allocates the memory of a cache on the current device. This process owns it until it exits.
 
     Parameters
     ----------
@@ -173,7 +179,7 @@ def allocate_shared_cache(
 
 
 def send_shared_cache(socket: str | os.PathLike[str] | None = None) -> None:
-    """Hands the cache to every process of this user that receives it, now and later. Returns at once.
+    """Sends the cache to every process of this user that receives it, now and later. Returns at once.
 
     PipeSwitch calls it once for each worker; calls after the first do nothing.
 
@@ -185,7 +191,7 @@ def send_shared_cache(socket: str | os.PathLike[str] | None = None) -> None:
     Raises
     ------
     tenure.Error
-        There is no cache; or another process sends one there, and this one can be sent elsewhere.
+        There is no cache, or another process sends one at this socket. The cache can then be sent at another.
     """
     device = _device()
     _native.send_shared_cache(device, _socket(device, socket))
@@ -198,9 +204,10 @@ def recv_shared_cache(
     computation_bytes: int | None = None,
     wait: float | None = None,
 ) -> None:
-    """Maps the cache that is sent for the current device. Waits until it is.
+    """Maps the cache that is sent for the current device. Waits until it is sent.
 
-    Of another cache, as of an owner that has died, nothing may be inserted any more: `clear_shared_cache`.
+    Replaces a cache received before, such as one whose owner has died, if nothing of that one is inserted any more
+    (`clear_shared_cache`).
 
     Parameters
     ----------
@@ -208,13 +215,13 @@ def recv_shared_cache(
         As in `SharedCacheSettings`.
     parameter_bytes, computation_bytes
         Needed only where the sender's cache has more chunks than one for each, as ``tenure memory daemon --chunks`` may
-        serve it. Parameters are whole chunks: what others may write of a chunk, they may write all of it.
+        serve it. Parameters fill whole chunks, because write access to a chunk is access to all of it.
 
     Raises
     ------
     tenure.Error
-        Nobody has sent one in time; it lies on another device; it can not be mapped; parameters would share a chunk
-        with what others write; ranges of another are inserted.
+        No process has sent a cache in time; it lies on another device; it cannot be mapped; parameters would share a
+        chunk with memory that other processes write; ranges of another cache are inserted.
     """
     given = _given(parameter_bytes=parameter_bytes, computation_bytes=computation_bytes, wait=wait)
     device = _device()
@@ -224,27 +231,27 @@ def recv_shared_cache(
 def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = None) -> None:
     """Places every tensor that the current stream allocates from now on in the cache's range for parameters.
 
-    For writing, until `publish_shared_parameters`, `clear_shared_cache` or `insert_shared_cache_for_computation`;
-    ``module.cuda()`` writes. For reading, until all that was published is allocated, in the order in which it was
-    published. What is read can not be written: ``module.cuda()`` would copy to it, and so lose the process its device.
-    What allocates alone is ``module.to_empty(device="cuda")``; `attach_module` also compares the modules, and knows
-    tied parameters.
+    Writing lasts until `publish_shared_parameters`, `clear_shared_cache` or `insert_shared_cache_for_computation`;
+    ``module.cuda()`` writes. Reading lasts until all that was published is allocated, in the order in which it was
+    published. Memory for reading cannot be written: ``module.cuda()`` would copy to it and thereby lose the process its
+    device. Use ``module.to_empty(device="cuda")``, which only allocates, or `attach_module`, which also compares the
+    modules and handles tied parameters.
 
     Parameters
     ----------
     access
         By default as in PipeSwitch. The cache's owner writes; if it publishes nothing, `clear_shared_cache` tells
-        readers what it wrote. Others read what is published; if nothing is, they place their tensors for what the owner
-        is to write later, on any number of streams, until `insert_shared_cache_for_computation` on the same stream if
-        that is called. ``"write"`` says nothing to readers before it is published, and ``"read"`` reads what is
-        published only.
+        readers what it wrote. Other processes read what is published. If nothing is published, they place their tensors
+        for a later transfer by the owner, on any number of streams, until `insert_shared_cache_for_computation` is
+        called on the same stream. With ``"write"`` readers see nothing before it is published. With ``"read"`` only
+        published parameters can be read.
 
     Raises
     ------
     tenure.Error
-        The stream has the range already; or this process has, unless it placed tensors for later. PyTorch is set to
-        fill new tensors, which are to be read. With ``"read"``, nothing is published yet, or somebody writes. To be
-        written: somebody reads or writes.
+        The stream has the range already, or this process has it, unless it placed tensors for a later transfer. PyTorch
+        is set to fill new tensors, and these are to be read. For reading: nothing is published yet (with ``"read"``),
+        or another process writes. For writing: another process reads or writes.
     """
     if access not in (None, "read", "write"):
         raise Error(f"access = {access!r}: expected 'read' or 'write'")
@@ -264,19 +271,19 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
 def insert_shared_cache_for_computation() -> None:
     """Places the large tensors that the current stream allocates from now on in the cache's range for computation.
 
-    It is the stream's alone from the first of them, which waits for others to end, to the last. That one's deletion
-    waits for the device: a program that keeps one alive between its steps saves the time. Deleted while any thread is
-    inside of ``torch.cuda.use_mem_pool`` or captures a graph, when the device can not be waited for, it keeps the range
-    until that ends.
+    The stream has the range to itself from the first large tensor, which waits for other streams to end, to the last.
+    The deletion of the last one waits for the device; a program that keeps one alive between its steps saves that time.
+    If it is deleted while the device cannot be waited for (any thread is inside ``torch.cuda.use_mem_pool`` or captures
+    a graph), the stream keeps the range until that ends.
 
-    What cuBLAS keeps for the stream, for as long as the process lives, is made before, in other memory. It keeps more
-    for each other thread that computes on the stream, as a backward pass does: then the range stays this process's
-    until `clear_shared_cache`.
+    The workspace that cuBLAS keeps for the stream for the life of the process is allocated before, in other memory.
+    cuBLAS keeps another workspace for each other thread that computes on the stream, as a backward pass does: then this
+    process keeps the range until `clear_shared_cache`.
 
     Raises
     ------
     tenure.Error
-        The stream has the range already; or published parameters are read that were not all allocated.
+        The stream has the range already, or it reads published parameters of which not all were allocated.
     """
     device = _cache()
     _make_workspaces()
@@ -284,14 +291,15 @@ def insert_shared_cache_for_computation() -> None:
 
 
 def publish_shared_parameters(about: bytes = b"") -> None:
-    """Lets others read the parameters that were written, and none write them, this process included.
+    """Publishes the parameters that were written: others can read them, and no process, this one included, can write
+    them.
 
     Waits for the device.
 
     Parameters
     ----------
     about
-        Kept with them, for whoever reads them: `shared_parameters`.
+        A description that is kept with them for their readers: `shared_parameters`.
 
     Raises
     ------
@@ -302,57 +310,58 @@ def publish_shared_parameters(about: bytes = b"") -> None:
 
 
 def shared_parameters() -> bytes | None:
-    """What was said of the parameters that are inserted, by who published them; None if none are."""
+    """Returns the description that the inserted parameters were published with; None if none are inserted."""
     return _native.about_shared_parameters(_cache())
 
 
 def check_shared_parameters() -> None:
-    """Makes sure that all published parameters were allocated here, and so are where the model looks for them.
+    """Checks that all published parameters were allocated here, so that they lie where the model looks for them.
 
-    Of parameters that were placed before they were transferred, that those of one stream lie as what was transferred
-    last. While a transfer goes on, that is not known, and no error.
+    For parameters that were placed before their transfer, checks that those of one stream have the layout of the last
+    transfer. While a transfer goes on its layout is not known; that is no error.
 
     Raises
     ------
     tenure.Error
-        Some were not, or the first that differs; nothing was transferred.
+        Some were not allocated, the layouts differ (the error names the first difference), or nothing was transferred.
     """
     _native.check_shared_parameters(_cache())
 
 
 def clear_shared_cache() -> None:
-    """Takes the ranges out of the allocator again and gives them back, for others to insert. Waits for the device.
+    """Removes the ranges from the allocator, so that others can insert them. Waits for the device.
 
-    What the owner wrote and did not publish is told to those who have placed their parameters for it.
+    Parameters that the owner wrote and did not publish are transferred by this to the processes that placed theirs for
+    it.
 
     Raises
     ------
     tenure.Error
-        Tensors live in one of them: delete them first. That one stays inserted.
+        Tensors live in one of the ranges: delete them first. That range stays inserted.
     """
     cache = _cache()
     import torch
 
-    # What cuBLAS keeps for itself may lie there; it gets more when it next needs it.
+    # cuBLAS's workspaces may lie in the range; it allocates new ones when it next needs them.
     torch._C._cuda_clearCublasWorkspaces()
     _native.clear_shared_cache(cache)
 
 
 def own_bytes() -> int:
-    """Physical bytes that this process's allocator itself got from the current device, shared ones not counted."""
+    """Returns the physical bytes that this process itself got from the current device, without shared ones."""
     return _native.own_bytes(_device())
 
 
 def share_module(module: torch.nn.Module) -> torch.nn.Module:
     """Moves a module's parameters and buffers into the cache, and publishes them.
 
-    They can only be read after that, here too: the module is for inference. They are allocated on a stream of their
-    own, so that what other threads allocate meanwhile is not taken for the module's.
+    From then on they are read-only, in this process too: the module is for inference. They are allocated on a stream of
+    their own, so that allocations of other threads are not taken for the module's.
 
     Parameters
     ----------
     module
-        On the host, in the state that it is to have everywhere.
+        The module, on the host, with the values that it is to have in all processes.
 
     Returns
     -------
@@ -363,8 +372,8 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     ------
     tenure.Error
         The range for parameters is too small; a tensor has no values yet, or is sparse or quantized; or as
-        `insert_shared_cache_for_parameter` and `publish_shared_parameters`. Whatever is raised, the module is as it
-        was, and nothing is inserted.
+        `insert_shared_cache_for_parameter` and `publish_shared_parameters`. After any error the module is as it was,
+        and nothing is inserted.
     """
     device, slots = _cache(), _slots(module, needs_values=True)
     about, layouts = _described(slots), [_layout(tensor) for tensor in _tensors(slots)]
@@ -379,13 +388,14 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
 def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     """Puts a module on the parameters and buffers that another process has shared with `share_module`. Copies nothing.
 
-    Writing to one of them is an error of the device, after which this process can not use it any more; nobody else
-    notices anything.
+    A write to one of them is a device error, after which this process cannot use the device any more. Other processes
+    are not affected.
 
     Parameters
     ----------
     module
-        Made as in the process that shared it; its own values do not matter, and it may lie on the device ``meta``.
+        A module made as in the process that shared it. Its own values do not matter, and it may lie on the device
+        ``meta``.
 
     Returns
     -------
@@ -395,8 +405,8 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     tenure.Error
-        Nothing is shared, or another module: the error names the first tensor that differs. A tensor has no shape yet,
-        or is sparse or quantized. This process has inserted the range for parameters already. Whatever is raised, the
+        Nothing is shared, or another module is: the error names the first tensor that differs. A tensor has no shape
+        yet, or is sparse or quantized. This process has inserted the range for parameters already. After any error the
         module is as it was, and nothing is inserted.
     """
     device, slots = _cache(), _slots(module, needs_values=False)
@@ -411,8 +421,8 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def _alone(device: int) -> Iterator[int]:
-    """Allocates on a stream that no other thread allocates on, after what is on the current stream and before what
-    comes there next."""
+    """Switches to a stream that no other thread allocates on, ordered between the current stream's past and later
+    work."""
     import torch
 
     current, alone = torch.cuda.current_stream(), torch.cuda.ExternalStream(_native.module_stream(device))
@@ -423,17 +433,18 @@ def _alone(device: int) -> Iterator[int]:
 
 
 def _make_workspaces() -> None:
-    """Lets cuBLAS have now what it keeps for this thread and the current stream, outside of every inserted range."""
+    """Makes cuBLAS allocate its workspace for this thread and the current stream now, outside of all inserted
+    ranges."""
     import torch
 
-    # Without cuBLAS, as on a simulated device, there is nothing to keep.
+    # Without cuBLAS, as on a simulated device, there is no workspace.
     with suppress(RuntimeError), torch.cuda.use_mem_pool(torch.cuda.MemPool()):
         matrix = torch.zeros(8, 8, device="cuda")
         torch.addmm(matrix[0], matrix, matrix)
 
 
 class _Slot(NamedTuple):
-    """Where a module holds a parameter or a buffer."""
+    """A place where a module holds a parameter or a buffer."""
 
     name: str
     part: torch.nn.Module
@@ -442,7 +453,7 @@ class _Slot(NamedTuple):
 
 
 def _slots(module: torch.nn.Module, *, needs_values: bool) -> list[_Slot]:
-    """Those of all its parts; tensors that are tied come once for each place."""
+    """Returns the slots of a module and all its submodules. A tied tensor has one for each place."""
     slots = [
         _Slot(f"{prefix}.{attribute}" if prefix else attribute, part, attribute, tensor)
         for prefix, part in module.named_modules()
@@ -457,7 +468,7 @@ def _slots(module: torch.nn.Module, *, needs_values: bool) -> list[_Slot]:
 
 
 def _unshareable(tensor: torch.Tensor, needs_values: bool) -> str | None:
-    """Why a tensor can not lie in the cache, if it can not."""
+    """Returns why a tensor cannot lie in the cache; None if it can."""
     import torch
 
     if torch.nn.parameter.is_lazy(tensor):
@@ -470,16 +481,16 @@ def _unshareable(tensor: torch.Tensor, needs_values: bool) -> str | None:
 
 
 def _tensors(slots: list[_Slot]) -> list[torch.Tensor]:
-    """Each once."""
+    """Returns the tensors of all slots, each once."""
     return list({id(slot.tensor): slot.tensor for slot in slots}.values())
 
 
-#: What the description of a module begins with.
+#: The prefix of a module's description.
 _MODULE = b"module "
 
 
 def _described(slots: list[_Slot]) -> bytes:
-    """What must agree for two processes to mean the same module."""
+    """Returns a module's description. It is equal in two processes if they mean the same module."""
     first: dict[int, str] = {}
     tensors = [
         [name, str(tensor.dtype), list(tensor.shape), list(tensor.stride()), first.setdefault(id(tensor), name)]
@@ -489,9 +500,9 @@ def _described(slots: list[_Slot]) -> bytes:
 
 
 def _difference(published: bytes, described: bytes) -> str:
-    """Why a module that is described so can not be put on what is published."""
+    """Returns why a module with this description does not fit the published parameters."""
     if not published.startswith(_MODULE):
-        return "the shared parameters were not published by share_module(): allocate them as whoever published them did"
+        return "the shared parameters were not published by share_module(): allocate them as their publisher did"
     tensors = (json.loads(about.removeprefix(_MODULE)) for about in (published, described))
     theirs, ours = next(pair for pair in zip_longest(*tensors) if pair[0] != pair[1])
     return f"another module was shared: it has {_told(theirs)} where this one has {_told(ours)}"
@@ -505,21 +516,21 @@ def _told(tensor: list[Any] | None) -> str:
 
 
 def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill: bool) -> None:
-    """Gives all tensors of a module their places in the range for parameters, which is inserted, and finishes that.
+    """Places all tensors of a module in the inserted range for parameters, then calls `finish`.
 
-    If anything fails, the range is taken out again, and the module is as it was.
+    If anything fails, the range is removed again, and the module is as it was.
     """
     placed: dict[int, torch.Tensor] = {}
     try:
         for tensor in _tensors(slots):
             placed[id(tensor)] = _placed(device, tensor, fill=fill)
         for _, part, attribute, tensor in slots:
-            # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
+            # Set through the module: some, such as recurrent layers, keep lists of their parameters.
             setattr(part, attribute, placed[id(tensor)])
         finish()
     except BaseException as error:
         _put_back(slots)
-        # The range is taken out only if nothing lives in it, be it held by the frames of the error.
+        # The range is removed only if no tensor lives in it, so tensors in the error's frames are freed first.
         placed.clear()
         traceback.clear_frames(error.__traceback__)
         try:
@@ -531,16 +542,16 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
 
 def _put_back(slots: list[_Slot]) -> None:
     for _, part, attribute, tensor in slots:
-        # One that does not let its tensors be set may have been what failed.
+        # A module that does not let its tensors be set may be the cause of the error.
         with suppress(Exception):
             setattr(part, attribute, tensor)
         (part._parameters if attribute in part._parameters else part._buffers)[attribute] = tensor
 
 
 def _placed(device: int, tensor: torch.Tensor, *, fill: bool) -> torch.Tensor:
-    """A tensor like another in the range for parameters, with its values if it is to be filled, else unwritten.
+    """Returns a tensor like another in the range for parameters, with its values if `fill`, else unwritten.
 
-    `torch.empty` writes under deterministic algorithms, and memory that others have published can only be read.
+    `torch.empty` would write under deterministic algorithms, but published memory can only be read.
     """
     import torch
 
@@ -559,26 +570,26 @@ def _placed(device: int, tensor: torch.Tensor, *, fill: bool) -> torch.Tensor:
 
 
 def _layout(tensor: torch.Tensor) -> torch.Tensor:
-    """How a tensor like another lies in memory, without the memory."""
+    """Returns the memory layout of a tensor, as one without memory."""
     import torch
 
     return torch.empty_like(tensor, device="meta")
 
 
 def _given(**changes: Any) -> SharedCacheSettings:
-    """The settings, but for what is given."""
+    """Returns the settings with the given changes."""
     return replace(_settings, **{name: value for name, value in changes.items() if value is not None})
 
 
 def _cache() -> int:
-    """The current device; its cache is this process's own, if it has one and has received none."""
+    """Returns the current device. Joins this process's own cache, if it has one and has received none."""
     device = _device()
     _native.join_own_shared_cache(device, _socket(device, None), _settings.wait)
     return device
 
 
 def _device() -> int:
-    """The current device, with Tenure's memory on it."""
+    """Returns the current device, with Tenure's memory opened on it."""
     if installed() is None:
         raise Error(
             "Tenure is not installed under PyTorch: call tenure.torch.install() before the first tensor on a GPU"
@@ -587,7 +598,7 @@ def _device() -> int:
 
     device = torch.cuda.current_device()
     if device not in _native.installed():
-        # Opened with its first block.
+        # The first block opens the device.
         torch.empty(1, device=f"cuda:{device}")
     return device
 
@@ -599,7 +610,7 @@ def _stream(device: int) -> int:
 
 
 def _socket(device: int, socket: str | os.PathLike[str] | None) -> str:
-    """Where to send or receive, wherever the process goes later."""
+    """Returns the socket to send or receive at, as an absolute path."""
     if socket is not None:
         return _path(socket)
     return os.path.abspath(_settings.socket or _native.shared_cache_socket(device))

@@ -9,7 +9,7 @@ from torch import nn
 
 __all__ = ["Entries"]
 
-#: How many steps are watched for modules that are called, before a program is believed to call none.
+#: The number of steps that are watched for calls of modules. After that, the program is taken to call none.
 _TRIES = 3
 
 
@@ -17,8 +17,8 @@ class Entries:
     """Hooks around the calls by which a program enters a model.
 
     Most programs call the model itself. Others call parts of it, as the ``training_step`` of Lightning does, or methods
-    that do. Which parts these are shows a step in which all modules have hooks. After it, only those have them that the
-    program calls, so that a step costs nothing for the other modules.
+    that do. To find these parts, all modules have hooks during one step. After it only the modules that the program
+    called keep them, so that a step costs nothing for the others.
     """
 
     def __init__(self, model: nn.Module, before: Callable[..., Any], after: Callable[..., Any]) -> None:
@@ -30,11 +30,11 @@ class Entries:
         self._tries = 0
 
     def enter(self, module: nn.Module) -> None:
-        """Notes that the program calls a module."""
+        """Records that the program calls a module."""
         self._entered.add(module)
 
     def watch(self) -> None:
-        """Watches all modules until `settle`, if it is not known yet where the program enters the model."""
+        """Watches all modules until `settle`, if it is not yet known where the program enters the model."""
         if self._entered or self._watched or self._tries == _TRIES:
             return
         self._tries += 1
@@ -42,7 +42,7 @@ class Entries:
         self._hooks |= {module: self._hooked(module) for module in self._watched}
 
     def settle(self) -> None:
-        """Ends the watch: modules keep their hooks that were entered."""
+        """Ends the watch: only modules that were entered keep their hooks."""
         for module in self._watched - self._entered:
             self._unhook(module)
         self._watched.clear()
@@ -64,7 +64,7 @@ class Entries:
 
 
 def _watchable(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules below one, but for those inside of compiled ones: new hooks would have these compiled again."""
+    """Yields the modules below one, except those inside compiled ones, which new hooks would cause to be recompiled."""
     for child in module.children():
         yield child
         if not _is_compiled(child):

@@ -1,4 +1,4 @@
-"""Putting Tenure under PyTorch without a shim: through PyTorch's own interface for allocators of elsewhere."""
+"""Installation under PyTorch without a shim, through PyTorch's own interface for external allocators."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tenure import _native
 
 
 class HasStarted(Exception):
-    """PyTorch has begun to use the allocator that it has, and takes no other."""
+    """PyTorch already uses its own allocator and accepts no other."""
 
 
 def install(options: str) -> None:
-    """Puts Tenure under PyTorch as a `CUDAPluggableAllocator`, with every optional function that there is.
+    """Puts Tenure under PyTorch as a `CUDAPluggableAllocator`, with all its optional functions.
 
     Raises
     ------
     HasStarted
-        It is too late.
+        PyTorch's own allocator is in use already.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Layers of a model whose weights come and go.
 
-A module finds its parameters and buffers in two dictionaries. While the model is called these are plain ones, and cost
-nothing; where weights may be on their way, ones that have the device wait when something is taken out of them, whoever
-takes it; and outside of calls, ones that refuse.
+A module finds its parameters and buffers in two dictionaries. While the model is called these are plain ones, at no
+cost. Where weights may still be on their way, they are dictionaries that make the device wait when an item is taken, by
+any code. Outside of calls, they are dictionaries that refuse access.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Tensors = dict[str, Tensor | None]
 
 
 class _Named(dict[str, None]):
-    """A dictionary of names. ``dict()`` and ``{**}`` copy one whose iterator is its own by the methods below."""
+    """A dictionary of names. Overrides ``__iter__`` so that ``dict()`` and ``{**}`` copy it by the methods below."""
 
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
 
 class _Absent(_Named):
-    """Nobody reads or writes what is not there."""
+    """A dictionary that refuses to be read or written, as its weights are not there."""
 
     def __init__(self, names: Tensors, reason: str) -> None:
-        # Names are there, so that a module does not say that it has no such attribute.
+        # The names are there, so that a module does not report a missing attribute.
         super().__init__(dict.fromkeys(names))
         self.reason = reason
 
@@ -39,10 +39,10 @@ class _Absent(_Named):
 
 
 class _Coming(_Named):
-    """Who takes something out has the device wait until it is there."""
+    """A dictionary that makes the device wait for the weights when an item is taken."""
 
     def __init__(self, names: Tensors, arrive: Callable[[], Tensors]) -> None:
-        # What goes past the methods below finds nothing.
+        # Access that bypasses the methods below finds None.
         super().__init__(dict.fromkeys(names))
         self._arrive = arrive
 
@@ -72,13 +72,14 @@ class GatedLayer:
     tensors
         Its parameters and its buffers, on the device.
     group
-        The last of the groups that they come in.
+        The last of the groups that the tensors are copied in.
     number
-        Which of the model's layers it is.
+        The layer's number in the model.
     take
-        Is called when something is taken while it may be on its way: has the device wait, and opens the layer.
+        A function that is called when an item is taken while it may be on its way: makes the device wait, and opens the
+        layer.
     reason
-        Why nothing can be had outside of calls.
+        The error message for access outside of calls.
     """
 
     def __init__(
@@ -97,35 +98,35 @@ class GatedLayer:
         self._here: tuple[Tensors, Tensors] = ({}, {})
         self._absent = tuple(_Absent(names, reason) for names in tensors)
         self._coming = tuple(_Coming(names, self._taker(kind)) for kind, names in enumerate(tensors))
-        # One list, so that the module is as it was after a call.
+        # One list for all calls, so that the module is unchanged after a call.
         self._no_weights: list[Tensor] = []
         self._flat: list[str] = module._flat_weights_names if isinstance(module, nn.RNNBase) else []
-        # It takes its weights out of a list.
+        # A recurrent layer takes its weights from a list.
         self._hook = module.register_forward_pre_hook(self._flatten, prepend=True) if self._flat else None
         self.leave()
-        # Last: if this is interrupted, no circle keeps them.
+        # Set last: if this is interrupted, no reference cycle keeps the tensors.
         self._here = tensors
 
     def leave(self) -> None:
-        """Nobody finds anything."""
+        """Makes the layer refuse access."""
         self._attributes["_parameters"], self._attributes["_buffers"] = self._absent
         if self._flat:
             self._attributes["_flat_weights"] = self._no_weights
 
     def come(self) -> None:
-        """It may be on its way."""
+        """Makes the layer wait for its weights, which may be on their way."""
         self._attributes["_parameters"], self._attributes["_buffers"] = self._coming
 
     def open(self) -> None:
-        """What computes from now on finds it there."""
+        """Gives the layer its weights, without further waits."""
         self._attributes["_parameters"], self._attributes["_buffers"] = self._here
 
     def close(self) -> None:
-        """Nobody ever finds anything again, not by this."""
+        """Makes the layer refuse access for good, and frees its tensors."""
         self.leave()
         if self._hook is not None:
             self._hook.remove()
-        # What is not needed goes at once, and not when Python looks for circles.
+        # Freed at once, not when Python's garbage collector finds the cycles.
         self._here, self._coming = ({}, {}), ()
 
     def _taker(self, kind: int) -> Callable[[], Tensors]:
@@ -140,7 +141,7 @@ class GatedLayer:
 
 
 def restorer(module: nn.Module) -> Callable[[], None]:
-    """Keeps the tensors that a module has. Called after its layers are closed, what it returns gives them back."""
+    """Keeps a module's tensors. Returns a function that gives them back, for use after its layers are closed."""
     names = ("_parameters", "_buffers", "_flat_weights")
     kept = [
         (child.__dict__, {name: child.__dict__[name] for name in names if name in child.__dict__})

@@ -22,33 +22,35 @@ from tenure.torch.probe import Probe, Refusal, told
 
 __all__ = ["Call", "CapturedCall", "GraphPool", "ModelGraphs", "Shape", "Watch"]
 
-#: Graphs of a model; beyond them, those that were used longest ago go. And shapes of inputs that are known.
+#: The most graphs of a model, after which the least recently used go; and the most shapes of inputs that are
+#: remembered.
 MOST_GRAPHS = 8
 _MOST_SHAPES = 64
 
-#: Calls of a shape in which random numbers were drawn, until it is the model that draws them; and how often a shape may
-#: lose its graph to others, or to a change of the module, before it is not captured again.
+#: The number of calls of a shape that may see random numbers drawn before the model itself is held to draw them; and
+#: the number of times that a shape may lose its graph, to other shapes or to a change of the module, before it is not
+#: captured again.
 _MOST_DRAWS = 3
 _MOST_LOSSES = 3
 
-#: Attributes that are compared at each replay.
+#: The most attributes that are compared at each replay.
 _MOST_ATTRIBUTES = 1 << 17
 
-#: Kernels choose how they load by how their operands' addresses are aligned: static inputs lie as the call's do.
+#: The alignment that static inputs share with the call's own: kernels choose their loads by their operands' alignment.
 _ALIGNMENT = 256
 
-#: Values of inputs and answers that a graph has as constants.
+#: The types of inputs and answers that a graph has as constants.
 _PLAIN = (
     *(int, float, bool, str, type(None), torch.Size),
     *(torch.dtype, torch.device, torch.memory_format, torch.layout),
 )
 
-#: Computes the module: on which stream, and with which inputs.
+#: A function that runs the module on a stream with given inputs.
 Compute = Callable[[torch.cuda.Stream, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Drawn(Refusal):
-    """Random numbers were drawn while a model was computed, by it or by another thread."""
+    """A refusal because random numbers were drawn during a model's call, by it or by another thread."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Call:
         Raises
         ------
         Refusal
-            A graph cannot have one of them.
+            A graph cannot have one of the inputs.
         """
         leaves, spec = tree_flatten((inputs, kwargs))
         numbers: dict[int, int] = {}
@@ -90,7 +92,7 @@ class Call:
         return cls(leaves, spec, tensors, (described, spec, settings))
 
     def with_tensors(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same inputs with other tensors."""
+        """Returns the same inputs with other tensors."""
         others = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
         leaves = [others[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         inputs, kwargs = tree_unflatten(leaves, self.spec)
@@ -98,18 +100,18 @@ class Call:
 
 
 class Shape:
-    """Inputs of a shape that a model was called with, and their graph if there is one."""
+    """A shape of inputs that a model was called with, and its graph if there is one."""
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         self.key = key
         self.captured: CapturedCall | None = None
-        #: Whether a call with such inputs was watched: it changed nothing that a replay would not change.
+        #: Whether a call with such inputs was watched and changed nothing that a replay would not change.
         self.was_watched = False
-        #: It was tried, and the module does something that no capture can have.
+        #: Whether a capture failed because the module does something that no graph can contain.
         self.is_refused = False
-        #: Calls in which random numbers were drawn, perhaps by other threads.
+        #: The number of calls that saw random numbers drawn, perhaps by other threads.
         self.draws = 0
-        #: Graphs that were lost.
+        #: The number of graphs that were lost.
         self.losses = 0
 
 
@@ -119,16 +121,16 @@ class ModelGraphs:
     def __init__(self, pool: GraphPool, module: nn.Module) -> None:
         self._pool = pool
         self._module = module
-        #: Those that were used last come last.
+        #: All known shapes, the most recently used last.
         self._shapes: list[Shape] = []
-        #: Why the last graph was not made.
+        #: Why the last capture failed.
         self.refusal: str | None = None
 
     def __len__(self) -> int:
         return sum(shape.captured is not None for shape in self._shapes)
 
     def shape_of(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Shape, Call] | None:
-        """The shape of a call's inputs; None if the call is to be computed plainly."""
+        """Returns the shape of a call's inputs; None if the call must run without graphs."""
         try:
             _check_modes()
             call = Call.of(inputs, kwargs)
@@ -146,7 +148,7 @@ class ModelGraphs:
         return shape, call
 
     def watch(self) -> Watch | None:
-        """Begins to watch a call that is computed plainly; None if the module cannot be captured as it is now."""
+        """Starts to watch a call without a graph. Returns None if the module cannot be captured as it is now."""
         try:
             _check_module(self._module)
             watch = Watch(self._module, self._pool.generator)
@@ -158,7 +160,7 @@ class ModelGraphs:
         return watch
 
     def watched(self, shape: Shape, watch: Watch, answers: Any) -> bool:
-        """Ends to watch. Whether a graph may be captured now."""
+        """Ends the watch. Returns whether a graph may be captured now."""
         try:
             watch.check()
             for leaf in tree_flatten(answers)[0]:
@@ -172,7 +174,7 @@ class ModelGraphs:
     def capture(
         self, shape: Shape, call: Call, compute: Compute, answers: Any, is_weight: Callable[[Tensor], bool]
     ) -> None:
-        """Captures the module, and replays it once: its answers must be those that were computed plainly."""
+        """Captures the module and replays it once. The answers must equal those that were computed without a graph."""
         watch = Watch(self._module, self._pool.generator)
         try:
             with Probe(call.tensors, is_weight) as probe:
@@ -180,7 +182,7 @@ class ModelGraphs:
                 compute(torch.cuda.current_stream(), inputs, kwargs)
             probe.check()
             captured = self._pool.capture(call, compute, probe.constants)
-            # Others may let go of what the graph reads.
+            # The graph reads these tensors, which other objects own and may free.
             captured.kept = (watch, list(probe.others.values()))
             watch.check()
             if not _are_equal(captured.replay(call), answers):
@@ -194,16 +196,16 @@ class ModelGraphs:
             self._lose(longest_ago, "its inputs have more shapes than it has graphs")
 
     def is_current(self, captured: CapturedCall) -> bool:
-        """Whether the module is as it was when it was captured."""
+        """Returns whether the module is as it was when it was captured."""
         watch, _ = captured.kept
         return watch.attributes.change() is None and not _has_global_hooks()
 
     def renew(self, shape: Shape) -> None:
-        """Lets go of a graph: the module has changed, and is watched again."""
+        """Drops a graph because the module has changed. The next call is watched again."""
         self._lose(shape, "its attributes are changed between calls")
 
     def clear(self) -> None:
-        """Lets go of all graphs. What was refused stays so."""
+        """Drops all graphs. Refusals stay."""
         for shape in self._shapes:
             shape.captured = None
 
@@ -218,7 +220,7 @@ class ModelGraphs:
         shape.draws += isinstance(error, Drawn)
         shape.is_refused = shape.draws == _MOST_DRAWS or not isinstance(error, Drawn)
         reason = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
-        # A failed call of CUDA's explains itself at length.
+        # CUDA's error messages go on with long explanations: only the first line is kept.
         self.refusal = reason.split("\n", 1)[0]
 
 
@@ -228,7 +230,7 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
-        #: When the last replay is done, and its answers are copied.
+        #: An event after the last replay and the copies of its answers.
         self._done: torch.cuda.Event | None = None
         self._handle: Any = None
         self._alive: weakref.WeakSet[CapturedCall] = weakref.WeakSet()
@@ -238,31 +240,32 @@ class GraphPool:
 
     @property
     def generator(self) -> torch.Generator:
-        """What draws random numbers on the device."""
+        """The generator of random numbers on the device."""
         return torch.cuda.default_generators[self._device.index]
 
     def capture(self, call: Call, compute: Compute, constants: list[Any]) -> CapturedCall:
-        """Captures a computation, which is told the values that it reads; runs none of it."""
+        """Captures a computation without running it. `constants` are the host values that it reads."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         stream, graph = self._stream, torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             with self._capturing(graph):
-                # Not by torch.empty, which may fill what it makes, in each replay.
+                # torch.empty is not used: it may fill its memory, in each replay.
                 static = [_like(tensor, torch.UntypedStorage) for tensor in call.tensors]
                 inputs, kwargs = call.with_tensors(static)
                 with told(constants):
                     leaves, spec = tree_flatten(compute(stream, inputs, kwargs))
                 for leaf in leaves:
                     _check_answer(leaf)
-            # What the capture has allocated is free now, for the next one: each replay writes over what others left.
+            # The memory that the capture allocated is free for the next one: each replay overwrites that of other
+            # graphs.
             captured = CapturedCall(self, graph, [_there(tensor) for tensor in static], _Answers(leaves, spec))
         self._alive.add(captured)
         return captured
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """A replay on the current stream, after the last one has ended."""
+        """Orders a replay on the current stream after the last replay."""
         stream = torch.cuda.current_stream()
         if self._done is None:
             self._done = torch.cuda.Event()
@@ -275,9 +278,9 @@ class GraphPool:
 
     @contextlib.contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Captures the current stream. After an error nothing is captured any more."""
+        """Captures the current stream. After an error the capture has ended."""
         if self._handle is None or not self._alive:
-            # PyTorch takes no pool again whose graphs have all gone.
+            # PyTorch does not reuse a pool whose graphs are all gone.
             self._handle = torch.cuda.graph_pool_handle()
         try:
             self._begin(graph)
@@ -290,10 +293,10 @@ class GraphPool:
             raise
 
     def _begin(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Begins a capture in which PyTorch's own generator takes no part.
+        """Begins a capture that PyTorch's own generator takes no part in.
 
-        A graph would draw what the generator draws when it is captured, and a capture that fails would leave the
-        generator captured. So the capture has a copy; drawing raises an error in it.
+        A graph would draw the numbers that the generator draws during the capture, and a failed capture would leave the
+        generator captured. So the capture gets a copy, from which drawing raises an error.
         """
         generator = self.generator
         own = generator.graphsafe_get_state()
@@ -309,12 +312,12 @@ class GraphPool:
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         try:
             with warnings.catch_warnings():
-                # That it is empty.
+                # The warning that the graph is empty.
                 warnings.simplefilter("ignore")
                 graph.capture_end()
         except BaseException:
-            # PyTorch's allocators still take the capture for open. The host's cannot be told otherwise, so no other
-            # capture has the pool.
+            # PyTorch's allocators still count the capture as open. The host's allocator cannot be corrected, so the
+            # pool is not used for another capture.
             with contextlib.suppress(Exception):
                 _give_up(graph, self._device.index, self._handle)
             self._handle = None
@@ -322,28 +325,28 @@ class GraphPool:
 
 
 def _give_up(graph: torch.cuda.CUDAGraph, device: int, handle: Any) -> None:
-    """Ends the use that a capture which failed makes of its pool."""
+    """Ends a failed capture's use of its pool."""
     if torch.__version__ >= (2, 14):
         graph.reset()
         return
-    # Earlier graphs leave the pool in use for good.
+    # Graphs of earlier versions would leave the pool in use for good.
     torch._C._cuda_endAllocateToPool(device, handle)
     torch._C._cuda_releasePool(device, handle)
 
 
 class CapturedCall:
-    """A graph, where it reads its inputs, and where it leaves its answers."""
+    """A graph, the tensors that it reads its inputs from, and those that it leaves its answers in."""
 
     def __init__(self, pool: GraphPool, graph: torch.cuda.CUDAGraph, static: list[Tensor], answers: _Answers) -> None:
         self._pool = pool
         self._graph = graph
         self._static = static
         self._answers = answers
-        #: How the module was, and tensors of others that the graph reads.
+        #: The module's state at the capture, and tensors of other owners that the graph reads.
         self.kept: tuple[Watch, list[Tensor]]
 
     def replay(self, call: Call) -> Any:
-        """Computes on the current stream. Answers are the caller's."""
+        """Replays the graph on the current stream. The caller owns the answers."""
         with self._pool.turn():
             for static, tensor in zip(self._static, call.tensors, strict=True):
                 _once(static).copy_(_once(tensor), non_blocking=True)
@@ -352,15 +355,15 @@ class CapturedCall:
 
 
 class _Answers:
-    """Answers in a graph's memory, which they do not keep."""
+    """The answers in a graph's memory, without keeping that memory."""
 
     def __init__(self, leaves: list[Any], spec: TreeSpec) -> None:
         self._spec = spec
         self._leaves: list[Any] = []
         numbers: dict[int, int] = {}
-        #: Of each tensor its elements from the first to the last one, its size and its strides.
+        #: For each tensor, its memory as a flat tensor, its size and its strides.
         self._tensors: list[tuple[Tensor, torch.Size, tuple[int, ...]]] = []
-        #: For each leaf the number of its tensor, or None.
+        #: For each leaf, the number of its tensor, or None.
         self._numbers: list[int | None] = []
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
@@ -384,7 +387,7 @@ class _Answers:
 
 
 class Watch:
-    """What a call may change that a replay would not."""
+    """The state that a call may change and a replay would not: attributes and random number generators."""
 
     def __init__(self, module: nn.Module, generator: torch.Generator) -> None:
         self.attributes = Attributes(module)
@@ -392,7 +395,7 @@ class Watch:
         self._random = _random_states(generator)
 
     def check(self) -> None:
-        """Raises a refusal if it was changed."""
+        """Raises a refusal if the state was changed."""
         changed = self.attributes.change()
         if changed is not None:
             raise Refusal(f"its forward changes {changed}, which a replay would not")
@@ -440,14 +443,14 @@ def _check_answer(leaf: Any) -> None:
 
 
 def _plain(what: str, value: Any) -> Any:
-    """What a value is compared by: also the sign of zero matters."""
+    """Returns a value's key for comparisons. It tells the sign of zero, too."""
     if type(value) not in _PLAIN:
         raise Refusal(f"{what} is a {type(value).__name__}, of which a graph would not see changes")
     return type(value), value.hex() if type(value) is float else value
 
 
 def _settings() -> tuple[Any, ...]:
-    """By what PyTorch chooses kernels, beside their operands."""
+    """Returns the settings by which PyTorch chooses kernels, beside their operands."""
     c = torch._C
     is_autocast = torch.is_autocast_enabled("cuda")
     modes = torch.overrides._get_current_function_mode_stack() if c._len_torch_function_stack() else ()
@@ -475,14 +478,14 @@ def _random_states(generator: torch.Generator) -> list[Any]:
 
 
 def _reach(tensor: Tensor) -> int:
-    """Elements from a tensor's first to its last."""
+    """Returns the number of elements from a tensor's first to its last in memory."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _like(tensor: Tensor, storage: Any) -> Tensor:
-    """A tensor of the same size and strides that begins as far behind a multiple of the alignment."""
+    """Returns a tensor of the same size and strides, at an address of the same alignment."""
     begin = tensor.data_ptr() % _ALIGNMENT
     if begin % tensor.itemsize:
         raise Refusal("an input begins at an address that is no multiple of its elements' size")
@@ -493,7 +496,7 @@ def _like(tensor: Tensor, storage: Any) -> Tensor:
 
 
 def _there(tensor: Tensor) -> Tensor:
-    """A tensor where another is, without keeping its memory."""
+    """Returns a tensor at another's address that does not keep its memory."""
     there = torch._C._construct_storage_from_data_pointer(
         tensor.data_ptr(), tensor.device, _reach(tensor) * tensor.itemsize
     )
@@ -501,7 +504,7 @@ def _there(tensor: Tensor) -> Tensor:
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """What a tensor has in memory, without the dimensions by which it has that several times."""
+    """Returns a tensor with each element in memory once, without the expanded dimensions."""
     for dim, (length, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if step == 0 and length > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -509,7 +512,7 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two answers are the same, bit for bit. The host waits for both."""
+    """Returns whether two answers are the same, bit for bit. The host waits for both."""
     (leaves, spec), (others, other_spec) = tree_flatten(one), tree_flatten(other)
     if spec != other_spec:
         return False

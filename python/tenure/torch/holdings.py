@@ -1,4 +1,4 @@
-"""What a model and its optimizer hold for longer than a call: tagged where it lies, and again when it has moved."""
+"""Long-lived tensors of a model and its optimizer: tagged where they lie, and again when they have moved."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class _Holdings(Protocol):
     def held(self) -> Iterator[tuple[Tensor, int]]: ...
 
 
-#: Those of all models that are tagged now.
+#: The holdings of all models that are tagged now.
 _holdings: weakref.WeakSet[_Holdings] = weakref.WeakSet()
 
 
 def tag_holdings() -> None:
-    """Tags all that tagged models and optimizers hold, also what no hook has seen."""
+    """Tags everything that tagged models and optimizers hold, also tensors that no hook has seen."""
     for holdings in list(_holdings):
         holdings.tag()
 
 
 def held_on_cpu() -> Iterator[tuple[int, int, int]]:
-    """What they hold on the CPU: of each storage its address, its bytes, and the number of its tag."""
+    """Yields the address, the size in bytes and the tag's number of each storage that they hold on the CPU."""
     seen: set[int] = set()
     for holdings in list(_holdings):
         for tensor, tag in holdings.held():
@@ -53,7 +53,7 @@ def held_on_cpu() -> Iterator[tuple[int, int, int]]:
 
 
 class Parameters:
-    """The parameters of a model with their gradients, and its buffers."""
+    """A model's parameters with their gradients, and its buffers."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._module = weakref.ref(module)
@@ -67,7 +67,8 @@ class Parameters:
         _holdings.add(self)
 
     def tag(self) -> None:
-        """Tags them all. On the CPU, where tags are said before and not after, they move to where they are to live."""
+        """Tags all of them. On the CPU memory is placed by its tag, so tensors allocated before are moved to their
+        place."""
         module = self._module()
         if module is None:
             return
@@ -85,15 +86,15 @@ class Parameters:
                 self._all_settled &= settle(buffer, _WEIGHT, key, self._settled)
 
     def tag_if_moved(self) -> None:
-        """Tags them if one of them does not lie where it lay, or another placement says where to."""
+        """Tags all of them if one has moved, or if the thread is in another placement."""
         lie = _native.placed_in(), self._find_addresses()
         if lie != self._lay:
             self.tag()
-            # What could not be moved is tried again.
+            # Tensors that could not be moved are tried again.
             self._lay = (lie[0], self._find_addresses()) if self._all_settled else None
 
     def held(self) -> Iterator[tuple[Tensor, int]]:
-        """They all, with the numbers of their tags."""
+        """Yields all of them with the numbers of their tags."""
         module = self._module()
         if module is None:
             return
@@ -113,7 +114,7 @@ class Parameters:
 
 
 class OptimizerStates:
-    """The states of an optimizer."""
+    """The state tensors of an optimizer."""
 
     def __init__(self, optimizer: Optimizer, module: nn.Module, name: str) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -126,15 +127,15 @@ class OptimizerStates:
         _holdings.add(self)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Returns whether there are any."""
         return bool(self._known)
 
     def tag(self) -> None:
-        """Tags them all."""
+        """Tags all of them."""
         self._known = self._tag_but({})
 
     def held(self) -> Iterator[tuple[Tensor, int]]:
-        """They all, with the number of their tag."""
+        """Yields all of them with the number of their tag."""
         optimizer = self._optimizer()
         for state in list(optimizer.state.values()) if optimizer is not None else ():
             for tensor in tensors_in(state):
@@ -142,13 +143,13 @@ class OptimizerStates:
 
     @runs_beside_compiled_code
     def tag_new(self) -> None:
-        """Tags those that were not there before."""
+        """Tags those that are new."""
         self._known = self._tag_but(self._known)
 
     def _tag_but(self, known: dict[int, weakref.ref[Tensor]]) -> dict[int, weakref.ref[Tensor]]:
         optimizer = self._optimizer()
         found, are_places_found = {}, False
-        # Copies, since a report may be asked for by another thread than the one that trains.
+        # Copies, because another thread than the training one may ask for a report.
         for parameter, state in list(optimizer.state.items()) if optimizer is not None else ():
             for name, value in list(state.items()):
                 for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
@@ -167,7 +168,7 @@ class OptimizerStates:
         return number_of_key(path, self._op, f"{role}.{name}" if role else name)
 
     def _find_places(self) -> None:
-        """Where the model holds its parameters now: it may have got more, and lost some whose numbers others have."""
+        """Finds where the model holds its parameters now: some may be new, and ids of freed ones may be reused."""
         module = self._module()
         if module is not None:
             places = named_parameters(module, self._name)
@@ -175,19 +176,19 @@ class OptimizerStates:
 
 
 def named_parameters(module: nn.Module, name: str) -> Iterator[tuple[str, str, nn.Parameter]]:
-    """The path of the module, the name in it, and the parameter: each parameter once."""
+    """Yields the module's path, the name in it and the parameter, each parameter once."""
     for full_name, parameter in module.named_parameters():
         path, _, role = full_name.rpartition(".")
         yield path_of(name, path), role, parameter
 
 
 def path_of(name: str, path: str) -> str:
-    """The path of a module of the model `name`, without the names of wrappers."""
+    """Returns the path of a module of the model `name`, without the names of wrappers."""
     return ".".join(part for part in (name, *path.split(".")) if part and part not in _WRAPPERS)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in an output or a state, however they are nested."""
+    """Yields the tensors in an output or a state, however they are nested."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

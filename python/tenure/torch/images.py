@@ -1,4 +1,4 @@
-"""What a module's image is made of: the bytes of its parameters and buffers, each once."""
+"""The contents of a module's image: the bytes of its parameters and buffers, each once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tenure import Error
 
 __all__ = ["Contents", "Layer", "Shape", "contents_of"]
 
-#: Bytes in a file from one on, or at an address.
+#: The place of a tensor's bytes: a file and an offset, or an address.
 Place: TypeAlias = "tuple[str, int] | int"
 
-#: Spans begin at a multiple of so many bytes of their storage, so that elements of any type do.
+#: The alignment in bytes of spans in their storage: one that suits elements of any type.
 _ALIGNMENT = 16
 
-#: As safetensors calls them.
+#: The data types by their names in safetensors.
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -46,20 +46,20 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """How a tensor lies in an entry of the image."""
+    """The layout of a tensor in an entry of the image."""
 
     entry: int
-    #: From the entry's first byte.
+    #: The offset in bytes from the entry's first byte.
     offset: int
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     is_parameter: bool
-    #: What the program has noted at it.
+    #: Attributes that the program has set on the tensor.
     attributes: dict[str, Any]
 
     def __call__(self, image: Tensor, begin: int) -> Tensor:
-        """The tensor, in the bytes of an image in which its entry begins there."""
+        """Returns the tensor in the bytes of an image in which its entry begins at `begin`."""
         first = begin + self.offset
         reach = _reach(self.size, self.stride) * self.dtype.itemsize
         tensor = image[first : first + reach].view(self.dtype).as_strided(self.size, self.stride)
@@ -70,43 +70,43 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with tensors of its own: by their names there, which of the shapes each has; None for none."""
+    """A module with tensors of its own. Maps their names in the module to numbers of shapes; None for no tensor."""
 
     module: nn.Module
     path: str
-    #: Its parameters, and its buffers.
+    #: The shapes of its parameters, and of its buffers.
     tensors: tuple[dict[str, int | None], dict[str, int | None]]
 
     def numbers(self) -> list[int]:
-        """Those that it has."""
+        """Returns the numbers of all its shapes."""
         return [number for names in self.tensors for number in names.values() if number is not None]
 
 
 @dataclass
 class Contents:
-    """What a module has."""
+    """The contents of a module's image."""
 
     layers: list[Layer] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
-    #: Of each entry a name, its bytes, and where they are.
+    #: The name of each entry, its size in bytes, and the place of its bytes.
     entries: list[tuple[str, int, Place]] = field(default_factory=list)
-    #: What has the bytes that are at addresses.
+    #: Tensors that own the bytes at the entries' addresses.
     tensors: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
 class _Found:
-    """A tensor of a module, of which all names are known."""
+    """A tensor of a module, with all its names."""
 
     tensor: Tensor
     names: list[str]
-    #: Whether a file of the module's state has it.
+    #: Whether it is part of the module's state, so that files have it.
     is_persistent: bool
     number: int
 
 
 def contents_of(name: str, module: nn.Module, weights: str | PathLike[str] | None) -> Contents:
-    """What a module has, with the values that it has or that a file or a folder of safetensors has."""
+    """Returns a module's contents, with its own values or those in a safetensors file or folder."""
     contents = Contents()
     found = _find(name, module, contents)
     filed = dict(_read_headers(Path(weights))) if weights is not None else {}
@@ -129,7 +129,7 @@ def contents_of(name: str, module: nn.Module, weights: str | PathLike[str] | Non
 
 
 def _find(name: str, module: nn.Module, contents: Contents) -> list[_Found]:
-    """All tensors of a module, each once; its layers become those of the contents."""
+    """Returns all tensors of a module, each once. Adds its layers to `contents`."""
     found: dict[int, _Found] = {}
 
     def number_of(tensor: Tensor | None, path: str, is_persistent: bool) -> int | None:
@@ -184,14 +184,14 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from a tensor's first to its last."""
+    """Returns the number of elements from a tensor's first to its last in memory."""
     if 0 in size:
         return 0
     return 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
 
 
 def _of_storage(together: list[_Found], contents: Contents) -> Iterator[tuple[int, Shape]]:
-    """Tensors of one storage: those that overlap have one entry."""
+    """Adds the tensors of one storage. Overlapping tensors share an entry."""
 
     def span(one: _Found) -> tuple[int, int]:
         tensor = one.tensor
@@ -219,7 +219,7 @@ def _of_storage(together: list[_Found], contents: Contents) -> Iterator[tuple[in
 
 
 def _of_file(name: str, one: _Found, at: tuple[str, int, str, tuple[int, ...]], contents: Contents) -> Shape:
-    """A tensor that a file has, as it lies there."""
+    """Adds a tensor of a file, as it lies there."""
     path, begin, kind, size = at
     tensor = one.tensor
     if _DTYPES.get(kind) != tensor.dtype or size != tuple(tensor.shape):
@@ -244,7 +244,7 @@ def _of_file(name: str, one: _Found, at: tuple[str, int, str, tuple[int, ...]], 
 
 
 def _read_headers(path: Path) -> Iterator[tuple[str, tuple[str, int, str, tuple[int, ...]]]]:
-    """Of each tensor in a file or a folder of safetensors its file, its first byte there, its type and its size."""
+    """Yields the name of each tensor in a safetensors file or folder, with its file, offset, type and size."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise Error(f"{path}: there is no file *.safetensors in this folder")

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tenure")
 
-#: The oldest PyTorch that the shim is written for.
+#: The oldest PyTorch that the shim supports.
 _OLDEST = (2, 8)
 
-#: What to do where PyTorch's own allocator is in use, if only by PyTorch's C++.
+#: The error where PyTorch's own allocator is in use already, even if only by PyTorch's C++ code.
 _HAS_STARTED = (
     "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the first "
     "tensor on a GPU or in pinned memory and before a memory history is recorded, or set TENURE_TORCH=1"
@@ -34,12 +34,12 @@ _HAS_STARTED = (
 
 
 class InstallError(Error, RuntimeError):
-    """Tenure cannot be put under PyTorch: why, and what to do."""
+    """Tenure cannot be put under PyTorch. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `install` was asked for."""
+    """The arguments of `install`."""
 
     allocator: Allocator = "paged"
     fraction: float = 1.0
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Installation:
-    """What was installed."""
+    """The installation under PyTorch."""
 
     options: Options
     mode: Mode
@@ -60,7 +60,7 @@ class Installation:
 
     @property
     def backend(self) -> str:
-        """What PyTorch calls the allocator."""
+        """PyTorch's name of the allocator."""
         return "pluggable" if self.mode == "pluggable" else "tenure"
 
 
@@ -73,12 +73,12 @@ _installing = threading.Lock()
 
 
 def installed() -> Installation | None:
-    """What was installed, if anything was."""
+    """Returns the installation, if there is one."""
     return _installed
 
 
 def stood_aside() -> str | None:
-    """Why the last call of `install` left PyTorch as it is, if it did."""
+    """Returns why the last call of `install` left PyTorch as it is, if it did."""
     return _stood_aside
 
 
@@ -114,50 +114,50 @@ def install(
     strict: bool = False,
     when_full: WhenFull = "refuse",
 ) -> Status | Placement:
-    """Puts Tenure's memory under PyTorch, for the rest of the process: that of GPUs, or that of the CPU.
+    """Puts Tenure's allocator under PyTorch for the rest of the process: for GPUs, or for the CPU.
 
-    To be called before the program first uses CUDA, if only for pinned memory or to record a memory history. A second
-    call that asks for nothing else does nothing. Where ``TENURE_TORCH`` is set, that is the first call, with what
-    ``TENURE_TORCH_OPTIONS`` says.
+    Call it before the program first uses CUDA, even for pinned memory or to record a memory history. A second call with
+    the same options does nothing. Where ``TENURE_TORCH`` is set, Tenure makes the first call itself, with the options
+    in ``TENURE_TORCH_OPTIONS``.
 
     Parameters
     ----------
     allocator
-        Tenure's own (``paged``), or PyTorch's own policy in Tenure, without and with expandable segments (``native``,
-        ``expandable``). If it is not given: what is installed, or else ``paged``.
+        Tenure's own allocator (``paged``), or PyTorch's policy in Tenure, without or with expandable segments
+        (``native``, ``expandable``). Default: the installed one, or else ``paged``.
     fraction
-        The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
-        ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it. If it is not
-        given: what is installed, or else 1.
+        The fraction of each device's memory, more than 0 and at most 1, that this process may hold, its CUDA context
+        included. If ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that one holds, with PyTorch's
+        meaning. Default: the installed one, or else 1.
     background
-        The socket of a server on the same GPU, of ``tenure serve --background SOCKET``. While the server has something
-        to do, threads of this process wait where they next allocate memory of a GPU, soon after which the GPU has done
-        what they asked for. They go on when the server is idle, or gone; what is computed stays the same, bit for bit.
+        The socket of a server on the same GPU: that of ``tenure serve --background SOCKET``. While the server has work,
+        threads of this process wait at their next GPU allocation, and soon the GPU has finished their earlier work.
+        They go on when the server is idle or gone. Results stay the same, bit for bit.
     device
-        ``cuda``; or ``cpu``, to have tensors of the CPU live where a mapping says, for threads that want it. Only what
-        follows is for the CPU.
+        ``cuda``; or ``cpu``, to place CPU tensors by a mapping, for threads that enter the placement. The parameters
+        below are only for the CPU.
     mapping
-        The file that says in which tier each key lives (docs/mapping-format.md).
+        The mapping file: the tier in which each key lives (docs/mapping-format.md).
     tiers
-        What the mapping's tiers are, by their names: ``dram``, ``numa:N``, a DAX device such as ``/dev/dax0.0``, or a
-        folder or the name of a new file, on any file system; and how many bytes of it, after an ``@``, as in
-        ``/mnt/pmem@64GiB``. Files need a number.
+        The medium of each of the mapping's tiers, by name: ``dram``, ``numa:N``, a DAX device such as ``/dev/dax0.0``,
+        or a folder or the name of a new file, on any file system. A capacity in bytes may follow after an ``@``, as in
+        ``/mnt/pmem@64GiB``. Files need one.
     strict
-        An allocation whose key has no place is an error. Else it lives in the first tier, and is reported.
+        Whether an allocation whose key has no place is an error. If not, it lives in the first tier and is reported.
     when_full
-        What becomes of an allocation whose tier is full: it is an error (``refuse``), or it lives in another tier and
-        is reported (``miss``).
+        The treatment of an allocation whose tier is full: an error (``refuse``), or another tier and an entry in the
+        report (``miss``).
 
     Returns
     -------
     Status or Placement
-        What is installed now. Nothing is, with a warning, where there is no GPU or where PyTorch is told to use
-        CUDA's own allocator. For the CPU, what a thread enters to be placed, and what reports what is where.
+        For GPUs, the installation. If there is no GPU, or PyTorch is set to CUDA's own allocator, nothing is installed
+        and a warning says so. For the CPU, the placement, which threads enter and which reports where tensors are.
 
     Raises
     ------
     InstallError
-        It cannot be installed; the message says what to do.
+        Tenure cannot be installed; the message says what to do.
 
     Examples
     --------
@@ -203,7 +203,7 @@ def _install_on_cpu(
 def _install_on_cuda(allocator: Allocator | None, fraction: float | None) -> Status:
     global _installed, _stood_aside
     wanted = _checked(allocator, fraction)
-    # Not under the lock: with TENURE_TORCH set, whoever imports PyTorch first installs Tenure before the import ends.
+    # Outside of the lock: with TENURE_TORCH set, the first import of PyTorch installs Tenure before the import ends.
     torch = _torch()
     with _installing:
         if _installed is not None:
@@ -239,14 +239,14 @@ def _yield_to(socket: Path) -> None:
 
 
 def _checked(allocator: Allocator | None, fraction: float | None) -> dict[str, Any]:
-    """Those of `Options` that are given."""
+    """Returns the `Options` that are given, checked."""
     given: dict[str, Any] = {}
     if allocator is not None:
         if allocator not in get_args(Allocator):
             raise InstallError(f"allocator={allocator!r}: expected one of {', '.join(map(repr, get_args(Allocator)))}")
         given["allocator"] = allocator
     if fraction is not None:
-        # A number of any library's, such as NumPy's.
+        # Any library's number type counts, such as NumPy's.
         if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 < fraction <= 1:
             raise InstallError(f"fraction={fraction!r}: expected more than 0 and at most 1")
         given["fraction"] = float(fraction)
@@ -254,7 +254,7 @@ def _checked(allocator: Allocator | None, fraction: float | None) -> dict[str, A
 
 
 def _torch() -> ModuleType:
-    """PyTorch."""
+    """Imports PyTorch."""
     try:
         import torch
     except ImportError as error:
@@ -266,7 +266,7 @@ def _torch() -> ModuleType:
 
 
 def _check(torch: ModuleType) -> None:
-    """Raises if Tenure cannot be put under PyTorch."""
+    """Raises an error if Tenure cannot be put under PyTorch."""
     if torch.version.hip:
         raise InstallError(f"PyTorch {torch.__version__} is built for ROCm: Tenure needs one built for CUDA")
     if torch.version.cuda is None:
@@ -287,9 +287,9 @@ def _check(torch: ModuleType) -> None:
 
 
 def _reason_to_stand_aside(torch: ModuleType) -> str | None:
-    """Why PyTorch is better left as it is.
+    """Returns why PyTorch should be left as it is, if it should.
 
-    Nothing here may start CUDA, or count the devices: the program may yet choose which it sees, or fork.
+    Nothing here may start CUDA or count the devices: the program may still choose which ones it sees, or fork.
     """
     if (backend := torch.cuda.get_allocator_backend()) != "native":
         return f"PYTORCH_ALLOC_CONF asks for the allocator {backend}: take `backend` out of it to have Tenure's"
@@ -307,7 +307,7 @@ def _has_driver() -> bool:
 
 
 def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
-    """Installs the shim, or where there cannot be one, the fallback."""
+    """Installs the shim, or the fallback if there is no shim."""
     try:
         mode, library, shim = _shim(torch)
     except build.BuildError as error:
@@ -325,7 +325,7 @@ def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
 
 
 def _shim(torch: ModuleType) -> tuple[Mode, Path, ctypes.CDLL]:
-    """The shim that came with the package, or else one that is built here."""
+    """Loads the shim that came with the package, or else one that is built here."""
     current = build.Torch.current()
     if current.release < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
@@ -336,7 +336,7 @@ def _shim(torch: ModuleType) -> tuple[Mode, Path, ctypes.CDLL]:
         try:
             return "prebuilt shim", found, _load(found)
         except OSError as error:
-            # As where the C++ library is older than that of the machine it was built on.
+            # For example, the C++ library may be older than that of the machine that the shim was built on.
             _LOG.warning("the shim that came with the package cannot be loaded (%s): one is built instead", error)
     library = build.built(current)
     try:

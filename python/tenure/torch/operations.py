@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Keys by operation, for whoever wants to know more than the module."""
+"""Keys by operation, for a finer view than by module."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WORKSPACE = number_of_tag("workspace")
 
 
 class tag_operations(TorchDispatchMode):
-    """Names each operation in the keys of what it allocates, and tells its results from its workspace.
+    """Adds the operation to the keys of memory, and separates results from workspace.
 
-    Inside, the key of a block names the operation beside the module, and what an operation allocates is ``workspace``
-    but for its results, which have the tag that `tag`'s hooks gave. Backward counts too.
+    Inside the ``with`` block, the key of a block of memory names the operation beside the module. All memory of an
+    operation is ``workspace``, except its results, which have the tag from `tag`'s hooks. Backward counts too.
 
-    Every operation passes through Python once more for this, which costs about as much as launching it: it is for
-    looking into a program, not for running it every day.
+    Every operation passes through Python once more for this, which takes about as long as launching it: use it to
+    inspect a program, not in production.
 
     Examples
     --------
@@ -56,11 +56,11 @@ class tag_operations(TorchDispatchMode):
 
 @cache
 def _key(outer: int, func: Callable[..., Any]) -> int:
-    """The key of `func`'s memory inside what has the key `outer`."""
+    """Returns the key of `func`'s memory within the key `outer`."""
     return number_of_key(_native.module_of_key(outer), str(func), "out")
 
 
 @cache
 def _is_new(func: Any) -> tuple[bool, ...]:
-    """Whether each result of `func` is memory of its own, rather than an argument's."""
+    """Returns for each result of `func` whether it has memory of its own, rather than an argument's."""
     return tuple(result.alias_info is None for result in func._schema.returns)

@@ -1,4 +1,4 @@
-"""For what the steps of an optimizer allocate."""
+"""The purpose of memory that an optimizer's steps allocate."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WORKSPACE = number_of_tag("workspace")
 
 
 class Steps:
-    """Surrounds ``optimizer.step``, until `remove` is called.
+    """Wraps ``optimizer.step`` until `remove` is called.
 
-    A step's own hooks would not hear of a step that fails. So the optimizer gets a ``step`` of its own, as PyTorch's
-    learning rate schedulers give it one; like theirs, it does not keep the optimizer alive.
+    The optimizer's own step hooks do not run after a step that fails. So the optimizer gets a ``step`` of its own, as
+    PyTorch's learning rate schedulers give it one; like theirs, it does not keep the optimizer alive.
     """
 
     def __init__(self, optimizer: Optimizer, states: OptimizerStates, span: Span) -> None:
@@ -40,7 +40,7 @@ class Steps:
         vars(optimizer)["step"] = self._step
 
     def remove(self) -> None:
-        """Puts back what was replaced. If that was replaced in turn, it only does nothing any longer."""
+        """Restores the ``step`` from before. If other code has wrapped it since, it stays but does nothing."""
         self._is_removed = True
         optimizer = self._optimizer()
         if optimizer is None or vars(optimizer).get("step") is not self._step:
@@ -58,7 +58,7 @@ class Steps:
         def of_optimizer(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or self._is_removed:
                 return function(optimizer, *args, **kwargs)
-            # The first step makes the state; what later ones allocate, they give back.
+            # The first step makes the state; later steps free all that they allocate.
             tag = _WORKSPACE if self._states else _OPTIMIZER_STATE
             _native.enter_purpose(self._token, tag, self._key, self._span.number)
             try:
@@ -73,17 +73,17 @@ class Steps:
         def surrounded(*args: Any, **kwargs: Any) -> Any:
             return of_optimizer(optimizer(), *args, **kwargs)
 
-        # Schedulers take the function of the method that they believe this to be.
+        # Schedulers expect a method here and take its function.
         surrounded.__func__ = of_optimizer  # type: ignore[attr-defined]
         return surrounded
 
 
 def _function_of(step: Any) -> Callable[..., Any]:
-    """The function of an optimizer and arguments that ``optimizer.step`` is."""
+    """Returns ``optimizer.step`` as a function of an optimizer and arguments."""
     if function := getattr(step, "__func__", None):
         return function
 
-    # A scheduler has been there.
+    # A scheduler has wrapped it.
     @wraps(step)
     def function_of_optimizer(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         return step(*args, **kwargs)

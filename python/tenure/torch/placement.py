@@ -1,4 +1,4 @@
-"""Where PyTorch's tensors on the CPU live: in tiers of memory, by a mapping."""
+"""Placement of PyTorch's CPU tensors in tiers of memory, by a mapping."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement", "Recording", "WhenFull", "install", "is_alone", "put_under", "record", "settle"]
 
-#: What happens to an allocation whose tier is full.
+#: The treatment of an allocation whose tier is full.
 WhenFull = Literal["refuse", "miss"]
 
 _installing = threading.Lock()
@@ -30,14 +30,14 @@ _shim: ctypes.CDLL | None = None
 
 
 class _Threads(threading.local):
-    """The tokens with which a thread entered something."""
+    """The tokens of a thread's open `with` blocks."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
 
 
 class _Entered:
-    """Something that threads enter and leave."""
+    """A base class of placements and recordings, which threads enter and leave."""
 
     def __init__(self, native: _native.Placement | _native.Recorder) -> None:
         self._enter = native.enter
@@ -56,10 +56,10 @@ class _Entered:
 
 
 class Placement(_Entered):
-    """A mapping and the tiers that it is about. Made by ``install(device="cpu", ...)``.
+    """A mapping and its tiers. ``install(device="cpu", ...)`` makes it.
 
-    It places nothing by itself: a thread's tensors are placed inside of a ``with`` block, and those of other threads
-    are not. What a block allocated stays where it is after it.
+    It places nothing by itself: a thread's tensors are placed inside a ``with`` block, and those of other threads are
+    not. Tensors allocated in a block stay where they are after it.
     """
 
     def __init__(self, native: _native.Placement) -> None:
@@ -67,55 +67,56 @@ class Placement(_Entered):
         self._native = native
 
     def report(self) -> dict[str, Any]:
-        """What is where at this moment, and how much of it is verified to be where it ought to be.
+        """Returns where tensors are now, and which share of them is verified to be in its place.
 
         Returns
         -------
         dict
-            ``tiers``: of each its ``nature`` in words, whether it ``is_emulated``, and bytes by tag; ``verified_share``
-            of tagged bytes that have a place, or are outside; ``mapped_share`` of all tagged bytes, and how many
-            ``unmapped_bytes`` have no place; ``outside``: bytes by tag that tagged models and optimizers hold in no
-            tier; ``keys`` of the mapping that came, that never came, and of the program that have no place. Other
-            tensors that PyTorch allocated outside of the block are not in it.
+            ``tiers``: for each its ``nature`` in words, whether it ``is_emulated``, and bytes by tag;
+            ``verified_share``: the share of tagged bytes that have a place, or are outside; ``mapped_share``: the share
+            of all tagged bytes that have a place; ``unmapped_bytes``: those that have none; ``outside``: bytes by tag
+            that tagged models and optimizers hold in no tier; ``keys``: those of the mapping that came, those that
+            never came, and those of the program that have no place. Other tensors that PyTorch allocated outside of the
+            block are not counted.
         """
         report: dict[str, Any] = json.loads(self._reports()[0])
         return report
 
     def empty_cache(self) -> None:
-        """Gives memory that no tensor uses back to the system: of DRAM, since files keep the room that they have."""
+        """Gives memory that no tensor uses back to the system. Only DRAM is given back: files keep their size."""
         self._native.release_cached()
 
     def measure(self, problem: Problem) -> None:
-        """Measures how long the kernels of a problem take that was recorded of this program.
+        """Measures the kernel times of a problem that was recorded from this program.
 
-        Call `begin_iteration` before each step from here on, and then `kernel_times`. Each allocation reads the clock
+        From here on, call `begin_iteration` before each step, then `kernel_times`. Each allocation reads the clock
         once.
         """
         self._native.measure(problem._native)
 
     def begin_iteration(self) -> None:
-        """Has a step begin, whose kernels are measured if `measure` was called."""
+        """Begins a step. Its kernels are measured if `measure` was called."""
         self._native.begin_iteration()
 
     def kernel_times(self) -> list[int]:
-        """Ends the step that is measured. Steps that allocate something else than the problem says do not count.
+        """Ends the measured step. Steps whose allocations differ from the problem's do not count.
 
         Returns
         -------
         list of int
-            Nanoseconds of each of the problem's kernels, the mean over steps, for `tenure.plan.Agent.report`. An
-            allocator cannot tell the optimizer's kernel from the one before it: they share their time by the bytes
-            that they access.
+            The time in nanoseconds of each of the problem's kernels, the mean over steps, for
+            `tenure.plan.Agent.report`. An allocator cannot tell the optimizer's kernel from the one before it: these
+            two share their time in proportion to the bytes that they access.
 
         Raises
         ------
         tenure.Error
-            No step allocated what the problem says; the text names the first difference.
+            No step made the problem's allocations; the message names the first difference.
         """
         return self._native.kernel_times_ns()
 
     def check(self) -> None:
-        """Raises `tenure.Error` if a key of the mapping never came: it is another program's then."""
+        """Raises `tenure.Error` if a key of the mapping was never allocated: then the mapping is another program's."""
         self._native.check_all_came()
 
     def __str__(self) -> str:
@@ -132,18 +133,18 @@ class Placement(_Entered):
 
 
 class Recording(_Entered):
-    """What a program allocates on the CPU. Made by `record`."""
+    """A recording of a program's CPU allocations. `record` makes it."""
 
     def __init__(self, native: _native.Recorder) -> None:
         super().__init__(native)
         self._native = native
 
     def begin_iteration(self) -> None:
-        """Has the problem be of what comes from here on, and of what is held now."""
+        """Begins the problem here: it contains what is held now and what is allocated from now on."""
         self._native.begin_iteration()
 
     def write(self, path: str | PathLike[str], *, name: str = "program") -> None:
-        """Writes the problem of placing what was recorded, which ``tenure plan`` reads (docs/problem-format.md)."""
+        """Writes the placement problem of the recording, which ``tenure plan`` reads (docs/problem-format.md)."""
         self._native.write(path, name)
 
 
@@ -154,7 +155,7 @@ def install(
     strict: bool = False,
     when_full: WhenFull = "refuse",
 ) -> Placement:
-    """As `tenure.torch.install` with ``device="cpu"``."""
+    """Installs like `tenure.torch.install` with ``device="cpu"``."""
     if when_full not in ("refuse", "miss"):
         raise Error(f"when_full={when_full!r}: expected 'refuse' or 'miss'")
     native = _native.Placement(mapping, list(tiers.items()), strict, when_full == "miss")
@@ -167,12 +168,12 @@ def install(
 
 
 def record() -> Recording:
-    """Records what PyTorch allocates on the CPU, for a mapping to be planned of.
+    """Records PyTorch's CPU allocations, so that a mapping can be planned.
 
     Returns
     -------
     Recording
-        A thread is recorded inside of a ``with`` block, with the tags and keys of `tag`.
+        The recording. A thread is recorded inside a ``with`` block, with the tags and keys of `tag`.
 
     Raises
     ------
@@ -190,11 +191,11 @@ def record() -> Recording:
 
 
 def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, tuple[int, int]]) -> bool:
-    """Brings what a tensor of the CPU holds to where its key lives, if this thread is placed or recorded.
+    """Moves a CPU tensor's memory to its key's place, if this thread is placed or recorded.
 
-    `settled` has where tensors went, and in which placement, by their identities. Memory that others have, too, stays
-    where it is: other processes, arrays of NumPy, views, and what was saved for backward. False if so: later it may be
-    the tensor's alone.
+    `settled` has, by a tensor's id, its address and its placement. Memory that the tensor shares stays where it is:
+    with other processes, NumPy arrays, views, or tensors saved for backward. Then returns False: a later call may find
+    it unshared.
     """
     placed_in = _native.placed_in()
     address = address_of(tensor)
@@ -213,15 +214,15 @@ def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, tuple[int, int
 
 
 def is_alone(tensor: Tensor) -> bool:
-    """Whether nobody else has the memory of a tensor of the CPU, so that it may move."""
+    """Returns whether a CPU tensor shares its memory with nothing, so that it can be moved."""
     storage = tensor.untyped_storage()
-    # Two have it: the tensor, and the object that asks.
+    # The count includes the tensor and the storage object made here.
     is_own = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
     return is_own and storage.resizable() and not storage.is_shared()
 
 
 def put_under() -> None:
-    """Installs the shim, once."""
+    """Installs the shim of PyTorch's CPU allocator, once."""
     global _shim
     from tenure.torch.installation import InstallError
 
@@ -241,5 +242,5 @@ def put_under() -> None:
 
 
 def is_installed() -> bool:
-    """Whether the shim is under PyTorch."""
+    """Returns whether the shim is under PyTorch."""
     return _shim is not None

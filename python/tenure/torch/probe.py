@@ -1,4 +1,4 @@
-"""Dispatch modes that look at what a call does before it is captured in a CUDA graph, and that help the capture."""
+"""Dispatch modes that inspect a call before it is captured in a CUDA graph, and that help the capture."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from torch.utils._pytree import tree_flatten
 
 __all__ = ["Probe", "Refusal", "told"]
 
-#: Held while a forward is told values.
+#: A lock that a forward holds while it gets values from `_Told`.
 _ONE_TOLD = threading.Lock()
 
 
 class Refusal(Exception):
-    """Says why a model is not captured."""
+    """The reason why a model is not captured."""
 
 
 class Probe(TorchDispatchMode):
-    """Looks at each operation of a call for what a graph cannot have, or would have wrong.
+    """Inspects each operation of a call for things that a graph cannot contain or would compute wrongly.
 
-    Operations may be composed of others than without it: so what it computes is nobody's answer.
+    Operations may be decomposed differently than without this mode, so its results are not used as answers.
     """
 
     def __init__(self, inputs: list[Tensor], is_weight: Callable[[Tensor], bool]) -> None:
         super().__init__()
         self._inputs = {_storage(tensor) for tensor in inputs}
         self._is_weight = is_weight
-        #: Storages that may have other contents in another call: inputs, tensors of others, and results of either.
+        #: Storages whose contents may differ in another call: inputs, foreign tensors, and results computed from
+        #: either.
         self._varying = set(self._inputs)
-        #: Values that the host reads, in their order, which are the same in each call.
+        #: The values that the host reads, in order, which are the same in each call.
         self.constants: list[Any] = []
-        #: Storages that the call has made. Another that has the number of one that is gone is made by the call, too.
+        #: The storages that the call has made. If a freed one's number is reused, the call has made the new one, too.
         self._made: set[int] = set()
-        #: Tensors on the device that are neither inputs nor weights.
+        #: The tensors on the device that are neither inputs nor weights.
         self.others: dict[int, Tensor] = {}
-        # Not the exception, which would keep weights by its frames.
+        # The message, not the exception, which would keep weights alive through its frames.
         self._reason: str | None = None
 
     def check(self) -> None:
-        """Raises a refusal that the module may have caught."""
+        """Raises the refusal again, as the module may have caught it."""
         if self._reason is not None:
             raise Refusal(self._reason)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # In inference mode PyTorch asks before it composes an operation of others.
+        # In inference mode PyTorch calls this before it decomposes an operation into others.
         with self:
             made = function.decompose(*args, **kwargs)
         if made is not NotImplemented:
@@ -71,7 +72,7 @@ class Probe(TorchDispatchMode):
         elif on_host and _device_of(kwargs) == "cuda":
             self._refuse(f"its forward copies tensors from the host ({function})")
         if function is torch.ops.aten.detach_.default or function is torch.ops.aten.lift_fresh.default:
-            # The last step of `torch.tensor`, which writes nothing and hides the steps before it.
+            # The last step of `torch.tensor`. It writes nothing and hides the steps before it.
             if any(_storage(tensor) in self.others for tensor in tensors):
                 self._refuse("its forward copies values from the host (torch.tensor)")
             self._made.update(map(_storage, tensors))
@@ -87,7 +88,7 @@ class Probe(TorchDispatchMode):
         if is_varying:
             self._varying |= new | written
         else:
-            # Numbers of storages that are gone, maybe.
+            # The numbers may be those of freed storages.
             self._varying -= new
         return made
 
@@ -105,7 +106,7 @@ class Probe(TorchDispatchMode):
 
 
 class _Told(TorchDispatchMode):
-    """Tells a capture the values that its host reads, as it cannot read them."""
+    """Gives a captured forward the values that its host code reads, since a capture cannot read them."""
 
     def __init__(self, constants: list[Any]) -> None:
         super().__init__()
@@ -124,9 +125,9 @@ class _Told(TorchDispatchMode):
 
 @contextlib.contextmanager
 def told(constants: list[Any]) -> Iterator[None]:
-    """Has a forward that reads values of the device take the way that it takes outside of a capture.
+    """Makes a forward that reads device values take the same branch in a capture as outside of one.
 
-    Models of transformers ask whether they are captured, and do not read then. The mode is there for those alone that
+    Models of transformers check whether they are captured, and if so do not read. The mode is on only for models that
     need it.
     """
     if not constants:
@@ -143,11 +144,11 @@ def told(constants: list[Any]) -> Iterator[None]:
 
 
 def _reads_values(function: Any, tensors: list[Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether the host has to know values to do an operation."""
+    """Returns whether the host must know values to run an operation."""
     tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     is_index = function.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
     if is_index:
-        # Masks have to be counted, and numbers do not.
+        # The elements of a mask must be counted on the host; index numbers need not.
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
     return bool(tags & set(function.tags)) or _device_of(kwargs) == "cpu"
 
@@ -158,7 +159,7 @@ def _device_of(kwargs: dict[str, Any]) -> str | None:
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operation writes to."""
+    """Yields the tensors that an operation writes to."""
     schema = function._schema
     if not schema.is_mutable:
         return

@@ -1,4 +1,4 @@
-"""What this thread allocates for, in the numbers that the allocator takes."""
+"""The purpose that this thread allocates for, in the numbers that the allocator uses."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _tokens = itertools.count(1)
 
 
 class tagged:
-    """Says what the CUDA memory is for that is allocated inside.
+    """Tags the CUDA memory that is allocated inside a ``with`` block.
 
-    It speaks for the thread that enters it, and can be entered again and nested: the innermost counts.
+    It acts on the thread that enters it. It can be entered again and nested: the innermost block counts.
 
     Parameters
     ----------
     tag
-        What it is for.
+        The purpose of the memory.
     name
-        Which one it is, in words of the program's own, such as ``tokens``.
+        A name of the program's own for the tensor, such as ``tokens``.
     module
-        The path of the module that it belongs to, if it is one's.
+        The path of the module that it belongs to, if any.
 
     Examples
     --------
@@ -55,50 +55,50 @@ class tagged:
 
 
 class Span:
-    """A stretch of the program: what was said for its number ends with it, on all threads.
+    """A stretch of the program. Purposes that are set with its number end with it, on all threads.
 
-    It ends by `end`, or when nobody has it any longer.
+    It ends with a call of `end`, or when the object is freed.
     """
 
     def __init__(self) -> None:
         self.number = _native.begin_span()
 
     def end(self) -> None:
-        """Ends it. Again, that does nothing."""
+        """Ends the span. A second call does nothing."""
         _native.end_span(self.number)
 
     def __del__(self) -> None:
-        # When Python ends, what it needs may be gone before it.
+        # At Python's exit, the module that this needs may be gone already.
         if _native is not None and _native.end_span is not None:
             self.end()
 
 
 def number_of_tag(name: TagName) -> int:
-    """The tag's number."""
+    """Returns the tag's number."""
     return _TAGS[name]
 
 
 @cache
 def number_of_key(module: str, op: str, role: str) -> int:
-    """The number of a key: a module's path, what asks for memory, and its role there."""
+    """Returns the number of a key: a module's path, the operation that asks for memory, and the tensor's role there."""
     return _native.intern_key(module, op, role, 0)
 
 
 def new_token() -> int:
-    """A number for a scope that no other scope has."""
+    """Returns a number that no other scope has."""
     return next(_tokens)
 
 
 def retag(tensor: Tensor, tag: int, key: int) -> None:
-    """Says what the memory of `tensor` is for. What is not the allocator's stays as it is."""
-    # A distributed tensor's memory is that of its part here.
+    """Changes the purpose of `tensor`'s memory. Memory that is not Tenure's is left alone."""
+    # A distributed tensor's memory is that of its local part.
     tensor = getattr(tensor, "_local_tensor", tensor)
     if tensor.is_cuda and (address := address_of(tensor)):
         _native.retag(tensor.get_device(), address, tag, key)
 
 
 def address_of(tensor: Tensor) -> int:
-    """The first byte of the tensor's memory; 0 if it has none of its own: sparse, fake, not initialised."""
+    """Returns the address of the tensor's memory; 0 if it has none of its own: sparse, fake, not initialised."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, ValueError):

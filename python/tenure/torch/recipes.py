@@ -1,7 +1,7 @@
-"""The shim that tells what PyTorch's operations make, makes it again, and has what autograd saves.
+"""The shim that reports and repeats PyTorch's operations, and holds the tensors that autograd saves.
 
-It stands between autograd and the kernels, for threads that a budget listens to. A mode of Python's would hear the
-same, and take as long as the operation itself for it.
+It stands between autograd and the kernels, for threads that a budget records. A Python dispatch mode would see the
+same, but would take as long as the operation itself.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tenure.torch import build
 
 __all__ = ["operations"]
 
-#: Where the shim stands.
+#: The dispatch key of the shim.
 _KEY = "Fake"
 
 
 @cache
 def operations() -> int:
-    """The address of the shim's table, which the package's extension module calls: it is loaded once, and stays.
+    """Returns the address of the shim's table, for the extension module. The shim is loaded once and stays loaded.
 
     Raises
     ------
     InstallError
-        It cannot be built, or loaded.
+        The shim cannot be built or loaded.
     """
     from tenure.torch.installation import InstallError
 
@@ -42,7 +42,8 @@ def operations() -> int:
 
 
 def _let_through() -> None:
-    """Has operations that are given functions, such as ``torch.cond``, pass by: what the functions do is noted."""
+    """Lets operations that take functions, such as ``torch.cond``, bypass the shim: those functions' operations reach
+    it."""
     key = _parse_dispatch_key(_KEY)
     _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
     for operation in _ops._higher_order_ops.values():

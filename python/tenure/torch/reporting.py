@@ -38,15 +38,15 @@ def report(
     *,
     format: Literal["html", "json"] = "html",
 ) -> Path | dict[str, Any]:
-    """Writes who holds the program's memory: by tag, by module, block by block, and how it came about.
+    """Writes a report on the program's memory: by tag, by module, block by block, and over time.
 
-    `tenure.torch.tag` says what memory is for; without it, everything is ``unknown``. The page shows memory over time
-    if ``torch.cuda.memory._record_memory_history()`` was called.
+    `tenure.torch.tag` sets the tags; without it, all memory is ``unknown``. The page shows memory over time if
+    ``torch.cuda.memory._record_memory_history()`` was called.
 
     Parameters
     ----------
     path
-        The file. By default ``memory-report-<device>.html`` in the working directory; for ``json``, no file.
+        The file to write. By default ``memory-report-<device>.html`` in the working directory; for ``json``, no file.
     device
         The device, or its number; by default the current one.
     format
@@ -55,12 +55,12 @@ def report(
     Returns
     -------
     Path or dict
-        The file that was written; of ``json`` without a path, the figures.
+        The file that was written; for ``json`` without a path, the figures.
 
     Raises
     ------
     tenure.Error
-        There is no such device, or Tenure holds no memory of it.
+        There is no such device, or Tenure holds no memory on it.
     OSError
         The file cannot be written.
     """
@@ -80,7 +80,7 @@ def report(
 
 
 def _number_of(device: Device) -> int:
-    """The number of a device, whose memory is open if it is to be Tenure's."""
+    """Returns the number of a device. Opens its memory if Tenure is installed."""
     if device is None or isinstance(device, int):
         number = device
     else:
@@ -96,14 +96,14 @@ def _number_of(device: Device) -> int:
     if not 0 <= number < count:
         raise Error(f"device {number}: PyTorch sees {count or 'no'} CUDA device{'s' if count != 1 else ''}")
     if installed() is not None:
-        # Opened with its first block.
+        # The first block opens the device.
         torch.empty(1, device=f"cuda:{number}")
     return number
 
 
 def _title(device: int) -> str:
-    """The program, and the device."""
+    """Returns a title: the program and the device."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "CUDA device"
-    # A file's name may be any bytes.
+    # A file name may be any bytes.
     return os.fsencode(f"{program} on {name} ({device})").decode(errors="replace")

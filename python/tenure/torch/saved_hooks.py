@@ -9,22 +9,22 @@ from torch._C import _autograd as _typed
 
 __all__ = ["SavedHooks"]
 
-#: PyTorch's type stubs lack some of it.
+#: An untyped alias: PyTorch's type stubs lack some of its functions.
 _autograd: Any = _typed
 
 _Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 class SavedHooks:
-    """Hooks for what a thread saves for backward, on its stack from `enter` to `leave`.
+    """Hooks on the tensors that a thread saves for backward, on its stack from `enter` to `leave`.
 
-    PyTorch calls only the hooks on top of the stack. In between the thread may `pause` them, wherever they lie on the
-    stack: then PyTorch saves tensors as if they had never been there.
+    PyTorch calls only the hooks on top of the stack. Between `enter` and `leave` the thread may `pause` them, wherever
+    they lie on the stack: then PyTorch saves tensors as if they had never been there.
     """
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
         self._pair: _Pair = (pack, unpack)
-        #: How many pairs lie below.
+        #: The number of pairs below them on the stack.
         self._depth = 0
         self._is_on = False
 
@@ -61,7 +61,7 @@ class SavedHooks:
 
 
 def _taken() -> list[_Pair]:
-    """Takes all pairs off the thread's stack: the lowest first."""
+    """Takes all pairs off the thread's stack and returns them, the lowest first."""
     pairs: list[_Pair] = []
     while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
         _autograd._pop_saved_tensors_default_hooks()

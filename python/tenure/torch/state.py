@@ -1,4 +1,4 @@
-"""What is installed under PyTorch, and what does not work there."""
+"""The state of Tenure under PyTorch, and its limitations there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 Mode = Literal["not installed", "prebuilt shim", "built shim", "pluggable"]
 Allocator = Literal["paged", "native", "expandable"]
 
-#: The versions of PyTorch that Tenure's tests run on; for others from 2.8 to 2.15, the shim is only compiled.
+#: The versions of PyTorch that Tenure's tests run on. For others from 2.8 to 2.15, the shim is only compiled.
 _TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
-#: What PyTorch's own interface for allocators of elsewhere cannot do.
+#: The limitations of PyTorch's own interface for external allocators.
 _PLUGGABLE_LIMITS = (
     "torch.cuda.memory_stats() and what stands on it (memory_allocated, peaks and their reset, memory_summary): "
     "tenure.memory.stats() has the figures",
@@ -35,17 +35,17 @@ _OLD_SETTINGS = (
 
 @dataclass(frozen=True)
 class Status:
-    """What is installed under PyTorch.
+    """The state of Tenure under PyTorch.
 
     Attributes
     ----------
     mode
-        How PyTorch reaches Tenure: through the C++ shim, as it came with the package or as it was built here; through
+        The way that PyTorch reaches Tenure: through the C++ shim, prebuilt in the package or built here; through
         ``CUDAPluggableAllocator``, which can do less; or not at all.
     tenure
         Tenure's version.
     reason
-        Why it is not installed, if it was to be.
+        The reason why Tenure is not installed although it was asked for.
     torch
         PyTorch's version, if Tenure is installed under it.
     cuda
@@ -53,8 +53,8 @@ class Status:
     allocator
         The allocator: Tenure's own (``paged``), or PyTorch's policy in Tenure (``native``, ``expandable``).
     fraction
-        The part of each device that this process may hold: what was asked of `install` or, if that is less, of
-        ``PYTORCH_ALLOC_CONF``; or what the program has set since, the least if devices differ.
+        The fraction of each device's memory that this process may hold: the argument of `install` or, if less, that of
+        ``PYTORCH_ALLOC_CONF``; or the value that the program has set since, the least if devices differ.
     library
         The file of the shim.
     devices
@@ -62,7 +62,7 @@ class Status:
     tested
         Whether Tenure's tests run on this version of PyTorch.
     limitations
-        What does not work.
+        The features that do not work.
     """
 
     mode: Mode
@@ -94,12 +94,12 @@ class Status:
 
 
 def status() -> Status:
-    """Says what is installed under PyTorch, and what does not work there.
+    """Returns the state of Tenure under PyTorch, and its limitations there.
 
     Returns
     -------
     Status
-        Printed, it is text for people.
+        The state. Printed, it is a readable text.
     """
     from tenure import __version__, _native
     from tenure.torch.installation import installed, stood_aside

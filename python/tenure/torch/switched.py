@@ -1,4 +1,4 @@
-"""A model whose weights come when it is called."""
+"""A model whose weights are brought to the device when it is called."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 __all__ = ["SwitchedModel", "SwitchedModelReport"]
 
-#: Calls of a model before its order is learned: one compiles kernels, the next is measured.
+#: The calls of a model before the measured one: the first compiles kernels.
 _PLAIN_CALLS = 1
 
-#: Of a model's bytes.
+#: A number of bytes that stands for the whole model.
 _ALL = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class SwitchedModelReport:
-    """What a `SwitchedModel` did so far, and what it has now."""
+    """The history of a `SwitchedModel` and its present state."""
 
     name: str
-    #: Bytes of its weights, those between tensors included.
+    #: The bytes of its weights, with the padding between tensors.
     bytes: int
-    #: What they take of the device now, in whole chunks: nothing, if all of it has left.
+    #: The device bytes that it takes now, in whole chunks: 0 if all of it has been evicted.
     resident_bytes: int
-    #: In how many groups it comes.
+    #: The number of groups that it is copied in.
     groups: int
-    #: Its calls and its blocks of `Switcher.use`, without those within others.
+    #: The number of its calls and blocks of `Switcher.use`, without those nested in others.
     calls: int
-    #: How often it was brought.
+    #: The number of times it was brought to the device.
     switches: int
-    #: How long the last copy took, and each on average; None before there was one.
+    #: The time of the last copy and the mean of all; None before the first.
     last_copy_ms: float | None
     mean_copy_ms: float | None
-    #: How many CUDA graphs it has, one for inputs of each shape; and why the last one was not made, if one was not.
+    #: The number of its CUDA graphs, one for inputs of each shape; and why the last capture failed, if one did.
     graphs: int
     graph_refusal: str | None
 
 
 class SwitchedModel:
-    """A model of a `Switcher`, called as its module was; made by `Switcher.add`.
+    """A model of a `Switcher`, called as its module was. `Switcher.add` makes it.
 
     It computes in inference mode: ``clone()`` an answer that is to be differentiated through.
     """
@@ -73,10 +73,10 @@ class SwitchedModel:
         has_graphs: bool,
     ) -> None:
         self.name = name
-        #: Whether it stays on the device once it is there.
+        #: Whether the model stays on the device once it is there.
         self.pinned = False
         self._priority = 0
-        #: Why it has no graphs, if nobody said that it is to have none.
+        #: Why it has no graphs, unless the user turned them off.
         self._graph_refusal: str | None = None
         self._switcher = switcher
         self._module = module
@@ -85,34 +85,34 @@ class SwitchedModel:
         self._calls = 0
         self._blocks = 0
         self._switches = 0
-        #: How long its copies took, as far as they are done.
+        #: The time of all its finished copies.
         self._copies_ms = 0.0
         self._last_copy_ms: float | None = None
-        #: How many calls and blocks of `use` go on, one within the other, and the stream of the outermost.
+        #: The depth of nested calls and blocks of `use`, and the stream of the outermost.
         self._depth = 0
         self._outermost = 0
         self._order_key = order_key
         self._is_learned = is_learned
         self._measured: _Measured | None = None
-        #: The handle of the stream that waits where layers are taken; the groups that it waits for, and the layers that
-        #: need it no more.
+        #: The handle of the stream that waits where layers are taken; the number of groups that it waits for, and of
+        #: layers that need no wait any more.
         self._stream = self._waited = self._opened = 0
-        #: That on which all of it was waited for.
+        #: The stream on which all groups were waited for.
         self._ready: int | None = None
         self._layers: list[GatedLayer] = []
         self._tensors: list[weakref.ref[Tensor]] = []
-        #: All bytes; None while tensors of it are not in the module.
+        #: All bytes of the weights; None while the module does not have their tensors.
         self._image: Any = None
-        #: Images of which something may still be held since all tensors were made anew.
+        #: Earlier images that may still be in use, since all tensors were made anew.
         self._former: list[Tensor] = []
-        #: How often something was written to it.
+        #: The version of the image: how often it was written to.
         self._version = 0
         self._graphs = ModelGraphs(switcher._graph_pool, module) if has_graphs else None
         self._native = native
 
     @property
     def priority(self) -> int:
-        """From -10 to 10: each unit doubles what it is worth to keep it on the device."""
+        """The importance of its calls, from -10 to 10: each unit doubles the worth of keeping it on the device."""
         return self._priority
 
     @priority.setter
@@ -127,12 +127,12 @@ class SwitchedModel:
 
     @property
     def group_bytes(self) -> list[int]:
-        """Bytes of the groups in which it comes, in their order; one group until its order is learned."""
+        """The bytes of the groups that it is copied in, in their order; one group until its order is learned."""
         self._check_there()
         return self._native.group_bytes
 
     def load(self) -> None:
-        """Brings it to the device, as a call would: copies are under way then.
+        """Brings it to the device, as a call would. Returns while copies are still under way.
 
         Raises
         ------
@@ -144,12 +144,12 @@ class SwitchedModel:
             self._bring()
 
     def evict(self, bytes: int | None = None) -> None:
-        """Has it leave the device, so that others have room. It comes back when it is called.
+        """Evicts it from the device, so that others have room. It comes back when it is called.
 
         Parameters
         ----------
         bytes
-            How many bytes of it leave at least, in whole chunks from its end: what is used last. By default all of it.
+            The least number of bytes that leave, in whole chunks from its end: what is used last. By default all of it.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class SwitchedModel:
             self._native.evict(leaving)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Computes, having brought what is missing."""
+        """Calls the module, after starting the copies of what is missing on the device."""
         device = self._switcher.device
         for tensor in tensors_in((inputs, kwargs)):
             if tensor.device != device:
@@ -176,7 +176,7 @@ class SwitchedModel:
 
     @contextmanager
     def use(self) -> Iterator[nn.Module]:
-        """Opens it for a block, as `Switcher.use` does."""
+        """Opens it for a ``with`` block, as `Switcher.use` does."""
         with self._turn() as stream:
             if self._depth:
                 with self._within(stream):
@@ -196,18 +196,18 @@ class SwitchedModel:
 
     @contextmanager
     def _turn(self) -> Iterator[torch.cuda.Stream]:
-        """The turn of a call or a block, and the stream that it computes on."""
+        """Takes the turn of a call or a block, and gives the stream that it computes on."""
         with self._switcher._lock, torch.cuda.device(self._switcher.device), torch.inference_mode():
             self._check_there()
             self._switcher._check_task()
-            # Not by a function of Python's, which a capture of ours may have changed.
+            # PyTorch's Python function is not used: a capture by this package may have replaced it.
             if torch._C._cuda_isCurrentStreamCapturing():
                 raise Error(f"{self.name!r}: a CUDA graph would not wait for weights: call it outside of the capture")
             yield torch.cuda.current_stream()
 
     @contextmanager
     def _within(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """A call or a block within another: if it is on a stream of its own, that waits for all weights, too."""
+        """Runs a call or a block nested in another. A stream other than the outermost's waits for all weights, too."""
         handle = stream.cuda_stream
         if handle == self._outermost:
             yield
@@ -228,7 +228,7 @@ class SwitchedModel:
             shape, call = known
             if shape.captured is not None:
                 answer = self._replay(stream, call, shape.captured)
-                # The host looks while the device computes.
+                # The host checks this while the device computes.
                 if self._graphs.is_current(shape.captured):
                     self._calls += 1
                     return answer
@@ -257,7 +257,7 @@ class SwitchedModel:
         shape: Shape | None = None,
         call: Call | None = None,
     ) -> Any:
-        """Calls the module. If that is watched, a graph is captured when it can be."""
+        """Calls the module. If the call is watched, captures a graph when that is possible."""
         is_measured = not self._is_learned and self._calls >= _PLAIN_CALLS
         self._depth, self._outermost = 1, stream.cuda_stream
         if self._ready != stream.cuda_stream or is_measured:
@@ -283,13 +283,13 @@ class SwitchedModel:
         return answer
 
     def _compute_again(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
-        """Calls the module on a stream, which may be captured and then waits in each replay where layers are taken."""
+        """Calls the module on a stream. If the stream is captured, each replay waits where layers are taken."""
         self._depth, self._outermost = 1, stream.cuda_stream
         try:
             self._come(stream.cuda_stream)
             return self._module(*inputs, **kwargs)
         finally:
-            # What a stream waits for in replays, it has not waited for.
+            # A wait that was captured runs in replays only, so the stream itself has not waited.
             self._ready = None
             self._shut()
             self._depth = 0
@@ -298,14 +298,14 @@ class SwitchedModel:
         return tensor.untyped_storage()._cdata == self._image.untyped_storage()._cdata
 
     def _drop_graphs(self) -> bool:
-        """Lets go of its graphs. Whether it had one."""
+        """Drops its graphs. Returns whether it had one."""
         if self._graphs is None or not len(self._graphs):
             return False
         self._graphs.clear()
         return True
 
     def _learn_by(self, example: Any) -> None:
-        """Calls it with inputs until its order is learned."""
+        """Calls it with example inputs until its order is learned."""
         inputs = _on(self._switcher.device, example)
         for _ in range(_PLAIN_CALLS + 1):
             if isinstance(inputs, dict):
@@ -314,7 +314,7 @@ class SwitchedModel:
                 self(*inputs) if isinstance(inputs, tuple) else self(inputs)
 
     def _leave(self, stream: int) -> None:
-        """Ends a call or a block: the module refuses again."""
+        """Ends a call or a block: the module refuses access again."""
         self._measured = None
         self._shut()
         try:
@@ -324,7 +324,7 @@ class SwitchedModel:
         self._check_unwritten()
 
     def _leave_after_error(self, stream: int) -> None:
-        """Ends a call or a block that has not ended, also if Ctrl-C came while it did."""
+        """Ends a call or a block that an error interrupted, perhaps Ctrl-C while it was ending."""
         if self._depth:
             self._leave(stream)
 
@@ -333,7 +333,7 @@ class SwitchedModel:
             layer.leave()
 
     def _bring(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
-        """Brings what is missing, if something is: copies are under way then, between two events."""
+        """Starts the copies of what is missing, if anything. Returns an event before the copies and one after them."""
         self._switcher._uses += 1
         self._used_at = self._switcher._uses
         self._native.note_use(self._used_at)
@@ -347,7 +347,7 @@ class SwitchedModel:
         return self._switcher._load(self)
 
     def _come(self, stream: int) -> None:
-        """Layers are waited for on a stream when they are taken, or all of them now if nothing is known of them."""
+        """Makes a stream wait for layers when they are taken; for all of them now if their order is not known."""
         self._stream = stream
         self._waited = self._opened = 0
         for layer in self._layers:
@@ -356,7 +356,7 @@ class SwitchedModel:
             self._wait(len(self._native.group_bytes) - 1)
 
     def _open(self, stream: int) -> None:
-        """All layers are there for what a stream does from now on."""
+        """Makes a stream's later work wait for all layers."""
         if self._ready != stream:
             self._wait_for_all(stream)
             self._ready = stream
@@ -368,7 +368,7 @@ class SwitchedModel:
             self._native.wait(group, stream)
 
     def _take(self, layer: GatedLayer) -> None:
-        """A layer is taken: it is waited for, and what came before it is there, too."""
+        """Waits for a layer that is taken. Opens the layers whose groups have been waited for."""
         if self._measured is not None:
             self._measured.note(layer)
             layer.open()
@@ -381,7 +381,7 @@ class SwitchedModel:
             self._ready = self._stream
 
     def _wait(self, group: int) -> None:
-        """Has the device wait for all groups up to one."""
+        """Makes the device wait for all groups up to this one."""
         # The forward may compute on a stream of its own.
         current = torch.cuda.current_stream().cuda_stream
         while self._waited <= group:
@@ -391,7 +391,7 @@ class SwitchedModel:
             self._waited += 1
 
     def _held(self) -> str | None:
-        """Why it cannot leave: somebody has a tensor of it."""
+        """Returns why the model cannot leave, if a tensor of it is held outside of the module; else None."""
         if self._image is None:
             return None
         self._former = [image for image in self._former if _uses(image) > self._uses_alone]
@@ -418,9 +418,9 @@ class SwitchedModel:
             raise Error(f"{self.name!r} was removed from its switcher: add a module that is made anew")
 
     def _check_unwritten(self) -> None:
-        """Raises an error if its weights were written to or replaced, which come anew from the image."""
+        """Raises an error if its weights were written to or replaced. They are then copied anew from the image."""
         if self._image is None:
-            # What was to give the module its tensors was interrupted.
+            # An interrupt came before the module got its tensors.
             self._place()
         is_replaced = _uses(self._image) < self._uses
         is_written = self._image._version != self._version
@@ -429,7 +429,7 @@ class SwitchedModel:
             self._drop_graphs()
             self._place()
         if is_written:
-            # While one of its tensors is held, it cannot leave, and the next call says so again.
+            # While one of its tensors is held, it cannot leave, and the next call raises the error again.
             self._version = -1
             if self._held() is None:
                 self._native.evict(_ALL)
@@ -446,7 +446,7 @@ class SwitchedModel:
             )
 
     def _place(self) -> None:
-        """Gives the module tensors at the addresses that its weights have."""
+        """Gives the module tensors at the addresses of its weights."""
         contents, native = self._contents, self._native
         self._release()
         with torch.inference_mode(False), torch.no_grad():
@@ -454,11 +454,11 @@ class SwitchedModel:
             self._uses_alone = _uses(image)
             tensors = [shape(image, native.begin(shape.entry)) for shape in contents.shapes]
         groups = [native.group_of(shape.entry) for shape in contents.shapes]
-        # One by one: if that is interrupted, those that there are can be closed.
+        # Added one by one, so that they can be closed if an interrupt comes.
         for layer in self._gated(tensors, groups):
             self._layers.append(layer)
         self._layers.sort(key=lambda layer: layer.group)
-        # Only the module has them, so that one that it replaces is gone.
+        # Only the module refers to them, so that a tensor that it replaces is freed.
         self._tensors = list(map(weakref.ref, tensors))
         del tensors
         self._ready = None
@@ -468,7 +468,7 @@ class SwitchedModel:
         self._image = image
 
     def _gated(self, tensors: list[Tensor], groups: list[int]) -> Iterator[GatedLayer]:
-        """The layers, with those of their tensors, which come in those groups."""
+        """Yields the layers with their tensors and their groups."""
         for number, layer in enumerate(self._contents.layers):
             parameters, buffers = (
                 {name: None if of is None else tensors[of] for name, of in names.items()} for names in layer.tensors
@@ -481,9 +481,9 @@ class SwitchedModel:
             yield GatedLayer(layer.module, (parameters, buffers), group, number, self._take, reason)
 
     def _learn(self, times_us: dict[int, float]) -> None:
-        """Arranges the image by the order in which layers are used, and by how long each computes."""
+        """Arranges the image in the order in which layers are used, in groups by the time that each computes."""
         contents = self._contents
-        # What was not used comes last.
+        # Unused layers come last.
         numbers = [*times_us, *(number for number in range(len(contents.layers)) if number not in times_us)]
         seen: dict[int, None] = {}
         ends, layers = [], []
@@ -523,14 +523,14 @@ class SwitchedModel:
         )
 
     def _release(self) -> None:
-        """Has no tensors any more."""
+        """Releases the model's tensors."""
         self._image = None
         for layer in self._layers:
             layer.close()
         self._layers, self._tensors = [], []
 
     def _close(self) -> None:
-        """Lets go of all."""
+        """Releases everything."""
         self._check_idle()
         self._graphs = None
         self._release()
@@ -538,19 +538,19 @@ class SwitchedModel:
 
 
 class _Measured:
-    """In which order layers are taken in a call, and when."""
+    """The order in which a call takes layers, and the times."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._taken: dict[int, torch.cuda.Event] = {}
 
     def note(self, layer: GatedLayer) -> None:
-        """A layer is taken."""
+        """Records that a layer is taken."""
         if layer.number not in self._taken:
             self._taken[layer.number] = self._stream.record_event(torch.cuda.Event(enable_timing=True))
 
     def times(self) -> dict[int, float]:
-        """How long each computes, up to the next and the last one until now, in µs, in their order."""
+        """Returns the time in µs from each layer to the next, and from the last one until now, in their order."""
         end = self._stream.record_event(torch.cuda.Event(enable_timing=True))
         end.synchronize()
         events = [*self._taken.values(), end]
@@ -559,7 +559,7 @@ class _Measured:
 
 
 def _on(device: torch.device, value: Any) -> Any:
-    """Inputs whose tensors are on a device."""
+    """Returns inputs with their tensors moved to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):
@@ -570,10 +570,10 @@ def _on(device: torch.device, value: Any) -> Any:
 
 
 def _counts(tensors: list[weakref.ref[Tensor]]) -> list[int]:
-    """How many have each tensor."""
+    """Returns the reference count of each tensor."""
     return [sys.getrefcount(tensor()) for tensor in tensors]
 
 
 def _uses(image: Tensor) -> int:
-    """How many tensors there are of an image."""
+    """Returns the number of tensors of an image."""
     return torch._C._storage_Use_Count(image.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""More models than fit on a device, each computed with while its weights come."""
+"""More models than fit on a device, each computed with while its weights arrive."""
 
 from __future__ import annotations
 
@@ -27,66 +27,65 @@ __all__ = ["Switcher", "SwitcherReport"]
 
 _MIB = 1 << 20
 
-#: By what layers are divided into groups.
+#: The way in which layers are divided into groups.
 Grouping = Literal["searched", "per_layer", "whole"]
 
-#: Inputs of a call: one, several, or some by their names.
+#: The inputs of a call: one, several, or some by their names.
 Example: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any]"
 
 
 @dataclass(frozen=True)
 class SwitcherReport:
-    """What a `Switcher` did so far, and what it has now."""
+    """The history of a `Switcher` and its present state."""
 
-    #: How many there are.
+    #: The number of models.
     models: int
-    #: How many of them are on the device, whole.
+    #: The number of models that are entirely on the device.
     resident_models: int
-    #: The most that weights take of the device, and what they take now, in whole chunks.
+    #: The limit of the device memory for weights, and the bytes of weights there now, in whole chunks.
     device_bytes: int
     resident_bytes: int
-    #: The most that images take of the host's memory, and what they take now.
+    #: The limit of the host memory for images, and the bytes of images there now.
     host_bytes: int
     image_bytes: int
-    #: Calls and loads that found a model there, and those that did not.
+    #: The number of calls and loads that found their model on the device, and of those that did not.
     hits: int
     switches: int
-    #: What was copied to the device, and how long that took.
+    #: The bytes that were copied to the device, and the time that took.
     copied_bytes: int
     copy_ms: float
-    #: What chunks take of the device now, also those that no model has, and the most that they took at once.
+    #: The bytes of all chunks on the device now, including those that no model uses, and their peak.
     taken_bytes: int
     peak_bytes: int
-    #: The same of each model, in the order in which they were added.
+    #: The report of each model, in the order in which they were added.
     per_model: tuple[SwitchedModelReport, ...]
 
 
 class Switcher:
     """Keeps many models for one device, which need not have room for all of them.
 
-    Each is a plain ``nn.Module``, called as before. Its weights lie once in pinned memory of the host, where nobody
-    writes them; a model that is not on the device when it is called comes while it is computed with, group by group of
-    its layers, and those that are worth least make room: they are called seldom, are soon brought again, and have a low
-    priority; of equals, those that were added last. That copies nothing. Answers are the same, bit for bit.
+    Each is a plain ``nn.Module``, called as before. Its weights lie once in pinned host memory, which is never written.
+    A model that is not on the device when it is called arrives while it is computed with, one group of layers after the
+    other. The models of the least worth make room: they are called seldom, are quickly brought again, and have a low
+    priority; among equals, the last added goes first. Eviction copies nothing. Answers are the same, bit for bit.
 
     Parameters
     ----------
     device
-        A GPU. Where `tenure.torch.install` was not called, weights lie beside what PyTorch's own allocator has.
+        A GPU. If `tenure.torch.install` was not called, weights lie beside the memory of PyTorch's own allocator.
     device_bytes
-        The device's memory for weights, taken in whole chunks and never exceeded. What models compute has its place
-        beside that.
+        The device memory for weights, taken in whole chunks and never exceeded. The models' activations lie beside it.
     host_bytes
-        The host's memory for images. Those that were read from files leave when there is no room, and are read again.
+        The host memory for images. Images read from files are dropped when there is no room, and read again.
     grouping
-        How layers are divided into groups that come together: so that the model's last kernel ends earliest by what was
-        measured (``searched``), each alone (``per_layer``), or all at once (``whole``).
+        The way in which layers are divided into groups that are copied together: so that the model's last kernel ends
+        earliest by measured times (``searched``), each layer alone (``per_layer``), or all at once (``whole``).
     chunk_bytes
-        The size of a chunk, a multiple of 2 MiB. A model takes whole chunks, so that smaller ones waste less of
-        ``device_bytes``; larger ones take less time to map.
+        The size of a chunk in bytes, a multiple of 2 MiB. A model takes whole chunks: smaller ones waste less of
+        ``device_bytes``, larger ones take less time to map.
     graphs
-        Whether calls are captured in CUDA graphs, and replayed (see the notes); by default those of models all of whose
-        modules are of PyTorch, torchvision, timm, transformers, sentence-transformers or PEFT.
+        Whether calls are captured in CUDA graphs and replayed (see the notes). By default, only models whose modules
+        are all from PyTorch, torchvision, timm, transformers, sentence-transformers or PEFT.
 
     Raises
     ------
@@ -95,44 +94,43 @@ class Switcher:
 
     Notes
     -----
-    The first two calls of a model have the device wait until all of it is there. The second is measured: in which
-    order layers are used, and how long each computes. Then the image is made anew in that order, and copied once to see
-    how long that takes; the host waits. Later calls wait for nothing on the host. One whose layers are used in another
-    order than was learned is right, too, and waits longer. A model whose answers are views of its weights is not
-    learned.
+    In the first two calls of a model the device waits until all of it is there. The second call is measured: the order
+    in which layers are used, and the time each computes. Then the image is made anew in that order and copied once to
+    time the copy; the host waits for this. Later calls do not wait on the host. A call that uses the layers in another
+    order than was learned is right, too, but waits longer. The order of a model whose answers are views of its weights
+    is not learned.
 
-    Outside of calls and of blocks of `use` a module refuses to give its parameters and buffers, to load a state or to
-    be converted. Weights that are written to or replaced all the same, by the forward, in a block or through what was
-    let out, are found at the end of a call or at the begin of the next, which raises an error, and come anew from the
-    host; writing through ``.data`` is not found.
-    What a forward let out and is held, such as a view of a weight, keeps its model on the device: if that leaves no
+    Outside of calls and of blocks of `use`, a module refuses to give its parameters and buffers, to load a state or to
+    be converted. The forward, a block or a tensor that was let out may still write to or replace weights. That is found
+    at the end of the call or at the beginning of the next, which raises an error; the weights are then copied anew from
+    the host. Writes through ``.data`` are not found. A tensor that a forward let out and the program holds, such as a
+    view of a weight, keeps its model on the device; if that leaves no room, the error says so.
     room, the error says so.
 
-    Calls and blocks of all threads take turns, as each may make room by others' models. A forward that computes on
-    streams of its own has to fork them after it has taken the weights that they use, or to call
-    `torch.cuda.synchronize` first.
+    Calls and blocks of all threads take turns, because each may evict other threads' models. A forward that computes on
+    streams of its own must fork them after it has taken the weights that they use, or call `torch.cuda.synchronize`
+    first.
 
-    Ctrl-C leaves all models right, wherever it comes. While a file is read for an image, it is raised after that.
+    Ctrl-C leaves all models right at any time. While a file is read for an image, it takes effect after the read.
 
-    A call whose tensors have sizes, strides and types that were called before, and whose other inputs are equal to
-    those of that call, is captured in a CUDA graph once the order is known, and replayed from then on. A replay waits
-    on the device for each group where the graph uses it first. All graphs share memory, as much as the largest needs.
-    A model has at most eight; those that were used longest ago go. The call that captures runs the module three times,
-    and compares the answers of the first replay bit for bit.
+    A call is captured in a CUDA graph if an earlier call had tensors of the same sizes, strides and types and equal
+    other inputs, and the order of layers is known. Later such calls replay the graph. A replay waits on the device for
+    each group where the graph first uses it. All graphs share memory, as much as the largest needs. A model has at most
+    eight; the least recently used go. The call that captures runs the module three times and compares the answers of
+    the first replay bit for bit.
 
-    A module that cannot be captured is computed plainly, and `report` says why: it is in training mode or has hooks; it
-    has inputs or answers other than tensors and plain values, such as a cache; its forward reads values on the host
-    that depend on its inputs, such as those of a mask, uses tensors of the host, writes to its inputs, changes
-    attributes of its modules, or draws random numbers. Changes that a program makes to attributes between calls are
-    found, and the module is captured anew. A replay does not run the module's Python code: what that reads or does
-    elsewhere, such as in a global, a class, a closure, a NumPy array or a line of output, is as it was in the call that
-    was captured. So a module of a class of the program's own is captured only if ``graphs=True`` says that it goes by
-    its inputs, weights and attributes alone. Blocks of `use` have no graphs. A
-    thread that draws random numbers on the device just when another's call begins a capture may get an error from
-    PyTorch.
+    A module that cannot be captured runs without graphs, and `report` says why: it is in training mode or has hooks; it
+    has inputs or answers other than tensors and plain values, such as a cache; or its forward reads values on the host
+    that depend on its inputs (such as those of a mask), uses host tensors, writes to its inputs, changes attributes of
+    its modules, or draws random numbers. If a program changes attributes between calls, the change is found and the
+    module captured anew. A replay does not run the module's Python code: anything that code reads or does elsewhere,
+    such as in a global, a class, a closure, a NumPy array or a line of output, is as it was in the captured call.
+    Therefore a module of a class of the program's own is captured only with ``graphs=True``, which promises that it
+    depends on its inputs, weights and attributes alone. Blocks of `use` have no graphs. A thread that draws random
+    numbers on the device just when another thread's call begins a capture may get an error from PyTorch.
 
-    What takes weights past Tenure is refused where it can be seen: ``torch.compile`` of the whole model, TorchScript,
-    captures of CUDA graphs by others, tensors that a module has in other attributes, too.
+    Code that would use weights without Tenure's knowledge is refused where it can be seen: ``torch.compile`` of the
+    whole model, TorchScript, captures of CUDA graphs by the program, and tensors that a module has in other attributes.
 
     Examples
     --------
@@ -168,9 +166,9 @@ class Switcher:
         self._graph_pool = GraphPool(self.device)
         self._models: dict[str, SwitchedModel] = {}
         self._lock = threading.RLock()
-        #: Calls, blocks and loads of all models.
+        #: The number of calls, blocks and loads of all models.
         self._uses = 0
-        #: The task of asyncio that has called a model last.
+        #: The asyncio task that called a model last.
         self._task: asyncio.Task[Any] | None = None
         self._hits = self._switches = 0
         self._copy_ms = 0.0
@@ -213,42 +211,42 @@ class Switcher:
         priority: int = 0,
         graphs: bool | None = None,
     ) -> SwitchedModel:
-        """Takes a model over: its weights move into an image, and are found in the module only while it is called.
+        """Adds a model: its weights move into an image, and the module has them only while it is called.
 
-        Without an example nothing is copied to the device yet. Weights that several modules share are there once, and
-        those that lie in any order (``channels_last``) lie so on the device.
+        Without an example nothing is copied to the device yet. Weights that several modules share are stored once.
+        Weights of any memory order (``channels_last``) keep it on the device.
 
         Parameters
         ----------
         name
-            What it is called in errors; no other has it.
+            The model's name in errors, unique in the switcher.
         module
-            The model, on the CPU or on ``meta``; as a rule after ``.eval()``, as nobody may write to its weights and
-            buffers, not the forward either.
+            The model, on the CPU or on ``meta``; usually after ``.eval()``, as its weights and buffers may not be
+            written to, not even by the forward.
         weights
-            A file of safetensors, or a folder of them, with the module's state: what is in it and not in the module is
-            left out. By default, the values that the module has. A tensor, a tuple or a dictionary here is an example.
+            A safetensors file, or a folder of them, with the module's state. Entries that the module does not have are
+            ignored. By default, the module's own values. A tensor, a tuple or a dictionary here is an example.
         example
-            An input, a tuple of inputs, or a dictionary of inputs by their names: the model is called with it until the
-            order of its layers is learned, so that the first call of the program need not be measured. Tensors on the
-            CPU are copied to the device.
+            An input, a tuple of inputs, or a dictionary of inputs by their names. The model is called with it until the
+            order of its layers is learned, so that the program's first call need not be measured. CPU tensors are
+            copied to the device.
         pinned
-            Whether it stays on the device once it is there.
+            Whether the model stays on the device once it is there.
         priority
-            How much its calls matter beside those of other models, from -10 to 10: each unit doubles what it is worth
-            to keep it on the device.
+            The importance of its calls beside those of other models, from -10 to 10: each unit doubles the worth of
+            keeping it on the device.
         graphs
-            Whether it is captured in CUDA graphs; by default, as the switcher says.
+            Whether calls are captured in CUDA graphs; by default, as the switcher's setting.
 
         Returns
         -------
         SwitchedModel
-            To be called instead of the module.
+            The model, to be called instead of the module.
 
         Raises
         ------
         tenure.Error
-            A tensor is of a kind or in a place that Tenure does not know, the file does not have it, or there is no
+            A tensor is of a kind or in a place that Tenure does not support, the file does not have it, or there is no
             room. The module is as it was, also after any error of a call with the example.
         """
         if isinstance(weights, Tensor | tuple | dict):
@@ -291,19 +289,19 @@ class Switcher:
         return model
 
     def remove(self, name: str) -> None:
-        """Lets go of a model, its image and its memory. Its module has no weights any more.
+        """Removes a model, its image and its memory. Its module has no weights any more.
 
-        Memory of tensors that are held outside of the module goes when they do.
+        Memory of tensors that are held outside of the module is freed when they are.
 
         Parameters
         ----------
         name
-            What it was added by.
+            The name that the model was added by.
 
         Raises
         ------
         tenure.Error
-            There is none, or it is being called.
+            There is no such model, or it is being called.
         """
         with self._lock:
             model = self[name]
@@ -320,24 +318,24 @@ class Switcher:
             raise Error(f"there is no model {name!r}: there are {', '.join(self._models) or 'none'}") from None
 
     def __call__(self, name: str, /, *inputs: Any, **kwargs: Any) -> Any:
-        """Calls the model of that name: ``switcher(name, x)`` is ``switcher[name](x)``."""
+        """Calls the model with this name: ``switcher(name, x)`` is ``switcher[name](x)``."""
         return self[name](*inputs, **kwargs)
 
     def use(self, name: str) -> AbstractContextManager[nn.Module]:
-        """Opens a model for a ``with`` block, which has the module itself, all of it on the device.
+        """Opens a model for a ``with`` block. The block gets the module itself, all of it on the device.
 
         In the block the module's parameters can be read and any of its methods called, such as ``generate``. Calls of
-        the model, and blocks within the block, work too. After the block the module refuses again.
+        the model, and blocks within the block, work too. After the block the module refuses access again.
 
-        Weights stay read only: the end of the block raises an error if they were written to, and they come anew. The
-        block holds the switcher: calls of other threads wait until it ends.
+        Weights stay read-only: if they were written to, the end of the block raises an error and they are copied anew.
+        The block holds the switcher: calls of other threads wait until it ends.
 
-        The block is in inference mode, as calls are, so that nothing keeps weights for a backward pass. The
-        ``no_grad`` of transformers' ``generate`` changes nothing in it. ``clone()`` an answer after the block to
-        differentiate through it.
+        The block runs in inference mode, as calls do, so that no backward pass keeps weights. The ``no_grad`` of
+        transformers' ``generate`` changes nothing in it. ``clone()`` an answer after the block to differentiate through
+        it.
 
-        Work on other streams must be forked from the stream that is current at the begin of the block, and joined
-        before its end; calls of the model see to that themselves.
+        Work on other streams must be forked from the stream that is current at the beginning of the block, and joined
+        before its end; calls of the model do that themselves.
 
         Parameters
         ----------
@@ -362,10 +360,10 @@ class Switcher:
         return self[name].use()
 
     def sleep(self, name: str | None = None) -> None:
-        """Has a model leave the device, or all of them, and gives memory that no model has back to the driver.
+        """Evicts a model or all of them from the device, and gives memory that no model uses back to the driver.
 
         Nothing is copied; the host waits for work that uses that memory. Other processes, and
-        ``torch.cuda.mem_get_info``, find it free. A model that sleeps comes back when it is called.
+        ``torch.cuda.mem_get_info``, see it as free. A model that sleeps comes back when it is called.
 
         Parameters
         ----------
@@ -375,8 +373,8 @@ class Switcher:
         Raises
         ------
         tenure.Error
-            There is no such model, one is being called, or one of its tensors is held outside of it. No model has left
-            then.
+            There is no such model, one is being called, or one of its tensors is held outside of it. No model is
+            evicted then.
         """
         with self._lock:
             models = list(self._models.values()) if name is None else [self[name]]
@@ -388,14 +386,14 @@ class Switcher:
             self._native.trim()
 
     def wake(self, name: str | None = None) -> None:
-        """Brings a model to the device, as `SwitchedModel.load` does, or as many as have room.
+        """Brings a model to the device, as `SwitchedModel.load` does, or as many as there is room for.
 
-        Copies are under way then.
+        Returns while copies are still under way.
 
         Parameters
         ----------
         name
-            The model, for which others make room. By default those that were used last come first, and none leaves.
+            The model; others make room for it. By default the most recently used models, and none makes room.
 
         Raises
         ------
@@ -411,20 +409,21 @@ class Switcher:
                     model._load()
 
     def trim(self) -> None:
-        """Gives memory that no model has back to the driver; the host waits for work that uses it, and for copies.
+        """Gives memory that no model uses back to the driver. The host waits for work that uses it, and for copies.
 
-        Models that are on the device stay there. Other processes, and ``torch.cuda.mem_get_info``, find the rest free.
+        Models that are on the device stay there. Other processes, and ``torch.cuda.mem_get_info``, see the rest as
+        free.
         """
         with self._lock:
             self._native.trim()
 
     def report(self) -> SwitcherReport:
-        """What it did so far; waits for copies that are under way.
+        """Returns the switcher's report. Waits for copies that are under way.
 
         Returns
         -------
         SwitcherReport
-            Its figures.
+            The figures.
         """
         with self._lock:
             self._note_times(waits=True)
@@ -446,7 +445,7 @@ class Switcher:
             )
 
     def close(self) -> None:
-        """Removes all models. Again, that does nothing."""
+        """Removes all models. A second call does nothing."""
         with self._lock:
             for name in list(self._models):
                 self.remove(name)
@@ -464,7 +463,7 @@ class Switcher:
     _is_open = True
 
     def _check_task(self) -> None:
-        """Raises an error in a task of asyncio while another of this thread has a block: they would end crosswise."""
+        """Raises an error if another asyncio task of this thread has a block open: the blocks would not nest."""
         try:
             task = asyncio.current_task()
         except RuntimeError:
@@ -478,19 +477,19 @@ class Switcher:
             raise Error("this switcher is closed: make another")
 
     def _order_key(self, contents: Contents) -> tuple[list[str], list[str]]:
-        """All that the order of a model's layers, and their division, depends on."""
+        """Returns all that the order of a model's layers, and their division into groups, depends on."""
         settings = ["pytorch", torch.__version__, torch.cuda.get_device_name(self.device), self._grouping]
         return settings, [f"{name}: {size}" for name, size, _ in contents.entries]
 
     def _load(self, model: SwitchedModel) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Brings what is missing of a model. Copies are under way then, between two events."""
+        """Starts the copies of what a model lacks. Returns an event before the copies and one after them."""
         self._make_room(model)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(self._copies)
         try:
             model._native.load()
         except OutOfMemoryError:
-            # PyTorch may keep enough that nothing uses, and graphs may.
+            # PyTorch may cache enough free memory, and so may graphs.
             self._drop_graphs(self._models.values())
             torch.cuda.empty_cache()
             self._load_or_trim(model)
@@ -502,13 +501,13 @@ class Switcher:
         return start, end
 
     def _drop_graphs(self, models: Iterable[SwitchedModel]) -> None:
-        """Lets go of models' graphs, and gives back memory that no other graph needs."""
+        """Drops models' graphs, and gives back memory that no other graph needs."""
         dropped = [model for model in models if model._drop_graphs()]
         if dropped and not len(self._graph_pool):
             torch.cuda.empty_cache()
 
     def _load_or_trim(self, model: SwitchedModel) -> None:
-        """Brings what is missing of a model, or else keeps no memory that it would have had."""
+        """Starts the copies of what a model lacks. If that fails, gives back the memory that was meant for it."""
         try:
             model._native.load()
         except OutOfMemoryError:
@@ -516,8 +515,8 @@ class Switcher:
             raise
 
     def _make_room(self, model: SwitchedModel) -> None:
-        """Evicts what is worth least. If that is not enough, loading says so."""
-        # Of equals, what was added last.
+        """Evicts the models of the least worth. If that is not enough, loading raises the error."""
+        # Among equals, the last added first.
         newest = list(reversed(self._models.values()))
         others = sorted(newest, key=lambda other: other._native.worth(self._uses, other.priority))
         held: str | None = None
@@ -546,7 +545,7 @@ class Switcher:
 
 
 def _opened(device: int | str | torch.device) -> torch.device:
-    """A device, with Tenure's memory on it if Tenure is installed."""
+    """Returns a device, with Tenure's memory opened on it if Tenure is installed."""
     given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if given.type != "cuda":
         raise Error(f"device={str(given)!r}: expected one of CUDA's")
@@ -557,6 +556,6 @@ def _opened(device: int | str | torch.device) -> torch.device:
     if not index < torch.cuda.device_count():
         raise Error(f"device {index}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices")
     if installed() is not None and index not in _native.installed():
-        # Opened with its first block.
+        # The first block opens the device.
         torch.empty(1, device=f"cuda:{index}")
     return torch.device("cuda", index)

@@ -1,24 +1,26 @@
-"""Tags and keys for what PyTorch allocates.
+"""Tags and keys of PyTorch's memory.
 
-A block of memory has a *tag*, what it is for, and a *key*, which one it is. Hooks give them: around the forward call of
-each module, before the gradients of its outputs are used, when a parameter's gradient is there, and around the
-optimizer's step. The hooks change no result, no graph and no memory. Backward is told by hooks on the nodes of the
-graph: module backward hooks would forbid operations in place on the outputs of modules.
+A block of memory has a *tag*, which says what it is for, and a *key*, which says which tensor it is. Hooks set them:
+around the forward call of each module, before the gradients of its outputs are used, when a parameter's gradient is
+ready, and around the optimizer's step. The hooks change no result, no graph and no memory. The hooks for backward are
+on nodes of the graph: module backward hooks would forbid in-place operations on the outputs of modules.
 
-What hooks cannot see:
+Limits of the hooks:
 
-- Inside code that `torch.compile` compiled, memory belongs to the module at which that code was entered: hooks run
-  around it, do not run in it, and break no graph. It belongs to nothing where compiled code was entered outside of the
-  tagged model: at a function that calls the model; or at what ``torch.compile(model)`` returned for a model whose class
-  is PyTorch's own, such as ``nn.Sequential``, if `tag` was given the model and not that.
-- A compiled ``optimizer.step`` has a purpose if it was compiled after `tag`; what it made before, a report tags.
-- A generator's body runs after the module's call: it belongs to whoever iterates.
+- Inside code compiled by `torch.compile`, memory belongs to the module at which that code was entered: hooks run around
+  it, not in it, and break no graph. It belongs to no module if compiled code was entered outside of the tagged model:
+  at a function that calls the model; or, if `tag` was given the model instead, at the result of
+  ``torch.compile(model)`` for a model whose class is PyTorch's own, such as ``nn.Sequential``.
+- A compiled ``optimizer.step`` has a purpose if it was compiled after `tag`. A report tags the state that it made
+  before.
+- A generator's body runs after the module's call: its memory belongs to the code that iterates.
 - TorchScript modules belong to the module that calls them.
-- Gradients of what follows the model, such as the loss, have the tag of nothing until backward reaches the model.
-- Hooks are not told of the end of a call that Ctrl-C ends: what the thread allocates after it belongs to the module
+- Gradients of operations after the model, such as the loss, have no tag until backward reaches the model.
+- Ctrl-C in a call skips the hook at its end: later allocations of the thread belong to the interrupted module until the
+  model is called again or the tagging removed.
   that was interrupted, until the model is called again or the tagging removed.
 
-``torch.jit.script`` and ``torch.cuda.make_graphed_callables`` take no module that has hooks: give them the model before
+``torch.jit.script`` and ``torch.cuda.make_graphed_callables`` accept no module with hooks: pass them the model before
 it is tagged, or after `Tagging.remove`.
 """
 
@@ -57,14 +59,14 @@ class _Removable(Protocol):
 
 
 class Tagging:
-    """The tagging of a model, until `remove` is called or a ``with`` block ends. Made by `tag`."""
+    """The tagging of a model, until `remove` is called or a ``with`` block ends. `tag` makes it."""
 
     def __init__(self) -> None:
         self._hooks: list[_Removable] = []
         self._span = Span()
 
     def remove(self) -> None:
-        """Ends the tagging, also in calls that run. What is tagged stays so."""
+        """Ends the tagging, also in calls that are running. Memory keeps its tags."""
         while self._hooks:
             self._hooks.pop().remove()
         self._span.end()
@@ -105,36 +107,36 @@ class Tagging:
 
 
 def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Tagging:
-    """Tags what a model allocates: parameters, activations, gradients, optimizer state.
+    """Tags a model's memory: parameters, activations, gradients, optimizer state.
 
     Parameters and buffers are tagged at once, and again when a call of the model finds that one has moved; optimizer
-    state when a step has made it. `tenure.torch.report` looks at all of them once more. A key is the path of a module
-    and the name of what it holds; the report adds memory up along these paths.
+    state is tagged after the step that made it. `tenure.torch.report` tags all of them once more. A key is the path of
+    a module and the name of the tensor in it; the report adds up memory along these paths.
 
     Parameters
     ----------
     module
-        The model. May be compiled, wrapped, or checkpointed.
+        The model. It may be compiled, wrapped, or checkpointed.
     optimizer
-        Its optimizer; of several, call this for each.
+        Its optimizer. If there are several, call this function for each.
     name
-        What paths begin with, to tell several models apart.
+        A prefix of all paths, to tell several models apart.
 
     Returns
     -------
     Tagging
-        Ends the tagging by ``remove()``, or as a context manager.
+        The tagging. End it with ``remove()``, or use it as a context manager.
 
     Raises
     ------
     TypeError
-        ``optimizer`` is none of PyTorch's.
+        ``optimizer`` is not one of PyTorch's.
 
     Notes
     -----
-    Copies of the model, also in files, are not tagged.
+    Copies of the model, also those in files, are not tagged.
 
-    If Tenure is not installed under PyTorch, nothing is done, and one line in the log says so.
+    If Tenure is not installed under PyTorch, this does nothing but log one line that says so.
 
     Examples
     --------
@@ -160,15 +162,15 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
 
 
 class Hook:
-    """A hook of a module. In copies of the module, and in files that it is saved to, there is one that does nothing."""
+    """A hook of a module. Copies of the module, and files that it is saved to, have one that does nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Takes anything, returns None, and can be loaded where there is no Tenure.
+        # It accepts any arguments, returns None, and can be loaded where Tenure is not installed.
         return getattr, (nullcontext(), "__exit__")
 
 
 class _Before(Hook):
-    """Is called before each call of a module."""
+    """A hook before each call of a module."""
 
     def __init__(self, token: int, path: str, span: Span) -> None:
         self._token = token
@@ -182,7 +184,7 @@ class _Before(Hook):
 
 
 class _BeforeProgram(_Before):
-    """Is called before each call of the model itself, and watches over its parameters."""
+    """A hook before each call of the model itself, which also tags parameters that have moved."""
 
     def __init__(self, token: int, path: str, span: Span, parameters: Parameters) -> None:
         super().__init__(token, path, span)
@@ -192,14 +194,14 @@ class _BeforeProgram(_Before):
     def __call__(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
             return
-        # A call that was interrupted has left its purpose behind.
+        # A call that was interrupted did not leave its purpose.
         _native.leave_purpose(self._token)
         self._parameters.tag_if_moved()
         super().__call__(module, args)
 
 
 class _After(Hook):
-    """Is called after each call of a module, also if it failed."""
+    """A hook after each call of a module, even a failed one."""
 
     def __init__(self, token: int, path: str) -> None:
         self._token = token
@@ -210,16 +212,16 @@ class _After(Hook):
         if is_compiling():
             return
         _native.leave_purpose(self._token)
-        # Most modules return a tensor, and this is on the path of every call.
+        # Most modules return a tensor, and this code runs at every call.
         for tensor in (output,) if isinstance(output, Tensor) else tensors_in(output):
-            # On the device, backward runs on a thread of its own, whose purpose is nobody else's; on the CPU it runs on
-            # the one that asks for it.
+            # On a GPU, backward runs on a thread of its own, which has its own purpose. On the CPU, it runs on the
+            # thread that calls it.
             if tensor.is_cuda or _native.placed_in():
                 tell_in_backward(tensor, self._backward_key)
 
 
 class _Accumulated:
-    """Is called when a parameter's gradient is there, and tags it."""
+    """A hook that tags a parameter's gradient when it is ready."""
 
     def __init__(self, key: int) -> None:
         self._key = key
