@@ -2,15 +2,15 @@
 
 ========================  ============================================================================
 `tenure.torch`            stock PyTorch on Tenure's allocator
-`tenure.ray`              models on a Ray cluster, each asked where it is already
-`tenure.devices`          what devices there are, what is on them, how they are linked
-`tenure.memory`           what this process holds on its devices
-`tenure.trace`            what a program did with its memory, and what another allocator would have
-                          made of it
-`tenure.plan`             in which tier of memory each tensor of a program lives
+`tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
+`tenure.devices`          the devices, the processes on them, and the links between them
+`tenure.memory`           the memory that this process holds on its devices
+`tenure.trace`            recordings of a program's memory use, and their replay on other
+                          allocators
+`tenure.plan`             planning of the memory tier for each tensor of a program
 ========================  ============================================================================
 
-`tenure.torch` and `tenure.ray` are imported by their names, since they import PyTorch and Ray.
+`tenure.torch` and `tenure.ray` must be imported by name, since they import PyTorch and Ray.
 """
 
 from tenure import memory, plan, trace

@@ -1,4 +1,4 @@
-"""What arguments must be, said with their names."""
+"""Checks of arguments, with errors that name them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 
 
 def whole_number(name: str, value: int, least: int, most: int) -> int:
-    """An argument that is a whole number in a range, its ends included.
+    """Returns an argument as an int, if it is a whole number in a range, its ends included.
 
     Raises
     ------

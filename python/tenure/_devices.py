@@ -1,4 +1,4 @@
-"""What devices there are. Public as `tenure.devices`."""
+"""The list of devices. Public as `tenure.devices`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tenure import _native
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """What this process can use of the host. What the system does not tell is None.
+    """The host's resources for this process. Values that the system does not report are None.
 
     Attributes
     ----------
     name
-        As the processor says itself.
+        The processor's own name.
     cores
-        How many threads may run at once.
+        The number of threads that can run at once.
     free_bytes
-        Memory that can be had without swapping.
+        The memory in bytes that can be allocated without swapping.
     total_bytes
-        Memory of the host.
+        The memory of the host in bytes.
     numa_nodes
-        Memory nodes.
+        The number of NUMA nodes.
     """
 
     name: str | None
@@ -42,9 +42,9 @@ class Process:
     Attributes
     ----------
     pid
-        Its number in the system.
+        The process's number in the system.
     bytes
-        What it holds; None where the system does not tell.
+        The bytes that it holds; None where the system does not report them.
     """
 
     pid: int
@@ -53,16 +53,16 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The way from one device to another.
+    """The link from one device to another.
 
     Attributes
     ----------
     to
         The other device's number.
     link
-        What connects the two, such as ``18 NVLinks``; None where the system does not tell.
+        The kind of link, such as ``18 NVLinks``; None where the system does not report it.
     peer_access
-        Whether the other's memory can be reached in place.
+        Whether this device can access the other's memory directly.
     """
 
     to: int
@@ -72,34 +72,34 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A device, as far as it can be asked. What it does not tell is None.
+    """A device and its properties. Properties that it does not report are None.
 
     Attributes
     ----------
     number
-        Its number, from 0.
+        The device's number, from 0.
     error
-        Why it does not tell what it is, or does not start; None if it does both.
+        The reason why it does not report its properties, or does not start; None if it does both.
     name, uuid, pci_address
-        As ``nvidia-smi`` writes them.
+        The names that ``nvidia-smi`` shows.
     compute_capability
-        Such as ``9.0``.
+        The compute capability, such as ``9.0``.
     multiprocessors, copy_engines
-        How many there are.
+        The numbers of multiprocessors and copy engines.
     l2_bytes
-        Level 2 cache.
+        The size of the level 2 cache in bytes.
     has_virtual_memory
-        Whether physical chunks and address space can be had apart, which Tenure's own allocator needs.
+        Whether physical chunks and address space can be allocated separately, which Tenure's own allocator needs.
     shares_descriptors
-        Whether chunks can be handed to other processes.
+        Whether chunks can be shared with other processes.
     numa_node
-        The host's memory node next to it.
+        The host's nearest NUMA node.
     free_bytes, total_bytes
-        Its memory.
+        Its memory in bytes.
     processes
-        Who uses it.
+        The processes that use it.
     links
-        The ways to the other devices.
+        The links to the other devices.
     """
 
     number: int
@@ -122,7 +122,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Devices(Sequence[Device]):
-    """The devices that there are, a sequence by their numbers.
+    """All devices, a sequence by their numbers.
 
     Attributes
     ----------
@@ -131,9 +131,9 @@ class Devices(Sequence[Device]):
     driver_version
         The version of the NVIDIA driver in the kernel; None where there is none.
     cuda_version
-        The newest CUDA that the driver serves, such as ``13.0``.
+        The newest CUDA version that the driver supports, such as ``13.0``.
     unavailable
-        Why there are no devices; None if there are any.
+        The reason why there are no devices; None if there are any.
     """
 
     cpu: Cpu
@@ -154,20 +154,20 @@ class Devices(Sequence[Device]):
 
 
 def devices(driver: Literal["cuda", "sim"] = "cuda") -> Devices:
-    """What devices there are, what is on them, how they are linked; or why there are none.
+    """Lists the devices, the processes on them, and the links between them; or says why there are none.
 
-    Each device is started, which takes a few hundred milliseconds the first time in a process, to be asked how much
-    of its memory is free. The program ``tenure devices`` shows the same.
+    Each device is started to read its free memory, which takes a few hundred milliseconds the first time in a process.
+    The program ``tenure devices`` shows the same.
 
     Parameters
     ----------
     driver
-        ``"cuda"`` for NVIDIA's devices, ``"sim"`` for one in software.
+        ``"cuda"`` for NVIDIA's devices, ``"sim"`` for a simulated one.
 
     Returns
     -------
     Devices
-        Empty where there are none; ``unavailable`` says why. Nothing is raised for want of a GPU or a driver.
+        The devices. Empty if there are none; then ``unavailable`` says why. A missing GPU or driver raises no error.
 
     Examples
     --------

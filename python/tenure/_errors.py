@@ -2,9 +2,9 @@
 
 
 class Error(Exception):
-    """Anything that Tenure refuses or fails to do. Its text says what to try.
+    """An operation that Tenure refuses or fails to do. The message says what to try.
 
-    Mistakes in arguments are a `ValueError` or a `TypeError`, as everywhere in Python.
+    Mistakes in arguments raise a `ValueError` or a `TypeError`, as everywhere in Python.
 
     Examples
     --------
@@ -20,13 +20,13 @@ class Error(Exception):
 
 
 class DeviceError(Error):
-    """A device is not there, or one of its driver's calls failed."""
+    """A device does not exist, or one of its driver's calls failed."""
 
     __module__ = "tenure"
 
 
 class OutOfMemoryError(Error):
-    """A device has no memory left. The text says who holds it, and what to try.
+    """A device has no memory left. The message says what holds the memory, and what to try.
 
     PyTorch's own allocations raise `torch.OutOfMemoryError`, also on Tenure's allocator.
     """
@@ -35,6 +35,6 @@ class OutOfMemoryError(Error):
 
 
 class TraceError(Error):
-    """A trace can not be read or written, or a report on one. The text names the file, and the byte or the event."""
+    """A trace, or a report on one, cannot be read or written. The message names the file, and the byte or the event."""
 
     __module__ = "tenure"

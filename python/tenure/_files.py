@@ -1,4 +1,4 @@
-"""Files that are there when they are whole."""
+"""Files that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import uuid4
 
 
 def write_whole(file: Path, content: str) -> None:
-    """Writes a file: whoever looks sees the old one or the new. A device or a pipe is not replaced, but written to."""
+    """Replaces a file at once: readers see the old content or the new. A device or a pipe is written to instead."""
     target = Path(os.path.realpath(file))
     is_there = os.path.exists(file)
     if is_there and not target.is_file():
-        # Or it is a folder, which the error is about.
+        # If it is a folder, this raises the right error.
         file.write_text(content, encoding="utf-8")
         return
     unfinished = target.with_name(f".unfinished-{uuid4().hex}")

@@ -1,8 +1,8 @@
-"""What this process holds on its devices.
+"""The memory that this process holds on its devices.
 
-The memory meant here is Tenure's: that of PyTorch after `tenure.torch.install`, or of a device that was opened through
-the C interface. A device is given by its number. Where there is no such memory, every function but `installed` raises
-`tenure.Error`, whose text says how to get it.
+This covers Tenure's memory only: PyTorch's after `tenure.torch.install`, or that of a device that was opened through
+the C interface. A device is given by its number. On a device without such memory, every function but `installed` raises
+`tenure.Error`; the message says how to get it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["empty_cache", "installed", "reset_peak", "set_memory_fraction", "sna
 
 
 def installed() -> list[int]:
-    """The numbers of the devices whose memory is Tenure's in this process.
+    """Returns the numbers of the devices whose memory is Tenure's in this process.
 
     Returns
     -------
     list of int
-        Ascending.
+        The numbers in ascending order.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def installed() -> list[int]:
 
 
 def stats(device: int = 0) -> dict[str, int | None]:
-    """Counters of a device's memory.
+    """Returns the counters of a device's memory.
 
     Parameters
     ----------
@@ -43,16 +43,16 @@ def stats(device: int = 0) -> dict[str, int | None]:
     Returns
     -------
     dict
-        The keys are those of ``torch.cuda.memory_stats()``, such as ``allocated_bytes.all.current`` and
+        The counters, with the keys of ``torch.cuda.memory_stats()``, such as ``allocated_bytes.all.current`` and
         ``reserved_bytes.all.peak``; the same by tag, such as ``requested_bytes.weight.current``; and
-        ``overhead_bytes``, which the process holds beside all that (context, kernels, libraries) and which counts
-        against its limit, None where the system does not tell.
+        ``overhead_bytes``. That is what the process holds besides (context, kernels, libraries). It counts against the
+        process's limit; None where the system does not report it.
     """
     return _native.memory_stats(device)
 
 
 def reset_peak(device: int = 0) -> None:
-    """Starts every peak again from the current value.
+    """Resets every peak to the current value.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def reset_peak(device: int = 0) -> None:
 
 
 def snapshot(device: int = 0) -> dict[str, Any]:
-    """Every segment and block of a device's memory, and its history if that is recorded.
+    """Returns every segment and block of a device's memory, and its history if that is recorded.
 
     Parameters
     ----------
@@ -73,16 +73,16 @@ def snapshot(device: int = 0) -> dict[str, Any]:
     Returns
     -------
     dict
-        In the shape of ``torch.cuda.memory._snapshot()``, so that tools for that take it. Pickled into a file, it is
-        a trace for `tenure.trace.load`.
+        A snapshot in the form of ``torch.cuda.memory._snapshot()``, so that the same tools can read it. Pickled into a
+        file, it is a trace for `tenure.trace.load`.
     """
-    # Our own bytes, of plain data.
+    # Safe to unpickle: this process made the bytes, from plain data.
     content: dict[str, Any] = pickle.loads(_native.memory_snapshot(device))
     return content
 
 
 def empty_cache(device: int = 0) -> None:
-    """Gives every byte of a device back to it on which no block lives.
+    """Gives a device's memory without live blocks back to the device.
 
     Parameters
     ----------
@@ -93,12 +93,13 @@ def empty_cache(device: int = 0) -> None:
 
 
 def set_memory_fraction(fraction: float, device: int = 0) -> None:
-    """Limits what this process may hold of a device, its context and kernels included where the system tells.
+    """Limits the memory that this process may hold on a device, with its context and kernels where the system reports
+    them.
 
     Parameters
     ----------
     fraction
-        The part of the device's memory, from 0 to 1.
+        The fraction of the device's memory, from 0 to 1.
     device
         The device's number.
 

@@ -1,4 +1,4 @@
-"""Placement: in which tier of memory each tensor of a program lives.
+"""Planning: the memory tier in which each tensor of a program lives.
 
 Examples
 --------
@@ -37,10 +37,10 @@ _MOST_64 = 2**64 - 1
 
 
 class Problem:
-    """One iteration of a program, and tiers of memory for its tensors. Made by `load` or `from_dict`.
+    """One iteration of a program, and tiers of memory for its tensors. `load` or `from_dict` makes it.
 
-    A problem has been validated, and does not change: its lists are the same at each call, to be read only. `to_dict`
-    returns a copy to change. ``tenure.torch.record(...).write`` writes a problem without tiers.
+    A problem has been validated and is immutable: its lists are the same at each access and must not be changed.
+    `to_dict` returns a copy that may be changed. ``tenure.torch.record(...).write`` writes a problem without tiers.
     """
 
     def __init__(self, native: _native.Problem) -> None:
@@ -48,31 +48,31 @@ class Problem:
 
     @classmethod
     def load(cls, path: FilePath) -> Problem:
-        """Reads a file (docs/problem-format.md).
+        """Reads a problem from a file (docs/problem-format.md).
 
         Raises
         ------
         tenure.Error
-            The file cannot be read or makes no sense; the text names it and the part that is wrong.
+            The file cannot be read or is not valid; the message names it and the part that is wrong.
         """
         return cls(_native.Problem.load(path))
 
     @classmethod
     def from_dict(cls, problem: dict[str, Any]) -> Problem:
-        """A problem of what its file would say. Raises `tenure.Error` if that makes no sense."""
+        """Makes a problem from the content of its file. Raises `tenure.Error` if it is not valid."""
         return cls(_native.Problem.from_json(json.dumps(problem)))
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy of the content of the problem's file."""
+        """Returns a copy of the content of the problem's file."""
         problem: dict[str, Any] = json.loads(self._native.to_json())
         return problem
 
     def save(self, path: FilePath) -> None:
-        """Writes a file, which appears whole or not at all."""
+        """Writes the problem to a file. The file appears whole or not at all."""
         self._native.save(path)
 
     def with_tiers(self, tiers: list[dict[str, Any]]) -> Problem:
-        """The same program on other tiers, the fastest first, as in a problem's file; without links between them."""
+        """Returns the same program with other tiers, the fastest first, as in a problem's file; without links."""
         return Problem.from_dict(self.to_dict() | {"tiers": tiers, "links": []})
 
     @cached_property
@@ -101,7 +101,7 @@ class Problem:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that are live at once."""
+        """The peak of live bytes."""
         return self._native.peak_bytes
 
     def _list(self, part: str) -> list[dict[str, Any]]:
@@ -120,26 +120,26 @@ class Planned:
     score: float
     """The share of accessed bytes that the first tier serves, 0 to 1."""
     bound: float | None
-    """The score that no placement surpasses, if the planner knows one."""
+    """The score that no placement exceeds, if the planner knows one."""
     makespan_us: float
-    """How long an iteration takes in the simulator, in µs."""
+    """The simulated time of an iteration, in µs."""
     least_us: float
-    """The time that no plan undercuts, in µs."""
+    """A lower bound of the time under any plan, in µs."""
     evaluations: int
-    """Plans tried."""
+    """The number of plans tried."""
     seconds: float
-    """How long that took."""
+    """The planning time in seconds."""
 
 
 class Mapping:
-    """In which tier each tensor lives. Made by `plan`, `Agent.plan` or `load`.
+    """The tier in which each tensor lives. `plan`, `Agent.plan` or `load` makes it.
 
     Attributes
     ----------
     planned
-        The planner's own figures of it; None if it was loaded.
+        The planner's own figures; None for a mapping that was loaded.
     path
-        The file of an agent's answer; None of others.
+        The file of an agent's answer; None for other mappings.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class Mapping:
 
     @classmethod
     def load(cls, path: FilePath) -> Mapping:
-        """Reads a file (docs/mapping-format.md). Raises `tenure.Error` if it is none."""
+        """Reads a mapping from a file (docs/mapping-format.md). Raises `tenure.Error` if the file is not valid."""
         return cls(_native.Mapping.load(path))
 
     def save(self, path: FilePath) -> None:
-        """Writes a file, which appears whole or not at all, for `tenure.torch.install` with ``device="cpu"``."""
+        """Writes the mapping to a file, whole or not at all, for `tenure.torch.install` with ``device="cpu"``."""
         self._native.save(path)
 
     @property
@@ -170,7 +170,7 @@ class Mapping:
 
     @property
     def places(self) -> dict[str, str]:
-        """Of each key the name of the tier where it lives."""
+        """The name of the tier of each key."""
         tiers = self.tiers
         return {key: tiers[tier] for key, tier in self._native.places}
 
@@ -182,23 +182,23 @@ class Outcome:
     score: float
     """The share of accessed bytes that the first tier serves, 0 to 1."""
     makespan_us: float
-    """How long an iteration takes, in µs."""
+    """The simulated time of an iteration, in µs."""
     least_us: float
-    """The time that no plan undercuts, in µs."""
+    """A lower bound of the time under any plan, in µs."""
     peak_bytes: dict[str, int]
-    """The most bytes in each tier at once."""
+    """The peak of bytes in each tier."""
     accessed_bytes: dict[str, int]
-    """Bytes that kernels read and wrote in each tier."""
+    """The bytes that kernels read and wrote in each tier."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What an agent does with measured times."""
+    """An agent's use of measured times."""
 
     learns: bool
-    """Whether its next answers for the program follow from them."""
+    """Whether its next answers for the program use them."""
     reports: int
-    """Reports on the program that it has learned from."""
+    """The number of reports on the program that it has learned from."""
     message: str
     """The same in words."""
 
@@ -214,7 +214,7 @@ class Agent:
     Raises
     ------
     tenure.Error
-        No agent answers there; the text says how to start one.
+        No agent answers there; the message says how to start one.
 
     Examples
     --------
@@ -237,33 +237,33 @@ class Agent:
         evaluations: int | None = None,
         fast_bytes: int | None = None,
     ) -> Mapping:
-        """Asks for a mapping, and checks it. The parameters are those of `tenure.plan.plan`.
+        """Asks the agent for a mapping and checks it. The parameters are those of `tenure.plan.plan`.
 
         Raises
         ------
         tenure.Error
-            The agent refused, does not answer, or its mapping is not one of the problem.
+            The agent refused, does not answer, or its mapping does not fit the problem.
         """
         options = _options(planner, seconds, seed, evaluations, fast_bytes)
         native, path, facts = self._native.plan(problem._native, options)
         return Mapping(native, Planned(**json.loads(facts)), path)
 
     def report(self, mapping: Mapping, step_ns: int, kernels_ns: Iterable[int]) -> Learned:
-        """Reports what a step under a mapping of this agent took, so that its next mapping is better.
+        """Reports the measured times of a step under a mapping of this agent, so that its next mapping is better.
 
         Parameters
         ----------
         mapping
             An answer of this agent.
         step_ns
-            Nanoseconds of one step: no less than its longest kernel's.
+            The time of one step in nanoseconds: at least that of its longest kernel.
         kernels_ns
-            Nanoseconds of each kernel of the problem, in their order.
+            The time of each kernel of the problem in nanoseconds, in their order.
 
         Raises
         ------
         tenure.Error
-            The agent remembers no such mapping, the problem has another number of kernels, or the times cannot be true:
+            The agent does not know the mapping, the problem has another number of kernels, or the times are impossible:
             a step shorter than its longest kernel or longer than an hour, or kernels that all take no time.
         ValueError
             The mapping is not an agent's.
@@ -276,7 +276,7 @@ class Agent:
 
 
 def planners() -> dict[str, str]:
-    """All planners by name, each with a line about it.
+    """Returns all planners by name, each with a line that describes it.
 
     Examples
     --------
@@ -297,26 +297,27 @@ def plan(
     fast_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Mapping:
-    """Plans in which tier each tensor lives, so that the first tier serves most accesses.
+    """Plans the tier of each tensor, so that the first tier serves most accesses.
 
     Ctrl-C ends a search. Other Python threads run meanwhile.
 
     Parameters
     ----------
     problem
-        The program whose tensors are placed, with tiers. ``fast_bytes`` sets the capacity of the first.
+        The program whose tensors are placed, with its tiers. ``fast_bytes`` sets the capacity of the first.
     planner
         One of `planners`.
     seconds
-        How long to search, 0 to 3600.
+        The time to search in seconds, 0 to 3600.
     seed
-        Where random numbers begin. The same seed and number of evaluations give the same mapping.
+        The seed of the random numbers. The same seed and number of evaluations give the same mapping.
     evaluations
         The most plans to try.
     fast_bytes
-        The capacity of the first tier, if not the problem's.
+        The capacity of the first tier in bytes, if not the problem's.
     progress
-        Called after each plan with the number of plans tried and the best score so far. Its exceptions end the search.
+        A function that is called after each plan with the number of plans tried and the best score so far. An exception
+        from it ends the search.
 
     Raises
     ------
@@ -331,7 +332,7 @@ def plan(
 
 
 def simulate(problem: Problem, mapping: Mapping) -> Outcome:
-    """Plays a mapping in the simulator. Raises `tenure.Error` if it has other tiers or does not fit."""
+    """Simulates a mapping. Raises `tenure.Error` if it has other tiers than the problem or does not fit."""
     facts = json.loads(_native.simulate_mapping(problem._native, mapping._native))
     for name in ("peak_bytes", "accessed_bytes"):
         facts[name] = dict(facts[name])

@@ -1,4 +1,4 @@
-"""Traces: what a program did with the memory of a device, and what another allocator would have made of it.
+"""Traces: recordings of a program's use of device memory, and their replay on other allocators.
 
 A trace is recorded with PyTorch, from before its first CUDA allocation::
 
@@ -50,11 +50,11 @@ __all__ = [
 Allocator: TypeAlias = Literal["native", "expandable", "paged"]
 FilePath: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
 
-#: The largest numbers that the extension module takes, of 32 and 64 bits.
+#: The largest numbers of 32 and 64 bits, which the extension module accepts.
 _MOST_32, _MOST_64 = 2**32 - 1, 2**64 - 1
 
 ALLOCATORS: tuple[Allocator, ...] = ("native", "expandable", "paged")
-"""What a trace can be replayed on: PyTorch's default, its ``expandable_segments:True``, and Tenure's own."""
+"""The allocators that a trace can be replayed on: PyTorch's default, its ``expandable_segments:True``, and Tenure's."""
 
 ACTIONS = (
     "alloc",
@@ -69,14 +69,14 @@ ACTIONS = (
     "user_defined",
     "annotate",
 )
-"""PyTorch's names of what an allocator does: an event's ``action`` is an index into them."""
+"""PyTorch's names of an allocator's actions: an event's ``action`` is an index into them."""
 
 
 class Trace:
-    """Everything one device's allocator did, from an empty device on. Made by `load`.
+    """All actions of one device's allocator, from an empty device on. `load` makes it.
 
-    A trace has been validated: times never go back, live blocks never overlap, every free names a live block and its
-    size. Its length is the number of its events. It does not change.
+    A trace has been validated: times never go back, live blocks never overlap, and every free names a live block and
+    its size. Its length is the number of its events. It is immutable.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def name(self) -> str:
-        """What the trace was recorded from: usually the name of the program or of the file."""
+        """The source of the trace: usually the name of the program or of the file."""
         return str(self._facts["name"])
 
     @property
@@ -110,12 +110,12 @@ class Trace:
 
     @property
     def settings(self) -> str:
-        """``PYTORCH_CUDA_ALLOC_CONF`` while the trace was recorded."""
+        """The value of ``PYTORCH_CUDA_ALLOC_CONF`` while the trace was recorded."""
         return str(self._facts["settings"])
 
     @property
     def allocations(self) -> int:
-        """How many blocks were handed out."""
+        """The number of blocks that were allocated."""
         return int(self._facts["allocations"])
 
     @property
@@ -125,53 +125,53 @@ class Trace:
 
     @property
     def duration_us(self) -> int:
-        """From the first event to the last, in µs."""
+        """The time from the first event to the last, in µs."""
         return int(self._facts["duration_us"])
 
     @property
     def segments(self) -> int:
-        """How many segments were taken from the driver."""
+        """The number of segments that were allocated from the driver."""
         return int(self._facts["segments"])
 
     @property
     def ooms(self) -> int:
-        """How many allocations failed."""
+        """The number of allocations that failed."""
         return int(self._facts["ooms"])
 
     @property
     def earlier_events(self) -> int:
-        """How many of the first events make what was there before the recorded history began."""
+        """The number of first events that stand for memory from before the recorded history began."""
         return int(self._facts["earlier_events"])
 
     @property
     def earlier_bytes(self) -> int:
-        """Bytes that were live before the recorded history began. Peaks include them."""
+        """The bytes that were live before the recorded history began. Peaks include them."""
         return int(self._facts["earlier_bytes"])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader of a snapshot skipped, and which devices it could choose from: one line each."""
+        """Notes of the snapshot's reader, one line each: what it skipped, and the devices that it could choose from."""
         return tuple(self._facts["notes"])
 
     @property
     def peak_requested_bytes(self) -> int:
-        """Most bytes that the program had asked for and not freed at once, not rounded."""
+        """The peak of bytes that the program had requested and not yet freed, not rounded."""
         return int(self._facts["peak_requested_bytes"])
 
     @property
     def live_at_end_bytes(self) -> int:
-        """Bytes still live after the last event."""
+        """The bytes still live after the last event."""
         return int(self._facts["live_at_end_bytes"])
 
     def events(self) -> NDArray[np.void]:
-        """The events as a structured array. Needs NumPy.
+        """Returns the events as a structured array. Needs NumPy.
 
         Returns
         -------
         numpy.ndarray
-            Read-only, with the fields ``time_us``, ``address``, ``bytes`` and ``stream``, unsigned integers of 64
-            bits, and ``action``, one of 8 bits: an index into `ACTIONS`. The address of an ``oom`` is what was free
-            on the device.
+            Read-only, with the fields ``time_us``, ``address``, ``bytes`` and ``stream``, unsigned integers of 64 bits,
+            and ``action``, one of 8 bits: an index into `ACTIONS`. The address of an ``oom`` is the number of bytes
+            free on the device.
 
         Examples
         --------
@@ -188,27 +188,27 @@ class Trace:
         return np.frombuffer(self._native.events(), dtype)
 
     def save(self, path: FilePath) -> None:
-        """Writes the trace to a file, which appears whole or not at all.
+        """Writes the trace to a file. The file appears whole or not at all.
 
         Parameters
         ----------
         path
-            The end of its name is the format: ``.ttrace`` for Tenure's own, which is the smallest; ``.pickle``,
+            The file. Its extension is the format: ``.ttrace`` for Tenure's own, the smallest; ``.pickle``,
             ``.pickle.xz`` or ``.pickle.gz`` for PyTorch's.
 
         Raises
         ------
         ValueError
-            The name does not say a format.
+            The name has no known extension.
         tenure.TraceError
-            The file can not be written.
+            The file cannot be written.
         """
         self._native.save(os.fsdecode(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverCalls:
-    """Driver calls that change what memory is where. A call over several chunks counts once for each.
+    """The driver calls that map or unmap memory. A call over several chunks counts once for each.
 
     Attributes
     ----------
@@ -233,14 +233,14 @@ class DriverCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Memory that an allocator holds, by its own books and by the device's.
+    """The memory that an allocator holds, by its own count and by the device's.
 
     Attributes
     ----------
     reserved_bytes
-        What the allocator got and did not give back.
+        The bytes that the allocator got and did not give back.
     used_bytes
-        What is in use beyond what was before the first allocation, by the device's own count.
+        The bytes in use beyond those before the first allocation, by the device's own count.
     """
 
     reserved_bytes: int
@@ -249,18 +249,18 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Driver calls of one kind.
+    """The driver calls of one kind.
 
     Attributes
     ----------
     call
         The driver function.
     count
-        How many; a call over several chunks counts once for each.
+        The number of calls; a call over several chunks counts once for each.
     measured_us
-        Wall-clock time of all.
+        The wall-clock time of all of them, in µs.
     modelled_us
-        What the model says of them; None where it says nothing.
+        The time that the model predicts for them, in µs; None if it does not model them.
     """
 
     call: str
@@ -271,20 +271,20 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice:
-    """What a real device says of a replay.
+    """A real device's figures of a replay.
 
     Attributes
     ----------
-    measured_driver_us
+    The measured time in µs of the calls that the model knows, over all passes.
         Measured time of the calls that the model knows, all passes.
-    calls
+    Every kind of call that the allocator made, over all passes.
         Every kind of call that the allocator made, all passes.
-    at_peak
+    The memory at the peak of reserved bytes, as far as seen between two events.
         When most was reserved, as far as seen between two events.
-    at_end
+    The memory after the last pass, with everything freed and given back.
         After the last pass, everything freed and given back.
     blocks_checked
-        Blocks that were read before their free, and held what was written to them.
+        The number of blocks that were read before their free and still had the bytes written to them.
     """
 
     measured_driver_us: float
@@ -296,7 +296,7 @@ class OnDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a replay: the figures of ``tenure replay --json``.
+    """The outcome of a replay: the figures of ``tenure replay --json``.
 
     Attributes
     ----------
@@ -305,41 +305,41 @@ class Outcome:
     allocator
         The allocator.
     events
-        Events of the trace's history, of every kind.
+        The events of the trace's history, of every kind.
     earlier_bytes
-        Bytes that were live before the trace's history began. Every peak includes them.
+        The bytes that were live before the trace's history began. Every peak includes them.
     recorded_reserved_bytes
-        Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
+        The peak of device bytes that the recorded allocator held; 0 if the trace does not record segments.
     recorded_reserved_end_bytes
-        Bytes that the recorded allocator held after the last event; 0 if the trace says nothing of segments.
+        The device bytes that the recorded allocator held after the last event; 0 if the trace does not record segments.
     operations
-        Allocations and frees of one pass, those after its last event included.
+        The allocations and frees of one pass, with those after its last event.
     peak_requested_bytes
-        Most bytes asked for and live at once, over all passes.
+        The peak of requested live bytes, over all passes.
     peak_allocated_bytes
-        Most bytes in live blocks at once, as the allocator rounds them.
+        The peak of bytes in live blocks, as the allocator rounds them.
     peak_reserved_bytes
-        Most bytes of the device held at once, as the driver saw it.
+        The peak of device bytes held, as the driver counted them.
     peak_segments
-        Most segments at once. PyTorch counts none that are expandable; of ``paged``: maximal mapped runs.
+        The peak of the number of segments. PyTorch does not count expandable ones; for ``paged``: maximal mapped runs.
     created_bytes
-        Bytes of the device obtained, over all passes.
+        The bytes obtained from the device, over all passes.
     driver_calls, driver_calls_last_repeat
-        Driver calls of all passes, and of the last.
+        The driver calls of all passes, and of the last.
     modelled_driver_us, modelled_driver_us_last_repeat
-        Their modelled time, waits for the device included.
+        Their modelled time in µs, with waits for the device.
     trace_duration_us
-        From the trace's first event to its last: one pass.
+        The time in µs from the trace's first event to its last, for one pass.
     host_syncs
-        Times that the host waited for the device, for the allocator.
+        The number of times that the host waited for the device on the allocator's behalf.
     cross_stream_waits
-        Times that one stream was made to wait for another.
+        The number of times that one stream was made to wait for another.
     mismatched_addresses
-        Allocations of the first pass that are not where PyTorch put them. None where they need not be.
+        The allocations of the first pass at other addresses than PyTorch's. None where addresses need not match.
     alloc_ns_median, alloc_ns_p99, free_ns_median
-        Wall-clock time of an allocation and of a free, the driver's included.
+        The wall-clock time in ns of an allocation and of a free, with the driver's part.
     device
-        What a real device says; None after a replay on the simulated one.
+        A real device's figures; None after a replay on the simulated device.
     """
 
     trace: str
@@ -369,16 +369,16 @@ class Outcome:
 
 
 def load(path: FilePath, device: int | None = None) -> Trace:
-    """Reads a trace: a PyTorch memory snapshot or Tenure's compact format, plain, xz or gzip, told by its content.
+    """Reads a trace: a PyTorch memory snapshot or Tenure's compact format, plain, xz or gzip, detected by content.
 
-    Snapshots are pickles; nothing in them is ever executed. Ctrl-C ends a long read.
+    Snapshots are pickles; no code in them is ever executed. Ctrl-C ends a long read.
 
     Parameters
     ----------
     path
-        The file.
+        The file to read.
     device
-        Which device of the file, from 0; None takes the one with most live bytes at its peak.
+        The device in the file, from 0. By default, the one with the highest peak of live bytes.
 
     Returns
     -------
@@ -387,9 +387,9 @@ def load(path: FilePath, device: int | None = None) -> Trace:
     Raises
     ------
     tenure.TraceError
-        The file can not be read, or is no trace. The text names the byte or the event.
+        The file cannot be read, or is no trace. The message names the byte or the event.
     ValueError
-        The device is below 0.
+        The device is negative.
     """
     if device is not None:
         device = whole_number("device", device, 0, _MOST_32)
@@ -425,9 +425,9 @@ def replay(
     driver: Literal["sim", "cuda"] = "sim",
     device: int = 0,
 ) -> Outcome | list[Outcome]:
-    """Does again what a program did with its memory, on one allocator or several.
+    """Replays a program's use of memory on one allocator or several.
 
-    Ctrl-C ends a long replay, and leaves nothing on the device. Other Python threads run meanwhile.
+    Ctrl-C ends a long replay and leaves nothing on the device. Other Python threads run meanwhile.
 
     Parameters
     ----------
@@ -436,14 +436,14 @@ def replay(
     allocator
         One of `ALLOCATORS`, or several of them.
     repeat
-        How many times the trace is played, one after the other; at least once.
+        The number of passes over the trace, one after the other; at least one.
     lag_us
-        How long after a block's free the simulated device completes its work on the block, in µs of the trace.
+        The time after a block's free at which the simulated device completes its work on the block, in µs of the trace.
     driver
-        ``"sim"`` for a device in software with the costs of an H200; ``"cuda"`` for real memory, beside which stands
-        what the driver took and the device's own figures.
+        ``"sim"`` for a simulated device with the costs of an H200; ``"cuda"`` for real memory, with the measured times
+        of driver calls and the device's own figures.
     device
-        With ``"cuda"``, the device's number. There is one simulated device, 0.
+        The device's number, for ``"cuda"``. There is one simulated device, 0.
 
     Returns
     -------
@@ -453,12 +453,12 @@ def replay(
     Raises
     ------
     tenure.OutOfMemoryError
-        The device is too small for what the program asked for.
+        The device is too small for the program's requests.
     tenure.DeviceError
         There is no such device, or one of its driver's calls failed.
     ValueError
-        There is no such allocator or driver; a number is below its least; or ``lag_us`` or ``device`` is given to a
-        driver that has none.
+        There is no such allocator or driver, a number is too small, or ``lag_us`` or ``device`` is given to a driver
+        that does not have it.
 
     Examples
     --------
@@ -482,20 +482,20 @@ def replay(
 def report(trace: Trace | FilePath, path: FilePath) -> None:
     """Writes a report on a trace: one HTML file, which needs no network and no script.
 
-    It shows memory over time, what was live at the peak, fragmentation, and what each allocator would have made of
-    the trace. Ctrl-C ends a long one.
+    It shows memory over time, the live memory at the peak, fragmentation, and how each allocator would have done.
+    Ctrl-C ends a long one.
 
     Parameters
     ----------
     trace
         A trace, or a file to load.
     path
-        The HTML file, which appears whole or not at all.
+        The HTML file to write. It appears whole or not at all.
 
     Raises
     ------
     tenure.TraceError
-        The trace can not be read, or the report can not be written.
+        The trace cannot be read, or the report cannot be written.
     """
     if not isinstance(trace, Trace):
         trace = load(trace)

@@ -1,7 +1,7 @@
-"""Models on a Ray cluster: more than its devices have room for, each asked where it is already.
+"""Models on a Ray cluster: more than its devices have room for, each request sent to a replica that has its model.
 
-`application` makes a Ray Serve application of a mapping of models. Each replica keeps as many of them on its device as
-fit into a number of bytes. Requests name a model, and go to a replica that has it.
+`application` makes a Ray Serve application from a mapping of models. Each replica keeps as many of them on its device
+as fit into a number of bytes. Requests name a model, and go to a replica that has it.
 
 Needs Ray Serve: ``pip install 'tenure[ray]'``; on GPUs also PyTorch.
 

@@ -12,7 +12,8 @@ from tenure._arguments import whole_number
 from tenure.ray.replica import Builder, ModelReplica
 from tenure.ray.router import ResidentRouter
 
-#: How often replicas say what is resident, in seconds. Until then a router goes by where it has sent requests.
+#: The time in seconds between two reports of replicas on their models. Until the next one, a router relies on where it
+#: has sent requests.
 _STATS_PERIOD_S = 1.0
 
 
@@ -25,32 +26,32 @@ def application(
     num_replicas: int = 1,
     **options: Any,
 ) -> serve.Application:
-    """Makes an application whose replicas each keep the models that are asked there on their device.
+    """Makes an application whose replicas each keep the models that are requested there on their device.
 
     A request names its model by Ray Serve's ``multiplexed_model_id``, and its arguments are the model's. It goes to a
-    replica where the model is resident; if there is none, to that whose models take the fewest bytes. While all
-    replicas that have a model are busy (``max_ongoing_requests``), others take it in.
+    replica where the model is resident; if there is none, to the replica whose models take the fewest bytes. While all
+    replicas that have a model are busy (``max_ongoing_requests``), others load it.
 
     Parameters
     ----------
     models
-        A function that makes the module, by the model's name. On a GPU each is called once, when a replica starts.
+        For each model's name, a function that makes the module. On a GPU each is called once, when a replica starts.
     device_bytes
-        A replica's memory for weights on its device. Models leave when others need their room.
+        The bytes for weights on a replica's device. Models are evicted when others need their room.
     host_bytes
-        A replica's pinned memory for weights, on a GPU.
+        The bytes of a replica's pinned memory for weights, on a GPU.
     device
-        ``cuda``, where a `tenure.torch.Switcher` brings weights while they are computed with, or ``cpu``, where models
-        that are not resident are made anew.
+        ``cuda``, where a `tenure.torch.Switcher` copies weights while a model computes; or ``cpu``, where models that
+        are not resident are made anew.
     num_replicas
-        How many replicas there are.
+        The number of replicas.
     options
         Further options of ``serve.deployment``, such as ``ray_actor_options={"num_gpus": 1}``.
 
     Returns
     -------
     ray.serve.Application
-        To be given to ``serve.run``.
+        The application, to be passed to ``serve.run``.
 
     Raises
     ------

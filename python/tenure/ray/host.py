@@ -1,4 +1,4 @@
-"""Models in the host's memory, within a number of bytes."""
+"""Models in the host's memory, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenure import Error
 
 
 class HostModels:
-    """Makes models when they are asked, and drops those that were asked longest ago when there is no room.
+    """Makes models when they are called, and drops the least recently called ones when there is no room.
 
     Calls take turns.
     """
@@ -19,7 +19,7 @@ class HostModels:
     def __init__(self, builders: Mapping[str, Callable[[], Any]], limit_bytes: int) -> None:
         self._builders = builders
         self._limit_bytes = limit_bytes
-        #: In the order of their last calls.
+        #: The resident models, the least recently called first.
         self._resident: OrderedDict[str, Any] = OrderedDict()
         self._bytes = dict.fromkeys(builders, 0)
         self._lock = threading.Lock()
@@ -48,11 +48,11 @@ class HostModels:
             return self._resident[name](*inputs, **named)
 
     def resident(self) -> list[str]:
-        """Names of the models that are there."""
+        """Returns the names of the resident models."""
         return list(self._resident)
 
     def bytes_of(self, name: str) -> int:
-        """Bytes of a model's weights; 0 before it was made."""
+        """Returns the bytes of a model's weights; 0 before it was made."""
         return self._bytes[name]
 
     def _make_room(self, wanted_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""A replica: answers requests to any of the models, with those that fit on its device."""
+"""A replica: answers requests to any of the models, and keeps those on its device that fit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Models(Protocol):
         """Computes a model's answer."""
 
     def resident(self) -> list[str]:
-        """Names of models that are on the device now; waits for no call."""
+        """Returns the names of models that are on the device now. Does not wait for calls."""
 
     def bytes_of(self, name: str) -> int:
-        """Bytes of a model's weights; 0 if they are not known yet."""
+        """Returns the bytes of a model's weights; 0 if they are not known yet."""
 
 
 class ModelReplica:
-    """Answers Ray Serve's requests to many models, within a number of bytes for weights."""
+    """Answers Ray Serve's requests to many models, within a limit of bytes for weights."""
 
     def __init__(self, models: Mapping[str, Builder], *, device: str, device_bytes: int, host_bytes: int) -> None:
         self._names = tuple(models)
@@ -42,7 +42,7 @@ class ModelReplica:
             self._models = SwitchedModels(models, device, device_bytes, host_bytes)
 
     async def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Calls the model that the request names with the request's arguments."""
+        """Calls the model that the request names, with the request's arguments."""
         name = serve.get_multiplexed_model_id()
         if name not in self._names:
             asked = f"there is no model {name!r}" if name else "the request names no model"
@@ -50,6 +50,6 @@ class ModelReplica:
         return await asyncio.to_thread(self._models.call, name, inputs, named)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Says to Ray Serve's routers what is resident, and how large that is."""
+        """Reports to Ray Serve's routers the resident models, and the bytes of all models."""
         sizes = {name: self._models.bytes_of(name) for name in self._names}
         return {"resident": self._models.resident(), "bytes": sizes}

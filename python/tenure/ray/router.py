@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""The router that chooses a replica for each request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 class ResidentRouter(RequestRouter):  # type: ignore[misc]
     """Sends a request to a replica where its model is resident.
 
-    It goes by what replicas say of themselves (`ModelReplica.record_routing_stats`). As that comes only now and then,
-    it also goes by where it has sent requests to the model before. A model that is nowhere goes to the replica whose
-    models take the fewest bytes.
+    It relies on the replicas' reports (`ModelReplica.record_routing_stats`). As these come only now and then, it also
+    remembers where it has sent requests to the model before. A request for a model that no replica has goes to the
+    replica whose models take the fewest bytes.
     """
 
     def initialize_state(self, **_: Any) -> None:
@@ -22,7 +22,7 @@ class ResidentRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks replicas: those that have the model, the emptiest, the others."""
+        """Ranks replicas: first those that have the model, then the emptiest one, then the others."""
         model = pending_request.metadata.multiplexed_model_id if pending_request is not None else ""
         if not model or not candidate_replicas:
             return [candidate_replicas]
@@ -31,12 +31,12 @@ class ResidentRouter(RequestRouter):  # type: ignore[misc]
         sizes = _sizes(candidate_replicas)
         others.sort(key=lambda replica: self._taken(replica, sizes))
         if not holders:
-            # Requests that come before this one is answered follow it.
+            # Requests for the model that come before this one is answered follow it.
             self._sent[model] = others[0].replica_id
         return [rank for rank in (holders, others[:1], others[1:]) if rank]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Remembers where a model is from now on."""
+        """Remembers the replica that has the model from now on."""
         if model := pending_request.metadata.multiplexed_model_id:
             self._sent[model] = replica_id
 
@@ -44,13 +44,13 @@ class ResidentRouter(RequestRouter):  # type: ignore[misc]
         return self._sent.get(model) == replica.replica_id or model in replica.routing_stats.get("resident", ())
 
     def _taken(self, replica: RunningReplica, sizes: dict[str, int]) -> float:
-        """Bytes of a replica's models, also of those that are on their way there."""
+        """Returns the bytes of a replica's models, with those that are on their way there."""
         sent = {model for model, there in self._sent.items() if there == replica.replica_id}
         usual = sum(sizes.values()) / len(sizes) if sizes else 1
         return sum(sizes.get(model, usual) for model in sent | set(replica.routing_stats.get("resident", ())))
 
 
 def _sizes(replicas: list[RunningReplica]) -> dict[str, int]:
-    """Bytes of the models that some replica knows."""
+    """Returns the bytes of the models, as far as a replica has reported them."""
     said = (replica.routing_stats.get("bytes", {}) for replica in replicas)
     return {model: size for sizes in said for model, size in sizes.items() if size > 0}

@@ -1,4 +1,4 @@
-"""Models whose weights come to a GPU while they are computed with."""
+"""Models whose weights are copied to a GPU while they compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure.torch import SwitchedModel, Switcher
 
 
 class SwitchedModels:
-    """The models of a `Switcher`, asked from the CPU."""
+    """The models of a `Switcher`, with inputs and answers on the CPU."""
 
     def __init__(
         self, builders: Mapping[str, Callable[[], Any]], device: str, device_bytes: int, host_bytes: int
@@ -27,17 +27,17 @@ class SwitchedModels:
             self._models[name] = self._switcher.add(name, module)
 
     def call(self, name: str, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Computes a model's answer; tensors come from the CPU and go there."""
+        """Computes a model's answer. Input tensors come from the CPU, and answers are moved there."""
         with torch.inference_mode():
             inputs, named = _moved((inputs, named), self._switcher.device)
             return _moved(self._models[name](*inputs, **named), torch.device("cpu"))
 
     def resident(self) -> list[str]:
-        """Names of the models that are on the device, or on their way there."""
+        """Returns the names of the models that are on the device, or on their way there."""
         return [name for name, model in self._models.items() if model.is_resident]
 
     def bytes_of(self, name: str) -> int:
-        """Bytes of a model's weights."""
+        """Returns the bytes of a model's weights."""
         return self._bytes[name]
 
 

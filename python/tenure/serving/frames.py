@@ -1,8 +1,8 @@
 """Frames between a server and its worker for PyTorch modules.
 
-A frame is a head of 16 bytes (all numbers little endian: the version, and how many descriptors come with it, two bytes
-each; the length of the message in four bytes, and of the payload in eight), the message as JSON, and the payload: the
-bytes of the message's tensors, one behind the other.
+A frame is a head of 16 bytes, the message as JSON, and the payload: the bytes of the message's tensors, one after the
+other. All numbers of the head are little endian: the version and the number of attached file descriptors in two bytes
+each, the length of the message in four bytes, and that of the payload in eight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["receive", "send"]
 _VERSION = 1
 _HEAD = struct.Struct("<HHIQ")
 
-#: Types by the names that messages have.
+#: Data types by their names in messages.
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -48,7 +48,7 @@ def send(connection: socket.socket, message: dict[str, Any], tensors: Sequence[T
     Raises
     ------
     TypeError
-        A tensor is of a type that no frame has, or not a plain one on the CPU. Nothing is sent then.
+        A tensor's type has no name in frames, or it is not a dense tensor on the CPU. Then nothing is sent.
     """
     if tensors:
         tensors = [_plain(tensor) for tensor in tensors]
@@ -60,12 +60,12 @@ def send(connection: socket.socket, message: dict[str, Any], tensors: Sequence[T
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[Tensor]] | None:
-    """The next message and the tensors of its ``inputs``; None if the server is gone.
+    """Receives the next message and the tensors of its ``inputs``. Returns None if the server is gone.
 
     Raises
     ------
     ValueError
-        It is no frame.
+        The bytes are no frame.
     """
     head = bytearray(_HEAD.size)
     if not _fill(connection, memoryview(head)):
@@ -82,7 +82,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[Tensor]] | 
         raise ValueError("the payload is not that of its tensors")
     tensors = []
     for dtype, sizes in described:
-        # A byte other than 0 and 1 is no bool.
+        # Bytes other than 0 and 1 are not valid as bool, so they are converted.
         tensor = torch.empty(sizes, dtype=torch.uint8 if dtype is torch.bool else dtype)
         if not _fill(connection, _memory(tensor)):
             return None
@@ -91,7 +91,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[Tensor]] | 
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The same values row by row."""
+    """Returns the same values as a contiguous tensor."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise TypeError(f"an output is a tensor of {tensor.layout} on {tensor.device}: answer a dense one on the CPU")
     if tensor.dtype not in _NAMES:
@@ -100,14 +100,14 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """A contiguous tensor's bytes, while there is the tensor."""
+    """Returns a contiguous tensor's bytes. They are valid while the tensor lives."""
     if not tensor.nbytes:
         return memoryview(bytearray())
     return memoryview((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _fill(connection: socket.socket, memory: memoryview) -> bool:
-    """Fills all of some memory, or returns that no more comes."""
+    """Fills `memory` from the socket. Returns False if the connection ends before."""
     while memory:
         try:
             read = connection.recv_into(memory)

@@ -1,7 +1,7 @@
-"""Hugging Face folders as they are: what ``transformers`` makes of a folder's files, and of nothing else.
+"""Hugging Face folders without changes: models that ``transformers`` builds from a folder's files alone.
 
-The server knows from a folder's ``config.json`` which of these functions loads it, and what its inputs and outputs are.
-Weights are files of safetensors; no code of a folder runs, and nothing is asked of the network.
+The server knows from a folder's ``config.json`` which of these functions loads it, and its inputs and outputs. Weights
+are safetensors files. No code of a folder runs, and the network is not used.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tenure import Error
 
 __all__ = ["images", "masked_tokens", "sentences", "tokens"]
 
-#: The first release whose models are loaded without a copy of their weights beside them.
+#: The first release that loads models without a second copy of their weights.
 _RELEASE = 4, 56
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
-#: Modes of pooling by their keys of older releases, in the order in which their vectors are joined.
+#: The modes of pooling by their keys in older releases, in the order in which their vectors are joined.
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -38,22 +38,22 @@ _MODES = {
 
 
 def tokens(folder: str) -> nn.Module:
-    """A model that takes ``input_ids``."""
+    """Loads a model that takes ``input_ids``."""
     return _of_class(folder, "input_ids")
 
 
 def masked_tokens(folder: str) -> nn.Module:
-    """A model that takes ``input_ids`` and ``attention_mask``."""
+    """Loads a model that takes ``input_ids`` and ``attention_mask``."""
     return _of_class(folder, "input_ids", "attention_mask")
 
 
 def images(folder: str) -> nn.Module:
-    """A model that takes ``pixel_values``."""
+    """Loads a model that takes ``pixel_values``."""
     return _of_class(folder, "pixel_values")
 
 
 def sentences(folder: str) -> nn.Module:
-    """A model of sentence-transformers, which takes ``input_ids`` and ``attention_mask``."""
+    """Loads a sentence-transformers model, which takes ``input_ids`` and ``attention_mask``."""
     transformers = _transformers()
     first, *others = _json(folder, "modules.json")
     at = str(Path(folder, first["path"]))
@@ -65,13 +65,13 @@ def sentences(folder: str) -> nn.Module:
 
 
 class _Pretrained(nn.Module):
-    """A model of ``transformers`` that takes inputs in an order. Its floating numbers are of the weights' datatype."""
+    """A ``transformers`` model with positional inputs. Floating-point inputs and outputs have the weights' datatype."""
 
     def __init__(self, model: Any, inputs: Sequence[str], dtype: torch.dtype) -> None:
         super().__init__()
         self.model, self._inputs, self._dtype = model, inputs, dtype
         _check_inputs(model, inputs)
-        # Decoders find the last token of each text by the token that texts are filled up with.
+        # Without a padding token, classifiers with a decoder cannot find the last token of each text in a batch.
         is_classifier = type(model).__name__.endswith("ForSequenceClassification")
         self._takes_one_row = is_classifier and getattr(model.config, "pad_token_id", None) is None
 
@@ -92,7 +92,7 @@ class _Pretrained(nn.Module):
 
 
 class _Sentences(nn.Module):
-    """What makes one vector of a text's tokens."""
+    """A sentence-transformers model: makes one vector from a text's tokens."""
 
     def __init__(self, encoder: nn.Module, after: nn.Sequential) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Sentences(nn.Module):
 
 
 class _Pooling(nn.Module):
-    """Vectors of a text made of those of its tokens, as sentence-transformers does."""
+    """Makes a text's vector from those of its tokens, as sentence-transformers does."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class _Normalize(nn.Module):
 def _pooled(mode: str, hidden: Tensor, mask: Tensor) -> Tensor:
     length = mask.shape[1]
     positions = torch.arange(length, device=mask.device)
-    # Halves are summed up in single precision.
+    # Half-precision numbers are added in single precision.
     summed = torch.promote_types(hidden.dtype, torch.float32)
     weights = mask.unsqueeze(-1).to(hidden.dtype)
     match mode:
@@ -155,7 +155,7 @@ def _pooled(mode: str, hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def _sentence_module(folder: str, module: dict[str, Any]) -> nn.Module:
-    """A module behind the first one, which computes the tokens' vectors."""
+    """Returns a module after the first one, which computes the tokens' vectors."""
     kind, path = module["type"].rsplit(".", 1)[-1], module["path"]
     match kind:
         case "Pooling":
@@ -194,7 +194,7 @@ def _dense(folder: str, path: str) -> nn.Module:
 
 
 def _of_class(folder: str, *inputs: str) -> nn.Module:
-    """A model of the class that ``config.json`` names."""
+    """Loads a model of the class that ``config.json`` names."""
     transformers = _transformers()
     (name,) = _json(folder, "config.json")["architectures"][:1]
     found: Any = getattr(transformers, name, None)
@@ -209,7 +209,7 @@ def _of_class(folder: str, *inputs: str) -> nn.Module:
 
 
 def _load(loader: Any, config: Any, folder: str) -> Any:
-    """A model with all the weights that its answers are computed with."""
+    """Loads a model. Raises an error if a weight that its answers need is missing."""
     if "/" in str(getattr(config, "_attn_implementation", None)):
         raise Error(f"config.json: attn_implementation is {config._attn_implementation!r}, which is code of a hub's")
     for each in config, getattr(config, "text_config", None) or config:
@@ -223,7 +223,7 @@ def _load(loader: Any, config: Any, folder: str) -> Any:
         use_safetensors=True,
         output_loading_info=True,
     )
-    # An encoder's answer is the tokens' vectors: a pooler after them is no part of it.
+    # An encoder's answer is the tokens' vectors, so the weights of a pooler after them are not needed.
     is_encoder = type(model).__name__.endswith("Model")
     missing = sorted(name for name in loaded["missing_keys"] if not (is_encoder and name.startswith("pooler.")))
     if missing:
@@ -248,7 +248,7 @@ def _check_inputs(model: Any, inputs: Sequence[str]) -> None:
 
 
 def _stored_dtype(folder: str) -> torch.dtype:
-    """The type of the first floating tensor by name, which is that of answers for the server."""
+    """Returns the type of the first floating-point tensor by name: the server expects answers of this type."""
     from safetensors import safe_open
 
     name = "model.safetensors"
@@ -264,7 +264,7 @@ def _json(folder: str, name: str) -> Any:
 
 
 def _transformers() -> ModuleType:
-    """The package, which need not be installed."""
+    """Imports the package, which need not be installed."""
     install = f"{sys.executable} -m pip install 'transformers>={'.'.join(map(str, _RELEASE))}'"
     try:
         import transformers

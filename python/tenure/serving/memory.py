@@ -1,4 +1,4 @@
-"""Where a worker has the weights of modules: on the CPU, or on a GPU above pinned memory of the host."""
+"""The memory of a worker's modules: the host's, or a GPU's backed by pinned memory of the host."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Module(Protocol):
-    """A module that a worker calls. Its weights come and leave as the server says."""
+    """A module that a worker calls. The server decides when its weights are in memory."""
 
     @property
     def bytes(self) -> int:
-        """The most that it takes of the memory that it is computed in."""
+        """The most bytes that it takes of the memory that it computes in."""
 
     def bring(self) -> Callable[[], float] | None:
-        """Begins to bring what is missing there; the function waits until that is there, and returns the seconds."""
+        """Starts to bring what is missing. Returns a function that waits for it and returns the copy time in
+        seconds."""
 
     def evict(self, bytes: int) -> int:
-        """Frees so many bytes there, or more, and returns how many it still has."""
+        """Frees at least `bytes` bytes there. Returns the bytes that it still has."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Answers inputs with tensors on the CPU."""
+        """Computes answers, with tensors on the CPU."""
 
     def copy_seconds(self) -> float:
-        """How long weights were copied that came since the last call before the one that is over."""
+        """Returns the time in seconds of the weight copies made for the last call."""
 
     def drop(self) -> None:
-        """Frees all of it."""
+        """Frees the module entirely."""
 
 
 class Memory(Protocol):
@@ -49,37 +50,37 @@ class Memory(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """What images take of pinned memory."""
+        """The bytes of images in pinned memory."""
 
     def take(self, name: str, loaded: LoadedModule) -> Module:
-        """Takes a module that was loaded over. It is not on the device yet."""
+        """Takes over a module that was loaded. It is not on the device yet."""
 
     def trim(self) -> None:
-        """Gives memory that no module has back to the system or the driver."""
+        """Gives memory that no module uses back to the system or the driver."""
 
     def check(self) -> None:
-        """Raises an error if nothing can be computed any more."""
+        """Raises an error if the device can no longer compute."""
 
 
 class HostMemory:
-    """Modules on the CPU: in memory, or not loaded."""
+    """Modules on the CPU: either in memory, or not loaded."""
 
     keeps_modules = False
     host_bytes = 0
 
     def take(self, name: str, loaded: LoadedModule) -> Module:
-        """Takes a module that was loaded over."""
+        """Takes over a module that was loaded."""
         return _HostModule(loaded)
 
     def trim(self) -> None:
-        """Gives memory that no module has back to the system."""
-        # Also what an error's traceback refers to.
+        """Gives memory that no module uses back to the system."""
+        # Frees also what an error's traceback refers to.
         gc.collect()
         with suppress(AttributeError):
             _LIBC.malloc_trim(0)
 
     def check(self) -> None:
-        """Raises no error: the CPU computes on."""
+        """Does nothing: the CPU can always compute."""
 
 
 class _HostModule:
@@ -105,15 +106,16 @@ class _HostModule:
 
 
 class DeviceMemory:
-    """Modules on a GPU, by a `tenure.torch.Switcher`: images are in pinned memory, and on the device what is to be.
+    """Modules on a GPU, in a `tenure.torch.Switcher`: images in pinned memory, and on the device what the server wants
+    there.
 
-    The server's budget is for other processes, too. So no module leaves unless the server says so.
+    The server's budget also covers other processes. So no module is evicted unless the server orders it.
     """
 
     keeps_modules = True
 
     def __init__(self, device: str, device_bytes: int, chunk_bytes: int, host_bytes: int) -> None:
-        # On the CPU, nothing of it is needed.
+        # Imported here because it is not needed on the CPU.
         from tenure.torch import Switcher
 
         self.switcher = Switcher(device, device_bytes=device_bytes, chunk_bytes=chunk_bytes, host_bytes=host_bytes)
@@ -121,15 +123,15 @@ class DeviceMemory:
 
     @property
     def host_bytes(self) -> int:
-        """What images take of pinned memory."""
+        """The bytes of images in pinned memory."""
         return self.switcher._native.image_bytes
 
     def take(self, name: str, loaded: LoadedModule) -> Module:
-        """Takes a module that was loaded over."""
+        """Takes over a module that was loaded."""
         return _DeviceModule(self, name, loaded)
 
     def trim(self) -> None:
-        """Gives chunks that no module has back to the driver."""
+        """Gives chunks that no module uses back to the driver."""
         self.switcher.trim()
 
     def check(self) -> None:
@@ -141,13 +143,13 @@ class _DeviceModule:
     def __init__(self, memory: DeviceMemory, name: str, loaded: LoadedModule) -> None:
         self._memory, self._name, self._loaded = memory, name, loaded
         switcher = memory.switcher
-        # Pinned ones make no room for others.
+        # Pinned models are not evicted to make room for others.
         loaded.move(lambda module: switcher.add(name, module, pinned=True))
         self._model = switcher[name]
         self.bytes = self._model._native.room_bytes
-        #: Events around the last copies, until a call tells of them.
+        #: Events around the last copies, until a call reports them.
         self._copied: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        # The values are in the image.
+        # Frees the module's own values, which are now in the image.
         gc.collect()
 
     def bring(self) -> Callable[[], float]:
@@ -158,7 +160,7 @@ class _DeviceModule:
     def evict(self, bytes: int) -> int:
         with self._memory.switcher._lock:
             if self._model._held() is not None:
-                # A cycle may have it, or what an error's traceback refers to.
+                # A reference cycle or an error's traceback may still hold a tensor.
                 gc.collect()
             self._model.evict(min(bytes, self.bytes))
             return self._model._native.resident_bytes
@@ -179,7 +181,7 @@ class _DeviceModule:
 
 
 def _seconds(copied: tuple[torch.cuda.Event, torch.cuda.Event] | None) -> float:
-    """How long copies between two events took, which are waited for."""
+    """Waits for the copies between two events. Returns their time in seconds."""
     if copied is None:
         return 0.0
     begun, ended = copied

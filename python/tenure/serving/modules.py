@@ -1,4 +1,4 @@
-"""Modules that functions of the user's load."""
+"""Modules that the user's functions load."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _numbers = itertools.count()
 
 
 class LoadedModule:
-    """An ``nn.Module`` in evaluation mode, and the names of its outputs. It is on the CPU, until it is moved."""
+    """An ``nn.Module`` in evaluation mode, and the names of its outputs. It is on the CPU until it is moved."""
 
     def __init__(self, module: nn.Module, outputs: Sequence[str], code: str | None) -> None:
         self._module: Callable[..., Any] | None = module
         self._outputs = outputs
-        #: The name of a file's module in `sys.modules`.
+        #: The name in `sys.modules` of the file that the module comes from.
         self._code = code
         self.bytes = _weight_bytes(module)
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Answers inputs: a tensor, a sequence of them in the order of the outputs, or a mapping by their names.
+        """Calls the module. It may answer a tensor, a sequence in the order of the outputs, or a mapping by their
+        names.
 
         Raises
         ------
         TypeError
-            It answers something else. Other errors are the module's own.
+            The module answers something else. Other errors are the module's own.
         """
         assert self._module is not None
         with torch.inference_mode():
@@ -58,7 +59,7 @@ class LoadedModule:
         return list(answer)
 
     def move(self, take: Callable[[Any], Callable[..., Any]]) -> None:
-        """Gives the module to another, and calls what that returns from then on."""
+        """Passes the module to `take`, and from then on calls what that returns."""
         self._module = take(self._module)
 
     def drop(self) -> None:
@@ -66,17 +67,17 @@ class LoadedModule:
         self._module = None
         if self._code is not None:
             sys.modules.pop(self._code, None)
-        # Modules often refer to themselves.
+        # Modules often have reference cycles.
         gc.collect()
 
 
 def load(folder: str, source: str, function: str, outputs: Sequence[str]) -> LoadedModule:
-    """Calls a function, of a file in the folder or of a module, with the folder.
+    """Calls a function with the folder. The function is in a file in the folder, or in a Python module.
 
     Raises
     ------
     AttributeError, TypeError
-        There is no such function; it returns no module on the CPU. Other errors are the function's own.
+        There is no such function, or it returns no module on the CPU. Other errors are the function's own.
     """
     is_file = source.endswith(".py")
     code = _of_file(folder, source) if is_file else importlib.import_module(source)
@@ -99,13 +100,13 @@ def load(folder: str, source: str, function: str, outputs: Sequence[str]) -> Loa
 
 
 def _of_file(folder: str, source: str) -> ModuleType:
-    """A file as a module with a name of its own: two models may have files of one name."""
+    """Imports a file as a Python module with a unique name: files of two models may have the same name."""
     name = f"tenure_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, Path(folder, source))
     if spec is None or spec.loader is None:
         raise ImportError(f"{source} is no file of Python")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles look there.
+    # Dataclasses and pickles look the module up there.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -116,7 +117,7 @@ def _of_file(folder: str, source: str) -> ModuleType:
 
 
 def _weight_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers; those that share memory count once."""
+    """Returns the bytes of all parameters and buffers; those that share memory count once."""
     storages: dict[int, Any] = {}
     for tensor in itertools.chain(module.parameters(), module.buffers()):
         storage = tensor.untyped_storage()

@@ -1,8 +1,9 @@
-"""Computes PyTorch modules for the server that started this process: ``python3 -m tenure.serving.worker``.
+"""A process that computes PyTorch modules for the server that started it: ``python3 -m tenure.serving.worker``.
 
-The server decides which modules are in memory; this process loads, drops and calls them as it is told. Loading goes on
-beside computing. Standard input is the server's socket, and standard output is standard error. With ``--device cuda:0``
-modules are computed on that GPU, and their weights, which lie in pinned memory, come while they are computed with.
+The server decides which modules are in memory; this process loads, drops and calls them on its orders. It loads and
+computes at the same time. Standard input is the server's socket, and standard output goes to standard error. With
+``--device cuda:0`` modules are computed on that GPU. Their weights lie in pinned memory and are copied to the GPU while
+the modules compute.
 """
 
 from __future__ import annotations
@@ -33,42 +34,42 @@ __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
 
-#: What the system takes first when there is no memory: a worker, before its server.
+#: The out-of-memory score: the system kills a worker before its server.
 _OOM_SCORE = "500"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class _Worker:
-    """The modules of a server."""
+    """The modules of a server, and the threads that follow its orders."""
 
     def __init__(self, connection: socket.socket, memory: Memory) -> None:
         self._connection = connection
         self._memory = memory
         self._sending = threading.Lock()
-        #: Modules by number, which are there, come, or could not be loaded.
+        #: Modules by number: loaded ones, those being loaded, and those that could not be loaded.
         self._models: dict[int, Future[Module]] = {}
-        #: What libraries change for all threads while they load, each thread would take for its own.
+        #: A lock for loading: libraries change global state while they load, which other loading threads would see.
         self._loading = threading.Lock()
         self._moves: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        #: Opening takes long, and nothing that is to be computed waits for it.
+        #: A queue for opening modules, which takes long, so that computations do not wait for it.
         self._openings: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        #: Copies are waited for in their order.
+        #: A queue of waits for copies, in the order of the copies.
         self._copies: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._runs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def serve(self) -> None:
-        """Follows orders until the server is gone, which ends the process."""
+        """Follows orders until the server is gone. Then the process ends."""
         threading.Thread(target=self._follow, daemon=True).start()
         for queue in (self._moves, self._openings, self._copies):
             threading.Thread(target=_work, args=(queue,), daemon=True).start()
         self._report({"report": "ready"})
         while True:
-            # Modules compute on the main thread, as they would in a program of the user's.
+            # Modules compute on the main thread, as in a user's own program.
             self._runs.get()()
 
     def _follow(self) -> None:
-        """Takes orders, and leaves them to the threads that do them."""
+        """Receives orders and queues them for the threads that execute them."""
         status = 1
         try:
             while (frame := frames.receive(self._connection)) is not None:
@@ -77,7 +78,7 @@ class _Worker:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Whatever is computed is for nobody.
+            # Without the server, results have no receiver.
             os._exit(status)
 
     def _take(self, order: dict[str, Any], inputs: list[Tensor]) -> None:
@@ -126,7 +127,7 @@ class _Worker:
         self._report({"report": "opened", "call": call, "bytes": size, "host_bytes": self._memory.host_bytes})
 
     def _load(self, call: int, future: Future[Module], order: dict[str, Any] | None) -> None:
-        """Brings a module; one that is not open is loaded as an order says."""
+        """Brings a module. If it is not open, loads it first as `order` says."""
         begun = time.monotonic()
         try:
             if order is not None:
@@ -146,7 +147,7 @@ class _Worker:
 
     def _reopened(self, order: dict[str, Any]) -> Module:
         module = self._loaded(order["model"], order["place"])
-        # What has more than it was promised has no room.
+        # Room is reserved for the promised size, so a module of another size is refused.
         if module.bytes != order["bytes"]:
             now, before = module.bytes, order["bytes"]
             module.drop()
@@ -167,7 +168,7 @@ class _Worker:
         self._report({"report": "loaded", "call": call, "seconds": seconds, "host_bytes": host_bytes})
 
     def _free(self, call: int, future: Future[Module] | None, bytes: int | None) -> None:
-        """Has so many bytes of a module leave, or lets go of it."""
+        """Evicts `bytes` bytes of a module, or drops it if `bytes` is None."""
         left = 0
         if future is not None and future.exception() is None:
             if bytes is None:
@@ -204,7 +205,7 @@ class _Worker:
         try:
             self._memory.check()
         except BaseException:
-            # A device that has failed does so for all that this process computes: another one can go on.
+            # A failed device fails all later work of this process. The server can go on with a new one.
             os._exit(1)
         self._report({"report": "failed", "call": call, "reason": _reason(error)})
 
@@ -214,7 +215,8 @@ class _Worker:
 
 
 def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
-    """Does what is put there, one after the other. What cannot be done ends the process: its server waits for it."""
+    """Executes the jobs of a queue in order. A job that raises ends the process, as the server would wait for it
+    forever."""
     try:
         while True:
             queue.get()()
@@ -224,13 +226,13 @@ def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """An error in one line."""
+    """Returns an error in one line."""
     text = str(error) if type(error) is Error else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
 
 
 def _server() -> socket.socket:
-    """The server's socket, which is standard input: that is empty from then on."""
+    """Returns the server's socket, which is standard input. Replaces standard input by an empty file."""
     connection = socket.socket(fileno=os.dup(0))
     connection.getpeername()
     empty = os.open(os.devnull, os.O_RDONLY)
@@ -254,11 +256,11 @@ def main() -> None:
         connection = _server()
     except OSError as error:
         sys.exit(f"tenure.serving.worker: standard input is no server, which starts it: {error}")
-    # Interrupts are the server's to follow.
+    # The server handles interrupts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Also if this process is stopped, and sees nothing of the closed socket.
+    # Kills this process with its server, even if this process is stopped and does not see the socket close.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Where that is not allowed, the system chooses.
+    # If this is not permitted, the system chooses which process to kill.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     memory: Memory = HostMemory()
