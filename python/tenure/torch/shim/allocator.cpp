@@ -1,4 +1,4 @@
-// Blocks.
+// Allocation and release of blocks.
 
 #include "allocator.h"
 
@@ -24,13 +24,13 @@ namespace {
 
 constexpr size_t kExabyte = size_t{1} << 60;
 
-/// Whether every block is to be the driver's own: for tools that look for wrong accesses.
+/// Returns whether every block must come directly from the driver, for tools that look for invalid accesses.
 bool is_uncached() {
   static const bool uncached = c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING");
   return uncached;
 }
 
-/// Tells PyTorch's profiler of a block that came (or, with `sign` -1, goes).
+/// Reports a new block to PyTorch's profiler (or, with `sign` -1, a freed one).
 C10_NOINLINE void report(void *address, int64_t sign) {
   int device = 0;
   size_t bytes = 0;
@@ -43,7 +43,7 @@ C10_NOINLINE void report(void *address, int64_t sign) {
                                    c10::Device(c10::kCUDA, static_cast<DeviceIndex>(device)));
 }
 
-/// Tells PyTorch's profiler of a request that there was no memory for.
+/// Reports a failed request to PyTorch's profiler.
 void report_out_of_memory(DeviceIndex device, size_t bytes) {
   tenure_statistics figures;
   if (c10::memoryProfilingEnabled() && api->statistics(device, &figures) == TENURE_OK)
@@ -73,7 +73,8 @@ void release_uncached(void *address) {
   C10_CUDA_CHECK(cudaFree(address));
 }
 
-/// What was allocated without a deleter while the cache was off: raw_delete() must tell it from the rest.
+/// The blocks that were allocated without a deleter while the cache was off: raw_delete() must tell them from the
+/// others.
 struct RawUncached {
   std::mutex mutex;
   std::unordered_set<void *> addresses;
@@ -153,7 +154,7 @@ void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stre
     fail(status);
   }
   if (C10_UNLIKELY(any_thrown.load(std::memory_order_relaxed)) && thrown() != nullptr) {
-    // A pool's filter did not say where the block belongs, or whoever was asked for memory raised first.
+    // A pool's filter or a callback that was asked to free memory has thrown.
     api->free(address, kNothing);
     fail(status);
   }
@@ -164,7 +165,7 @@ void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stre
 }
 
 void Allocator::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream) {
-  // Memory of another process is kept there for as long as it is used here.
+  // The exporting process keeps its memory alive for as long as this process uses it.
   if (data.get() != nullptr && data.get_deleter() == &release)
     check(api->record_stream(data.get(), stream.stream()));
 }
@@ -179,7 +180,7 @@ void *Allocator::getBaseAllocation(void *address, size_t *bytes) {
 }
 
 void Allocator::init(int device_count) {
-  // Devices are opened when they are first needed, since that costs each its context.
+  // Each device is opened at its first use, since opening it creates its context.
   device_count_ = std::max(device_count_.load(), device_count);
 }
 

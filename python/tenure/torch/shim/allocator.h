@@ -1,4 +1,4 @@
-// PyTorch's allocator of CUDA memory, on Tenure's.
+// PyTorch's allocator of CUDA memory, implemented by Tenure's.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace tenure {
 
-/// Every virtual of PyTorch's CUDAAllocator, each a call of Tenure's table and the conversion of what it says.
+/// The allocator. Each virtual function of PyTorch's CUDAAllocator calls Tenure's table and converts the results.
 class Allocator final : public Interface {
 public:
   // allocator.cpp: blocks
@@ -44,10 +44,10 @@ public:
   void attachOomRejectionObserver(RejectionObserver observer) override;
   std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
 
-  // snapshot.cpp: what there is
+  // snapshot.cpp: the present state
   caching::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
 
-  // history.cpp: what happened
+  // history.cpp: past events
   bool isHistoryEnabled() override;
   void recordHistory(bool enabled, caching::CreateContextFn recorder, size_t max_entries, caching::RecordContext when,
                      bool clear, const std::vector<std::string> &skip_actions) override;
@@ -95,19 +95,19 @@ private:
 
 // settings.cpp
 
-/// Has PyTorch read its settings. Throws if it refuses them.
+/// Makes PyTorch read its settings. Throws if it refuses them.
 void read_settings();
 
-/// Has Tenure do what PyTorch's settings say.
+/// Applies PyTorch's settings to Tenure.
 void apply_settings();
 
-/// The same whenever they change from now on.
+/// Applies the settings again at every change from now on.
 void follow_settings();
 
-/// The deleter of every block.
+/// Frees a block. The deleter of every block.
 void release(void *address);
 
-/// What goes with a block or event: the stack trace, if `level` asks for one.
+/// Returns the stack trace for a block or event, if `level` asks for one.
 tenure_object gather(caching::RecordContext level);
 
 } // namespace tenure

@@ -1,4 +1,4 @@
-// Tenure's functions, as the shim calls them.
+// Tenure's table of functions, and helpers for its calls and callbacks.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -12,16 +12,16 @@
 
 namespace tenure {
 
-/// Tenure's functions. Set before the allocator exists.
+/// Tenure's functions. Set before the allocator is created.
 extern const tenure_torch_api *api;
 
-/// What a callback threw that Tenure called on this thread: nothing may be thrown through Tenure.
+/// The exception that a callback from Tenure threw on this thread. No exception may pass through Tenure.
 std::exception_ptr &thrown();
 
-/// Whether any callback ever threw, on whatever thread.
+/// Whether any callback has ever thrown, on any thread.
 extern std::atomic<bool> any_thrown;
 
-/// What a callback returns to Tenure; `otherwise` if it throws, which `fail` then throws again.
+/// Calls a callback for Tenure. If it throws, keeps the exception for `fail` and returns `otherwise`.
 template <typename Callback, typename Result> Result shielded(Callback callback, Result otherwise) noexcept {
   try {
     return callback();
@@ -37,7 +37,7 @@ template <typename Callback> void shielded(Callback callback) noexcept {
   shielded(call, false);
 }
 
-/// A callback that nobody can be told of if it throws, since Tenure was about to free something: a warning says `what`.
+/// Calls a callback while Tenure frees memory, where an exception cannot be reported: warns with `what` instead.
 template <typename Callback> void warned(const char *what, Callback callback) noexcept {
   try {
     callback();
@@ -48,7 +48,7 @@ template <typename Callback> void warned(const char *what, Callback callback) no
   }
 }
 
-/// Throws what a callback threw, or else what a failed call is in PyTorch.
+/// Throws the exception of a callback, or else the one that PyTorch uses for `status`.
 [[noreturn]] void fail(tenure_status status);
 
 inline void check(tenure_status status) {
@@ -56,7 +56,7 @@ inline void check(tenure_status status) {
     fail(status);
 }
 
-/// The same for a call that called back: what was thrown there counts although the call did not fail.
+/// Checks a call that made callbacks: an exception of theirs counts although the call itself succeeded.
 inline void check_told(tenure_status status) {
   if (C10_UNLIKELY(status != TENURE_OK || (any_thrown.load(std::memory_order_relaxed) && thrown() != nullptr)))
     fail(status);

@@ -89,7 +89,7 @@ void Allocator::setMemoryFraction(double fraction, DeviceIndex device) {
 
 void Allocator::cacheInfo(DeviceIndex device, size_t *largest) {
   check_device(device);
-  // Whoever knows nothing yet wants to hear of the device's free memory too.
+  // A caller that passes 0 also wants the device's free memory to be considered.
   if (size_t total = 0; *largest == 0)
     C10_CUDA_CHECK(cudaMemGetInfo(largest, &total));
   size_t held = 0;

@@ -1,4 +1,4 @@
-// What happened, and where in the program it came from.
+// The history of events, with their stack traces and notes.
 
 #include "history.h"
 
@@ -21,7 +21,7 @@ std::atomic<CreateContextFn> recorder{nullptr};
 thread_local std::vector<std::string> compile_contexts;
 thread_local std::string user_metadata;
 
-/// Tells Tenure what this thread says beside its events.
+/// Sets the note that this thread adds to its events in Tenure.
 void set_note(const std::string &metadata) {
   Note note;
   if (!compile_contexts.empty())
@@ -61,10 +61,10 @@ void Allocator::recordHistory(bool enabled, CreateContextFn create, size_t max_e
   for (const auto &action : skip_actions)
     skip.push_back(action_of(action));
   const tenure_recording what{std::max<size_t>(max_entries, 1), static_cast<int>(when), skip.data(), skip.size()};
-  // Of several threads, what one wants holds whole.
+  // Serializes callers, so that one caller's settings hold as a whole.
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
-  // Gathering stops before keeping does, and begins after it.
+  // Gathering of stack traces stops before recording does, and begins after it.
   kept = RecordContext::NEVER;
   check(api->record_history(enabled ? &what : nullptr, clear));
   recorder = enabled ? create : nullptr;
@@ -126,7 +126,7 @@ void Allocator::annotateMemory(const void *address, const std::string &metadata)
 
 void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
   const auto tell = [](void *user, const tenure_event *event) {
-    // Events come of frees too, which cannot fail.
+    // Events also come from frees, which must not fail.
     warned("a tracker of allocations failed",
            [&] { value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime())); });
   };

@@ -1,4 +1,4 @@
-// Putting the allocator under PyTorch.
+// Installation of the allocator under PyTorch.
 
 #include "allocator.h"
 
@@ -13,7 +13,7 @@ namespace tenure {
 
 namespace {
 
-/// Lets the free-memory callbacks that PyTorch knows of free what they can.
+/// Runs PyTorch's registered free-memory callbacks. Returns whether one freed memory.
 bool free_memory(void *) {
   const auto call = [] {
     bool freed = false;
@@ -25,13 +25,13 @@ bool free_memory(void *) {
   return shielded(call, false);
 }
 
-/// What an exception says, without the stack trace that PyTorch's own have.
+/// Returns an exception's message, without the stack trace that PyTorch's own exceptions have.
 const char *text_of(const std::exception &error) {
   const auto *own = dynamic_cast<const c10::Error *>(&error);
   return own != nullptr ? own->what_without_backtrace() : error.what();
 }
 
-/// The settings that the program was started with.
+/// Returns the settings that the program was started with, as text for an error.
 std::string settings_given() {
   std::string given;
   for (const char *name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
@@ -40,7 +40,7 @@ std::string settings_given() {
   return given;
 }
 
-/// Before anything is replaced, since PyTorch may refuse its settings.
+/// Checks PyTorch's settings before anything is replaced, since PyTorch may refuse them.
 void check_settings() {
   try {
     read_settings();
@@ -68,13 +68,13 @@ void install(const tenure_torch_api *table, const char *options) {
 
 } // namespace tenure
 
-/// Whether PyTorch has begun to use the allocator that it has: then it takes no other. It may have without Python's
-/// knowing.
+/// Returns whether PyTorch has started to use its own allocator: then it accepts no other. Python code may not know of
+/// it.
 extern "C" __attribute__((visibility("default"))) bool tenure_torch_has_started() {
   return tenure::caching::get()->initialized();
 }
 
-/// Puts Tenure under PyTorch. Returns whether it did; if not, `message` says why.
+/// Puts Tenure under PyTorch. Returns whether that succeeded; if not, `message` says why.
 extern "C" __attribute__((visibility("default"))) bool tenure_torch_install(const tenure_torch_api *table, const char *options, char *message, size_t bytes) {
   try {
     tenure::install(table, options);

@@ -13,19 +13,19 @@ using Source = std::shared_ptr<caching::CUDAAllocator>;
 
 tenure_pool pool_of(MempoolId_t id) { return {id.first, id.second}; }
 
-/// A use of a pool.
+/// A use of a pool, from beginAllocateToPool() to endAllocateToPool().
 struct Begun {
   int device;
   tenure_pool pool;
 };
 
-/// The use that this thread began last: PyTorch begins one right before the capture for which it does.
+/// The pool use that this thread began last: PyTorch begins one right before the capture that it is for.
 thread_local Begun begun_last{};
 
-/// The captures that this thread began, the last one last.
+/// The captures that this thread began and has not ended, the last one last.
 thread_local std::vector<Begun> captured;
 
-/// A checkpoint, as PyTorch holds one.
+/// A checkpoint of a pool, in the form in which PyTorch holds one.
 struct Checkpoint final : caching::AllocatorState {
   explicit Checkpoint(tenure_checkpoint *it) : it(it) {}
   ~Checkpoint() override { api->drop_checkpoint(it); }
@@ -35,10 +35,10 @@ struct Checkpoint final : caching::AllocatorState {
   tenure_checkpoint *it;
 };
 
-/// A segment of a program's own allocator; NULL if that throws, which is how those run out of memory too.
+/// Allocates a segment from a program's own allocator. Returns NULL if that throws, as it does when out of memory.
 void *allocate_from(void *source, size_t bytes, void *stream) {
   const auto call = [&] {
-    // It may call cudaMalloc, which would break a capture.
+    // The allocator may call cudaMalloc, which would break a capture.
     const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
     return value_of<Source>(source)->raw_alloc_with_stream(bytes, static_cast<cudaStream_t>(stream));
   };
@@ -62,7 +62,7 @@ void Allocator::emptyCache(MempoolId_t pool) {
 
 void Allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, Source source) {
   check_device(device);
-  // A program may name the allocator that is installed: this one.
+  // A program may pass the installed allocator, which is this one.
   if (source == nullptr || source.get() == this)
     return check(api->create_pool(device, pool_of(pool), nullptr));
   const tenure_pool_source own{hand_over(std::move(source)), allocate_from, free_to};
@@ -100,7 +100,7 @@ void Allocator::markCaptureBegin(DeviceIndex device) {
 
 void Allocator::markCaptureEnd(DeviceIndex device) {
   check_device(device);
-  // A capture that another thread began ends with the use of its pool.
+  // If another thread began the capture, it ends with the use of its pool.
   if (captured.empty())
     return;
   const Begun ended = captured.back();

@@ -1,4 +1,4 @@
-// PyTorch's own settings of its allocator: PYTORCH_ALLOC_CONF, and what is set while the program runs.
+// PyTorch's own settings of its allocator: PYTORCH_ALLOC_CONF, and changes at run time.
 
 #include "allocator.h"
 
@@ -10,7 +10,7 @@ namespace tenure {
 
 namespace {
 
-/// A setting that may change nothing, which is said once.
+/// A setting that has no effect in Tenure. Warns once if it is set.
 class Unused {
 public:
   explicit Unused(const char *name) : name_(name) {}
@@ -25,7 +25,7 @@ private:
   bool warned_ = false;
 };
 
-/// A setting that Tenure has too, with the value that it had, to be set only when it changes.
+/// A setting that Tenure has too. Sets it in Tenure only when its value changes.
 class Known {
 public:
   Known(tenure_setting setting, const char *name, std::vector<double> values)
@@ -58,24 +58,24 @@ double max_split_bytes() {
   return bytes == std::numeric_limits<size_t>::max() ? -1 : static_cast<double>(bytes);
 }
 
-/// The part of each device that this process may hold once CUDA starts.
+/// Returns the fraction of each device that this process may hold once CUDA starts.
 double opened_with() {
   double fraction = 1;
   check(api->memory_fraction(0, &fraction));
   return fraction;
 }
 
-/// Limits what the process may hold. PyTorch reads that setting once, when CUDA starts.
+/// Limits the memory that the process may hold. PyTorch reads that setting once, when CUDA starts.
 void limit_process() {
   static const double installed = opened_with();
-  // Of two limits, the narrower holds.
+  // The lower of the two limits holds.
   const double limit = std::min(installed, process_fraction());
   if (!caching::get()->initialized() && limit != opened_with())
     check(api->set_memory_fraction(-1, limit));
 }
 
-/// Whether this thread is in PyTorch's parser of settings. That wants `backend:native`, whose place this allocator has,
-/// to be the allocator's name.
+/// Whether this thread is in PyTorch's parser of settings. For `backend:native`, whose place this allocator takes, the
+/// parser requires the allocator's name to be "native".
 thread_local bool in_parser = false;
 
 void change_settings(const std::function<void()> &change) {
@@ -121,7 +121,7 @@ void apply_settings() {
   const std::string given = Settings::last_allocator_settings();
   reserve.warn_if(has_setting(given, "expandable_segments_reserve"));
   reserve_by_class.warn_if(has_setting(given, "expandable_segments_reserve_by_class"));
-  // If it is not given, it is the size of a segment.
+  // Its default is the size of a segment.
   non_split.warn_if(Settings::max_non_split_rounding_size() != large_segment_size());
   limit_process();
 }

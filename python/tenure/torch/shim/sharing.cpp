@@ -1,4 +1,4 @@
-// Other devices and processes.
+// Memory of other devices and processes.
 
 #include "allocator.h"
 
@@ -14,10 +14,10 @@ namespace tenure {
 
 namespace {
 
-/// Who can open a handle: its first byte.
+/// The kind of a handle, in its first byte: who exported it.
 enum Kind : char { kTenure = 't', kRuntime = 'c' };
 
-/// Memory of another process that the CUDA runtime shares. It can be opened once in a process.
+/// Opens memory that another process shares through the CUDA runtime. A process can open it only once.
 std::shared_ptr<void> open_of_runtime(const std::string &bytes) {
   static std::mutex mutex;
   static auto &opened = *new std::unordered_map<std::string, std::weak_ptr<void>>;
@@ -33,7 +33,7 @@ std::shared_ptr<void> open_of_runtime(const std::string &bytes) {
   const auto device = c10::cuda::current_device();
   std::shared_ptr<void> memory(address, [device](void *address) {
     const c10::cuda::CUDAGuard guard(device);
-    // Whoever opens it meanwhile waits until it is closed.
+    // A thread that opens it meanwhile waits until it is closed.
     const std::lock_guard<std::mutex> lock(mutex);
     C10_CUDA_CHECK_WARN(cudaIpcCloseMemHandle(address));
   });
@@ -61,7 +61,7 @@ caching::ShareableHandle Allocator::shareIpcHandle(void *address) {
     check_told(status);
     return {static_cast<ptrdiff_t>(offset), handle};
   }
-  // Not made of chunks: of cudaMalloc, under PyTorch's own policy.
+  // The block is not made of chunks but comes from cudaMalloc, under PyTorch's own policy.
   size_t bytes = 0;
   void *first = getBaseAllocation(address, &bytes);
   cudaIpcMemHandle_t shared;
@@ -82,7 +82,7 @@ void Allocator::enablePeerAccess(DeviceIndex device, DeviceIndex accessed) {
   const c10::cuda::CUDAGuard guard(device);
   const cudaError_t error = cudaDeviceEnablePeerAccess(accessed, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled)
-    (void)cudaGetLastError(); // The runtime keeps it until it is asked for.
+    (void)cudaGetLastError(); // Clears the error, which the runtime keeps until it is read.
   else
     C10_CUDA_CHECK(error);
   check(api->enable_peer(accessed, device));
@@ -90,7 +90,7 @@ void Allocator::enablePeerAccess(DeviceIndex device, DeviceIndex accessed) {
 
 cudaError_t Allocator::memcpyAsync(void *target, int target_device, const void *source, int source_device, size_t bytes,
                                    cudaStream_t stream, bool p2p_enabled) {
-  // Without access to the peer, mapped memory is copied by this call alone.
+  // Without peer access, only this call can copy mapped memory.
   if (!p2p_enabled && target_device != source_device)
     return cudaMemcpyPeerAsync(target, target_device, source, source_device, bytes, stream);
   return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream);

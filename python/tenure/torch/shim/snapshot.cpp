@@ -1,4 +1,4 @@
-// What there is.
+// Snapshots of segments, blocks, events and settings.
 
 #include "history.h"
 
@@ -6,7 +6,7 @@ namespace tenure {
 
 namespace {
 
-/// A snapshot as it is told, piece by piece.
+/// A snapshot that is assembled from Tenure's callbacks.
 struct Told {
   caching::SnapshotInfo snapshot;
 

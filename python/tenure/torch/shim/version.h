@@ -1,4 +1,4 @@
-// What differs between the versions of PyTorch, from 2.8 on. The rest of the shim is written as for 2.11.
+// The differences between the versions of PyTorch, from 2.8 on. The rest of the shim is written for 2.11.
 #pragma once
 
 #include <c10/cuda/CUDAAllocatorConfig.h>
@@ -24,7 +24,7 @@ using c10::cuda::MempoolId_t;
 using c10::MempoolId_t;
 #endif
 
-/// It is in another namespace since 2.11.
+/// The annotation type, which is in another namespace since 2.11.
 using AnnotationEntry = decltype(caching::SnapshotInfo::external_annotations)::value_type;
 
 #if TENURE_TORCH_BEFORE(10)
@@ -39,11 +39,11 @@ struct StreamSegmentSize {
 using caching::StreamSegmentSize;
 #endif
 
-/// Is told the device, the bytes of the request, and the bytes allocated and in all of the device.
+/// A callback that gets the device, the bytes requested, the bytes allocated, and the bytes of the whole device.
 using RejectionObserver = std::function<void(int64_t, size_t, size_t, size_t)>;
 
-/// PyTorch's CUDAAllocator with the functions of 2.11 and later ones: what an older PyTorch calls is turned into a call of
-/// those, and what it never calls is there all the same.
+/// PyTorch's CUDAAllocator with the functions of 2.11 and later. Older functions call their newer form. Functions that
+/// an older PyTorch does not know are declared all the same.
 class Interface : public caching::CUDAAllocator {
 public:
 #if TENURE_TORCH_BEFORE(11)
@@ -59,7 +59,7 @@ public:
 
   virtual void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> source) = 0;
   void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, CUDAAllocator *source) final {
-    // Not owned: it is the program's to keep alive.
+    // Not owned: the program keeps it alive.
     createOrIncrefPool(device, pool, std::shared_ptr<CUDAAllocator>(std::shared_ptr<void>(), source));
   }
 
@@ -73,11 +73,12 @@ public:
   virtual void setNoSplit(DeviceIndex device, MempoolId_t pool) = 0;
 #endif
 
-  // Functions that came after 2.11. Without `override`, they are there under an older PyTorch too, which never calls them.
+  // Functions that came after 2.11. They are declared without `override`, so that they also compile under an older
+  // PyTorch, which never calls them.
 
-  /// Adds what is told of each request that throw_on_cudamalloc_oom refuses.
+  /// Adds an observer of the requests that throw_on_cudamalloc_oom refuses.
   virtual void attachOomRejectionObserver(RejectionObserver observer) = 0;
-  /// A capture on a device begins or ends, on the thread that began to allocate to its pool.
+  /// Records that a capture on a device begins or ends, on the thread that began to allocate to its pool.
   virtual void markCaptureBegin(DeviceIndex device) = 0;
   virtual void markCaptureEnd(DeviceIndex device) = 0;
   virtual bool supportsUserMetadata() { return true; }
@@ -85,11 +86,11 @@ public:
   virtual void annotateMemory(const void *address, const std::string &metadata) = 0;
 };
 
-/// Whether PyTorch says where captures begin and end. If not, every use of a private pool may be one.
+/// Returns whether PyTorch reports where captures begin and end. If not, every use of a private pool may be one.
 template <typename Base> constexpr auto marks_captures(int) -> decltype(&Base::markCaptureBegin, true) { return true; }
 template <typename Base> constexpr bool marks_captures(long) { return false; }
 
-/// Reserved bytes of private pools, where statistics have them: `fill` is given the map.
+/// Fills in the reserved bytes of private pools, where statistics have them: calls `fill` with the map.
 template <typename Statistics, typename Fill>
 auto fill_private_pools(Statistics &statistics, Fill fill, int)
     -> decltype(statistics.reserved_bytes_by_private_pools, void()) {
@@ -97,14 +98,14 @@ auto fill_private_pools(Statistics &statistics, Fill fill, int)
 }
 template <typename Statistics, typename Fill> void fill_private_pools(Statistics &, Fill, long) {}
 
-/// Requests that throw_on_cudamalloc_oom refused, where statistics have them.
+/// Sets the number of requests that throw_on_cudamalloc_oom refused, where statistics have it.
 template <typename Statistics>
 auto set_oom_rejections(Statistics &statistics, int64_t count, int) -> decltype(statistics.num_oom_rejections, void()) {
   statistics.num_oom_rejections = count;
 }
 template <typename Statistics> void set_oom_rejections(Statistics &, int64_t, long) {}
 
-/// Limits of the cache of pinned memory, which PyTorch keeps itself.
+/// The limits of PyTorch's own cache of pinned memory.
 struct PinnedLimits {
   template <typename From, typename Info>
   static auto set(Info &info, int) -> decltype(info.max_round_threshold = From::pinned_max_round_threshold(), void()) {
@@ -114,13 +115,14 @@ struct PinnedLimits {
   template <typename From, typename Info> static void set(Info &, long) {}
 };
 
-/// The setting throw_on_cudamalloc_oom.
+/// Returns the setting throw_on_cudamalloc_oom.
 template <typename Config> auto rejects_early(int) -> decltype(Config::throw_on_cudamalloc_oom()) {
   return Config::throw_on_cudamalloc_oom();
 }
 template <typename Config> bool rejects_early(long) { return false; }
 
-/// Returns whether a setting is given. PyTorch shows some, such as expandable_segments_reserve, only in the text of all.
+/// Returns whether a setting is given. PyTorch shows some settings, such as expandable_segments_reserve, only in the
+/// text of all.
 inline bool has_setting(const std::string &settings, const std::string &name) {
   for (size_t at = settings.find(name); at != std::string::npos; at = settings.find(name, at + 1))
     if (const size_t end = at + name.size(); end < settings.size() && settings[end] == ':')
@@ -128,7 +130,7 @@ inline bool has_setting(const std::string &settings, const std::string &name) {
   return false;
 }
 
-/// The number of an action, of those to leave out of the history. No action is left out before 2.11.
+/// Returns the number of an action that the history leaves out. Before 2.11 no action can be left out.
 inline int action_of([[maybe_unused]] const std::string &name) {
 #if TENURE_TORCH_BEFORE(11)
   TORCH_CHECK(false, "PyTorch ", TORCH_VERSION, " leaves no action out");
@@ -155,7 +157,7 @@ inline void set_stream_reuse([[maybe_unused]] caching::AllocatorConfigInfo &info
 #endif
 }
 
-/// The setting graph_capture_record_stream_reuse.
+/// Returns the setting graph_capture_record_stream_reuse.
 inline bool reuses_recorded_streams() {
 #if TENURE_TORCH_BEFORE(9)
   return false;
@@ -164,7 +166,7 @@ inline bool reuses_recorded_streams() {
 #endif
 }
 
-/// The part of each device that PyTorch's settings leave to this process.
+/// Returns the fraction of each device that PyTorch's settings allow this process.
 inline double process_fraction() {
 #if TENURE_TORCH_BEFORE(10)
   return 1;
@@ -173,7 +175,7 @@ inline double process_fraction() {
 #endif
 }
 
-/// Settings that PyTorch has for accelerators of all kinds, with the functions of 2.11.
+/// PyTorch's settings for accelerators of all kinds, with the functions of 2.11.
 #if TENURE_TORCH_BEFORE(10)
 struct Settings {
   static std::vector<size_t> roundup_power2_divisions() { return CUDAAllocatorConfig::roundup_power2_divisions(); }
@@ -187,10 +189,10 @@ struct Settings {
 using Settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 #endif
 
-/// What large_segment_size_mb is, in bytes, if it is not given.
+/// The default of large_segment_size_mb, in bytes.
 inline constexpr size_t kLargeSegment = size_t{20} << 20;
 
-/// The setting large_segment_size_mb, in bytes.
+/// Returns the setting large_segment_size_mb, in bytes.
 inline size_t large_segment_size() {
 #if TENURE_TORCH_BEFORE(11)
   return kLargeSegment;
@@ -199,11 +201,12 @@ inline size_t large_segment_size() {
 #endif
 }
 
-/// Has every change of settings made by `around`, which calls what it is given. Before 2.10, PyTorch tells of none.
+/// Makes every change of settings go through `around`, which runs the change. Before 2.10, PyTorch does not report
+/// changes.
 inline void follow_changes([[maybe_unused]] void (*around)(const std::function<void()> &change)) {
 #if TENURE_TORCH_BEFORE(10)
 #elif TENURE_TORCH_BEFORE(11)
-  // In place of PyTorch's own hook, which does no more than this.
+  // Replaces PyTorch's own hook, which does the same and no more.
   const auto parse = [around](const std::string &settings) {
     around([&] { CUDAAllocatorConfig::instance().parseArgs(settings); });
   };

@@ -1,4 +1,4 @@
-// Tenure under PyTorch's memory of the CPU. It does nothing but convert.
+// PyTorch's CPU allocator on Tenure. This file only converts calls.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -13,16 +13,17 @@ namespace {
 
 const tenure_cpu_api *api = nullptr;
 
-/// What was there before.
+/// The CPU allocator that was installed before.
 c10::Allocator *below = nullptr;
 
-/// Frees any memory of the CPU by its address: some of PyTorch's code keeps nothing else.
+/// Frees any CPU memory by its address: some of PyTorch's code keeps nothing else.
 void free_by_address(void *data) {
   if (!api->free(data))
     below->raw_deallocate(data);
 }
 
-/// Gives memory of Tenure's to threads that have chosen where theirs comes from, and to others what was there before.
+/// An allocator that uses Tenure's memory on threads that have chosen a placement, and the previous allocator on
+/// others.
 class Allocator final : public c10::Allocator {
 public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -48,14 +49,14 @@ void install(const tenure_cpu_api *table) {
   TORCH_CHECK(below->raw_deleter() != nullptr, "PyTorch's allocator of the CPU is another's already, and frees nothing by its address");
   // Never destroyed: memory is allocated until the process ends.
   static auto &allocator = *new Allocator;
-  // PyTorch ignores whoever comes with a lower priority than the one that is there.
+  // PyTorch ignores an allocator with a lower priority than that of the present one.
   c10::SetCPUAllocator(&allocator, UINT8_MAX);
   TORCH_CHECK(c10::GetCPUAllocator() == &allocator, "PyTorch kept another allocator of the CPU");
 }
 
 } // namespace
 
-/// Puts Tenure under PyTorch's memory of the CPU. Returns whether it did; if not, `message` says why.
+/// Puts Tenure under PyTorch's CPU allocator. Returns whether that succeeded; if not, `message` says why.
 extern "C" __attribute__((visibility("default"))) bool tenure_cpu_install(const tenure_cpu_api *table, char *message, size_t bytes) {
   try {
     install(table);

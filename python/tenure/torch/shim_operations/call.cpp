@@ -12,7 +12,7 @@ namespace tenure {
 
 namespace {
 
-/// What has fewer bytes is kept if nobody knows how to make it.
+/// Arguments smaller than this are kept if they cannot be made again.
 constexpr size_t kSmallBytes = 1 << 20;
 
 bool is_whole(const at::Tensor &tensor) {
@@ -49,11 +49,11 @@ std::optional<Kept> Known::kept(const at::Tensor &tensor) const {
   const bool is_here = tensor.device() == device;
   if ((is_here && is_staying(bytes)) || tensor.unsafeGetTensorImpl()->is_wrapped_number())
     return Kept{alias_of(tensor), tensor._version()};
-  // What was made by what has saved others would keep these.
+  // A tensor with a grad function is not kept: it would keep the tensors that the function has saved.
   const bool is_small = bytes.bytes < kSmallBytes && tensor.is_leaf() && !has_made(bytes);
   if (is_here ? !is_small : tensor.numel() != 1)
     return std::nullopt;
-  // Others may write to it.
+  // Copied, because other code may write to it.
   auto copy = copy_of(tensor);
   return Kept{copy, copy._version()};
 }
@@ -66,7 +66,7 @@ std::unique_ptr<Call> Call::of(const Kind &kind, c10::Stream stream, const torch
     return nullptr;
   if (kind.drops && given[*kind.drops].toDouble() > 0)
     return nullptr;
-  // The fastest is not always the same.
+  // With the benchmark mode on, cuDNN may choose another algorithm each time.
   if (kind.is_convolution && at::globalContext().benchmarkCuDNN())
     return nullptr;
   const bool is_counting = kind.is_counting && given[5].toBool();
@@ -160,7 +160,7 @@ at::Tensor Call::run(size_t result, void *const *storages) const {
   kind_.again->callBoxed(stack);
   auto made = tensors_in(stack);
   if (kind_.in_place && !(Layout::by(made.at(number)) == layout)) {
-    // What is written in place has its own type and strides.
+    // An in-place operation's result has the type and strides of its argument.
     stack = values(storages);
     stack[0] = copy_of(stack[0].toTensor());
     kind_.in_place->callBoxed(stack);

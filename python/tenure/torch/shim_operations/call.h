@@ -1,4 +1,4 @@
-// An operation, and what it was given.
+// An operation and its arguments, ready to run again.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -17,13 +17,14 @@
 
 namespace tenure {
 
-/// A tensor that is kept.
+/// A tensor that is kept as an argument, with its version.
 struct Kept {
   at::Tensor tensor;
   int64_t version;
 };
 
-/// What stays, and what a step has made of it. Nothing is freed while it is locked: that may take Python's lock.
+/// The storages that stay, and the results that a step has made. Nothing is freed under its lock, as that may need the
+/// GIL.
 class Known {
 public:
   explicit Known(c10::Device device) : device(device) {}
@@ -33,41 +34,42 @@ public:
   void begin(const uintptr_t *staying, size_t count);
   void add(const std::vector<tenure_bytes> &made);
 
-  /// Whether that is at an address that stays.
+  /// Returns whether the storage is at an address that stays.
   bool is_staying(const tenure_bytes &bytes) const;
 
-  /// What an operation was given, if it is kept rather than made again.
+  /// Returns an argument as kept, if it is kept rather than made again.
   std::optional<Kept> kept(const at::Tensor &tensor) const;
 
 private:
   bool has_made(const tenure_bytes &bytes) const;
 
   mutable std::mutex mutex_;
-  /// Addresses.
+  /// The addresses of storages that stay.
   std::unordered_set<uintptr_t> staying_;
-  /// Addresses of what was made, each with its versions.
+  /// The addresses of results, each with its versions.
   std::unordered_multimap<uintptr_t, uint64_t> made_;
 };
 
 class Call {
 public:
-  /// What was given, some of which stays. Null if nobody knows how to repeat it: that is common, so nothing is thrown.
+  /// Makes a call from an operation's arguments, some of which stay. Returns null if the operation cannot be repeated:
+  /// that is common, so it throws nothing.
   static std::unique_ptr<Call> of(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
                                   const Known &known, std::vector<std::pair<size_t, Layout>> results);
 
-  /// What it was given that does not stay.
+  /// Returns the storages of the arguments that do not stay.
   const std::vector<tenure_bytes> &inputs() const { return inputs_; }
 
-  /// Whether any of these bytes is an input's.
+  /// Returns whether any of these storages is an input's.
   bool takes_any(const std::vector<tenure_bytes> &bytes) const;
 
-  /// One of the results, of storages of the inputs.
+  /// Computes one of the results from storages of the inputs.
   at::Tensor run(size_t result, void *const *storages) const;
 
 private:
   struct Given;
   using Givens = std::vector<Given>;
-  /// Of optional tensors, or of tensors.
+  /// A list of optional tensors, or of tensors.
   struct List {
     bool is_optional;
     Givens givens;
@@ -83,18 +85,18 @@ private:
   std::optional<Given> take(const at::Tensor &tensor, const Known &known);
   static c10::IValue value_of(const Given &given, void *const *&storages);
 
-  /// What it was given, on these storages.
+  /// Returns the arguments, with the inputs on these storages.
   torch::jit::Stack values(void *const *storages) const;
 
   const Kind kind_;
   c10::Stream stream_;
   Givens givens_;
   std::vector<tenure_bytes> inputs_;
-  /// With the number that each has among all.
+  /// The layout of each result, with its number among all results.
   std::vector<std::pair<size_t, Layout>> results_;
 };
 
-/// Tensors among what an operation has returned.
+/// Returns the tensors among an operation's results.
 std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> results);
 
 } // namespace tenure

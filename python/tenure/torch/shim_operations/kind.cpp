@@ -9,20 +9,20 @@ namespace tenure {
 
 namespace {
 
-/// Operations, beside those that go element by element, that make the same bits each time.
+/// Operations, beside pointwise ones, that make the same bits each time.
 const std::unordered_set<std::string> kRepeatable{
     "_adaptive_avg_pool2d", "_fused_rms_norm", "_log_softmax", "_softmax", "_to_copy", "addmm", "avg_pool2d", "baddbmm",
     "bmm", "cat", "clone", "constant_pad_nd", "convolution", "embedding", "index_select", "linear",
     "max_pool2d_with_indices", "mean", "mm", "native_group_norm", "native_layer_norm", "stack", "sum", "tril", "triu",
     "upsample_bilinear2d", "upsample_nearest2d"};
 
-/// The same, unless they drop something: which argument says how much.
+/// Operations that do so without dropout, with the index of the argument that has its probability.
 const std::unordered_map<std::string, size_t> kAttention{{"_scaled_dot_product_cudnn_attention", 5},
                                                          {"_scaled_dot_product_efficient_attention", 5},
                                                          {"_scaled_dot_product_flash_attention", 3},
                                                          {"_scaled_dot_product_flash_attention_for_cpu", 3}};
 
-/// The same, but they count what they see.
+/// Operations that do so, but also update running statistics.
 const std::unordered_set<std::string> kCounting{"cudnn_batch_norm", "native_batch_norm"};
 
 const std::string kNamespace = "aten::";

@@ -1,4 +1,4 @@
-// What is known of an operation.
+// The facts about an operation that decide how it is repeated.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,19 +10,19 @@ namespace tenure {
 
 struct Kind {
   std::string name;
-  /// What makes the same again; none if nothing does.
+  /// The operation that makes the same results again; none if there is no such operation.
   std::optional<c10::OperatorHandle> again;
-  /// Whether it writes to what it is given first, which it returns; and itself, if that can be made again.
+  /// Whether it writes to its first argument and returns it; and the operation itself, if it can be repeated.
   bool is_in_place;
   std::optional<c10::OperatorHandle> in_place;
-  /// Which argument says how much it drops: what drops something is not repeated.
+  /// The index of the argument with the dropout probability: an operation that drops elements is not repeated.
   std::optional<size_t> drops;
-  /// Whether it counts what it sees: in the fourth and fifth argument, if the sixth says so.
+  /// Whether it updates running statistics: in the arguments 3 and 4 (from 0), if argument 5 says so.
   bool is_counting;
   bool is_convolution;
 };
 
-/// Null if an operation only looks at what it is given. It is there for as long as the thread.
+/// Returns the facts about an operation. Null if it only makes views. Valid for as long as the thread lives.
 const Kind *kind_of(const c10::OperatorHandle &operation);
 
 } // namespace tenure

@@ -11,7 +11,7 @@ namespace tenure {
 
 namespace {
 
-/// Whom the thread tells.
+/// The recorder of this thread's operations; null for none.
 thread_local std::shared_ptr<Recorder> listening;
 
 void called(const c10::OperatorHandle &operation, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
@@ -24,7 +24,7 @@ void called(const c10::OperatorHandle &operation, c10::DispatchKeySet keys, torc
     listening->call(*kind, operation, below, stack);
 }
 
-/// Once.
+/// Registers the fallback for the shim's dispatch key, once.
 void stand_between() {
   static const bool stands = [] {
     TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey),
@@ -80,7 +80,7 @@ std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, cons
       if (!is_plain(tensors[number]) || tensors[number].device() != known_.device)
         continue;
       made.push_back(bytes_of(tensors[number]));
-      // Autograd counts the write when the operation is over.
+      // Autograd increments the version only after the operation.
       made.back().version += kind.is_in_place;
       results.emplace_back(number, Layout::by(tensors[number]));
     }
@@ -88,14 +88,14 @@ std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, cons
     if (call == nullptr)
       return nullptr;
     if (!kind.is_in_place && call->takes_any(made)) {
-      // It only looks at what it was given.
+      // The operation returns a view of its argument.
       made.clear();
       return nullptr;
     }
     known_.add(made);
     return call;
   } catch (const std::exception &) {
-    // The operation itself is over, and was none of these.
+    // The operation itself has succeeded, and this error is not its own.
     return nullptr;
   }
 }
@@ -104,7 +104,7 @@ tenure_look Recorder::look(const at::Tensor &tensor) const {
   if (!is_plain(tensor) || tensor.device() != known_.device)
     return {};
   const auto bytes = bytes_of(tensor);
-  // What is foreign has another deleter. All of the CPU's memory may be shared.
+  // Memory from elsewhere has another deleter. On the CPU, memory of any allocator can be shared.
   const auto deleter = tensor.storage().data_ptr().get_deleter();
   const bool is_own = tensor.is_cpu() || deleter == c10::GetAllocator(tensor.device().type())->raw_deleter();
   return {is_own && !known_.is_staying(bytes), static_cast<uint8_t>(tensor.scalar_type()), bytes};

@@ -1,4 +1,4 @@
-// Tells of what threads make on a device.
+// A recorder of the operations that threads run on a device.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
@@ -11,34 +11,35 @@ namespace tenure {
 
 class Recorder {
 public:
-  /// Throws if something else stands between autograd and kernels.
+  /// Throws if another fallback stands between autograd and the kernels already.
   Recorder(c10::Device device, tenure_listener listener);
   Recorder(const Recorder &) = delete;
   Recorder &operator=(const Recorder &) = delete;
 
-  /// From now on these addresses stay, and nothing was made yet.
+  /// Begins a step: storages at these addresses stay, and no results are known yet.
   void begin(const uintptr_t *staying, size_t count) { known_.begin(staying, count); }
 
-  /// This thread tells of what it makes; or does not, for null.
+  /// Starts the recording of this thread's operations; ends it for null.
   static void listen(std::shared_ptr<Recorder> recorder);
 
-  /// Calls an operation by the kernels below, and tells of it.
+  /// Calls an operation by the kernels below, and reports it.
   void call(const Kind &kind, const c10::OperatorHandle &operation, c10::DispatchKeySet below,
             torch::jit::Stack *stack);
 
-  /// What there is to know of a tensor that is saved.
+  /// Returns the facts about a tensor that is about to be saved.
   tenure_look look(const at::Tensor &tensor) const;
 
 private:
   void tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
             c10::ArrayRef<c10::IValue> returned);
 
-  /// How what was returned is made again, and what of it was made; null if nobody knows how.
+  /// Returns the call that repeats an operation, or null if it cannot be repeated. Fills in `made` with the storages of
+  /// the results.
   std::unique_ptr<Call> noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
                               c10::ArrayRef<c10::IValue> returned, std::vector<tenure_bytes> &made);
 
   const tenure_listener listener_;
-  /// For as long as it lives.
+  /// The listener's user data. Its drop function is called when the recorder is destroyed.
   const std::shared_ptr<void> user_;
   Known known_;
 };

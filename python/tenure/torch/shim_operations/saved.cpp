@@ -14,11 +14,12 @@ namespace {
 at::Tensor kept(const at::Tensor &tensor) {
   if (tensor.is_leaf())
     return tensor;
-  // Not the tensor itself: what an operation returns has the operation, which would have it.
+  // The tensor itself would make a cycle: an operation's result refers to the operation, which would refer to the
+  // result.
   return tensor.key_set().has(c10::DispatchKey::Python) ? tensor.detach() : alias_of(tensor);
 }
 
-/// What Python calls its type, such as `torch.cuda.FloatTensor`.
+/// Returns Python's name of the tensor's type, such as `torch.cuda.FloatTensor`.
 std::string type_of(const at::Tensor &tensor) {
   const std::string device = tensor.is_cuda() ? "cuda." : "", layout = tensor.is_sparse() ? "sparse." : "";
   return "torch." + device + layout + c10::toString(tensor.scalar_type()) + "Tensor";

@@ -11,10 +11,11 @@ namespace tenure {
 
 class Saved {
 public:
-  /// As it is; or without its bytes, for which a storage is to be had when it is needed.
+  /// Saves the tensor whole; or without its bytes, whose storage is then passed to restored().
   Saved(const at::Tensor &tensor, bool is_without_bytes);
 
-  /// PyTorch's own words for what was written to since, which it leaves to hooks where there are some.
+  /// Returns PyTorch's error message if the tensor was written to since. PyTorch leaves this check to hooks where there
+  /// are some.
   std::optional<std::string> modified() const;
 
   at::Tensor restored(c10::Storage storage) const;
@@ -22,16 +23,16 @@ public:
 private:
   struct Held {
     Layout layout;
-    /// An empty tensor that counts writes together with the one that was saved.
+    /// An empty tensor that shares its version counter with the saved one.
     at::Tensor writes;
   };
 
   std::variant<at::Tensor, Held> what_;
-  /// None if nobody counts.
+  /// The version at the time of saving. None for inference tensors, which have no version.
   std::optional<int64_t> version_;
 };
 
-/// What to call a tensor in an error.
+/// Returns a name for a tensor in errors.
 std::string name_of(const at::Tensor &tensor);
 
 } // namespace tenure

@@ -13,7 +13,7 @@
 #include "saved.h"
 
 struct _object;
-// Declared here, for no more of Python is needed than this.
+// Declared here, as nothing else of PyTorch's Python interface is needed.
 _object *THPVariable_Wrap(const at::TensorBase &tensor);
 
 namespace tenure {
@@ -29,7 +29,7 @@ std::string &error() {
   return message;
 }
 
-/// What `body` returns; null if it throws.
+/// Returns the result of `body`; null if it throws, with the message in error().
 template <typename Body> auto told(Body body) noexcept -> decltype(body()) {
   try {
     return body();
@@ -45,7 +45,7 @@ template <typename Body> auto told(Body body) noexcept -> decltype(body()) {
 
 template <typename Of, typename Handle> Of *as(Handle *handle) { return reinterpret_cast<Of *>(handle); }
 
-/// What a handle of a recorder points to: threads that listen have it, too.
+/// The target of a recorder's handle: threads that are recorded share it.
 using Shared = std::shared_ptr<Recorder>;
 
 at::Tensor tensor_at(const void *tensor) {

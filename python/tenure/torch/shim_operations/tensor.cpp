@@ -15,7 +15,7 @@ namespace tenure {
 
 namespace {
 
-/// Tensors of these are not what they seem to be.
+/// The dispatch keys of tensors that are more than bytes in a storage.
 constexpr c10::DispatchKeySet kSeeming{
     c10::DispatchKey::Python,           c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched,       c10::DispatchKey::Conjugate,
@@ -30,12 +30,12 @@ template <typename Stream> auto native_handle_of(const Stream &stream, int) -> d
   return stream.native_handle();
 }
 
-/// In older versions a stream does not tell: CUDA's own class does, of which it is all. It is in a library that is loaded
-/// where there is CUDA.
+/// Returns a stream's handle in older versions, where c10::Stream does not have it but CUDA's own class does, which has
+/// no other fields. Its library is loaded where there is CUDA.
 template <typename Stream> void *native_handle_of(const Stream &stream, long) {
   static void *const library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   static void *const found = library == nullptr ? nullptr : dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv");
-  TORCH_CHECK(found != nullptr, "this PyTorch tells nobody what its streams are to CUDA");
+  TORCH_CHECK(found != nullptr, "this PyTorch does not give the CUDA handles of its streams");
   return reinterpret_cast<void *(*)(const Stream *)>(found)(&stream);
 }
 
@@ -71,7 +71,7 @@ at::Tensor Layout::of(c10::Storage storage) const {
 }
 
 at::Tensor alias_of(const at::Tensor &tensor) {
-  // Python's modes would be asked for it.
+  // Excluded because Python dispatch modes would otherwise see the copy.
   const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::Python);
   auto *impl = tensor.unsafeGetTensorImpl();
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));

@@ -1,4 +1,4 @@
-// Tensors, and where their bytes are.
+// Tensors and their storages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,38 +10,39 @@
 
 namespace tenure {
 
-/// Where recorders hear of operations: between autograd and kernels. PyTorch has no use for it.
+/// The dispatch key at which recorders see operations: between autograd and the kernels. PyTorch does not use it
+/// otherwise.
 constexpr auto kKey = c10::DispatchKey::Fake;
 
-/// Where a tensor's bytes are.
+/// Returns the storage of a tensor, with its version.
 tenure_bytes bytes_of(const at::Tensor &tensor);
 
-/// Whether a tensor is all that it seems to be: bytes in a storage.
+/// Returns whether a tensor is no more than bytes in a storage.
 bool is_plain(const at::Tensor &tensor);
 
-/// How a tensor lies in its storage.
+/// The layout of a tensor in its storage.
 struct Layout {
   caffe2::TypeMeta dtype;
   int64_t offset;
   std::vector<int64_t> sizes, strides;
 
   static Layout by(const at::Tensor &tensor);
-  /// But for strides along which there is nothing.
+  /// Compares layouts. Ignores strides of dimensions with at most one element.
   bool operator==(const Layout &other) const;
-  /// A tensor that lies so, never written to.
+  /// Returns a new tensor with this layout on a storage.
   at::Tensor of(c10::Storage storage) const;
 };
 
-/// The same bytes and versions, in a tensor that no operation has made, and that may be freed without Python's lock.
+/// Returns a tensor with the same bytes and versions. It has no autograd history, and can be freed without the GIL.
 at::Tensor alias_of(const at::Tensor &tensor);
 
-/// The same numbers in memory of its own, of all of the storage. No operation has made it, and nobody hears of it.
+/// Returns a copy of a tensor and its whole storage. It has no autograd history, and the copy is not recorded.
 at::Tensor copy_of(const at::Tensor &tensor);
 
-/// One that has the versions of another, and none of its bytes.
+/// Returns an empty tensor that shares the version counter of another.
 at::Tensor counter_of(const at::Tensor &tensor);
 
-/// Where this thread computes on a device, and what that is to its driver: null for the CPU.
+/// Returns this thread's current stream on a device, and its handle in the driver: null for the CPU.
 c10::Stream stream_of(c10::Device device);
 void *handle_of(c10::Stream stream);
 
