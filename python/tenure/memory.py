@@ -45,8 +45,8 @@ def stats(device: int = 0) -> dict[str, int | None]:
     dict
         The counters, with the keys of ``torch.cuda.memory_stats()``, such as ``allocated_bytes.all.current`` and
         ``reserved_bytes.all.peak``; the same by tag, such as ``requested_bytes.weight.current``; and
-        ``overhead_bytes``. That is what the process holds besides (context, kernels, libraries). It counts against the
-        process's limit; None where the system does not report it.
+        ``overhead_bytes``: the bytes that the process holds besides (context, kernels, libraries), which count against
+        its limit. They are None where the system does not report them.
     """
     return _native.memory_stats(device)
 

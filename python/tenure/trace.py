@@ -275,14 +275,14 @@ class OnDevice:
 
     Attributes
     ----------
-    The measured time in µs of the calls that the model knows, over all passes.
-        Measured time of the calls that the model knows, all passes.
-    Every kind of call that the allocator made, over all passes.
-        Every kind of call that the allocator made, all passes.
-    The memory at the peak of reserved bytes, as far as seen between two events.
-        When most was reserved, as far as seen between two events.
-    The memory after the last pass, with everything freed and given back.
-        After the last pass, everything freed and given back.
+    measured_driver_us
+        The measured time in µs of the calls that the model knows, over all passes.
+    calls
+        Every kind of call that the allocator made, over all passes.
+    at_peak
+        The memory at the peak of reserved bytes, as far as seen between two events.
+    at_end
+        The memory after the last pass, with everything freed and given back.
     blocks_checked
         The number of blocks that were read before their free and still had the bytes written to them.
     """

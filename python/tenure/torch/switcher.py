@@ -101,11 +101,10 @@ class Switcher:
     is not learned.
 
     Outside of calls and of blocks of `use`, a module refuses to give its parameters and buffers, to load a state or to
-    be converted. The forward, a block or a tensor that was let out may still write to or replace weights. That is found
-    at the end of the call or at the beginning of the next, which raises an error; the weights are then copied anew from
-    the host. Writes through ``.data`` are not found. A tensor that a forward let out and the program holds, such as a
-    view of a weight, keeps its model on the device; if that leaves no room, the error says so.
-    room, the error says so.
+    be converted. The forward, a block or code that holds a tensor of the module may still write to or replace weights.
+    That is found at the end of the call or at the beginning of the next, which raises an error; the weights are then
+    copied anew from the host. Writes through ``.data`` are not found. A tensor that the program got from a forward and
+    holds, such as a view of a weight, keeps its model on the device; if that leaves no room, the error says so.
 
     Calls and blocks of all threads take turns, because each may evict other threads' models. A forward that computes on
     streams of its own must fork them after it has taken the weights that they use, or call `torch.cuda.synchronize`

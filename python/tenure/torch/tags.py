@@ -18,7 +18,6 @@ Limits of the hooks:
 - Gradients of operations after the model, such as the loss, have no tag until backward reaches the model.
 - Ctrl-C in a call skips the hook at its end: later allocations of the thread belong to the interrupted module until the
   model is called again or the tagging removed.
-  that was interrupted, until the model is called again or the tagging removed.
 
 ``torch.jit.script`` and ``torch.cuda.make_graphed_callables`` accept no module with hooks: pass them the model before
 it is tagged, or after `Tagging.remove`.
