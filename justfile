@@ -141,6 +141,12 @@ lint:
     cargo clippy --package tenure-plan --package tenure-cli --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
+# Everything that publishing needs, but for sending it: crates are packaged, wheels of `just wheels` checked
+publish-check: venv
+    cargo publish --workspace --locked --dry-run --no-verify
+    {{ venv }}/bin/pip install --quiet --disable-pip-version-check twine
+    {{ venv }}/bin/twine check --strict target/wheels/*manylinux*.whl
+
 # The book: guides, design and reference as a site in target/book. `cargo install mdbook` gets the program
 book:
     mdbook build
