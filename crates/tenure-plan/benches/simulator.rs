@@ -1,9 +1,9 @@
-//! What it takes to play a plan with a few hundred moves, and to make one.
+//! Benchmarks of the simulator and the decoder: playing a plan with a few hundred moves, and making one.
 //!
-//! - `simulate/bert/PERCENT`: one iteration of BERT-base's training with so much of its peak in the first tier, and a disk beside it.
-//!   The instance is no part of the repository: `TENURE_PROBLEM` is its path.
-//! - `simulate/transformer`: a made-up program, with three tiers.
-//! - `decode/...`: the plan, made of decisions: what is densest stays.
+//! - `simulate/bert/PERCENT`: one iteration of BERT-base's training with PERCENT of its peak in the first tier, and a
+//!   disk as the second. The instance is not part of the repository: `TENURE_PROBLEM` is its path.
+//! - `simulate/transformer`: a synthetic program with three tiers.
+//! - `decode/...`: the decoder makes the plan; the densest tensors stay.
 
 use std::env;
 use std::hint::black_box;

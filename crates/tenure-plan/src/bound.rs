@@ -1,9 +1,10 @@
-//! Bounds: what no plan surpasses, however clever, found in milliseconds where nothing else is said.
+//! Bounds that no plan can surpass. They are found in milliseconds unless an item says otherwise.
 //!
-//! Two arguments, both about the first tier's room. *A kernel* is served by what of its own tensors fits there: a knapsack
-//! of which parts may be taken. *A moment*: what is there when a kernel begins and does not fit has either been used
-//! elsewhere or crossed a link before, and will again, or is computed again; links take no more than their bandwidth, so
-//! that the rest costs time. What is under way only slows down the others, and waits only cost more.
+//! Both arguments are about the room of the first tier. *For one kernel*: the tensors of the kernel that fit there
+//! serve it best, a knapsack problem in which parts of tensors may be taken. *For one moment*: bytes that exist when a
+//! kernel begins and do not fit either were used elsewhere, or crossed a link before and will cross one again, or are
+//! recomputed. Links carry no more than their bandwidth, so the rest costs time. Transfers in progress only slow other
+//! accesses down, and waits only add to the cost.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,15 +13,15 @@ use crate::Problem;
 use crate::problem::Link;
 use crate::uses::{Use, uses};
 
-/// The share of accessed bytes that the first tier can serve, in any plan that can be played, moves and recomputation
-/// included: 0 to 1. 1 if the problem has no tiers.
+/// Returns the share of accessed bytes that the first tier can serve, in any valid plan, with moves and recomputation:
+/// 0 to 1. It is 1 if the problem has no tiers.
 pub fn score_bound(problem: &Problem) -> f64 {
     capacity(problem).map_or(1.0, |capacity| kernels_score(problem, &Room::new(problem, capacity)))
 }
 
-/// The share of accessed bytes that the first tier can serve if tensors stay where they are: 0 to 1. With the feature `milp`,
-/// what it can if parts of tensors may be there, to the solver's tolerance of a millionth, which takes a tenth of a second
-/// rather than milliseconds.
+/// Returns the share of accessed bytes that the first tier can serve if tensors stay where they are: 0 to 1. With the
+/// feature `milp` it is the optimum over placements in which parts of tensors may be in the first tier, to the solver's
+/// tolerance of a millionth; that takes a tenth of a second instead of milliseconds.
 pub fn static_score_bound(problem: &Problem) -> f64 {
     let Some(capacity) = capacity(problem) else { return 1.0 };
     let bound = joined_score_bound(problem, capacity);
@@ -29,7 +30,8 @@ pub fn static_score_bound(problem: &Problem) -> f64 {
     bound
 }
 
-/// The same in milliseconds. Kernels at which not everything fits are taken together: a knapsack of room times kernels.
+/// Returns the same bound in milliseconds. Kernels at which not everything fits are joined: one knapsack of room times
+/// kernels.
 pub(crate) fn joined_score_bound(problem: &Problem, capacity: u64) -> f64 {
     let is_full: Vec<bool> = problem.live_bytes(|_| true).into_iter().map(|live| live > capacity).collect();
     let mut full = 0_usize;
@@ -49,8 +51,8 @@ pub(crate) fn joined_score_bound(problem: &Problem, capacity: u64) -> f64 {
     if all == 0.0 { 1.0 } else { (fast / all).min(1.0).min(kernels_score(problem, &Room::whole(problem, capacity))) }
 }
 
-/// Nanoseconds that any plan takes in the simulator, moves and recomputation included; infinite if it can be seen that none
-/// can be played.
+/// Returns the least time in nanoseconds that a plan can take in the simulator, with moves and recomputation. Infinite
+/// if it is clear that no plan is valid.
 pub fn makespan_bound_ns(problem: &Problem) -> f64 {
     let kernels = problem.kernels();
     if problem.tiers().is_empty() || kernels.is_empty() {
@@ -66,12 +68,13 @@ pub fn makespan_bound_ns(problem: &Problem) -> f64 {
     base_ns + kernels_extra_ns(problem, capacity, &uses).max(moments_extra_ns(problem, capacity, &uses, &least_ns))
 }
 
-/// Bytes of the first tier; none if there is no tier, or no end.
+/// Returns the bytes of the first tier; `None` if there is no tier or its capacity is unlimited.
 fn capacity(problem: &Problem) -> Option<u64> {
     problem.tiers().first()?.capacity
 }
 
-/// The share of accessed bytes that the first tier serves if each kernel finds there what is worth most to it.
+/// Returns the share of accessed bytes that the first tier serves if each kernel finds there the tensors of most worth
+/// to it.
 fn kernels_score(problem: &Problem, room: &Room) -> f64 {
     let mut fast = 0.0;
     for (number, kernel) in problem.kernels().iter().enumerate() {
@@ -92,10 +95,10 @@ fn kernels_score(problem: &Problem, room: &Room) -> f64 {
     if all == 0.0 { 1.0 } else { (fast / all).min(1.0) }
 }
 
-/// The sum over kernels of what cannot be where it costs least.
+/// Returns the sum over kernels of the least extra time for the bytes that have no room in the first tier.
 fn kernels_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>]) -> f64 {
     let room = Room::new(problem, capacity);
-    // Of each kernel: tensors that had better be in the first tier, and bytes of those that must be.
+    // For each kernel: the tensors that gain from the first tier, and the bytes that must be in it.
     let mut items: Vec<Vec<(f64, f64)>> = vec![Vec::new(); problem.kernels().len()];
     let mut needed = vec![0.0; problem.kernels().len()];
     for (tensor, uses) in uses.iter().enumerate().filter(|(tensor, _)| !room.is_stuck(*tensor)) {
@@ -115,7 +118,8 @@ fn kernels_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>]) -> f64 
     extra.sum()
 }
 
-/// The most, over kernels, that it costs to have less in the first tier when the kernel begins than there is.
+/// Returns the maximum over kernels of the cost of fitting into the first tier the bytes that exist when the kernel
+/// begins.
 fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_ns: &[f64]) -> f64 {
     let away = Links::at(problem, |link| link.from);
     let back = Links::at(problem, |link| link.to);
@@ -128,7 +132,7 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
             otherwise_ns,
         };
         let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns as f64);
-        // What is never used again may be given up.
+        // A tensor that is never used again may be dropped.
         if let Some(first) = uses[number].first() {
             let begin = if tensor.is_always_there() { 0 } else { first.kernel };
             to_come.push(item(begin..first.kernel + 1, &back, first.penalty_ns().min(again_ns)));
@@ -152,7 +156,7 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
     most_ns
 }
 
-/// Room of the first tier for what can be elsewhere.
+/// Room of the first tier for tensors that can be elsewhere.
 struct Room {
     is_stuck: Vec<bool>,
     left: Vec<f64>,
@@ -163,7 +167,7 @@ impl Room {
         let has_a_way_out = problem.tiers()[1..].iter().any(|tier| tier.is_reachable)
             || problem.links().iter().any(|link| link.from == 0);
         let stuck = problem.tensors().iter().map(|tensor| {
-            // What is always there may begin elsewhere.
+            // A tensor that always exists may begin elsewhere.
             !has_a_way_out && tensor.recompute.is_none() && !tensor.is_always_there()
         });
         let is_stuck: Vec<bool> = stuck.collect();
@@ -171,7 +175,7 @@ impl Room {
         Self { is_stuck, left: live.into_iter().map(|live| capacity as f64 - live as f64).collect() }
     }
 
-    /// All of it, for whichever tensors.
+    /// All of the first tier, for any tensor.
     fn whole(problem: &Problem, capacity: u64) -> Self {
         let is_stuck = vec![false; problem.tensors().len()];
         Self { is_stuck, left: vec![capacity as f64; problem.kernels().len()] }
@@ -181,7 +185,7 @@ impl Room {
         self.is_stuck[tensor]
     }
 
-    /// Bytes at a kernel; less than none if nothing fits.
+    /// Returns the bytes at a kernel; negative if nothing fits.
     fn at(&self, kernel: usize) -> f64 {
         self.left[kernel]
     }
@@ -201,37 +205,38 @@ impl Links {
         Self { numbers, bytes_per_ns: bandwidths.iter().sum::<f64>() / 1e9 }
     }
 
-    /// Bytes of a tensor that cross one of them, at least.
+    /// Returns the least number of bytes of a tensor that cross one of the links.
     pub(crate) fn moved_bytes(&self, problem: &Problem, tensor: usize) -> u64 {
         let moved = self.numbers.iter().map(|link| problem.moved_bytes(tensor, *link));
         moved.min().unwrap_or(problem.tensors()[tensor].bytes)
     }
 }
 
-/// A tensor between two uses.
+/// A tensor between two of its uses.
 struct Item {
-    /// When these begin, it is there.
+    /// The kernels at whose beginning it exists.
     kernels: Range<usize>,
     bytes: f64,
-    /// Bytes that cross a link for each byte, at least.
+    /// The least number of bytes that cross a link for each byte of the tensor.
     moved: f64,
-    /// Nanoseconds that it costs if they do not.
+    /// The cost in nanoseconds if no bytes cross a link.
     otherwise_ns: f64,
 }
 
-/// What is there when a kernel begins, of which the first tier has room for a part. Kernels are looked at in their order.
+/// The items that exist when a kernel begins; the first tier has room for a part of them. Kernels are visited in order.
 struct Excess {
-    /// Those first that cost least for each byte.
+    /// The items, sorted by their cost per byte, ascending.
     items: Vec<Item>,
-    /// Of each kernel, the items that are there from then on; and those that were until then.
+    /// For each kernel, the items that exist from it on, and the items that existed until it.
     begin: Vec<Vec<usize>>,
     end: Vec<Vec<usize>>,
-    /// What is there, less the capacity.
+    /// Bytes of the existing items, minus the capacity.
     bytes: f64,
-    /// How many of these are as small on links, by the bits of [`Item::moved`]: none is below 0, so that bits are in order.
+    /// The number of existing items for each value of [`Item::moved`], keyed by its bits. No value is negative, so the
+    /// bits sort like the values.
     moved: BTreeMap<u64, usize>,
-    /// Sums of bytes and costs of those that are there, as a tree: entry i is of the items before i, as many as the lowest
-    /// bit of i.
+    /// Sums of bytes and costs of the existing items, as a Fenwick tree: entry i covers the last items before i, as
+    /// many as the lowest set bit of i.
     sums: Vec<[f64; 2]>,
 }
 
@@ -269,7 +274,8 @@ impl Excess {
         }
     }
 
-    /// Nanoseconds beyond `free_ns` until what has no room has crossed links, or was paid for otherwise.
+    /// Returns the nanoseconds beyond `free_ns` until the excess bytes have crossed links or were paid for in another
+    /// way.
     fn extra_ns(&mut self, kernel: usize, links: &Links, free_ns: f64) -> f64 {
         for number in self.end.get_mut(kernel).map(std::mem::take).unwrap_or_default() {
             self.add(number, -1.0);
@@ -283,7 +289,7 @@ impl Excess {
         if left <= 0.0 {
             return 0.0;
         }
-        // All of those that cost least for each byte, as many as are needed. While they are paid for, links go on.
+        // Pay for the items that cost least for each byte, as many as are needed. Links carry bytes during that time.
         let gained = |sums: [f64; 2]| sums[0] + bytes_per_ns * sums[1];
         let (mut paid, mut step) = (0, (self.sums.len() - 1).checked_ilog2().map_or(0, |bits| 1 << bits));
         while step > 0 {
@@ -292,7 +298,7 @@ impl Excess {
             }
             step /= 2;
         }
-        // Of the next, a part; where there is none, links take the rest.
+        // A part of the next item; if there is none, links carry the rest.
         match self.items.get(paid).filter(|item| item.otherwise_ns.is_finite()) {
             Some(item) => extra_ns + item.otherwise_ns * (left / gained([item.bytes, item.otherwise_ns])).min(1.0),
             None => extra_ns + left / bytes_per_ns,
@@ -300,7 +306,7 @@ impl Excess {
     }
 }
 
-/// The most that parts of items, each of a size and a worth, are worth in a room.
+/// Returns the highest worth of parts of `items`, each of a size and a worth, that fit into a room.
 fn worth(room: f64, mut items: Vec<(f64, f64)>) -> f64 {
     let density = |(size, worth): &(f64, f64)| if *size > 0.0 { worth / size } else { f64::INFINITY };
     items.sort_by(|left, right| density(right).total_cmp(&density(left)));

@@ -1,4 +1,4 @@
-//! Files of JSON and text, and what their readers say in one line.
+//! Reads and writes files of JSON and text; shortens parser errors to one line.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -12,7 +12,7 @@ pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()
     write_atomically(path, |out| Ok(serde_json::to_writer(out, content)?))
 }
 
-/// Reads a text in UTF-8, which gzip may have packed.
+/// Reads a text in UTF-8, plain or compressed with gzip.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     open_unpacked(path)?.read_to_end(&mut bytes)?;
@@ -20,7 +20,7 @@ pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// What is wrong with a text, which may repeat a part of it, as one line.
+/// Returns the error of a text, which may quote a part of the text, as one line.
 pub(crate) fn one_line(error: &serde_json::Error) -> String {
     error.to_string().replace(char::is_control, " ")
 }

@@ -1,4 +1,4 @@
-//! Equal values, kept once.
+//! An interner: stores equal values once.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ impl<T: ?Sized> Default for Interner<T> {
 }
 
 impl<T: ?Sized + Hash + Eq> Interner<T> {
-    /// Bytes that a value takes in both tables, besides itself.
+    /// Bytes that a value takes in both tables, in addition to the value.
     pub(crate) const ENTRY_BYTES: usize = 64;
 
-    /// The number of `value`, if it came before.
+    /// Returns the number of `value` if it is stored.
     pub(crate) fn find(&self, value: &T) -> Option<u32> {
         self.numbers.get(value).copied()
     }
 
-    /// Adds a value that did not come before. Returns its number.
+    /// Adds a value that is not stored yet. Returns its number.
     pub(crate) fn add(&mut self, value: impl Into<Arc<T>>) -> u32 {
         let value = value.into();
         let number = self.values.len() as u32;
@@ -35,12 +35,12 @@ impl<T: ?Sized + Hash + Eq> Interner<T> {
         number
     }
 
-    /// The value with this number.
+    /// Returns the value with this number.
     pub(crate) fn get(&self, number: u32) -> &Arc<T> {
         &self.values[number as usize]
     }
 
-    /// All values, in the order of their numbers.
+    /// Returns all values, in the order of their numbers.
     pub(crate) fn into_values(self) -> Vec<Arc<T>> {
         self.values
     }

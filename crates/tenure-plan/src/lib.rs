@@ -1,15 +1,15 @@
-//! What happened to a device's memory, as data, and what should live where.
+//! Memory traces, and plans that decide where tensors live.
 //!
-//! A [`Trace`] is everything one device's allocator did while a program ran: read from a PyTorch memory snapshot or
-//! from Tenure's own compact format, checked once, and from then on known to make sense.
+//! A [`Trace`] records everything that one device's allocator did while a program ran. It is read from a PyTorch memory
+//! snapshot or from Tenure's own compact format, and is validated once.
 //!
-//! A [`Problem`] is what a program computes with, and tiers of memory for it; a [`Rule`] makes a [`Placement`] of it. What
-//! comes of a [`Plan`], in which tensors move and are computed again, [`simulate`] says. A [`Planner`] looks for the best, and
-//! no plan surpasses [a bound](bound).
+//! A [`Problem`] describes one iteration of a program and the tiers of memory for it; a [`Rule`] makes a [`Placement`]
+//! for it. In a [`Plan`] tensors move and are recomputed; [`simulate`] computes the time and memory that a plan takes.
+//! A [`Planner`] searches for the best plan, and no plan surpasses [a bound](bound).
 //!
-//! The feature `milp`, which is on if nothing is said, is the planner that solves mixed-integer problems. Building it takes
-//! cmake, a C++ compiler and libclang.
-// But for the solver's callbacks, in `planner::milp::solver`.
+//! The feature `milp`, on by default, adds the planner that solves mixed-integer problems. Building it takes cmake, a
+//! C++ compiler and libclang.
+// The exception is the solver's callbacks, in `planner::milp::solver`.
 #![cfg_attr(not(feature = "milp"), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Mappings: in which tier each tensor of a program lives. `docs/mapping-format.md` has them as files.
+//! Mappings: the tier in which each tensor of a program lives. `docs/mapping-format.md` documents their file format.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,14 +15,16 @@ use crate::{Plan, PlanError, Problem};
 const FORMAT: &str = "tenure-mapping";
 const VERSION: u64 = 1;
 
-/// Where the tensors of a program live, by their keys: never by their order, which another tensor changes.
+/// The tiers in which the tensors of a program live, by the tensors' keys. Keys, not indices: another tensor would
+/// shift the indices.
 ///
-/// Every mapping has been validated: it has a tier, no two have one name, and each place is one of them.
+/// Every mapping has been validated: it has at least one tier, tier names are unique, and each place is one of the
+/// tiers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mapping {
     program: String,
     tiers: Vec<String>,
-    /// The number of each key's tier.
+    /// The tier's number for each key.
     places: BTreeMap<String, usize>,
 }
 
@@ -30,52 +32,52 @@ pub struct Mapping {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
-    /// Any of the others, with the file it happened in.
+    /// Any of the other errors, with the file in which it happened.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         source: Box<MappingError>,
     },
     /// The operating system refused.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Not JSON, or of another form.
+    /// The file is not JSON, or has another structure.
     #[error("no mapping: {}", one_line(.0))]
     Json(#[from] serde_json::Error),
-    /// Another kind of file.
+    /// The file is of another kind.
     #[error("no mapping: its format is {found:?}, not {FORMAT:?}")]
     Format {
-        /// What it says that it is.
+        /// The format that the file names.
         found: String,
     },
-    /// A mapping of a later version.
+    /// The mapping is of a later version.
     #[error("version {found} of the format is not known: this program reads version {VERSION}")]
     Version {
-        /// The file's.
+        /// The file's version.
         found: u64,
     },
-    /// Tiers that cannot be.
+    /// The tiers are not valid.
     #[error("a mapping has one tier at least, each with a name of its own, got {tiers:?}")]
     Tiers {
         /// Their names.
         tiers: Vec<String>,
     },
-    /// A number too large.
+    /// A tier number is too large.
     #[error("{key:?} is to live in tier {tier}: there are {tiers}")]
     Place {
         /// The tensor's key.
         key: String,
-        /// Its tier.
+        /// The tier's number.
         tier: usize,
-        /// How many there are.
+        /// The number of tiers.
         tiers: usize,
     },
-    /// A plan of another problem.
+    /// The plan belongs to another problem.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A plan that a mapping cannot say.
+    /// The plan cannot be expressed as a mapping.
     #[error(
         "{key:?} does not stay where it is: a mapping is made of a plan in which no tensor moves, as for the score"
     )]
@@ -85,7 +87,7 @@ pub enum MappingError {
     },
 }
 
-/// What is looked at first: what it says that it is.
+/// The fields that are read first: the file's format and version.
 #[derive(Deserialize)]
 struct Head {
     format: String,
@@ -115,10 +117,11 @@ struct Written<'a> {
 }
 
 impl Mapping {
-    /// A mapping of `places`, by key the number of a tier. What has no place lives in the first.
+    /// Makes a mapping of `places`, which holds the tier's number for each key. A tensor without a place lives in the
+    /// first tier.
     ///
     /// # Errors
-    /// No tiers, two of one name, or a place in none of them.
+    /// There are no tiers, two tiers have one name, or a place is in none of them.
     pub fn new(
         program: impl Into<String>,
         tiers: Vec<String>,
@@ -134,10 +137,10 @@ impl Mapping {
         Ok(Self { program: program.into(), tiers, places })
     }
 
-    /// The mapping of a plan in which all tensors stay where they come to be.
+    /// Makes the mapping of a plan in which every tensor stays in the tier where it is created.
     ///
     /// # Errors
-    /// A plan of another problem, or one in which a tensor moves or is given up.
+    /// The plan belongs to another problem, or a tensor moves or is dropped.
     pub fn of_plan(problem: &Problem, plan: &Plan) -> Result<Self, MappingError> {
         let tensors = problem.tensors();
         if plan.places.len() != tensors.len() {
@@ -151,22 +154,22 @@ impl Mapping {
         Self::new(problem.name(), problem.tiers().iter().map(|tier| tier.name.clone()).collect(), places)
     }
 
-    /// What the program is called.
+    /// Returns the program's name.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// The names of all tiers. What has no place lives in the first.
+    /// Returns the names of all tiers. A tensor without a place lives in the first.
     pub fn tiers(&self) -> &[String] {
         &self.tiers
     }
 
-    /// The number of the tier where a key lives; none if it has no place.
+    /// Returns the number of the tier where a key's tensor lives; `None` if it has no place.
     pub fn place(&self, key: &str) -> Option<usize> {
         self.places.get(key).copied()
     }
 
-    /// All keys that have a place, in their order, with the numbers of their tiers.
+    /// Returns all keys that have a place, sorted, with the numbers of their tiers.
     pub fn places(&self) -> impl Iterator<Item = (&str, usize)> {
         self.places.iter().map(|(key, tier)| (&**key, *tier))
     }
@@ -174,17 +177,17 @@ impl Mapping {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// One line that names the file, and what is wrong with it.
+    /// One line that names the file and says what is wrong with it.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, MappingError> {
         let path = path.as_ref();
         let read = || Self::from_json(&read_text(path)?);
         read().map_err(|error| error.in_file(path))
     }
 
-    /// The mapping that a text of JSON says.
+    /// Reads a mapping from JSON text.
     ///
     /// # Errors
-    /// As of [`read`](Self::read), without the file's name.
+    /// The same as of [`read`](Self::read), without the file's name.
     pub fn from_json(text: &str) -> Result<Self, MappingError> {
         let text = text_without_mark(text);
         let Head { format, version } = serde_json::from_str(text)?;
@@ -198,11 +201,11 @@ impl Mapping {
         Self::new(program, tiers, places)
     }
 
-    /// Writes the mapping as JSON. The file appears whole or not at all, so that whoever reads it meanwhile has the one
-    /// before or this one.
+    /// Writes the mapping as JSON. The file is replaced atomically: a concurrent reader sees either the old or the new
+    /// content.
     ///
     /// # Errors
-    /// What the file system said, with the path.
+    /// The file system's error, with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), MappingError> {
         let path = path.as_ref();
         let all = Written { format: FORMAT, version: VERSION, mapping: self };
@@ -216,7 +219,7 @@ impl MappingError {
     }
 }
 
-/// Places of which no key is there twice.
+/// Reads the places; refuses a key that occurs twice.
 fn places<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, usize>, D::Error> {
     struct Places;
 

@@ -1,10 +1,10 @@
-//! Placements: in which tier each tensor lives, all its life.
+//! Placements: the tier in which each tensor lives, for its whole lifetime.
 
 use std::ops::RangeInclusive;
 
 use crate::{Plan, Problem};
 
-/// Which tensors of a problem live in the fast tier as long as they are there. The others live in slower ones.
+/// A tier for every tensor of a problem, for the tensor's whole lifetime: the fast tier or a slower one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The number of each tensor's tier.
@@ -12,12 +12,13 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// As many tensors of `order` in the fast tier as fit, each if it does when its turn comes: during every kernel of its
-    /// life, those before it leave room. The others, in the same order, then what `order` leaves out, are each in the next
-    /// tier that kernels reach and that has room; where there is none, in the second, which the plan says when it is played.
+    /// Puts the tensors of `order` into the fast tier, each if it fits in its turn: if the tensors before it leave room
+    /// during every kernel of its lifetime. The others, in the same order and then those not in `order`, each go to the
+    /// first slower tier that kernels reach and that has room. If none has room, they go to the second tier, and the
+    /// simulator reports the error.
     ///
     /// # Panics
-    /// If `order` names a tensor that the problem has not.
+    /// Panics if `order` names a tensor that is not in the problem.
     pub fn first_fit(problem: &Problem, order: impl IntoIterator<Item = usize>, capacity_bytes: u64) -> Self {
         let (tensors, kernels) = (problem.tensors().len(), problem.kernels().len());
         let order: Vec<usize> = order.into_iter().collect();
@@ -33,17 +34,18 @@ impl Placement {
         let slower = problem.tiers().iter().enumerate().skip(1).filter(|(_, tier)| tier.is_reachable);
         let mut slower: Vec<Room> = slower.map(|(number, tier)| Room::new(number, tier.capacity, kernels)).collect();
         fill(&mut order.iter().copied().chain(0..tensors), &mut slower);
-        // Where there is no other tier, all are in this one.
+        // If there is no other tier, all tensors are in this one.
         let next = slower.first().map_or(usize::from(problem.tiers().len() != 1), |room| room.tier);
         Self { places: places.into_iter().map(|place| place.unwrap_or(next)).collect() }
     }
 
-    /// Whether a tensor is in the fast tier.
+    /// Returns whether a tensor is in the fast tier.
     pub fn is_fast(&self, tensor: usize) -> bool {
         self.places[tensor] == 0
     }
 
-    /// The share of the bytes that kernels read and write that the fast tier serves, 0 to 1; 1 if there are none.
+    /// Returns the share of the bytes read and written by kernels that the fast tier serves, 0 to 1; 1 if there are
+    /// none.
     pub fn score(&self, problem: &Problem) -> f64 {
         let all = problem.all_accessed_bytes();
         let fast = (0..self.places.len()).filter(|tensor| self.is_fast(*tensor));
@@ -51,18 +53,18 @@ impl Placement {
         if all == 0 { 1.0 } else { fast as f64 / all as f64 }
     }
 
-    /// The plan that it is.
+    /// Returns the placement as a plan.
     pub fn plan(&self) -> Plan {
         Plan { places: self.places.clone(), steps: Vec::new() }
     }
 
-    /// Bytes in the fast tier at once, at most.
+    /// Returns the most bytes that are in the fast tier at once.
     pub fn peak_bytes(&self, problem: &Problem) -> u64 {
         problem.live_bytes(|tensor| self.is_fast(tensor)).into_iter().max().unwrap_or(0)
     }
 }
 
-/// What is left of a tier.
+/// The free room of a tier.
 struct Room {
     tier: usize,
     capacity: Option<u64>,
@@ -75,7 +77,7 @@ impl Room {
         Self { tier, capacity, used: vec![0; kernels] }
     }
 
-    /// Takes so many bytes during some kernels, if there are enough.
+    /// Takes `bytes` during `kernels` if there is room. Returns whether there was.
     fn holds(&mut self, kernels: RangeInclusive<usize>, bytes: u64) -> bool {
         let Some(capacity) = self.capacity else { return true };
         let used = &mut self.used[kernels];

@@ -1,90 +1,90 @@
-//! Plans: where tensors come to be, and what happens to them then.
+//! Plans: where tensors are created, and when they move, are dropped and are recomputed.
 
 use serde::{Deserialize, Serialize};
 
-/// What is done with the tensors of a problem.
+/// A plan for the tensors of a problem.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The number of the tier in which each tensor comes to be.
+    /// The number of the tier in which each tensor is created.
     pub places: Vec<usize>,
-    /// What happens to tensors, in the order in which it is asked for.
+    /// The steps of tensors, in the order in which they are requested.
     pub steps: Vec<Step>,
 }
 
-/// Something that happens to a tensor.
+/// One action on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// The tensor's number.
     pub tensor: usize,
-    /// The number of the kernel that it has to do with.
+    /// The number of the kernel at which it happens.
     pub kernel: usize,
-    /// What happens.
+    /// The action.
     pub action: Action,
 }
 
-/// What happens to a tensor.
+/// An action on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// It is copied to a tier, and then no longer where it was: as soon as the kernel has begun, those before it on the same
-    /// link are done, and there is room. Until then kernels read it where it is.
+    /// Moves it to a tier: it is copied, then freed where it was. The copy starts as soon as the kernel has begun,
+    /// earlier moves on the same link are done, and there is room. Until it ends, kernels read the tensor where it was.
     Move {
         /// The tier's number.
         to: usize,
     },
-    /// It is given up when the kernel has ended, and so are moves of it that were asked for before.
+    /// Drops it when the kernel has ended, and cancels its moves that were requested before.
     Drop,
-    /// It is computed again before the kernel begins, which comes after the one that it was given up after.
+    /// Recomputes it before the kernel begins, which comes after the kernel at which it was dropped.
     Recompute {
-        /// The number of the tier that it comes to be in.
+        /// The number of the tier in which it is created.
         to: usize,
     },
 }
 
-/// Why a plan cannot be played. Always one line.
+/// The reason why a plan cannot be played. Always one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The problem says nothing of memory.
+    /// The problem has no tiers.
     #[error("the problem has no tiers: give it some")]
     NoTiers,
-    /// A plan of another problem.
+    /// The plan belongs to another problem.
     #[error("the plan has places for {found} tensors, and the problem has {tensors}")]
     Places {
-        /// Places of the plan.
+        /// The number of places in the plan.
         found: usize,
-        /// Tensors of the problem.
+        /// The number of tensors in the problem.
         tensors: usize,
     },
-    /// A number too large.
+    /// A tier number is too large.
     #[error("there is no tier {tier}: there are {tiers}")]
     Tier {
-        /// The plan's number.
+        /// The tier number in the plan.
         tier: usize,
-        /// How many there are.
+        /// The number of tiers.
         tiers: usize,
     },
-    /// A number too large.
+    /// A tensor or kernel number is too large.
     #[error("a step of tensor {tensor} at kernel {kernel}: there is no such tensor or kernel")]
     Step {
-        /// The plan's number.
+        /// The tensor number in the plan.
         tensor: usize,
-        /// The plan's number.
+        /// The kernel number in the plan.
         kernel: usize,
     },
-    /// Two tiers without a way.
+    /// No link leads from one tier to the other.
     #[error("tensor {tensor} cannot move from tier {from} to {to}: no link goes there")]
     NoLink {
         /// The tensor.
         tensor: usize,
-        /// Where it is.
+        /// The tier where it is.
         from: usize,
-        /// Where it is to be.
+        /// The tier to which it is to move.
         to: usize,
     },
-    /// A step of what was given up.
+    /// A step names a tensor that has been dropped.
     #[error(
         "tensor {tensor} is to move or to be dropped at kernel {kernel}, and is not there: it was dropped, or comes later"
     )]
@@ -94,7 +94,7 @@ pub enum PlanError {
         /// The step's kernel.
         kernel: usize,
     },
-    /// What is there is not computed again.
+    /// A tensor that still exists is to be recomputed.
     #[error("tensor {tensor} is to be computed again before kernel {kernel}, and was not dropped before that")]
     StillThere {
         /// The tensor.
@@ -102,13 +102,13 @@ pub enum PlanError {
         /// The step's kernel.
         kernel: usize,
     },
-    /// What is there all the time is given up for good.
+    /// A tensor that always exists is dropped and not recomputed.
     #[error("tensor {tensor} is there all the time, and the plan drops it and does not compute it again")]
     Lost {
         /// The tensor.
         tensor: usize,
     },
-    /// What is there all the time would begin the next iteration elsewhere.
+    /// A tensor that always exists would begin the next iteration in another tier.
     #[error("tensor {tensor} is there all the time, and does not end in tier {tier}, where it begins: move it back")]
     Displaced {
         /// The tensor.
@@ -116,13 +116,13 @@ pub enum PlanError {
         /// Its place.
         tier: usize,
     },
-    /// Nobody knows how.
+    /// The problem does not say how to recompute the tensor.
     #[error("tensor {tensor} cannot be computed again: the problem does not say how")]
     NoRecompute {
         /// The tensor.
         tensor: usize,
     },
-    /// What a kernel needs is nowhere.
+    /// A kernel needs a tensor that is in no tier.
     #[error("kernel {kernel} needs tensor {tensor}, which is nowhere: it was dropped, or comes later")]
     Gone {
         /// The tensor.
@@ -130,7 +130,7 @@ pub enum PlanError {
         /// The kernel.
         kernel: usize,
     },
-    /// What a kernel needs never comes.
+    /// A kernel needs a tensor that never arrives.
     #[error("kernel {kernel} needs tensor {tensor}, which never comes to a tier that kernels reach")]
     NeverReached {
         /// The tensor.
@@ -138,7 +138,7 @@ pub enum PlanError {
         /// The kernel.
         kernel: usize,
     },
-    /// A tensor is written where kernels do not reach.
+    /// A tensor is written in a tier that kernels do not reach.
     #[error("tensor {tensor} cannot come to be in tier {tier}: kernels do not reach it")]
     Unreachable {
         /// The tensor.
@@ -146,7 +146,7 @@ pub enum PlanError {
         /// Its place.
         tier: usize,
     },
-    /// Too many bytes.
+    /// A kernel needs more bytes than a tier has.
     #[error("kernel {kernel} waits for room in tier {tier}, and nothing under way makes any")]
     NoRoom {
         /// The tier.

@@ -1,18 +1,20 @@
+//! Best fit: places buffers one after the other, each into the smallest hole that holds it.
+
 use std::cmp::Reverse;
 
 use super::{Buffer, align_up};
 
-/// Which buffers are placed first.
+/// The order in which buffers are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Order {
-    /// The largest.
+    /// The largest first.
     Size,
-    /// Those with the largest product of size and lifetime.
+    /// The largest product of size and lifetime first.
     Area,
-    /// Those that live longest.
+    /// The longest lifetime first.
     Lifetime,
-    /// Those that are needed first, as an allocator would that does not know the future.
+    /// The earliest start first, like an allocator that does not know the future.
     Start,
 }
 
@@ -20,7 +22,7 @@ impl Order {
     /// Every order.
     pub const ALL: [Self; 4] = [Self::Size, Self::Area, Self::Lifetime, Self::Start];
 
-    /// What comes first has the lowest key.
+    /// Returns the sort key; the buffer that comes first has the lowest.
     fn key(self, buffer: &Buffer) -> (Reverse<u128>, Reverse<u128>, u64) {
         let [size, lifetime] = [buffer.size_bytes, buffer.end - buffer.start].map(u128::from);
         let (first, second) = match self {
@@ -33,7 +35,7 @@ impl Order {
     }
 }
 
-/// Bytes and a time that are taken.
+/// A range of bytes that is taken until a time.
 struct Taken {
     bottom: u64,
     top: u64,
@@ -41,7 +43,8 @@ struct Taken {
     end: u64,
 }
 
-/// Everything's offset. `go_on` is told at how many buffers it takes a look, and may end it with nothing.
+/// Returns the offset of every buffer. Calls `go_on` with the number of buffers that it is about to examine; returns
+/// `None` if `go_on` returns `false`.
 pub(super) fn place(buffers: &[Buffer], order: Order, mut go_on: impl FnMut(usize) -> bool) -> Option<Vec<u64>> {
     let is_free = |&index: &usize| buffers[index].size_bytes > 0 && buffers[index].offset.is_none();
     let mut sequence: Vec<usize> = (0..buffers.len()).filter(is_free).collect();
@@ -56,7 +59,7 @@ pub(super) fn place(buffers: &[Buffer], order: Order, mut go_on: impl FnMut(usiz
     for index in sequence {
         let buffer = &buffers[index];
         if order == Order::Start {
-            // Nothing that comes later meets them.
+            // No later buffer overlaps these in time.
             taken.retain(|other| other.end > buffer.start);
         }
         if !go_on(taken.len()) {
@@ -71,7 +74,8 @@ pub(super) fn place(buffers: &[Buffer], order: Order, mut go_on: impl FnMut(usiz
     Some(offsets)
 }
 
-/// In the smallest hole, or above everything. `taken` is sorted by its bottoms.
+/// Returns the offset of the smallest hole that fits, or the first above all of `taken`, which is sorted by the lower
+/// ends.
 fn best_offset(taken: &[Taken], buffer: &Buffer) -> u64 {
     let mut top = 0;
     let mut best: Option<(u64, u64)> = None;

@@ -1,23 +1,25 @@
+//! Controls a search: counts its work, reports progress, and ends it at a limit.
+
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Buffers looked at between two looks at the clock: a millisecond or less.
+/// Buffers examined between two looks at the clock: a millisecond or less.
 const WORK: usize = 1 << 15;
 
-/// How far a search has come.
+/// The progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackingProgress {
     /// Places tried.
     pub nodes: u64,
-    /// Of the lowest packing so far.
+    /// The height of the lowest packing so far.
     pub height_bytes: u64,
-    /// What every packing needs, as far as is proven.
+    /// The best proven lower bound on the height of every packing.
     pub lower_bound_bytes: u64,
-    /// Since the beginning.
+    /// The time since the search began.
     pub elapsed: Duration,
 }
 
-/// Counts what a search does, tells whoever watches, and says when it is enough.
+/// Counts the work of a search, reports progress to the caller's observer, and decides when the search ends.
 pub(super) struct Control<'a> {
     pub(super) progress: PackingProgress,
     begun: Instant,
@@ -39,14 +41,14 @@ impl<'a> Control<'a> {
         Self { progress, begun: Instant::now(), time_limit, node_limit, work: 0, observe, is_over: false }
     }
 
-    /// Counts a place tried, which meant looking at `work` buffers. Whether the search may go on.
+    /// Counts a tried place for which `work` buffers were examined. Returns whether the search may go on.
     pub(super) fn spend(&mut self, work: usize) -> bool {
         self.progress.nodes += 1;
         self.is_over |= self.progress.nodes >= self.node_limit;
         self.work(work)
     }
 
-    /// Counts so many buffers looked at. Whether the search may go on.
+    /// Counts `work` examined buffers. Returns whether the search may go on.
     pub(super) fn work(&mut self, work: usize) -> bool {
         self.work += work;
         if self.work >= WORK {
@@ -56,7 +58,7 @@ impl<'a> Control<'a> {
         !self.is_over
     }
 
-    /// Looks at the clock, and tells.
+    /// Looks at the clock and reports progress.
     pub(super) fn look(&mut self) {
         self.progress.elapsed = self.begun.elapsed();
         self.is_over |= (self.observe)(&self.progress).is_break()

@@ -1,4 +1,4 @@
-//! MiniMalloc's format: <https://github.com/google/minimalloc>.
+//! MiniMalloc's CSV format: <https://github.com/google/minimalloc>.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -7,9 +7,9 @@ use tenure_core::user_files::{expect_no_utf_16, open_unpacked, without_mark};
 
 use super::{Buffer, BufferError, PackingError, PackingProblem, error};
 
-/// Some millions of buffers.
+/// The largest file that is read: some millions of buffers.
 const LIMIT_BYTES: u64 = 64 << 20;
-/// Of a field that is shown in a complaint.
+/// The most characters of a field that an error message shows.
 const SHOWN_CHARS: usize = 40;
 
 const NEEDED: &str =
@@ -27,10 +27,10 @@ enum Column {
     Ignored,
 }
 
-/// What the first line says.
+/// The columns that the first line names.
 struct Header {
     columns: Vec<Column>,
-    /// The last moment of a life is given, not the first after it.
+    /// Whether the end column holds the last moment of a lifetime, not the first after it.
     ends_are_inclusive: bool,
 }
 
@@ -162,7 +162,7 @@ fn number(column: &str, field: &str) -> Result<u64, String> {
     field.parse().map_err(|_| format!("{column} is {}: expected a whole number from 0 to 2^64 - 1", shown(field)))
 }
 
-/// A field as it may stand in a line of complaint.
+/// Returns a field as an error message of one line can show it.
 fn shown(field: &str) -> String {
     let quoted = format!("{:?}", field.chars().take(SHOWN_CHARS).collect::<String>());
     if field.chars().count() > SHOWN_CHARS { quoted + "..." } else { quoted }

@@ -1,3 +1,5 @@
+//! Errors of packing problems, and the checks that find them.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,47 +8,47 @@ use rustc_hash::FxHashMap;
 
 use super::Buffer;
 
-/// Why buffers could not be read, or make no problem. Always one line.
+/// The reason why buffers could not be read or make no valid problem. Always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackingError {
-    /// Any of the others, with the file it happened in.
+    /// Any of the other errors, with the file in which it happened.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         source: Box<PackingError>,
     },
     /// The operating system refused.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// More than a file of buffers may hold.
+    /// The file is larger than a file of buffers may be.
     #[error("too large: more than {limit_bytes} bytes")]
     TooLarge {
         /// The most bytes that are read.
         limit_bytes: u64,
     },
-    /// A line is not what it should be.
+    /// A line is malformed.
     #[error("line {line}: {reason}")]
     Line {
-        /// Which, from 1.
+        /// The line's number, from 1.
         line: usize,
-        /// What is wrong, and what to do.
+        /// The problem, and how to solve it.
         reason: String,
     },
-    /// A buffer makes no sense.
+    /// A buffer is not valid.
     #[error("buffer {index}: {reason}")]
     Buffer {
-        /// Which, from 0.
+        /// The buffer's index, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: BufferError,
     },
 }
 
 impl PackingError {
-    /// The same error, with the file it happened in.
+    /// Returns the same error with the file in which it happened.
     pub fn in_file(self, path: impl AsRef<Path>) -> Self {
         match self {
             Self::InFile { .. } => self,
@@ -55,11 +57,11 @@ impl PackingError {
     }
 }
 
-/// What is wrong with a buffer.
+/// The problem with a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BufferError {
-    /// It is never alive.
+    /// Its lifetime is empty.
     #[error("it begins at {start} and ends at {end}: it must end later than it begins")]
     NeverAlive {
         /// Its start.
@@ -67,7 +69,7 @@ pub enum BufferError {
         /// Its end.
         end: u64,
     },
-    /// Nothing is a multiple of 0.
+    /// Its alignment is 0.
     #[error("its alignment is 0: take 1 where any offset will do")]
     NoAlignment,
     /// Another buffer has its name.
@@ -75,10 +77,10 @@ pub enum BufferError {
     SameId {
         /// The name.
         id: String,
-        /// The other, from 0.
+        /// The index of the other buffer, from 0.
         other: usize,
     },
-    /// Its name cannot stand in a file.
+    /// Its name cannot be written to a file.
     #[error("its id, {id:?}, has a comma or the end of a line in it, or a blank at an end: leave that out")]
     BadId {
         /// The name.
@@ -89,10 +91,10 @@ pub enum BufferError {
     Misaligned {
         /// The offset.
         offset: u64,
-        /// The number that it should be a multiple of.
+        /// The alignment: the offset must be a multiple of it.
         alignment: u64,
     },
-    /// Another buffer with a fixed offset is in the same place at the same time.
+    /// Another buffer with a fixed offset occupies the same bytes at the same time.
     #[error(
         "at its fixed offset, {offset}, it shares bytes with buffer {other}: change one of their offsets, or leave it to \
          the packing"
@@ -100,15 +102,15 @@ pub enum BufferError {
     Overlap {
         /// The offset.
         offset: u64,
-        /// The other, from 0.
+        /// The index of the other buffer, from 0.
         other: usize,
     },
-    /// The offsets might not be numbers of 64 bits.
+    /// The offsets might not fit into 64 bits.
     #[error("with it, sizes and alignments come to 2^63 bytes or more, which is too much for one range")]
     TooMuch,
 }
 
-/// The first buffer that makes no sense.
+/// Returns an error for the first buffer that is not valid.
 pub(super) fn check(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
     let mut ids = FxHashMap::default();
     let (mut sum, mut fixed_top) = (0u64, 0u64);
@@ -126,8 +128,8 @@ pub(super) fn check(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
         if let Some(other) = ids.insert(id.as_str(), index) {
             return Err((index, BufferError::SameId { id: id.clone(), other }));
         }
-        // With the bytes that alignment may leave out below each, above those with fixed offsets, no packing that is ever
-        // tried is higher.
+        // No packing that is ever tried is higher than this sum: the sizes, the bytes that alignment may skip below
+        // each buffer, and the highest end of a fixed buffer.
         let too_much = (index, BufferError::TooMuch);
         match offset {
             Some(offset) if !offset.is_multiple_of(alignment) => {
@@ -144,9 +146,9 @@ pub(super) fn check(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
     check_fixed(buffers)
 }
 
-/// Whether buffers with fixed offsets leave each other alone.
+/// Checks that buffers with fixed offsets do not overlap.
 fn check_fixed(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
-    // What ends at a moment is gone for what begins then.
+    // A buffer that ends at a moment is gone before another begins at it.
     let mut events = Vec::new();
     for (index, buffer) in buffers.iter().enumerate() {
         if let Some(bytes) = buffer.fixed() {
@@ -155,7 +157,8 @@ fn check_fixed(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
         }
     }
     events.sort_unstable_by_key(|&(time, is_start, index, _)| (time, is_start, index));
-    // By offset: the end and the buffer. They share no byte, so only the last that begins below an end may reach it.
+    // By offset: the end and the buffer. Live buffers share no byte, so only the last that begins below an end may
+    // reach it.
     let mut live = BTreeMap::<u64, (u64, usize)>::new();
     for (_, is_start, index, bytes) in events {
         if !is_start {

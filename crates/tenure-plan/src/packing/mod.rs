@@ -1,6 +1,6 @@
 //! Packing: buffers with known lifetimes, each given a place in one range of memory.
 //!
-//! Buffers that are alive at once share no byte; others may have the same place. The search follows M. Moffitt,
+//! Buffers that are alive at once share no byte; others may have the same offset. The search follows M. Moffitt,
 //! *MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning*, ASPLOS 2023.
 //!
 //! ```
@@ -35,25 +35,25 @@ use std::path::Path;
 
 use sections::Sections;
 
-/// Bytes that are needed for a time.
+/// A buffer: bytes that are needed for some time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Its name, another for each buffer.
+    /// Its name, unique in the problem.
     pub id: String,
-    /// When its life begins, in any unit.
+    /// The beginning of its lifetime, in any unit.
     pub start: u64,
-    /// When its life is over: the first moment at which it is not needed.
+    /// The end of its lifetime: the first moment at which it is no longer needed.
     pub end: u64,
-    /// Its size; a buffer of none has place anywhere.
+    /// Its size in bytes; an empty buffer fits anywhere.
     pub size_bytes: u64,
-    /// What its offset is a multiple of, at least 1.
+    /// Its alignment, at least 1: the offset is a multiple of it.
     pub alignment: u64,
-    /// The offset that it must have; `None` leaves it to the packing.
+    /// Its fixed offset; `None` leaves the offset to the packing.
     pub offset: Option<u64>,
 }
 
 impl Buffer {
-    /// The bytes that it must have, if its offset is fixed and it has any.
+    /// Returns the bytes that it must have, if its offset is fixed and it is not empty.
     fn fixed(&self) -> Option<Range<u64>> {
         let offset = self.offset.filter(|_| self.size_bytes > 0)?;
         Some(offset..offset + self.size_bytes)
@@ -62,8 +62,9 @@ impl Buffer {
 
 /// Buffers to be placed in one range.
 ///
-/// Every one has a name of its own, lives for some time and has an alignment; their sizes and alignments add up to less
-/// than 2^63, above the highest of those with a fixed offset. No two with fixed offsets share a byte at once.
+/// Every buffer has a unique name, a lifetime that is not empty, and an alignment. The sizes and alignments add up to
+/// less than 2^63 above the highest end of a buffer with a fixed offset. No two buffers with fixed offsets share a byte
+/// at the same time.
 #[derive(Clone, Debug)]
 pub struct PackingProblem {
     buffers: Vec<Buffer>,
@@ -71,10 +72,10 @@ pub struct PackingProblem {
 }
 
 impl PackingProblem {
-    /// A problem of `buffers`.
+    /// Makes a problem of `buffers`.
     ///
     /// # Errors
-    /// The first buffer that makes no sense.
+    /// An error for the first buffer that is not valid.
     pub fn new(buffers: Vec<Buffer>) -> Result<Self, PackingError> {
         error::check(&buffers).map_err(|(index, reason)| PackingError::Buffer { index, reason })?;
         Ok(Self::of_checked(buffers))
@@ -93,39 +94,40 @@ impl PackingProblem {
         csv::read(path.as_ref()).map_err(|error| error.in_file(path))
     }
 
-    /// Reads MiniMalloc's format: lines of fields with commas between, the first of which names the columns. There are
-    /// `id`, `lower` (also `start`, `begin`), `upper` and `size`, and there may be `alignment`. `end` instead of
-    /// `upper` is the last moment at which a buffer is needed. A buffer with a number in a column `offset` stays there, so
-    /// the answer to one problem is a problem that has this answer only. A column `hint` is not read. A column `gaps` may
-    /// be there if it is empty.
+    /// Reads MiniMalloc's format: lines of fields separated by commas; the first line names the columns. The columns
+    /// `id`, `lower` (also `start`, `begin`), `upper` and `size` are required, `alignment` is optional. `end` instead
+    /// of `upper` is the last moment at which a buffer is needed. A buffer with a number in the column `offset` stays
+    /// there, so a solution that was written out is a problem with exactly that solution. The column `hint` is ignored.
+    /// A column `gaps` is accepted if it is empty.
     ///
     /// # Errors
-    /// The first line that makes no sense.
+    /// An error for the first malformed line.
     pub fn from_csv(content: &[u8]) -> Result<Self, PackingError> {
         csv::parse(content)
     }
 
-    /// The buffers, in the order in which they were given.
+    /// Returns the buffers, in the order in which they were given.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }
 
-    /// The most bytes that are alive at once, or the highest end of a buffer with a fixed offset: no packing is lower.
+    /// Returns the most bytes that are alive at once, or the highest end of a buffer with a fixed offset if that is
+    /// more. No packing is lower.
     pub fn lower_bound_bytes(&self) -> u64 {
         let fixed = self.buffers.iter().filter_map(Buffer::fixed).map(|bytes| bytes.end);
         self.sections.totals(&self.buffers).into_iter().chain(fixed).max().unwrap_or(0)
     }
 
-    /// Places one buffer after the other, in `order`, each in the smallest hole that it fits in among those placed
-    /// before, or above them. Takes time in the square of the buffers' number, or of those alive at once in
-    /// [`Order::Start`].
+    /// Places one buffer after the other in `order`, each into the smallest hole between those placed before that holds
+    /// it, or above them. Takes time in the square of the number of buffers; in [`Order::Start`], of the number alive
+    /// at once.
     pub fn best_fit(&self, order: Order) -> Packing {
         let offsets = best_fit::place(&self.buffers, order, |_| true);
         Packing::new(offsets.expect("nobody ends it"), &self.buffers)
     }
 }
 
-/// A place for every buffer of a problem.
+/// An offset for every buffer of a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     offsets: Vec<u64>,
@@ -140,30 +142,31 @@ impl Packing {
         Self { offsets, height_bytes }
     }
 
-    /// The buffers' first bytes, in the order of the problem's buffers.
+    /// Returns the offset of each buffer, in the order of the problem's buffers.
     pub fn offsets(&self) -> &[u64] {
         &self.offsets
     }
 
-    /// The size of the range that holds them all.
+    /// Returns the size in bytes of the range that holds all buffers.
     pub fn height_bytes(&self) -> u64 {
         self.height_bytes
     }
 
-    /// Writes `problem`, which this is a packing of, with the offsets as a last column.
+    /// Writes `problem`, which this packing solves, with the offsets as the last column.
     ///
     /// # Errors
-    /// What the writer said.
+    /// The writer's error.
     ///
     /// # Panics
-    /// If `problem` has another number of buffers.
+    /// Panics if `problem` has another number of buffers.
     pub fn write_csv(&self, problem: &PackingProblem, writer: impl Write) -> io::Result<()> {
         assert_eq!(self.offsets.len(), problem.buffers.len(), "a packing of this problem");
         csv::write(&problem.buffers, &self.offsets, writer)
     }
 }
 
-/// The lowest multiple of `alignment` that is not below `offset`. A problem's bounds keep it from overflowing.
+/// Returns the lowest multiple of `alignment` that is at least `offset`. The limits of a problem keep it from
+/// overflowing.
 fn align_up(offset: u64, alignment: u64) -> u64 {
     if alignment == 1 { offset } else { offset.next_multiple_of(alignment) }
 }

@@ -1,3 +1,5 @@
+//! Packs buffers: finds the lowest packing, or one that fits into a capacity.
+
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -5,39 +7,40 @@ use super::control::Control;
 use super::search::{self, Verdict};
 use super::{Order, Packing, PackingProblem, PackingProgress, best_fit};
 
-/// Places tried in a first round for each capacity.
+/// Places tried for each capacity in the first round.
 const FIRST_ROUND: u64 = 1 << 12;
-/// How many times as many in each round after it.
+/// The factor from the limit of one round to that of the next.
 const GROWTH: u64 = 4;
-/// The most buffers, counted in each section again, that are searched: to try one place takes a tenth of a second then.
+/// The most buffers, counted once for each of their sections, that are searched. With more, trying one place takes a
+/// tenth of a second.
 const SEARCHED: u64 = 1 << 26;
 
-/// What to look for, and for how long.
+/// Settings of a search: its goal and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackingOptions {
-    /// The range's size, which any packing that fits answers. `None` asks for the lowest packing.
+    /// The size of the range; any packing that fits is an answer. `None` asks for the lowest packing.
     pub capacity_bytes: Option<u64>,
-    /// How long to search. `None` is until there is an answer, which may take for ever.
+    /// The longest time to search. `None` searches until there is an answer, which may never come.
     pub time_limit: Option<Duration>,
-    /// How many places to try, which means the same work, and the same answer, on every machine.
+    /// The most places to try. It means the same work, and the same answer, on every machine.
     pub node_limit: Option<u64>,
 }
 
-/// What came of it.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackingOutcome {
-    /// The lowest packing that was found; it may be higher than the capacity that was asked for.
+    /// The lowest packing that was found; it may be higher than the requested capacity.
     pub packing: Packing,
-    /// No packing is lower than this, which is proven.
+    /// A proven lower bound: no packing is lower.
     pub lower_bound_bytes: u64,
-    /// Places tried.
+    /// The number of places tried.
     pub nodes: u64,
-    /// How long it took.
+    /// The time that the search took.
     pub elapsed: Duration,
 }
 
 impl PackingOutcome {
-    /// Whether the buffers fit into `capacity_bytes`; `None` if it is not known.
+    /// Returns whether the buffers fit into `capacity_bytes`; `None` if that is not known.
     pub fn is_feasible(&self, capacity_bytes: u64) -> Option<bool> {
         if self.packing.height_bytes <= capacity_bytes {
             Some(true)
@@ -48,19 +51,19 @@ impl PackingOutcome {
         }
     }
 
-    /// Whether no packing is lower.
+    /// Returns whether the packing is proven to be the lowest.
     pub fn is_optimal(&self) -> bool {
         self.packing.height_bytes <= self.lower_bound_bytes
     }
 }
 
 impl PackingProblem {
-    /// Looks for a packing that fits, or for the lowest: by best fit in every [`Order`], then by a search that is
-    /// complete, so that given time it finds one or proves that there is none. Only where some hundred thousand
-    /// buffers live long there is no search. The same problem, capacity and node limit always have the same answer,
+    /// Looks for a packing that fits, or for the lowest: first by best fit in every [`Order`], then by a complete
+    /// search, which, given time, finds a packing or proves that there is none. Problems with some hundred thousand
+    /// long-lived buffers are not searched. The same problem, capacity and node limit always give the same answer,
     /// unless time runs out.
     ///
-    /// `observe` is called about once a millisecond of the search, and ends it by `Break`.
+    /// Calls `observe` about once a millisecond of the search; the search ends if it returns `Break`.
     pub fn pack(
         &self,
         options: &PackingOptions,
@@ -80,13 +83,13 @@ impl PackingProblem {
     }
 }
 
-/// What is known between a proven bound and the best packing so far.
+/// The state of a search: a proven lower bound and the best packing so far.
 struct Run<'a, 'b> {
     problem: &'a PackingProblem,
     control: &'a mut Control<'b>,
-    /// All heights worth trying are multiples of it.
+    /// All heights worth trying are multiples of this.
     step: u64,
-    /// What is low enough.
+    /// A packing of this height or lower is an answer.
     capacity: Option<u64>,
     best: Packing,
     lower_bound: u64,
@@ -95,7 +98,7 @@ struct Run<'a, 'b> {
 impl<'a, 'b> Run<'a, 'b> {
     fn new(problem: &'a PackingProblem, capacity: Option<u64>, control: &'a mut Control<'b>) -> Self {
         let lower_bound = problem.lower_bound_bytes();
-        // The one that takes no long time, however many buffers there are.
+        // This order takes little time, however many buffers there are.
         let best = problem.best_fit(Order::Start);
         let mut run = Self { problem, control, step: step(problem), capacity, best, lower_bound };
         run.tell();
@@ -110,18 +113,19 @@ impl<'a, 'b> Run<'a, 'b> {
         run
     }
 
-    /// Whether there is something left to find out.
+    /// Returns whether a better packing or bound may still be found.
     fn is_open(&self) -> bool {
         let (height, bound) = (self.best.height_bytes, self.lower_bound);
         let is_answered = self.capacity.is_some_and(|capacity| height <= capacity || bound > capacity);
         !is_answered && height > bound && !self.control.is_over()
     }
 
-    /// Closes in from both sides, in rounds: how long a capacity takes is not known before.
+    /// Narrows the range between the bound and the best packing, in rounds: the time that a capacity takes is not known
+    /// before.
     fn lower(&mut self) {
         let mut nodes = FIRST_ROUND;
         while self.is_open() {
-            // The bound itself, half way, and just below the best: where there is no room to spare, there is little to
+            // Try the bound, the middle, and just below the best. A capacity without spare room leaves few choices to
             // try.
             for half in 0..=2 {
                 let steps = (self.best.height_bytes - self.lower_bound) / self.step;
@@ -133,7 +137,7 @@ impl<'a, 'b> Run<'a, 'b> {
         }
     }
 
-    /// Tries a capacity with so many nodes.
+    /// Tries a capacity with at most `nodes` places.
     fn attempt(&mut self, capacity: u64, nodes: u64) {
         let capacity = capacity - capacity % self.step;
         match search::run(self.problem, capacity, &self.best, nodes, self.control) {
@@ -158,11 +162,11 @@ impl<'a, 'b> Run<'a, 'b> {
     }
 }
 
-/// The greatest number that divides every size, alignment and fixed offset, and so every offset and height of a packing in
-/// which nothing can be lower.
+/// Returns the greatest common divisor of every size, alignment and fixed offset. It divides every offset and the
+/// height of a packing in which no buffer can be moved lower.
 fn step(problem: &PackingProblem) -> u64 {
     let buffers = problem.buffers().iter().filter(|buffer| buffer.size_bytes > 0);
-    // An alignment of 1 asks for nothing.
+    // An alignment of 1 is no constraint.
     let numbers = buffers.flat_map(|buffer| {
         let alignment = if buffer.alignment == 1 { 0 } else { buffer.alignment };
         [buffer.size_bytes, alignment, buffer.offset.unwrap_or(0)]

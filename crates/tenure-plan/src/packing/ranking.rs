@@ -1,3 +1,5 @@
+//! Rankings: the order in which a search tries buffers.
+
 use std::cmp::Ordering;
 
 use rand::RngExt;
@@ -10,19 +12,19 @@ use Measure::{Area, Fullness, Lifetime, Sections};
 pub(super) enum Measure {
     /// The number of its sections.
     Sections,
-    /// How long it lives.
+    /// The length of its lifetime.
     Lifetime,
     /// The product of its size and its lifetime.
     Area,
-    /// The bytes that are left to be placed in the fullest of its sections.
+    /// The unplaced bytes in the fullest of its sections.
     Fullness,
 }
 
-/// Measures in the order in which they rank buffers: by the first, where that is equal by the second, and so on. The
-/// buffer with the most comes first.
+/// Measures that rank buffers: by the first, where that is equal by the second, and so on. The buffer with the highest
+/// value comes first.
 pub(super) type Ranking = [Measure; 3];
 
-/// The rankings that a search takes in turn, since which is good is not known before.
+/// The rankings that a search takes in turn, since the best one is not known in advance.
 pub(super) const RANKINGS: [Ranking; 6] = [
     [Sections, Area, Fullness],
     [Fullness, Area, Sections],
@@ -32,10 +34,10 @@ pub(super) const RANKINGS: [Ranking; 6] = [
     [Fullness, Lifetime, Area],
 ];
 
-/// How far chance changes a measure, as a part of it.
+/// The most that chance changes a measure, as a share of it.
 const CHANCE: f64 = 0.1;
 
-/// Factors by which chance changes what a search takes for a buffer's length and area, so that it goes another way.
+/// Random factors on the length and area of a buffer, so that a restarted search goes another way.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
     pub(super) length: f64,
@@ -52,7 +54,7 @@ impl Factors {
     }
 }
 
-/// Which of two buffers comes first, by their measures.
+/// Compares two buffers by their measures; the one with the higher values comes first.
 pub(super) fn compare(a: &[f64; 3], b: &[f64; 3]) -> Ordering {
     let by_measure = a.iter().zip(b).map(|(a, b)| b.total_cmp(a));
     by_measure.fold(Ordering::Equal, Ordering::then)

@@ -1,16 +1,17 @@
-//! The complete search: whether buffers fit into a capacity.
+//! The complete search: finds out whether buffers fit into a capacity.
 //!
-//! Only packings in which no buffer can be lower, but for those with fixed offsets, are looked at, for any other can be
-//! turned into one of these. Buffers are placed in the order of their offsets, each as low as those placed before let it. Then
+//! The search visits only packings in which no buffer can be moved lower, except those with fixed offsets: every other
+//! packing can be turned into one of these. Buffers are placed in the order of their offsets, each as low as the
+//! buffers placed before allow. These rules cut the search:
 //!
-//! - a buffer that would go above where another could still lie whole is not placed: the other could be lower;
-//! - a buffer that was passed over has to be raised by one that is still to be placed, or there is no such packing;
-//! - in each section, what is left to be placed must fit above the lowest offsets that are left to it: one machine, and
-//!   jobs with release dates;
-//! - what is left is cut where no lifetime crosses, and the parts are solved one by one: if one has no packing, no
-//!   other need be looked at again;
-//! - where a buffer that nothing left meets is placed, nothing else need be tried in its turn;
-//! - of buffers that are alike, the first is the lowest.
+//! - a buffer is not placed above a gap in which another one still fits whole: the other could be lower;
+//! - a buffer that was passed over must be raised by a buffer that is still to be placed, or there is no such packing;
+//! - in each section, the unplaced buffers must fit above their lowest possible offsets: a single-machine schedule with
+//!   release dates;
+//! - the unplaced buffers are split where no lifetime crosses, and the parts are solved one by one: if one has no
+//!   packing, the others are not searched again;
+//! - if no unplaced buffer overlaps a placed one in time, no other buffer is tried in its turn;
+//! - of identical buffers, the first is the lowest.
 
 use rand::SeedableRng;
 use rand::rngs::Xoshiro256PlusPlus as Random;
@@ -22,21 +23,21 @@ use super::{Packing, PackingProblem};
 
 /// Places tried in the shortest run.
 const RUN: u64 = 1 << 13;
-/// Where chance begins, the same each time.
+/// The seed of the random numbers, the same each time.
 const SEED: u64 = 0;
 
-/// What a search says.
+/// The result of a search.
 pub(super) enum Verdict<T> {
     /// It fits.
     Found(T),
     /// It does not.
     Exhausted,
-    /// Nothing yet.
+    /// The limit was reached before there was an answer.
     OutOfNodes,
 }
 
-/// Looks for offsets within `capacity`, by trying so many places. Parts of `known`, some packing, that are within it are
-/// kept.
+/// Looks for offsets within `capacity` by trying at most `nodes` places. Parts of `known`, an existing packing, that
+/// lie within the capacity are kept.
 pub(super) fn run(
     problem: &PackingProblem,
     capacity: u64,
@@ -62,9 +63,9 @@ pub(super) fn run(
     Verdict::Found(offsets)
 }
 
-/// Takes rankings in turn and begins again and again, since a search that went wrong early may never come back from it.
-/// After a turn of each, chance changes them. Runs are as long as Luby, Sinclair and Zuckerman say (*Optimal speedup of
-/// Las Vegas algorithms*, 1993), so one of them is long enough to try everything.
+/// Takes the rankings in turn and restarts again and again, since a search that went wrong early may never recover.
+/// After each ranking had its turn, chance changes the rankings. The lengths of the runs follow Luby, Sinclair and
+/// Zuckerman (*Optimal speedup of Las Vegas algorithms*, 1993), so one of them is long enough to try everything.
 fn solve(
     problem: &PackingProblem,
     capacity: u64,
@@ -92,20 +93,20 @@ fn solve(
     }
 }
 
-/// The sequence 1, 1, 2, 1, 1, 2, 4, 1, ..., from its first term on, which is number 1.
+/// Returns a term of the sequence 1, 1, 2, 1, 1, 2, 4, 1, ...; the first term is number 1.
 fn luby(number: u64) -> u64 {
     let next_power = (number + 1).next_power_of_two();
     if next_power == number + 1 { next_power / 2 } else { luby(number + 1 - next_power / 2) }
 }
 
-/// A place where the search can turn another way.
+/// A node at which the search can take another branch.
 struct Branch {
     part: Part,
-    /// How far to undo before the next candidate.
+    /// The mark to undo to before the next candidate.
     mark: usize,
     /// Buffers that may be placed next, the last first.
     candidates: Vec<usize>,
-    /// What the candidate placed now has left to do.
+    /// The parts that are still to be solved with the current candidate.
     left: Vec<Part>,
 }
 
@@ -116,7 +117,7 @@ impl Branch {
     }
 }
 
-/// Depth first.
+/// Searches depth first.
 fn descend(state: &mut State, nodes: &mut u64, control: &mut Control<'_>) -> Verdict<()> {
     let Some(whole) = state.whole() else { return Verdict::Exhausted };
     let mut branches = vec![Branch::new(whole, state)];
@@ -133,12 +134,12 @@ fn descend(state: &mut State, nodes: &mut u64, control: &mut Control<'_>) -> Ver
         *nodes -= 1;
         let left = state.place(item, &branch.part);
         if state.is_alone(item) {
-            // It lies where it always would, so the others have no better chance without it.
+            // It lies where it would lie in any case, so the other candidates have no better chance.
             branch.candidates.clear();
         }
         let Some(left) = left else { continue };
         branch.left = left;
-        // On with the next part that is left. The branches of a part that is solved are not turned to again.
+        // Go on with the next unsolved part. The branches of a solved part are not visited again.
         loop {
             let Some(branch) = branches.last_mut() else { return Verdict::Found(()) };
             if let Some(part) = branch.left.pop() {

@@ -1,10 +1,12 @@
+//! Sections: the maximal sets of buffers that are alive at once.
+
 use std::ops::Range;
 
 use super::Buffer;
 
-/// The sets of buffers that are alive at once, in time's order: only those which are no part of another.
+/// The sets of buffers that are alive at once, in the order of time. A set that is part of another is left out.
 ///
-/// A buffer is in sections that follow each other, and two buffers meet if and only if they share one.
+/// The sections of a buffer are consecutive, and two buffers overlap in time if and only if they share a section.
 #[derive(Clone, Debug)]
 pub(super) struct Sections {
     ranges: Vec<Range<usize>>,
@@ -13,7 +15,7 @@ pub(super) struct Sections {
 
 impl Sections {
     pub(super) fn of(buffers: &[Buffer]) -> Self {
-        // What ends at a moment is gone for what begins then.
+        // A buffer that ends at a moment is gone before another begins at it.
         let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * buffers.len());
         for (index, buffer) in buffers.iter().enumerate() {
             events.push((buffer.end, false, index));
@@ -36,7 +38,7 @@ impl Sections {
         Self { ranges, count }
     }
 
-    /// The sections that the buffer is in.
+    /// Returns the sections of a buffer.
     pub(super) fn range(&self, buffer: usize) -> Range<usize> {
         self.ranges[buffer].clone()
     }
@@ -45,14 +47,15 @@ impl Sections {
         self.count
     }
 
-    /// Buffers, counted in each section again.
+    /// Returns the number of buffers, each counted once for each of its sections.
     pub(super) fn crowd(&self) -> u64 {
         self.ranges.iter().map(|range| range.len() as u64).sum()
     }
 
-    /// Bytes alive in each section.
+    /// Returns the bytes alive in each section.
     pub(super) fn totals(&self, buffers: &[Buffer]) -> Vec<u64> {
-        // Differences from one section to the next: a sum over every buffer's range would take their product.
+        // Add up differences between neighbouring sections: a sum over every buffer's range would take buffers times
+        // sections.
         let mut changes = vec![(0, 0); self.count + 1];
         for (range, buffer) in self.ranges.iter().zip(buffers) {
             changes[range.start].0 += buffer.size_bytes;
@@ -66,7 +69,7 @@ impl Sections {
         totals.collect()
     }
 
-    /// Buffers by the parts of time that no lifetime joins.
+    /// Returns the buffers grouped by the stretches of time that no lifetime connects.
     pub(super) fn parts(&self) -> Vec<Vec<usize>> {
         let mut buffers: Vec<usize> = (0..self.ranges.len()).collect();
         buffers.sort_by_key(|&buffer| self.ranges[buffer].start);

@@ -1,3 +1,5 @@
+//! The state of a search: placed buffers, and the consequences for the others.
+
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -8,70 +10,70 @@ use super::{PackingProblem, align_up};
 
 /// A buffer to be placed.
 struct Item {
-    /// Which buffer of the problem.
+    /// The buffer's index in the problem.
     buffer: usize,
     /// Its sections.
     sections: Range<usize>,
     size: u64,
     alignment: u64,
-    /// Its offset is given.
+    /// Whether its offset is fixed.
     is_fixed: bool,
     lifetime: u64,
     factors: Factors,
-    /// One that is just like it and comes before.
+    /// An identical item that comes before it.
     twin: Option<usize>,
 }
 
-/// An offset and an item's rank: packings are made in this order.
+/// An offset and an item's rank: items are placed in this order.
 type Key = (u64, usize);
 
 /// The key that is lower than all others.
 const LOWEST: Key = (0, 0);
 
-/// Items that are left to be placed, of lifetimes that hang together.
+/// Unplaced items whose lifetimes are connected.
 #[derive(Clone)]
 pub(super) struct Part {
-    /// By their first sections. There may be some that have been placed.
+    /// The items, by their first sections. Some may have been placed.
     items: Rc<[usize]>,
-    /// What is placed next has a higher key than what was placed last.
+    /// The next item must have a higher key than the last one placed.
     after: Key,
 }
 
 impl Part {
-    /// How many items it takes to look at it once.
+    /// Returns the number of items examined in one pass over the part.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
 }
 
-/// What was changed, to be undone.
+/// A change that can be undone.
 enum Change {
     Lowest { item: usize, before: u64 },
     Placed { item: usize },
     Rank { item: usize, before: usize },
 }
 
-/// Some items placed, and what follows for the others.
+/// Placed items, and the lowest offsets that they leave to the others.
 pub(super) struct State {
     capacity: u64,
     items: Vec<Item>,
-    /// By item: the offset that it has, or the lowest that those placed leave it.
+    /// For each item: its offset, or the lowest that the placed items leave it.
     lowest: Vec<u64>,
     is_placed: Vec<bool>,
     ranking: Ranking,
-    /// By item: its place among the items of its part, of which the first is tried first where offsets are equal.
+    /// For each item: its rank among the items of its part. Where offsets are equal, the first is tried first.
     ranks: Vec<usize>,
-    /// By section: bytes that are left to be placed.
+    /// For each section: unplaced bytes.
     unplaced: Vec<u64>,
     changes: Vec<Change>,
-    /// By section, for a moment: where what is left to be placed ends at the lowest.
+    /// Scratch space: for each section, the lowest possible end of the unplaced items.
     ends: Vec<u64>,
-    /// For a moment: what is left to be placed, by the lowest offset that it can have.
+    /// Scratch space: unplaced items, by their lowest possible offset.
     released: Vec<Key>,
 }
 
 impl State {
-    /// Nothing of `buffers` placed.
+    /// Makes a state in which no item of `buffers` is placed.
     pub(super) fn new(problem: &PackingProblem, capacity: u64, buffers: &[usize]) -> Self {
         let count = problem.sections.len();
         let mut items: Vec<Item> = Vec::with_capacity(buffers.len());
@@ -112,12 +114,12 @@ impl State {
         }
     }
 
-    /// Takes every item back, and ranks them anew: by `ranking`, and by chance if there is `random`.
+    /// Takes every item back and ranks the items again: by `ranking`, and by chance if `random` is given.
     pub(super) fn restart(&mut self, ranking: Ranking, mut random: Option<&mut Random>) {
         self.undo(0);
         self.ranking = ranking;
         for item in 0..self.items.len() {
-            // Twins stay in their order.
+            // Twins keep their order.
             let twins = self.items[item].twin.map(|twin| self.items[twin].factors);
             let drawn = || random.as_deref_mut().map_or(Factors::NONE, Factors::random);
             self.items[item].factors = twins.unwrap_or_else(drawn);
@@ -126,12 +128,12 @@ impl State {
         self.changes.clear();
     }
 
-    /// Where every placed buffer is.
+    /// Returns the offset of every placed buffer.
     pub(super) fn offsets(&self) -> Vec<(usize, u64)> {
         self.items.iter().zip(&self.lowest).map(|(item, &offset)| (item.buffer, offset)).collect()
     }
 
-    /// Everything, nothing of which is placed; `None` if it cannot fit.
+    /// Returns the part with every item, none of them placed; `None` if they cannot fit.
     pub(super) fn whole(&mut self) -> Option<Part> {
         let mut items: Vec<usize> = (0..self.items.len()).collect();
         items.sort_by_key(|&item| self.items[item].sections.start);
@@ -139,7 +141,7 @@ impl State {
         self.can_fit(&whole).then_some(whole)
     }
 
-    /// How far [`undo`](Self::undo) has to go to come back here.
+    /// Returns the mark to which [`undo`](Self::undo) has to go to come back here.
     pub(super) fn mark(&self) -> usize {
         self.changes.len()
     }
@@ -160,10 +162,10 @@ impl State {
         }
     }
 
-    /// What may be placed next, the best last.
+    /// Returns the items that may be placed next, the best last.
     pub(super) fn candidates(&self, part: &Part) -> Vec<usize> {
         let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
-        // What lies above this leaves room for an item that could then be lower than it will be.
+        // Above this limit an item leaves a gap in which another could be lower than it will be.
         let limit = left().map(|item| self.lowest[item] + self.items[item].size).min().unwrap_or(0);
         let may_be_next = |&item: &usize| {
             let key = self.key(item);
@@ -174,8 +176,8 @@ impl State {
         candidates
     }
 
-    /// Places an item of `part` as low as it can be. Gives the parts that are left, or `None` if there is no room for
-    /// what is in them; then what changed is to be undone.
+    /// Places an item of `part` as low as possible. Returns the parts that remain, or `None` if there is no room for
+    /// their items; the caller then undoes the changes.
     pub(super) fn place(&mut self, item: usize, part: &Part) -> Option<Vec<Part>> {
         let Item { sections, size, .. } = &self.items[item];
         let (sections, key) = (sections.clone(), self.key(item));
@@ -207,7 +209,7 @@ impl State {
         if !self.can_fit(&rest) { None } else { Some(self.split(rest)) }
     }
 
-    /// Whether nothing that is left to be placed meets `item`.
+    /// Returns whether no unplaced item overlaps `item` in time.
     pub(super) fn is_alone(&self, item: usize) -> bool {
         self.unplaced[self.items[item].sections.clone()].iter().all(|&bytes| bytes == 0)
     }
@@ -216,7 +218,7 @@ impl State {
         (self.lowest[item], self.ranks[item])
     }
 
-    /// Whether what is left of `part` might fit.
+    /// Returns whether the unplaced items of `part` might fit.
     fn can_fit(&mut self, part: &Part) -> bool {
         self.released.clear();
         for &item in part.items.iter().filter(|&&item| !self.is_placed[item]) {
@@ -239,13 +241,14 @@ impl State {
         true
     }
 
-    /// The lowest offset at which `item` can come to lie, after what was placed last.
+    /// Returns the lowest offset that `item` can get after the last placed item.
     fn release(&self, item: usize, part: &Part) -> Option<u64> {
         let lowest = self.lowest[item];
         if self.key(item) >= part.after {
             return Some(lowest);
         }
-        // It was passed over, so something must come to lie in its way: below where it would end, or it could go there.
+        // It was passed over, so an item must come to lie in its way, below its possible end; otherwise it could go
+        // there.
         let Item { sections, size, alignment, is_fixed, .. } = &self.items[item];
         if *is_fixed {
             return None;
@@ -261,7 +264,8 @@ impl State {
         tops.min().map(|top| align_up(top, *alignment))
     }
 
-    /// Cuts what is left where no lifetime crosses. Parts of their own are ranked anew: what was full may be no more.
+    /// Splits the unplaced items where no lifetime crosses. New parts are ranked again, since the fullest sections may
+    /// have changed.
     fn split(&mut self, part: Part) -> Vec<Part> {
         let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
         let (mut count, mut cuts, mut end) = (0, Vec::new(), 0);
@@ -275,7 +279,7 @@ impl State {
         }
         match cuts.len() {
             0 => Vec::new(),
-            // Not worth a new list.
+            // A new list would not pay off.
             1 if 2 * count > part.items.len() => vec![part],
             _ => {
                 let items: Vec<usize> = left().collect();

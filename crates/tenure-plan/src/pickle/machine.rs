@@ -1,3 +1,5 @@
+//! The stack machine that runs a pickle.
+
 use super::excerpt;
 use super::memo::Memo;
 use super::objects::{Dict, Fold, Objects, Slot};
@@ -5,10 +7,10 @@ use super::op::{Op, Operations};
 use super::value::{StringId, Strings, Value};
 use crate::trace::{Input, TraceError};
 
-/// The stack machine that a pickle is a program for.
+/// The stack machine that executes a pickle's operations.
 pub(crate) struct Machine<R> {
     stack: Vec<Value>,
-    /// Heights of the stack at which marks lie.
+    /// The stack heights at which marks lie.
     marks: Vec<usize>,
     memo: Memo,
     objects: Objects<R>,
@@ -17,14 +19,15 @@ pub(crate) struct Machine<R> {
     limit_bytes: u64,
 }
 
-/// Picklers number memo entries from 0 or 1 on, without gaps; an index further ahead only asks for memory.
+/// The largest allowed gap in memo indices. Picklers number entries from 0 or 1 on, without gaps; a far higher index
+/// would only ask for memory.
 const MEMO_GAP: usize = 255;
-/// No limit is higher: each object takes at least eight bytes, so their numbers fit the 30 bits of [`Memo`].
+/// The highest memory limit. Each object takes at least eight bytes, so their numbers fit the 30 bits of [`Memo`].
 const LIMIT_BYTES: u64 = 8 << 30;
 
 impl<R: Copy> Machine<R> {
-    /// Runs the whole pickle, holding at most about `limit_bytes`, and returns its value.
-    /// `fold` gets every dict that is put into a list, and its position there.
+    /// Runs the whole pickle, using at most about `limit_bytes`, and returns its value. `fold` gets every dict that is
+    /// put into a list, with its position in the list.
     pub(crate) fn run<F: Fold<Record = R>>(
         input: &mut Input<'_>,
         fold: &mut F,
@@ -51,24 +54,25 @@ impl<R: Copy> Machine<R> {
         Ok((machine, value))
     }
 
-    /// The dict behind `value`.
+    /// Returns the dict that `value` refers to.
     pub(crate) fn dict(&self, value: Value) -> Option<Dict<'_, R>> {
         let entries = self.objects.entries(value)?;
         Some(Dict { entries, strings: &self.strings, objects: &self.objects })
     }
 
-    /// The lists and records that the list behind `value` kept, and the position of the first item it did not.
+    /// Returns the lists and records that the list `value` kept, and the position of the first item that it did not
+    /// keep.
     pub(crate) fn list(&self, value: Value) -> Option<(impl ExactSizeIterator<Item = Value>, Option<usize>)> {
         let list = self.objects.list(value)?;
         Some((list.items.iter().map(|&id| Value::Object(id)), list.left_out))
     }
 
-    /// The distinct strings.
+    /// Returns the distinct strings.
     pub(crate) fn strings(&self) -> &Strings {
         &self.strings
     }
 
-    /// The record behind `value`.
+    /// Returns the record that `value` refers to.
     pub(crate) fn record(&self, value: Value) -> Option<R> {
         self.objects.record(value)
     }
@@ -165,7 +169,7 @@ impl<R: Copy> Machine<R> {
         }
     }
 
-    /// What a refused import calls something.
+    /// Returns the name of an import that is refused.
     fn name(&self, value: Value) -> String {
         match value {
             Value::Str(id) => excerpt(self.strings.resolve(id)),
@@ -206,7 +210,7 @@ impl<R: Copy> Machine<R> {
         Ok(())
     }
 
-    /// Appends `item`, which is folded first if it is a dict.
+    /// Appends `item`; a dict is folded first.
     fn append<F: Fold<Record = R>>(
         &mut self,
         list: Value,
@@ -218,7 +222,7 @@ impl<R: Copy> Machine<R> {
         if let (Value::Object(id), Some(Slot::Dict(dict))) = (item, self.objects.slot(item)) {
             let position = self.objects.appended(open);
             self.objects.fold(id, dict, position, &self.strings, fold)?;
-            // The list may lie in the dict.
+            // The list may be inside the dict.
             open = self.open_list(list, at)?;
         }
         self.objects.append(open, item);
@@ -297,13 +301,13 @@ impl<R: Copy> Machine<R> {
         Ok(top)
     }
 
-    /// The topmost value above the topmost mark.
+    /// Returns the topmost value above the topmost mark.
     fn top(&self, at: &Operations<'_, '_>) -> Result<Value, TraceError> {
         let floor = self.marks.last().copied().unwrap_or(0);
         self.stack[floor..].last().copied().ok_or_else(|| at.error("the stack is empty"))
     }
 
-    /// Takes the topmost mark away; returns the height of the stack at which it was.
+    /// Removes the topmost mark; returns the stack height at which it was.
     fn mark(&mut self, at: &Operations<'_, '_>) -> Result<usize, TraceError> {
         self.marks.pop().ok_or_else(|| at.error("there is no mark"))
     }

@@ -1,7 +1,8 @@
+//! The memo of a pickle: stored values that later operations fetch.
+
 use super::value::{ObjectId, StringId, Value};
 
-/// The values that a pickle may refer to again: four bytes for a string or an object, since picklers store each of them
-/// and fetch few.
+/// The memo. An entry for a string or an object takes four bytes, since picklers store all of these and fetch few.
 #[derive(Default)]
 pub(super) struct Memo {
     /// A number and, in the two lowest bits, its kind.

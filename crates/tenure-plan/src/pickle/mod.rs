@@ -1,8 +1,8 @@
-//! Pickles that hold data and nothing else, read in bounded memory.
+//! A pickle reader for plain data, in bounded memory.
 //!
 //! [`op`] cuts the bytes into operations and refuses every one that could import, call or construct; [`machine`] runs
 //! them. Neither recurses. Python's `pickletools.py` documents every operation. [`objects`] keeps the lists and dicts,
-//! and [`memo`] what may be referred to again.
+//! and [`memo`] the values that later operations may fetch.
 
 mod machine;
 mod memo;
@@ -14,7 +14,7 @@ pub(crate) use machine::Machine;
 pub(crate) use objects::{Dict, Fold};
 pub(crate) use value::{StringId, Strings, Value};
 
-/// The beginning of `text`, fit for one line of an error.
+/// Returns the beginning of `text`, shortened for one line of an error.
 pub(crate) fn excerpt(text: &str) -> String {
     const CHARACTERS: usize = 60;
     let mut start: String = text.chars().take(CHARACTERS).flat_map(char::escape_debug).collect();

@@ -1,3 +1,5 @@
+//! The lists and dicts of a pickle, folded into records as soon as they are final.
+
 use super::value::{ObjectId, Strings, Value};
 use crate::trace::TraceError;
 
@@ -7,22 +9,22 @@ pub(crate) trait Fold {
     type Record: Copy;
 
     /// Makes a record of the list at `key` of a dict that is about to be folded, or `None` if it is to stay a list.
-    /// `records` are those that the list holds.
+    /// `records` are the list's records.
     fn list(&mut self, key: &str, records: impl Iterator<Item = Self::Record>) -> Option<Self::Record>;
 
-    /// Makes a record of a dict that was put into a list at `position`, or `None` if the dict is of no use.
+    /// Makes a record of a dict that was put into a list at `position`, or returns `None` if the dict is not needed.
     fn dict(&mut self, dict: &Dict<'_, Self::Record>, position: usize) -> Result<Option<Self::Record>, TraceError>;
 
-    /// Bytes that all records take, beside the few that stand for them.
+    /// Returns the bytes that all records take, in addition to `Self::Record`.
     fn held_bytes(&self) -> u64;
 }
 
-/// A list or a dict, or what became of one.
+/// A list or a dict, or the record that replaced it.
 ///
-/// Note \[What lists keep\]: a snapshot may hold a hundred million dicts, and a pickle's memo names each of them to
-/// the end. So when a dict is put into a list it is final: it is folded at once into a record, or dropped if the fold
-/// has no use for it, and the lists in it are folded with it. What is folded takes eight bytes here, and its container
-/// is used again. A list keeps only lists and records, and remembers where it left anything else out.
+/// Note \[What lists keep\]: a snapshot may hold a hundred million dicts, and a pickle's memo names each of them to the
+/// end. A dict is final when it is put into a list. It is folded at once into a record, or dropped if the fold does not
+/// need it, and the lists in it are folded with it. A folded object takes eight bytes here, and its container is
+/// reused. A list keeps only lists and records, and remembers the position of the first other item.
 #[derive(Clone, Copy)]
 pub(super) enum Slot<R> {
     /// The index of an open list.
@@ -52,7 +54,7 @@ pub(super) struct Objects<R> {
     held_bytes: u64,
 }
 
-/// Containers that hold more are not kept for the next.
+/// Containers with more items are freed, not reused.
 const REUSED_ITEMS: usize = 1024;
 
 impl<R: Copy> Objects<R> {
@@ -123,7 +125,7 @@ impl<R: Copy> Objects<R> {
         }
     }
 
-    /// Appends `item` to the open list at `list`, once a dict in it is folded. See Note \[What lists keep\].
+    /// Appends `item` to the open list at `list`, after a dict in it is folded. See Note \[What lists keep\].
     pub(super) fn append(&mut self, list: u32, item: Value) {
         let kept = match (item, self.slot(item)) {
             (Value::Object(id), Some(Slot::List(_) | Slot::Record(_))) => Some(id),
@@ -143,7 +145,7 @@ impl<R: Copy> Objects<R> {
         list.appended += 1;
     }
 
-    /// How many items were appended to the open list at `list`.
+    /// Returns the number of items appended to the open list at `list`.
     pub(super) fn appended(&self, list: u32) -> usize {
         self.lists[list as usize].appended
     }
@@ -156,7 +158,7 @@ impl<R: Copy> Objects<R> {
         self.held_bytes += ((entries.capacity() - capacity) * size_of::<(Value, Value)>()) as u64;
     }
 
-    /// Folds the open dict at `dict`, which `id` names and which comes to `position` of a list.
+    /// Folds the open dict at `dict`, which `id` names and which becomes item `position` of a list.
     pub(super) fn fold<F: Fold<Record = R>>(
         &mut self,
         id: ObjectId,
@@ -206,7 +208,7 @@ impl<R: Copy> Objects<R> {
     }
 }
 
-/// The entries of a dict. Of equal keys the last one counts.
+/// The entries of a dict. If a key occurs twice, the last entry counts.
 pub(crate) struct Dict<'a, R> {
     pub(super) entries: &'a [(Value, Value)],
     pub(super) strings: &'a Strings,
@@ -214,7 +216,7 @@ pub(crate) struct Dict<'a, R> {
 }
 
 impl<'a, R: Copy> Dict<'a, R> {
-    /// The entries whose keys are strings, in order.
+    /// Returns the entries whose keys are strings, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'a str, Value)> {
         let strings = self.strings;
         self.entries.iter().filter_map(move |&(key, value)| match key {
@@ -223,12 +225,12 @@ impl<'a, R: Copy> Dict<'a, R> {
         })
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub(crate) fn find(&self, key: &str) -> Option<Value> {
         self.iter().filter_map(|(name, value)| (name == key).then_some(value)).last()
     }
 
-    /// The record behind `value`.
+    /// Returns the record that `value` refers to.
     pub(crate) fn record(&self, value: Value) -> Option<R> {
         self.objects.record(value)
     }

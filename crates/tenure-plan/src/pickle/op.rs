@@ -1,16 +1,18 @@
+//! The operations of a pickle, decoded from its bytes.
+
 use super::excerpt;
 use crate::trace::{Input, TraceError};
 
-/// Longest string, in bytes.
+/// The longest string, in bytes.
 const STRING_LIMIT: usize = 16 << 20;
-/// Longest text form of a number or of a name that is about to be refused, in bytes.
+/// The longest text form of a number, or of a name in an error, in bytes.
 const LINE_LIMIT: usize = 1 << 10;
 const HIGHEST_PROTOCOL: u8 = 5;
 
 /// One operation on the stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Op {
-    /// Nothing to do: a protocol number or a frame.
+    /// No effect: a protocol number or a frame.
     Skip,
     Mark,
     Stop,
@@ -25,11 +27,11 @@ pub(super) enum Op {
     Str,
     EmptyList,
     EmptyDict,
-    /// A list of what lies above the mark.
+    /// A list of the items above the mark.
     List,
-    /// A dict of what lies above the mark.
+    /// A dict of the items above the mark.
     Dict,
-    /// A tuple of what lies above the mark.
+    /// A tuple of the items above the mark.
     Tuple,
     /// A tuple of the topmost values.
     TupleOf(usize),
@@ -40,7 +42,7 @@ pub(super) enum Op {
     Get(u32),
     Put(u32),
     Memoize,
-    /// Would import what the two topmost strings name: never run.
+    /// An import of the name that the two topmost strings give: never executed.
     StackGlobal,
 }
 
@@ -57,27 +59,27 @@ impl<'i, 'a> Operations<'i, 'a> {
         Self { input, start: 0, buffer: Vec::new(), text: String::new() }
     }
 
-    /// Where the current operation begins.
+    /// Returns the offset at which the current operation begins.
     pub(super) fn offset(&self) -> u64 {
         self.start
     }
 
-    /// The string of the last [`Op::Str`].
+    /// Returns the string of the last [`Op::Str`].
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The current operation must not be run.
+    /// Returns the error for an operation that must not be executed.
     pub(super) fn refusal(&self, what: impl Into<String>) -> TraceError {
         TraceError::Refused { offset: self.start, what: what.into() }
     }
 
-    /// The current operation is wrong.
+    /// Returns the error for an operation that is malformed.
     pub(super) fn error(&self, reason: impl Into<String>) -> TraceError {
         TraceError::Pickle { offset: self.start, reason: reason.into() }
     }
 
-    /// The next operation.
+    /// Reads the next operation.
     pub(super) fn next(&mut self) -> Result<Op, TraceError> {
         self.start = self.input.offset();
         let code = self.input.byte()?;
@@ -189,7 +191,7 @@ impl<'i, 'a> Operations<'i, 'a> {
         Ok(Op::Str)
     }
 
-    /// Protocol 0: Latin-1 with `\uXXXX` and `\UXXXXXXXX` (Python's `raw-unicode-escape`).
+    /// Reads a string of protocol 0: Latin-1 with `\uXXXX` and `\UXXXXXXXX` (Python's `raw-unicode-escape`).
     fn escaped_string(&mut self) -> Result<Op, TraceError> {
         self.input.line(STRING_LIMIT, &mut self.buffer)?;
         self.text.clear();
@@ -212,7 +214,7 @@ impl<'i, 'a> Operations<'i, 'a> {
         Ok(Op::Str)
     }
 
-    /// Why an operation with this code is not run.
+    /// Returns the reason why an operation with this code is not executed.
     fn refuse(&mut self, code: u8) -> Result<TraceError, TraceError> {
         let what = match code {
             b'c' | b'i' => {

@@ -1,3 +1,5 @@
+//! Decoded values of a pickle.
+
 use crate::interner::Interner;
 
 /// A decoded value: small and copied freely. Containers and strings lie in the machine and are shared.
@@ -18,7 +20,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// The integer, if it is one from 0 to 2^64 - 1.
+    /// Returns the integer if it is in the range 0 to 2^64 - 1.
     pub(crate) fn as_u64(self) -> Option<u64> {
         match self {
             Self::Int(value) => value.try_into().ok(),
@@ -27,7 +29,7 @@ impl Value {
         }
     }
 
-    /// The tuple of `items`.
+    /// Returns the tuple of `items`.
     pub(super) fn tuple(items: &[Self]) -> Self {
         let small = |item: Self| item.as_u64().and_then(|value| u32::try_from(value).ok());
         match *items {
@@ -54,7 +56,7 @@ impl Strings {
         self.get(id.0)
     }
 
-    /// The string itself, to be kept longer than the machine.
+    /// Returns the string as a shared pointer that can outlive the machine.
     pub(crate) fn share(&self, id: StringId) -> std::sync::Arc<str> {
         std::sync::Arc::clone(self.get(id.0))
     }
