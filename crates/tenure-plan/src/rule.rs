@@ -4,27 +4,27 @@ use tenure_core::Tag;
 
 use crate::{Placement, Problem};
 
-/// In which order tensors are given room in the fast tier.
+/// A rule: the order in which tensors get room in the fast tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// As they come to be.
+    /// The order in which tensors are created.
     FirstTouch,
-    /// Weights, then what comes first.
+    /// Weights first, then the others in the order in which they are created.
     WeightsFirst,
-    /// What is no weight, as it comes first, then weights.
+    /// The others in the order in which they are created, then weights.
     ActivationsFirst,
-    /// Those first of which most bytes are accessed for each byte of theirs.
+    /// Descending by accessed bytes per byte of the tensor.
     Hotness,
-    /// Those first of which most bytes are accessed for each byte of theirs and each kernel of their life.
+    /// Descending by accessed bytes per byte of the tensor and per kernel of its lifetime.
     Density,
 }
 
 impl Rule {
-    /// Every rule, in the order of reports.
+    /// Every rule, in the order in which reports list them.
     pub const ALL: [Self; 5] =
         [Self::FirstTouch, Self::WeightsFirst, Self::ActivationsFirst, Self::Hotness, Self::Density];
 
-    /// Its name in the program.
+    /// Returns its name in the program.
     pub fn name(self) -> &'static str {
         match self {
             Self::FirstTouch => "first-touch",
@@ -35,7 +35,7 @@ impl Rule {
         }
     }
 
-    /// All tensors that are ever there, in the rule's order; of equals, the earlier in the problem first.
+    /// Returns all tensors that ever exist, in the rule's order; of equal ones, the earlier in the problem first.
     pub fn order(self, problem: &Problem) -> Vec<usize> {
         let tensors = problem.tensors();
         let users = problem.users();
@@ -59,13 +59,13 @@ impl Rule {
         order
     }
 
-    /// What the rule puts into a fast tier of so many bytes.
+    /// Returns the placement of the rule for a fast tier of `capacity_bytes`.
     pub fn place(self, problem: &Problem, capacity_bytes: u64) -> Placement {
         Placement::first_fit(problem, self.order(problem), capacity_bytes)
     }
 }
 
-/// Bytes accessed for each byte of a tensor and each of so many kernels; infinite for one of no bytes.
+/// Returns the accessed bytes per byte of a tensor and per kernel, for `kernels` kernels; infinite for an empty tensor.
 fn accessed_for_each(problem: &Problem, tensor: usize, kernels: usize) -> f64 {
     let held = problem.tensors()[tensor].bytes as f64 * kernels as f64;
     if held == 0.0 { f64::INFINITY } else { problem.accessed_bytes(tensor) as f64 / held }

@@ -1,8 +1,8 @@
-//! A simulator: what comes of a plan.
+//! The simulator: computes the time and memory that a plan takes.
 //!
-//! Kernels run one after the other; on each link one tensor moves after the other, beside the kernels. Between two events
-//! everything goes on at a rate that follows from what is under way: a tensor that moves takes bandwidth of both its tiers,
-//! and kernels that use these take longer.
+//! Kernels run one after the other; on each link one tensor moves after the other, concurrently with the kernels.
+//! Between two events all rates are constant: a moving tensor takes bandwidth of both its tiers, and kernels that use
+//! these tiers take longer.
 
 use std::collections::VecDeque;
 
@@ -10,26 +10,27 @@ use crate::plan::{Action, Plan, Step};
 use crate::problem::{Access, Kernel, Link, Tier};
 use crate::{PlanError, Problem};
 
-/// What came of a plan.
+/// The outcome of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Nanoseconds from the beginning of the first kernel until the last has ended and what is there all the time is where
-    /// it began, so that the next iteration can begin.
+    /// Nanoseconds from the beginning of the first kernel until the last has ended and every tensor that always exists
+    /// is back where it began, so that the next iteration can begin.
     pub makespan_ns: f64,
-    /// Nanoseconds in which a kernel ran, or something was computed again.
+    /// Nanoseconds in which a kernel or a recomputation ran.
     pub busy_ns: f64,
-    /// Bytes in each tier at once, at most.
+    /// The most bytes in each tier at once.
     pub peak_bytes: Vec<u64>,
     /// Bytes that kernels read and wrote in each tier.
     pub accessed_bytes: Vec<u64>,
-    /// Bytes that went over each link.
+    /// Bytes that crossed each link.
     pub moved_bytes: Vec<u64>,
-    /// What kernels waited for, in their order.
+    /// The waits of kernels, in their order.
     pub stalls: Vec<Stall>,
 }
 
 impl Outcome {
-    /// The share of the bytes that kernels read and wrote that the first tier served, 0 to 1; 1 if there were none.
+    /// Returns the share of the bytes read and written by kernels that the first tier served, 0 to 1; 1 if there were
+    /// none.
     pub fn score(&self) -> f64 {
         match self.accessed_bytes.iter().sum::<u64>() {
             0 => 1.0,
@@ -41,29 +42,29 @@ impl Outcome {
 /// A wait before a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stall {
-    /// The kernel's number; that of all kernels for the wait at the end.
+    /// The kernel's number; the number of kernels for the wait at the end.
     pub kernel: usize,
     /// Nanoseconds.
     pub ns: f64,
-    /// Why.
+    /// The cause.
     pub cause: Cause,
 }
 
-/// What a kernel waits for.
+/// The cause of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// That this tensor has come to where kernels reach it, or may be written to.
+    /// The kernel waits until this tensor has arrived in a tier that kernels reach, or may be written to.
     Tensor(usize),
-    /// Room in this tier.
+    /// The kernel waits for room in this tier.
     Room(usize),
 }
 
 /// Plays a plan against a problem.
 ///
 /// # Errors
-/// A plan that cannot be: numbers of what there is not, moves where there is no link, tensors that a kernel needs and that
-/// are nowhere, or for which there is never room; or one that cannot be repeated, for what is there all the time ends
-/// elsewhere than it begins.
+/// An error if the plan is not valid: an index is out of range, no link leads to the target of a move, a kernel needs a
+/// tensor that is in no tier, or there is never enough room. Also if the plan cannot be repeated, because a tensor that
+/// always exists ends in another tier than it began.
 pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
     Player::new(problem, plan)?.play()
 }
@@ -72,28 +73,28 @@ pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
 enum State {
     Unborn,
     At(usize),
-    /// Given up, or never needed again.
+    /// Dropped, or never needed again.
     Gone,
 }
 
-/// A tensor on its way.
+/// A tensor in transfer.
 #[derive(Clone, Copy)]
 struct Transfer {
     tensor: usize,
     left_bytes: f64,
 }
 
-/// A move to come.
+/// A pending move.
 #[derive(Clone, Copy)]
 struct Order {
     tensor: usize,
     /// The kernel that must have begun.
     kernel: usize,
-    /// How often the tensor is given up before.
+    /// The number of drops of the tensor that come before.
     drops: usize,
 }
 
-/// What the kernel that runs accesses in a tier.
+/// The accesses of the running kernel in a tier.
 #[derive(Clone, Copy, Default)]
 struct Accessed {
     bytes: u64,
@@ -104,32 +105,32 @@ struct Player<'a> {
     problem: &'a Problem,
     places: &'a [usize],
     states: Vec<State>,
-    /// How often each tensor was given up.
+    /// The number of times that each tensor was dropped.
     drops: Vec<usize>,
-    /// The link that each tensor is on.
+    /// The link that carries each tensor.
     on_link: Vec<Option<usize>>,
     used: Vec<u64>,
-    /// Moves to come on each link.
+    /// Pending moves on each link.
     waiting: Vec<VecDeque<Order>>,
-    /// Moves to come, and under way, of what is there all the time.
+    /// Pending and running moves of tensors that always exist.
     unsettled: usize,
     active: Vec<Option<Transfer>>,
-    /// What is computed again before each kernel, and what is given up after it: (tensor, tier).
+    /// The recomputations before each kernel, and the drops after it: (tensor, tier).
     recomputed: Vec<Vec<(usize, usize)>>,
     dropped: Vec<Vec<usize>>,
-    /// Tensors that come to be with each kernel, and that end with it.
+    /// Tensors whose lifetime begins with each kernel, and those whose lifetime ends with it.
     born: Vec<Vec<usize>>,
     dying: Vec<Vec<usize>>,
-    /// Kernels that have begun.
+    /// The number of kernels that have begun.
     begun: usize,
-    /// Kernels and recomputations that have begun.
+    /// The number of kernels and recomputations that have begun.
     runs: usize,
-    /// Whether the last of these runs. What it uses does not leave its place before it has ended.
+    /// Whether the last of these is running. Tensors that it uses do not leave their tier before it has ended.
     is_running: bool,
-    /// How many had begun with the last that used, or wrote, each tensor.
+    /// For each tensor, the value of `runs` at its last use or write.
     used_by: Vec<usize>,
     written_by: Vec<usize>,
-    /// In each tier, what the last reads and writes.
+    /// The reads and writes of the last run in each tier.
     reads: Vec<Accessed>,
     writes: Vec<Accessed>,
     now: f64,
@@ -193,11 +194,11 @@ impl<'a> Player<'a> {
         Ok(player)
     }
 
-    /// Sorts the plan's steps to links and kernels.
+    /// Distributes the plan's steps to links and kernels.
     fn take_steps(&mut self, plan: &Plan) -> Result<(), PlanError> {
         let (problem, tiers) = (self.problem, self.problem.tiers().len());
         let mut at: Vec<Option<usize>> = plan.places.iter().copied().map(Some).collect();
-        // The kernel from which on each tensor is there, or is not, and how often it was given up.
+        // For each tensor, the kernel from which on it exists, or does not, and the number of drops so far.
         let lives = (0..at.len()).map(|tensor| problem.lifetime(tensor).map_or(0, |life| *life.start()));
         let (mut since, mut drops) = (lives.collect::<Vec<usize>>(), vec![0; at.len()]);
         for step in &plan.steps {
@@ -272,7 +273,7 @@ impl<'a> Player<'a> {
         Ok(self.outcome)
     }
 
-    /// Waits until what is there all the time is where it began: all its moves are done.
+    /// Waits until every tensor that always exists is where it began: until all its moves are done.
     fn settle(&mut self) -> Result<(), PlanError> {
         let unsettled = |player: &Self| {
             let on_the_way = player.active.iter().flatten().map(|transfer| transfer.tensor);
@@ -285,7 +286,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    /// A kernel, or a recomputation, from its beginning to its end.
+    /// Runs a kernel or a recomputation from beginning to end.
     fn carry_out(&mut self, kernel: &Kernel) {
         self.count_accesses(kernel);
         self.is_running = true;
@@ -309,7 +310,7 @@ impl<'a> Player<'a> {
         kernel.writes.iter().for_each(|access| self.written_by[access.tensor] = self.runs);
     }
 
-    /// Computes a tensor again, before a kernel.
+    /// Recomputes a tensor before a kernel.
     fn recompute(&mut self, kernel: usize, tensor: usize, to: usize) -> Result<(), PlanError> {
         let Some(again) = &self.problem.tensors()[tensor].recompute else {
             return Err(PlanError::NoRecompute { tensor });
@@ -334,7 +335,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Lets time pass until there is no obstacle any more.
+    /// Lets time pass until no obstacle is left.
     fn wait_for(
         &mut self,
         kernel: usize,
@@ -358,7 +359,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Why a kernel cannot begin now.
+    /// Returns the reason why a kernel cannot begin now.
     fn obstacle(&self, number: usize, kernel: &Kernel) -> Result<Option<Cause>, PlanError> {
         let is_born = |tensor: usize| {
             let life = self.problem.lifetime(tensor).filter(|life| *life.start() == number);
@@ -412,7 +413,7 @@ impl<'a> Player<'a> {
         self.outcome.peak_bytes[tier] = self.outcome.peak_bytes[tier].max(self.used[tier]);
     }
 
-    /// A tensor is nowhere any more; if it is on its way, that ends.
+    /// Ends a tensor's existence; a transfer of it ends too.
     fn end(&mut self, tensor: usize) {
         if let State::At(tier) = std::mem::replace(&mut self.states[tensor], State::Gone) {
             self.used[tier] -= self.problem.bytes_in(tensor, tier);
@@ -424,7 +425,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Runs something whose duration follows from what else is under way.
+    /// Runs a kernel or recomputation whose duration depends on the transfers in progress.
     fn run(&mut self, duration_ns: impl Fn(&Self) -> f64) {
         let mut left = 1.0;
         loop {
@@ -441,7 +442,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Nanoseconds that a kernel takes, as long as nothing changes.
+    /// Returns the nanoseconds that a kernel takes while nothing else changes.
     fn duration_ns(&self, kernel: &Kernel) -> f64 {
         let tiers = self.problem.tiers();
         let taken = |bandwidth: fn(&Tier) -> u64, all: &[Accessed], end: fn(&Link) -> usize| -> f64 {
@@ -459,14 +460,14 @@ impl<'a> Player<'a> {
             + taken(|tier| tier.write_bandwidth, &self.writes, |link| link.to)
     }
 
-    /// The share of a tier's bandwidth that tensors on their way take, at one end of their links.
+    /// Returns the share of a tier's bandwidth that transfers take at one end of their links.
     fn load(&self, tier: usize, bandwidth: u64, end: fn(&Link) -> usize) -> f64 {
         let links = self.problem.links().iter().enumerate();
         let rates = links.filter(|(_, link)| end(link) == tier).map(|(number, _)| self.rate(number));
         (rates.sum::<f64>() / bandwidth as f64).min(1.0)
     }
 
-    /// Bytes per second on a link.
+    /// Returns the bytes per second on a link.
     fn rate(&self, number: usize) -> f64 {
         if !self.is_moving(number) {
             return 0.0;
@@ -483,14 +484,14 @@ impl<'a> Player<'a> {
         self.active[link].is_some_and(|transfer| !transfer.is_there())
     }
 
-    /// Until the next tensor is where it goes to.
+    /// Returns the nanoseconds until the next transfer arrives.
     fn next_arrival_ns(&self) -> Option<f64> {
         let left = |link: usize| self.active[link].filter(|transfer| !transfer.is_there());
         let arrivals = (0..self.active.len()).filter_map(|link| Some(left(link)?.left_bytes * 1e9 / self.rate(link)));
         arrivals.min_by(f64::total_cmp)
     }
 
-    /// Lets time pass, no longer than until the next arrival.
+    /// Lets time pass, at most until the next arrival.
     fn pass(&mut self, ns: f64) {
         let moved: Vec<f64> = (0..self.active.len()).map(|link| self.rate(link) * ns / 1e9).collect();
         self.now += ns;
@@ -502,7 +503,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Ends what has come over a link, unless the kernel that runs uses it where it was.
+    /// Completes a transfer that has arrived, unless the running kernel uses the tensor in its old tier.
     fn arrive_if_there(&mut self, link: usize) {
         if let Some(Transfer { tensor, .. }) = self.active[link].filter(Transfer::is_there)
             && !self.is_used_now(&self.used_by, tensor)
@@ -511,7 +512,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Whether the kernel that runs is the last of these.
+    /// Returns whether the running kernel is the last recorded in `last` for the tensor.
     fn is_used_now(&self, last: &[usize], tensor: usize) -> bool {
         self.is_running && last[tensor] == self.runs
     }
@@ -527,7 +528,7 @@ impl<'a> Player<'a> {
         *moved = moved.saturating_add(self.problem.moved_bytes(tensor, link));
     }
 
-    /// Starts what may start on every link.
+    /// Starts every transfer that may start.
     fn start_transfers(&mut self) {
         for link in 0..self.waiting.len() {
             while self.active[link].is_none()
@@ -540,7 +541,7 @@ impl<'a> Player<'a> {
                     break;
                 }
                 match self.states[tensor] {
-                    // It was given up before it moved, or is not there at all.
+                    // It was dropped before the move, or does not exist at all.
                     _ if drops < self.drops[tensor] => _ = self.waiting[link].pop_front(),
                     State::Gone | State::Unborn => _ = self.waiting[link].pop_front(),
                     State::At(tier) if tier == from && self.on_link[tensor].is_none() && self.has_room(to, bytes) => {
@@ -551,7 +552,7 @@ impl<'a> Player<'a> {
                         self.active[link] = Some(Transfer { tensor, left_bytes });
                         self.arrive_if_there(link);
                     }
-                    // It is still to come there, or there is no room yet.
+                    // It has not arrived in the source tier yet, or there is no room yet.
                     State::At(_) => break,
                 }
             }
@@ -561,14 +562,14 @@ impl<'a> Player<'a> {
 
 impl Transfer {
     fn is_there(&self) -> bool {
-        // Less than a byte is what rounding left.
+        // Less than a byte is a rounding error.
         self.left_bytes < 0.5
     }
 }
 
 impl Tier {
-    /// Nanoseconds that accesses, so many times, of so many bytes together, take longer than in a kernel's time, which is of
-    /// the fastest tier, while a share of the bandwidth is in use.
+    /// Returns the nanoseconds by which accesses take longer than in a kernel's own time, which assumes the fastest
+    /// tier. `share` of the bandwidth is taken by transfers.
     pub(crate) fn extra_ns(
         &self,
         fastest: &Self,
@@ -582,7 +583,7 @@ impl Tier {
         (bytes as f64 * 1e9 * (slower - 1.0 / bandwidth(fastest) as f64)).max(0.0) + waits_ns
     }
 
-    /// How many times longer an access takes while a share of the bandwidth is in use.
+    /// Returns the factor by which an access takes longer while a share of the bandwidth is in use.
     fn loaded_factor(&self, share: f64) -> f64 {
         let Some(above) = self.loaded.iter().position(|point| point[0] >= share) else {
             return self.loaded.last().map_or(1.0, |point| point[1]);

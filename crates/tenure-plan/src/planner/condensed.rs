@@ -1,8 +1,8 @@
-//! Problems of very many kernels, planned as problems of fewer: neighbours become one kernel.
+//! Condensed problems: problems of very many kernels are planned with groups of neighbouring kernels merged.
 //!
-//! A training step has thousands of kernels and some hundreds of tensors that may move. Where nothing is written but
-//! workspaces, kernels that follow each other are alike to a planner: together they take the sum of their times, and room for
-//! the largest of their workspaces.
+//! A training step has thousands of kernels and some hundreds of tensors that may move. Consecutive kernels that write
+//! only workspaces are alike to a planner: merged, they take the sum of their times, and room for the largest of their
+//! workspaces.
 
 use std::ops::Range;
 
@@ -14,27 +14,28 @@ use crate::plan::{Action, Plan, Step};
 use crate::problem::{Access, Kernel, Parts, Problem, Recompute, Tensor};
 use crate::simulate;
 
-/// A planner that is asked about a condensed problem where one has many kernels. Its plan is one of the whole problem, and
-/// was played against that; where that cannot be, the planner is asked about the whole problem.
+/// A planner that condenses a problem of many kernels and asks another planner about it. The resulting plan is expanded
+/// to the whole problem and judged there. If that is not possible, it asks the planner about the whole problem.
 ///
-/// How many plans are tried follows from the problem's size, if the options do not say.
+/// If the options do not limit the number of plans to try, it follows from the problem's size.
 #[derive(Clone, Copy)]
 pub struct Condensed<'a> {
     /// The planner.
     pub planner: &'a dyn Planner,
-    /// Problems of no more kernels are planned as they are. Others get about as many, and one for each tensor that is written.
+    /// Problems with at most this many kernels are not condensed. Others are condensed to about as many, plus one for
+    /// each tensor that is written.
     pub most_kernels: usize,
 }
 
 impl<'a> Condensed<'a> {
-    /// Asks a planner about some hundreds of kernels, for which it takes less than a second.
+    /// Makes a planner that asks `planner` about some hundreds of kernels, which takes less than a second.
     pub fn new(planner: &'a dyn Planner) -> Self {
         Self { planner, most_kernels: 500 }
     }
 
-    /// How many plans of a problem are tried: fewer of larger problems.
+    /// Returns the number of plans to try: fewer for larger problems.
     fn evaluations(problem: &Problem) -> u64 {
-        /// Kernels and tensors of all plans together.
+        /// Kernels plus tensors, summed over all plans.
         const WORK: u64 = 500_000;
         let size = (problem.kernels().len() + problem.tensors().len()).max(1) as u64;
         (WORK / size).clamp(100, 4000)
@@ -62,7 +63,8 @@ impl Planner for Condensed<'_> {
             && let Some(condensed) = groups.condense(problem)
             && let Ok(planned) = self.ask(&condensed, options, watch)
         {
-            // A tensor that comes back early in a group may take the room of a later kernel of it: then all come back late.
+            // A tensor that returns early in a group may take the room of a later kernel of the group: try a plan with
+            // late returns too.
             let plans = [false, true].map(|is_late| groups.expand(problem, &planned.plan, is_late));
             if let Some(plan) = plans.into_iter().find(|plan| simulate(problem, plan).is_ok()) {
                 return Ok(Planned { plan, ..planned });
@@ -72,20 +74,20 @@ impl Planner for Condensed<'_> {
     }
 }
 
-/// Kernels that become one.
+/// Groups of kernels, each merged into one.
 struct Groups {
     /// The kernels of each group.
     kernels: Vec<Range<usize>>,
-    /// The numbers of the tensors that are no workspaces of one kernel.
+    /// The numbers of the tensors that are not workspaces of one kernel.
     tensors: Vec<usize>,
-    /// By tensor: its number in the condensed problem, if it is one of these.
+    /// For each tensor: its number in the condensed problem, or `None` for a workspace.
     numbers: Vec<Option<usize>>,
 }
 
 impl Groups {
-    /// Groups that take at most two `most`-ths of the time of all kernels, and no more room than some kernel does alone. A
-    /// kernel that writes anything but workspaces is the last of its group, so that tensors come to be in the same order. None
-    /// if workspaces might be elsewhere than in the first tier.
+    /// Forms groups. Each takes at most two `most`-ths of the time of all kernels, and no more room than the largest
+    /// single kernel. A kernel that writes a tensor other than a workspace is the last of its group, so that tensors
+    /// are created in the same order. Returns `None` if workspaces might be in another tier than the first.
     fn of(problem: &Problem, most: usize) -> Option<Self> {
         if problem.tiers().iter().skip(1).any(|tier| tier.is_reachable) {
             return None;
@@ -120,7 +122,8 @@ impl Groups {
         Some(groups)
     }
 
-    /// The problem whose kernels are the groups: each has one workspace, of the bytes of the largest of its kernels'.
+    /// Makes the problem whose kernels are the groups. Each group has one workspace, as large as the largest of its
+    /// kernels' workspaces.
     fn condense(&self, problem: &Problem) -> Option<Problem> {
         let mut parts = Parts {
             name: problem.name().into(),
@@ -153,11 +156,11 @@ impl Groups {
             }
             parts.kernels.push(merged);
         }
-        // Another tensor may have a workspace's key.
+        // A tensor may already have the key of a merged workspace: then there is no condensed problem.
         Problem::new(parts).ok()
     }
 
-    /// A tensor as the condensed problem has it. What is made of a workspace is not computed again.
+    /// Returns a tensor of the condensed problem. It cannot be recomputed if its inputs include a workspace.
     fn tensor(&self, tensor: &Tensor) -> Tensor {
         let recompute = tensor.recompute.as_ref().and_then(|Recompute { time_ns, inputs }| {
             let inputs = inputs.iter().map(|input| self.numbers[*input]).collect::<Option<Vec<usize>>>()?;
@@ -170,8 +173,8 @@ impl Groups {
         accesses.iter().filter_map(|access| Some(Access { tensor: self.numbers[access.tensor]?, bytes: access.bytes }))
     }
 
-    /// The plan of the whole problem that does what a plan of the condensed one does. What comes back does so with the first
-    /// kernel of a group, or with the last if it `is_late`.
+    /// Expands a plan of the condensed problem to the whole problem. A tensor returns at the first kernel of a group,
+    /// or at the last if `is_late`.
     fn expand(&self, problem: &Problem, plan: &Plan, is_late: bool) -> Plan {
         let mut places = vec![0; problem.tensors().len()];
         self.tensors.iter().zip(&plan.places).for_each(|(tensor, place)| places[*tensor] = *place);
@@ -182,7 +185,7 @@ impl Groups {
                 Action::Drop => end - 1,
                 Action::Move { to: 0 } if is_late => end - 1,
                 Action::Move { to: 0 } | Action::Recompute { .. } => start,
-                // Not before the last kernel of the group that uses it.
+                // At the earliest at the last kernel of the group that uses the tensor.
                 Action::Move { .. } => {
                     let used = users[tensor].partition_point(|kernel| *kernel < end);
                     users[tensor][..used].last().map_or(start, |last| start.max(*last))
@@ -203,7 +206,7 @@ struct Room {
 }
 
 impl Room {
-    /// Adds a kernel. The bytes of all.
+    /// Adds a kernel. Returns the bytes of all kernels added so far.
     fn with(&mut self, problem: &Problem, groups: &Groups, kernel: &Kernel) -> u64 {
         let mut workspace_bytes = 0;
         for Access { tensor, .. } in kernel.accesses() {

@@ -1,9 +1,10 @@
-//! From decisions to a plan: tensors are treated one after the other, and each gets room and links that those before it left.
+//! The decoder: turns decisions about tensors into a plan. Each tensor in turn gets the room and link time that the
+//! tensors before it left.
 //!
-//! Times are those of kernels that wait for nothing. A tensor is where it is needed at each of its uses, and in the gaps
-//! between them it stays, is moved away and back, or is given up and computed again. What is found to fit is played without
-//! waits, as far as links do what they should; where nothing fits, it goes away and comes back all the same, and kernels wait.
-//! Of the slower tiers, each tensor has the first with room.
+//! Times are those of kernels that never wait. At each of its uses a tensor is where it is needed; in the gaps between
+//! uses it stays, moves away and back, or is dropped and recomputed. If a tensor fits, its moves cause no waits, as
+//! long as links reach their nominal speed. If nothing fits, it still moves away and back, and kernels wait. Among the
+//! slower tiers, each tensor gets the first one with room.
 
 use std::ops::Range;
 
@@ -13,35 +14,36 @@ use crate::Plan;
 use crate::problem::Problem;
 use crate::uses::{Use, uses};
 
-/// What is tried first with a tensor. If it cannot be, the others are.
+/// The treatment that is tried first with a tensor. If it is impossible, the others are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
     /// It stays in the first tier.
     Keep,
-    /// It is moved away in the gaps between its uses, and back.
+    /// It moves away in the gaps between its uses, and back.
     Away,
-    /// It is given up, and computed again before it is needed.
+    /// It is dropped, and recomputed before it is needed.
     Recompute,
-    /// It is in a slower tier that kernels reach, all its life.
+    /// It is in a slower tier that kernels reach, for its whole lifetime.
     Slow,
 }
 
 impl Treatment {
-    /// All of them.
+    /// All treatments.
     pub const ALL: [Self; 4] = [Self::Keep, Self::Away, Self::Recompute, Self::Slow];
 }
 
-/// What is decided of the tensors of a problem.
+/// The decisions about the tensors of a problem.
 #[derive(Clone, Debug)]
 pub struct Decisions {
-    /// The greatest has its way first; of equals, the earlier in the problem.
+    /// A priority for each tensor: the highest is treated first, and of equal ones the earlier in the problem.
     pub priorities: Vec<f64>,
-    /// What is tried first with each.
+    /// The treatment that is tried first with each tensor.
     pub treatments: Vec<Treatment>,
 }
 
 impl Decisions {
-    /// All are kept, as far as there is room, those first that come first in `order`, and those last that it leaves out.
+    /// Decides to keep all tensors as far as there is room, first the tensors of `order` in their order, last the
+    /// others.
     pub fn keep(tensors: usize, order: &[usize]) -> Self {
         let mut priorities = vec![0.0; tensors];
         for (rank, tensor) in order.iter().enumerate() {
@@ -51,26 +53,27 @@ impl Decisions {
     }
 }
 
-/// Makes plans of decisions about a problem's tensors.
+/// Makes plans from decisions about a problem's tensors.
 pub struct Decoder<'a> {
     pub(super) problem: &'a Problem,
-    /// When each kernel begins, and when the last ends, in nanoseconds.
+    /// The time at which each kernel begins, and the time at which the last ends, in nanoseconds.
     pub(super) begins: Vec<f64>,
-    /// The kernels that need each tensor, in their order. What is there all the time is needed at both ends or at none.
+    /// The kernels that need each tensor, in their order. A tensor that always exists is needed at both ends of the
+    /// iteration or at neither.
     pub(super) uses: Vec<Vec<usize>>,
-    /// What can be computed again of each tensor, and comes behind it.
+    /// For each tensor, the tensors that can be recomputed from it and come after it.
     made_of: Vec<Vec<usize>>,
-    /// Where tensors are moved away to: the first with room.
+    /// The tiers that tensors move away to; each tensor takes the first with room.
     pub(super) aways: Vec<Away>,
-    /// The tiers that kernels reach beside the first.
+    /// The tiers other than the first that kernels reach.
     pub(super) slows: Vec<usize>,
-    /// Nanoseconds that kernels take longer if a tensor is in the first of these.
+    /// The nanoseconds by which kernels take longer if a tensor is in the first of `slows`.
     slower_ns: Vec<f64>,
-    /// Whether tensors may move or be computed again.
+    /// Whether tensors may move or be recomputed.
     pub(super) changes: bool,
 }
 
-/// A tier beside the first, and the ways there and back.
+/// A tier other than the first, with the links there and back.
 #[derive(Clone, Copy)]
 pub(super) struct Away {
     pub(super) tier: usize,
@@ -78,8 +81,8 @@ pub(super) struct Away {
     pub(super) back: usize,
 }
 
-/// Kernels that do not need a tensor, until the first that needs it again. What is there all the time may be away from the end
-/// of an iteration to the beginning of the next: then `to` comes before `from`.
+/// The kernels between two uses of a tensor. A tensor that always exists may be away from the end of an iteration to
+/// the beginning of the next: then `to` comes before `from`.
 #[derive(Clone, Copy)]
 pub(super) struct Gap {
     pub(super) from: usize,
@@ -87,7 +90,7 @@ pub(super) struct Gap {
 }
 
 impl Gap {
-    /// Whether there is a kernel in it.
+    /// Returns whether it contains a kernel.
     fn is_wide(self) -> bool {
         self.to > self.from
     }
@@ -96,7 +99,7 @@ impl Gap {
         self.to < self.from
     }
 
-    /// The same as ranges, of so many kernels.
+    /// Returns the gap as ranges of kernels, out of `all` kernels.
     pub(super) fn kernels(self, all: usize) -> [Range<usize>; 2] {
         if self.is_around() { [self.from..all, 0..self.to] } else { [self.from..self.to, 0..0] }
     }
@@ -107,7 +110,7 @@ impl Gap {
 }
 
 impl<'a> Decoder<'a> {
-    /// For a problem that has tiers. Where the score counts, tensors stay where they are.
+    /// Makes a decoder for a problem that has tiers. If the objective is the score, tensors stay where they are.
     pub fn new(problem: &'a Problem, objective: Objective) -> Self {
         let others = 1..problem.tiers().len();
         let slows: Vec<usize> = others.clone().filter(|tier| problem.tiers()[*tier].is_reachable).collect();
@@ -138,7 +141,7 @@ impl<'a> Decoder<'a> {
         Self { problem, begins: problem.begins_ns(), uses, made_of, aways, slows, slower_ns, changes }
     }
 
-    /// Whether a treatment is anything else than keeping a tensor.
+    /// Returns whether a treatment differs from keeping the tensor.
     pub fn is_possible(&self, tensor: usize, treatment: Treatment) -> bool {
         match treatment {
             Treatment::Keep => true,
@@ -151,11 +154,11 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// The plan in which tensors are treated as was decided, the first in the order of their priorities, as far as those before
+    /// Makes the plan that treats tensors as decided, in the order of their priorities, as far as the tensors before
     /// leave room.
     ///
     /// # Panics
-    /// If there are not as many decisions as tensors.
+    /// Panics if the number of decisions is not the number of tensors.
     pub fn decode(&self, decisions: &Decisions) -> Plan {
         let mut order: Vec<usize> = (0..self.problem.tensors().len()).collect();
         order.sort_by(|left, right| decisions.priorities[*right].total_cmp(&decisions.priorities[*left]));
@@ -164,7 +167,8 @@ impl<'a> Decoder<'a> {
             order.iter().for_each(|tensor| self.treat(*tensor, decisions, &mut schedule));
             schedule
         };
-        // Where kernels reach the first tier only, or too little of others, everybody's uses come before anybody's gaps.
+        // If kernels reach only the first tier, or other tiers have too little room, room for all uses is reserved
+        // before any gap is filled.
         let mut found = schedule(self.slows.is_empty());
         if found.is_overfull() && self.changes && !self.slows.is_empty() {
             found = schedule(true);
@@ -172,8 +176,8 @@ impl<'a> Decoder<'a> {
         found.into_plan()
     }
 
-    /// Treats a tensor, behind those that are to be computed again of it: then it is there, or computed again, when they need
-    /// it.
+    /// Treats a tensor. The tensors that are to be recomputed from it are treated first, so that it exists, or is
+    /// recomputed, when they need it.
     fn treat(&self, tensor: usize, decisions: &Decisions, schedule: &mut Schedule<'_, '_>) {
         let mut waiting = vec![tensor];
         while let Some(tensor) = waiting.last().copied() {
@@ -189,8 +193,8 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// What it takes to have a tensor in the first tier that it can move to, in all gaps that are long enough: nanoseconds of
-    /// links, and when it is in the fastest.
+    /// Returns the cost of moving a tensor away in all gaps that are long enough: nanoseconds on each link, and the
+    /// kernels during which it is in the first tier.
     pub(super) fn away(&self, tensor: usize) -> (Vec<(usize, f64)>, Vec<Range<usize>>) {
         let (mut links, mut room) = (Vec::new(), self.stays(tensor));
         let Some(away) = self.aways.first() else { return (links, room) };
@@ -209,14 +213,16 @@ impl<'a> Decoder<'a> {
         (links, room)
     }
 
-    /// What it takes to compute a tensor again after each gap: nanoseconds, and when it is in the first tier.
+    /// Returns the cost of recomputing a tensor after each gap: nanoseconds, and the kernels during which it is in the
+    /// first tier.
     pub(super) fn again(&self, tensor: usize) -> (f64, Vec<Range<usize>>) {
         let gaps = self.gaps(tensor, &[]).len();
         let once = self.problem.tensors()[tensor].recompute.as_ref().map_or(0, |again| again.time_ns);
         (once as f64 * gaps as f64, self.stays(tensor))
     }
 
-    /// Nanoseconds that kernels take longer if a tensor is in the next tier that they reach; infinite if there is none.
+    /// Returns the nanoseconds by which kernels take longer if a tensor is in the next tier that they reach; infinite
+    /// if there is none.
     pub fn slower_ns(&self, tensor: usize) -> f64 {
         self.slower_ns[tensor]
     }
@@ -224,17 +230,17 @@ impl<'a> Decoder<'a> {
         self.problem.moved_bytes(tensor, link) as f64 * 1e9 / self.problem.links()[link].bandwidth as f64
     }
 
-    /// Where it is noted what is taken of a link: one that shares its bandwidth has the same.
+    /// Returns the index of a link's timeline; links that share their bandwidth have the same.
     pub(super) fn line(&self, link: usize) -> usize {
         let links = self.problem.links();
         let shares = |other: &usize| links[link].shared_with == Some(*other) || links[*other].shared_with == Some(link);
         (0..link).find(shares).unwrap_or(link)
     }
 
-    /// Whether `input` is there before a kernel, with what it had when `tensor` was computed from it.
+    /// Returns whether `input` exists before a kernel, with the content from which `tensor` was computed.
     pub(super) fn is_as_before(&self, input: usize, tensor: usize, kernel: usize) -> bool {
         let (uses, computed) = (&self.uses[input], self.uses[tensor][0]);
-        // What no kernel uses may be anywhere. What came to be before can be computed again before.
+        // A tensor that no kernel uses may be in any tier. An input that was created before can be recomputed before.
         let is_there = uses.first().zip(uses.last()).is_some_and(|(first, last)| {
             let input = &self.problem.tensors()[input];
             input.is_always_there()
@@ -244,7 +250,7 @@ impl<'a> Decoder<'a> {
         is_there && !uses.iter().filter(|use_of| (computed + 1..kernel).contains(use_of)).any(writes)
     }
 
-    /// The gaps between the uses of a tensor and others of it.
+    /// Returns the gaps between the uses of a tensor and `others`, further kernels that need it.
     pub(super) fn gaps(&self, tensor: usize, others: &[usize]) -> Vec<Gap> {
         let mut uses = self.uses[tensor].clone();
         uses.extend(others);
@@ -259,8 +265,8 @@ impl<'a> Decoder<'a> {
         gaps
     }
 
-    /// The kernels during which a tensor must be in the first tier if it is used there: those that need it, and what lies
-    /// between them and is no gap.
+    /// Returns the kernels during which a tensor must be in the first tier if it is used there: the kernels that need
+    /// it, and those between them that form no gap.
     pub(super) fn stays(&self, tensor: usize) -> Vec<Range<usize>> {
         let mut stays: Vec<Range<usize>> = Vec::new();
         for kernel in self.uses[tensor].iter().copied() {
@@ -272,13 +278,13 @@ impl<'a> Decoder<'a> {
         stays
     }
 
-    /// The kernel that runs from a time on.
+    /// Returns the kernel that starts at or after a time.
     pub(super) fn kernel_from(&self, ns: f64) -> usize {
         self.begins.partition_point(|begin| *begin <= ns).saturating_sub(1)
     }
 
-    /// The kernel during which a tensor that has left by a time is still there: at least the last before the gap, for
-    /// kernels and transfers may take no time.
+    /// Returns the last kernel during which a tensor that has left by a time still exists in the first tier: at least
+    /// the last before the gap, since kernels and transfers may take no time.
     pub(super) fn gone_at(&self, gap: Gap, ns: f64) -> usize {
         self.begins.partition_point(|begin| *begin < ns).max(gap.from) - 1
     }

@@ -1,4 +1,4 @@
-//! Judging plans: each is played, counted, and kept if it is the best so far.
+//! The evaluator: plays each plan, counts it, and keeps the best so far.
 
 #[cfg(feature = "milp")]
 use std::ops::ControlFlow;
@@ -17,20 +17,20 @@ pub struct Evaluator<'a, 'w> {
     watch: &'w mut Watch<'w>,
     begun: Instant,
     evaluations: u64,
-    /// Plans of those that it may try that are set aside for later.
+    /// Plans out of the limit that are reserved for later.
     reserved: u64,
-    /// What the best costs, the bytes that it moves, and the plan.
+    /// The cost of the best plan, the bytes that it moves, and the plan.
     best: Option<(f64, u64, Plan)>,
-    /// Why the last plan that could not be played could not.
+    /// The error of the last plan that could not be played.
     refused: PlanError,
     is_stopped: bool,
     is_ideal: bool,
-    /// What no plan can cost less than.
+    /// A lower bound on the cost of every plan.
     least: f64,
 }
 
 impl<'a, 'w> Evaluator<'a, 'w> {
-    /// Nothing tried yet. Time begins to run.
+    /// Makes an evaluator that has tried no plan. The time limit starts now.
     pub fn new(problem: &'a Problem, options: &PlannerOptions, watch: &'w mut Watch<'w>) -> Self {
         Self {
             problem,
@@ -50,27 +50,27 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         }
     }
 
-    /// Whether another plan may be tried, and may cost less. The first always may.
+    /// Returns whether another plan may be tried and may cost less. The first plan may always be tried.
     pub fn may_go_on(&self) -> bool {
         !self.is_ideal && self.may_try()
     }
 
-    /// Whether no plan can cost less than the best.
+    /// Returns whether no plan can cost less than the best.
     pub(super) fn is_ideal(&self) -> bool {
         self.is_ideal
     }
 
-    /// Sets aside a part of the plans that may be tried, in place of what was set aside before.
+    /// Reserves `plans` of the plans that may be tried; replaces the earlier reservation.
     pub(super) fn reserve(&mut self, plans: u64) {
         self.reserved = plans;
     }
 
-    /// The best plan so far, and its cost.
+    /// Returns the best plan so far, and its cost.
     pub(super) fn best(&self) -> Option<(f64, &Plan)> {
         self.best.as_ref().map(|(cost, _, plan)| (*cost, plan))
     }
 
-    /// Whether another plan may be tried, if only one that does less.
+    /// Returns whether another plan may be tried, even if it can only have fewer moves or steps.
     pub(super) fn may_try(&self) -> bool {
         self.best.is_none() && self.evaluations == 0
             || !self.is_stopped
@@ -78,9 +78,9 @@ impl<'a, 'w> Evaluator<'a, 'w> {
                 && self.options.evaluations.is_none_or(|most| self.evaluations + self.reserved < most)
     }
 
-    /// What a plan costs, the less the better: nanoseconds, or the share of accessed bytes that the first tier does not
-    /// serve. Infinite if it cannot be played. Of plans that cost the same, that which moves fewer bytes is kept, or takes fewer
-    /// steps.
+    /// Plays a plan and returns its cost, the lower the better: nanoseconds, or the share of accessed bytes that the
+    /// first tier does not serve. Infinite if the plan cannot be played. Of plans that cost the same, the evaluator
+    /// keeps the one that moves fewer bytes, then the one with fewer steps.
     pub fn cost(&mut self, plan: &Plan) -> f64 {
         let played = simulate(self.problem, plan);
         let cost = played.as_ref().map_or(f64::INFINITY, |outcome| self.options.objective.cost(outcome));
@@ -104,7 +104,7 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         cost
     }
 
-    /// Tells whoever watches, between two plans, of what a solver has, or else of the best so far.
+    /// Reports progress to the caller between two plans: the solver's best value `found`, or else the best so far.
     #[cfg(feature = "milp")]
     pub(super) fn pause(&mut self, found: Option<f64>) -> ControlFlow<()> {
         let best = self.best.as_ref().map(|(cost, ..)| self.options.objective.of_cost(*cost));
@@ -113,16 +113,16 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         told
     }
 
-    /// How much time is left.
+    /// Returns the time that is left.
     #[cfg(feature = "milp")]
     pub(super) fn left(&self) -> Duration {
         self.options.time_limit.saturating_sub(self.begun.elapsed())
     }
 
-    /// The best of all.
+    /// Returns the best plan.
     ///
     /// # Errors
-    /// [`PlannerError::Plan`] if none could be played, with the reason of the last.
+    /// [`PlannerError::Plan`] if no plan could be played, with the error of the last.
     pub fn finish(self) -> Result<Planned, PlannerError> {
         let (.., plan) = self.best.ok_or(self.refused)?;
         Ok(Planned { plan, evaluations: self.evaluations, bound: None, elapsed: self.begun.elapsed() })
@@ -130,16 +130,16 @@ impl<'a, 'w> Evaluator<'a, 'w> {
 }
 
 impl Objective {
-    /// What came of a plan as a cost: the less the better.
+    /// Converts the outcome of a plan to a cost: the lower the better.
     pub fn cost(self, outcome: &Outcome) -> f64 {
         match self {
             Self::Score => 1.0 - outcome.score(),
-            // To a picosecond: what is less is what sums of times were rounded by.
+            // Rounded to a picosecond: smaller differences are rounding errors of sums.
             Self::Makespan => (outcome.makespan_ns * 1e3).round() / 1e3,
         }
     }
 
-    /// A cost as what the objective is called after.
+    /// Converts a cost to the value of the objective.
     fn of_cost(self, cost: f64) -> f64 {
         match self {
             Self::Score => 1.0 - cost,

@@ -1,4 +1,4 @@
-//! Evolutionary search: decisions are crossed and changed, the better ones more often.
+//! Evolutionary search: crosses and mutates decisions, and prefers the better ones as parents.
 
 use rand::rngs::Xoshiro256PlusPlus as Random;
 use rand::{RngExt, SeedableRng};
@@ -6,18 +6,18 @@ use rand::{RngExt, SeedableRng};
 use super::{Decisions, Decoder, Evaluator, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin};
 use crate::{Problem, Rule};
 
-/// How many there are: more than the rules.
+/// The size of the population: more than there are rules.
 pub(super) const POPULATION: usize = 40;
-/// How many of which the best becomes a parent.
+/// The number of candidates of which the best becomes a parent.
 const TOURNAMENT: usize = 3;
-/// Tensors of a child whose decisions are changed, on average.
+/// The average number of tensors of a child whose decisions are mutated.
 const MUTATIONS: f64 = 3.0;
 
-/// A population of decisions. It begins with the rules and with random ones; children take the decisions of each tensor from
-/// one of two parents, some are changed, and a child takes the place of the worst.
+/// Evolves a population of decisions. It begins with the rules and with random decisions. A child takes the decisions
+/// of each tensor from one of two parents, some of them are mutated, and the child replaces the worst.
 #[derive(Clone, Copy, Debug)]
 pub struct Evolutionary {
-    /// Plans to try, if the options do not say how many.
+    /// Plans to try if the options do not limit them.
     pub evaluations: u64,
 }
 
@@ -46,8 +46,8 @@ impl Planner for Evolutionary {
 }
 
 impl Evolutionary {
-    /// Tries plans as long as `evaluator` allows. It may judge by another problem than the one that is told: by the truth,
-    /// where times are not known well.
+    /// Tries plans as long as `evaluator` allows. It may judge by another problem than `problem`: by the true costs, if
+    /// `problem` only estimates them.
     pub fn search(&self, problem: &Problem, options: &PlannerOptions, evaluator: &mut Evaluator<'_, '_>) {
         let decoder = Decoder::new(problem, options.objective);
         let mut genes = Genes::new(problem, &decoder, options.seed);
@@ -63,7 +63,7 @@ impl Evolutionary {
     }
 }
 
-/// Lets a population, of at least one, have children as long as the evaluator allows.
+/// Lets a population of at least one member have children as long as the evaluator allows.
 pub(super) fn evolve(
     population: &mut [(f64, Decisions)],
     genes: &mut Genes,
@@ -81,7 +81,7 @@ pub(super) fn evolve(
     }
 }
 
-/// What can be decided, at random.
+/// Random decisions.
 pub(super) struct Genes {
     possible: Vec<Vec<Treatment>>,
     random: Random,

@@ -1,20 +1,20 @@
-//! FlashNeuron's scheduler (Bae and others, FAST 2021), as its code has it: which tensors that the forward pass saves are
-//! offloaded. Reads of the backward pass are not modelled, and ratios of compression are a fixed 2. It knows the device's memory
-//! and one place to offload to, which is as fast as the first link out of the first tier; where there are more, the decoder
-//! takes the first with room, as for every planner.
+//! FlashNeuron's scheduler (Bae and others, FAST 2021), following its code: decides which of the tensors saved by the
+//! forward pass are offloaded. It does not model the backward pass's reads, and takes a fixed compression ratio of 2.
+//! It models the device's memory and one place to offload to, as fast as the first link out of the first tier. If there
+//! are several places, the decoder takes the first with room, as for every planner.
 
 use super::{Decisions, Decoder, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin};
 use crate::Problem;
 
-/// FlashNeuron's two phases choose what is offloaded. When it comes back, and what the rest does where it does not fit, are
-/// the [`Decoder`]'s. It knows time only: asked for the score, for which nothing moves, what it would offload is what has room in
-/// the first tier last.
+/// FlashNeuron's two phases choose the tensors to offload. The [`Decoder`] decides when they return, and treats the
+/// others if they do not fit. The scheduler knows only time: if the objective is the score, for which nothing moves,
+/// the tensors that it would offload get room in the first tier last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlashNeuron;
 
-/// Smaller tensors are not offloaded.
+/// Tensors of at most this many bytes are not offloaded.
 const MIN_BYTES: u64 = 1 << 20;
-/// The share of the pool that saved tensors may have.
+/// The share of the pool that saved tensors may take.
 const POOL_SHARE: f64 = 0.6;
 
 impl Planner for FlashNeuron {
@@ -35,7 +35,7 @@ impl Planner for FlashNeuron {
 }
 
 impl FlashNeuron {
-    /// What it decides: what stays has room first.
+    /// Decides: the tensors that stay get room first.
     pub(super) fn decide(problem: &Problem) -> Decisions {
         let mut decisions = Decisions::keep(problem.tensors().len(), &[]);
         for tensor in Saved::of(problem).choose() {
@@ -50,28 +50,28 @@ impl FlashNeuron {
 struct Candidate {
     tensor: usize,
     bytes: f64,
-    /// When it is saved, in nanoseconds of the forward pass.
+    /// The time at which it is saved, in nanoseconds of the forward pass.
     saved_ns: f64,
-    /// How long it takes to write.
+    /// The nanoseconds that writing it takes.
     write_ns: f64,
     codec: Codec,
 }
 
-/// How a tensor can be made smaller. The second implies the first.
+/// A way to compress a tensor. `Sparse` includes `Half`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Codec {
     None,
     /// Half the bits.
     Half,
-    /// Zeros left out, and half the bits of the rest.
+    /// Zeros left out, and half the bits of the other values.
     Sparse,
 }
 
-/// What the scheduler chooses of.
+/// The tensors from which the scheduler chooses.
 struct Saved {
-    /// In the order in which they are saved.
+    /// The tensors, in the order in which they are saved.
     candidates: Vec<Candidate>,
-    /// Bytes that must go.
+    /// Bytes that must be offloaded.
     excess: f64,
     forward_ns: f64,
 }
@@ -82,7 +82,8 @@ impl Saved {
         let begins = problem.begins_ns();
         let link = problem.links().iter().find(|link| link.from == 0);
         let candidates = problem.users().into_iter().enumerate().filter_map(|(tensor, users)| {
-            // Nobody says which kernel saves it: no later one of the forward pass does, and it cannot go before.
+            // No field says which kernel saves it: take the last one of the forward pass that uses it, since the tensor
+            // cannot leave before.
             let last = users.into_iter().take_while(|kernel| *kernel < backward).last();
             let life = problem.lifetime(tensor)?;
             let (bytes, always) = (problem.tensors()[tensor].bytes, problem.tensors()[tensor].is_always_there());
@@ -106,7 +107,7 @@ impl Saved {
         Self { candidates, excess: all - POOL_SHARE * pool.max(0.0), forward_ns: begins[backward] }
     }
 
-    /// The tensors to offload.
+    /// Returns the tensors to offload.
     fn choose(&self) -> Vec<usize> {
         let (mut chosen, last) = self.in_order();
         self.compress(&mut chosen, last);
@@ -114,7 +115,8 @@ impl Saved {
         chosen.map(|(candidate, _)| candidate.tensor).collect()
     }
 
-    /// The first phase: as they are saved, until enough are chosen. With the number of the last.
+    /// The first phase: chooses tensors in the order in which they are saved, until enough are chosen. Also returns the
+    /// number of the last.
     fn in_order(&self) -> (Vec<bool>, usize) {
         let (mut chosen, mut excess, mut last) = (vec![false; self.candidates.len()], self.excess, 0);
         if excess <= 0.0 {
@@ -130,8 +132,8 @@ impl Saved {
         (chosen, last)
     }
 
-    /// The second phase: as long as the last write ends after the forward pass, the latest that compresses least gives way to
-    /// the next after the first phase's last that compress most, of no fewer bytes.
+    /// The second phase: while the last write ends after the forward pass, replaces the latest chosen tensor that
+    /// compresses least by the next tensors after the first phase's last that compress most, of at least as many bytes.
     fn compress(&self, chosen: &mut [bool], last: usize) {
         while self.written_ns(chosen) > self.forward_ns {
             let latest = |codec: fn(Codec) -> bool| {
@@ -160,21 +162,22 @@ impl Saved {
         }
     }
 
-    /// When the last chosen tensor has been written: each waits for the one before.
+    /// Returns the time at which the last chosen tensor has been written: each write waits for the one before.
     fn written_ns(&self, chosen: &[bool]) -> f64 {
         let chosen = self.candidates.iter().zip(chosen).filter(|(_, is_chosen)| **is_chosen);
         chosen.fold(0.0, |written, (candidate, _)| written.max(candidate.saved_ns) + candidate.write_ns)
     }
 }
 
-/// Without a word of the backward pass, it begins where most bytes are there that do not stay.
+/// Returns the kernel at which the backward pass is assumed to begin if the problem does not say: where most bytes
+/// exist that do not always exist.
 fn fullest_kernel(problem: &Problem) -> usize {
     let live = problem.live_bytes(|tensor| !problem.tensors()[tensor].is_always_there());
     (0..live.len()).max_by_key(|kernel| live[*kernel]).unwrap_or(0)
 }
 
-/// What FlashNeuron would do with a tensor that gets so much smaller. Half the bits are half the bytes, always: what gets smaller
-/// than that has zeros, and what does not get as small cannot be halved.
+/// Returns the way in which FlashNeuron would compress a tensor with the problem's ratio. Halving the bits always
+/// halves the bytes: a higher ratio means that there are zeros, and a lower one that the tensor cannot be halved.
 fn codec(problem: &Problem, tensor: usize) -> Codec {
     match problem.tensors()[tensor].compression {
         Some(ratio) if ratio > 2.0 => Codec::Sparse,
@@ -187,7 +190,7 @@ fn codec(problem: &Problem, tensor: usize) -> Codec {
 mod tests {
     use super::{Candidate, Codec, Saved};
 
-    /// A byte takes 1 ns to write.
+    /// Makes candidates; writing a byte takes 1 ns.
     fn saved(excess: f64, forward_ns: f64, candidates: &[(f64, f64, Codec)]) -> Saved {
         let candidate = |(tensor, &(saved_ns, bytes, codec)): (usize, &(f64, f64, Codec))| {
             let write_ns = bytes / [1.0, 2.0, 4.0][codec as usize];
@@ -211,7 +214,7 @@ mod tests {
         ];
         let plenty = saved(100.0, 400.0, &list);
         assert_eq!(plenty.choose(), [0, 1, 2]);
-        // Exactly enough is not more than enough.
+        // Freeing exactly enough does not count as more than enough.
         assert_eq!(saved(80.0, 400.0, &list).choose(), [0, 1, 2]);
         // Written from 10 to 50; from 50 (30 late) to 90; from 100 to 140.
         assert_eq!(plenty.written_ns(&[true, true, true, false]), 140.0);
@@ -228,13 +231,13 @@ mod tests {
             (100.0, 40.0, Codec::Sparse),
             (110.0, 40.0, Codec::Sparse),
         ];
-        // The first three end at 10 + 20, 90 and 150. Of 120 ns, that is too late: the third goes, and 60 bytes come from the
-        // two that compress most, at 100 + 10 and 110 + 10.
+        // The first three end at 10 + 20, 90 and 150. With 120 ns that is too late: the third is replaced by 60 bytes
+        // of the two that compress most, at 100 + 10 and 110 + 10.
         assert_eq!(saved(130.0, 150.0, &list).choose(), [0, 1, 2]);
         assert_eq!(saved(130.0, 120.0, &list).choose(), [0, 1, 4, 5]);
-        // Of 119 ns, the second goes, too, and there are only 40 bytes in its place: it stays.
+        // With 119 ns the second would be replaced too, but only 40 bytes could take its place: it stays.
         assert_eq!(saved(130.0, 119.0, &list).choose(), [0, 1, 4, 5]);
-        // Where zeros are not enough, halves are added.
+        // If removing zeros is not enough, halving is added.
         let mut halves = list;
         halves[5].2 = Codec::Half;
         assert_eq!(saved(130.0, 120.0, &halves).choose(), [0, 1, 3, 4]);

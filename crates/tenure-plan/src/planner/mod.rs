@@ -1,4 +1,4 @@
-//! Planners: what makes a [`Plan`] of a problem.
+//! Planners: they make a [`Plan`] for a problem.
 
 mod condensed;
 mod decoder;
@@ -28,14 +28,14 @@ pub use milp::Milp;
 pub(crate) use milp::relaxed_score;
 pub use scheduled::Scheduled;
 
-/// Something that makes plans.
+/// A planner.
 ///
 /// The same problem, objective, seed and number of evaluations give the same plan, unless time runs out before.
 pub trait Planner {
-    /// Its name in the program.
+    /// Returns its name in the program.
     fn name(&self) -> &str;
 
-    /// A plan for a problem that has tiers.
+    /// Makes a plan for a problem that has tiers.
     ///
     /// # Errors
     /// [`PlannerError`] if no plan was found that can be played.
@@ -43,57 +43,57 @@ pub trait Planner {
     -> Result<Planned, PlannerError>;
 }
 
-/// What a plan is to be good at.
+/// The objective of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// The share of accessed bytes that the first tier serves ([`Placement::score`](crate::Placement::score)): the more the
-    /// better. Tensors stay where they are, all their life.
+    /// The share of accessed bytes that the first tier serves ([`Placement::score`](crate::Placement::score)): the more
+    /// the better. Every tensor stays in one tier for its whole lifetime.
     Score,
     /// The time that an iteration takes in the simulator ([`makespan_ns`](crate::simulator::Outcome::makespan_ns)): the less
     /// the better.
     Makespan,
 }
 
-/// How far a planner may go.
+/// Settings of a planner: its objective and its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannerOptions {
-    /// What is looked for.
+    /// The objective.
     pub objective: Objective,
-    /// It stops after that time with the best that it has.
+    /// The planner stops after this time with the best plan that it has.
     pub time_limit: Duration,
-    /// Plans that it may try, if they are limited.
+    /// The most plans that it may try; `None` is no limit.
     pub evaluations: Option<u64>,
-    /// Where random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
-/// Told of progress; says whether to go on.
+/// A callback that gets the progress and returns whether to go on.
 pub type Watch<'a> = dyn FnMut(&PlannerProgress) -> ControlFlow<()> + 'a;
 
-/// How far a planner has come.
+/// The progress of a planner.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannerProgress {
     /// Plans tried.
     pub evaluations: u64,
-    /// What the objective says of the best so far: a score, or nanoseconds. None if there is none yet.
+    /// The objective's value of the best plan so far: a score, or nanoseconds. `None` if there is none yet.
     pub best: Option<f64>,
 }
 
-/// What a planner found.
+/// The result of a planner.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The best plan.
     pub plan: Plan,
     /// Plans tried: decoded and judged.
     pub evaluations: u64,
-    /// What no plan can surpass: a score, if tensors stay where they are, or nanoseconds, whatever is done, as the objective
-    /// says. None if the planner knows of no such bound.
+    /// A bound that no plan surpasses, as a value of the objective: of a score, over plans in which tensors stay where
+    /// they are; of the nanoseconds, over all plans. `None` if the planner knows no such bound.
     pub bound: Option<f64>,
-    /// How long it took.
+    /// The time that it took.
     pub elapsed: Duration,
 }
 
-/// Where a planner begins.
+/// Starts the evaluation of plans for a planner.
 fn begin<'a, 'w>(
     problem: &'a Problem,
     options: &PlannerOptions,
@@ -105,7 +105,7 @@ fn begin<'a, 'w>(
     Ok(Evaluator::new(problem, options, watch))
 }
 
-/// The planner `milp`.
+/// Returns the planner `milp`.
 ///
 /// # Errors
 /// [`PlannerError::NoMilp`] in a build without the feature `milp`.
@@ -116,11 +116,11 @@ pub fn milp() -> Result<Box<dyn Planner + Send + Sync>, PlannerError> {
     return Err(PlannerError::NoMilp);
 }
 
-/// Why there is no plan. Always one line.
+/// The reason why there is no plan. Always one line.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlannerError {
-    /// What was found cannot be played.
+    /// No plan was found that can be played.
     #[error("no plan that can be played was found: {0}")]
     Plan(#[from] PlanError),
     /// The solver of mixed-integer problems is not in this build.
@@ -131,12 +131,12 @@ pub enum PlannerError {
     /// The solver of mixed-integer problems gave no answer.
     #[error("HiGHS gave no answer: {0}")]
     Solver(&'static str),
-    /// What the planner needs beside the problem failed it.
+    /// A planner failed because of something other than the problem.
     #[error("{planner}: {reason}")]
     Failed {
         /// The planner's name.
         planner: &'static str,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

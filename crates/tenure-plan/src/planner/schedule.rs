@@ -1,4 +1,4 @@
-//! A schedule: room in tiers and time of links, given to one tensor after the other.
+//! A schedule: assigns room in tiers and time on links to one tensor after the other.
 
 use std::ops::Range;
 
@@ -7,21 +7,21 @@ use super::timeline::Timeline;
 use crate::plan::{Action, Plan, Step};
 use crate::problem::Problem;
 
-/// What a tensor does in a gap.
+/// The way in which a tensor spends a gap.
 #[derive(Clone, Copy)]
 enum Way {
     Stays,
-    /// It is away, and there again in time.
+    /// It moves away, and is back in time.
     Leaves,
     IsRecomputed,
-    /// It goes, and later uses find it there.
+    /// It moves away, and later uses find it there.
     LeavesForGood,
-    /// It goes and comes back, and kernels may wait for it.
+    /// It moves away and back, and kernels may wait for it.
     LeavesAnyway,
 }
 
 impl Treatment {
-    /// What is tried in a gap, in that order.
+    /// Returns the ways to try in a gap, in order.
     fn ways(self) -> [Way; 5] {
         use Way::{IsRecomputed, Leaves, LeavesAnyway, LeavesForGood, Stays};
         match self {
@@ -32,14 +32,14 @@ impl Treatment {
     }
 }
 
-/// What was done to a schedule, to be undone.
+/// A change of a schedule that can be undone.
 enum Change {
     Room {
         tier: usize,
         kernels: Range<usize>,
         bytes: u64,
     },
-    /// A kernel needs this tensor to compute another again.
+    /// A kernel needs this tensor to recompute another.
     Needed {
         tensor: usize,
     },
@@ -50,11 +50,11 @@ enum Change {
     Step,
 }
 
-/// What is taken, and for whom.
+/// The room and link time taken so far, and the steps of the plan.
 pub(super) struct Schedule<'d, 'a> {
     decoder: &'d Decoder<'a>,
     problem: &'a Problem,
-    /// Whether all tensors had room in the first tier when they are used, before any was treated.
+    /// Whether room in the first tier was reserved for all uses of all tensors before the first was treated.
     has_uses_first: bool,
     is_overfull: bool,
     /// Bytes in each tier during each kernel.
@@ -62,18 +62,18 @@ pub(super) struct Schedule<'d, 'a> {
     links: Vec<Timeline>,
     is_treated: Vec<bool>,
     places: Vec<usize>,
-    /// When they are to begin, and what.
+    /// The steps, each with the time at which it is to begin.
     steps: Vec<(f64, Step)>,
-    /// Gaps in which kernels do not reach a tensor.
+    /// The gaps of each tensor in which kernels do not reach it.
     absent: Vec<Vec<Gap>>,
-    /// Kernels before which a tensor is needed to compute others again.
+    /// For each tensor, the kernels before which it is needed to recompute others.
     needed: Vec<Vec<usize>>,
     changes: Vec<Change>,
 }
 
 impl<'d, 'a> Schedule<'d, 'a> {
-    /// `has_uses_first` keeps room in the first tier for all uses of all tensors: if it has that, every tensor finds a place,
-    /// but kernels may wait longer.
+    /// Makes an empty schedule. `has_uses_first` reserves room in the first tier for all uses of all tensors: if that
+    /// fits, every tensor finds a place, but kernels may wait longer.
     pub(super) fn new(decoder: &'d Decoder<'a>, has_uses_first: bool) -> Self {
         let problem = decoder.problem;
         let tensors = problem.tensors().len();
@@ -99,17 +99,17 @@ impl<'d, 'a> Schedule<'d, 'a> {
         schedule
     }
 
-    /// Whether a tensor found no room anywhere.
+    /// Returns whether a tensor found no room in any tier.
     pub(super) fn is_overfull(&self) -> bool {
         self.is_overfull
     }
 
-    /// Whether a tensor has been given what it gets.
+    /// Returns whether a tensor has been treated.
     pub(super) fn is_treated(&self, tensor: usize) -> bool {
         self.is_treated[tensor]
     }
 
-    /// Gives a tensor its room and links, as it should be treated if that fits.
+    /// Assigns a tensor its room and link time: by `treatment` if that fits, or else in another way.
     pub(super) fn treat(&mut self, tensor: usize, treatment: Treatment) {
         let Some(life) = self.problem.lifetime(tensor) else { return };
         if std::mem::replace(&mut self.is_treated[tensor], true) {
@@ -118,7 +118,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.changes.clear();
         let life = *life.start()..life.end() + 1;
         let is_unused = self.decoder.uses[tensor].is_empty();
-        // Where kernels reach other tiers, these come before a wait.
+        // If kernels reach other tiers, these are tried before a wait.
         let may_wait = self.has_uses_first;
         let waits_at_once = may_wait && self.decoder.slows.is_empty();
         let is_placed = (is_unused || treatment == Treatment::Slow)
@@ -127,16 +127,16 @@ impl<'d, 'a> Schedule<'d, 'a> {
             || self.stays_elsewhere(tensor, is_unused, life.clone())
             || may_wait && self.comes_and_goes(tensor, treatment, life.clone(), true);
         if !is_placed {
-            // There is no room for it: the plan says so when it is played.
+            // There is no room for it: the simulator reports the error.
             self.is_overfull = true;
             self.hold(tensor, 0, life);
         }
     }
 
-    /// In a slower tier all its life.
+    /// Puts a tensor into a slower tier for its whole lifetime. Returns whether that fits.
     fn stays_elsewhere(&mut self, tensor: usize, is_unused: bool, life: Range<usize>) -> bool {
         let decoder = self.decoder;
-        // What no kernel uses may be anywhere.
+        // A tensor that no kernel uses may be in any tier.
         let unused = (1..self.problem.tiers().len()).rev().filter(|_| is_unused);
         let mut tiers = unused.chain(decoder.slows.iter().copied());
         let Some(tier) = tiers.find(|tier| self.holds(tensor, *tier, life.clone())) else { return false };
@@ -151,7 +151,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         true
     }
 
-    /// In the first tier when it is used; in each gap the first way that fits, if need be one for which kernels wait.
+    /// Keeps a tensor in the first tier at its uses; in each gap it takes the first way that fits, if necessary one for
+    /// which kernels wait. Returns whether all gaps fit.
     fn comes_and_goes(&mut self, tensor: usize, treatment: Treatment, life: Range<usize>, may_wait: bool) -> bool {
         let mut stays = Vec::new();
         if !self.has_uses_first {
@@ -184,7 +185,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         fits
     }
 
-    /// Whether a tensor can go a way in a gap. If not, what was done is still to be undone.
+    /// Tries a way in a gap, and returns whether it fits. If not, the caller undoes the changes.
     fn goes(&mut self, tensor: usize, gap: Gap, way: Way, end: usize) -> bool {
         match way {
             Way::Stays => {
@@ -197,8 +198,9 @@ impl<'d, 'a> Schedule<'d, 'a> {
         }
     }
 
-    /// Whether one of the tiers that tensors are moved to will do: the first that does. Where kernels may wait, it is one that
-    /// they do not reach: they would not wait for what is late there, and others would for its room.
+    /// Tries the tiers that tensors can move away to, in order, and returns whether one fits. If kernels may wait, only
+    /// tiers that they do not reach are tried: kernels would not wait for a tensor that is late there, and others would
+    /// wait for its room.
     fn some_away(&mut self, goes: impl Fn(&mut Self, Away) -> bool) -> bool {
         let done = self.changes.len();
         let (decoder, tiers) = (self.decoder, self.problem.tiers());
@@ -210,7 +212,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         })
     }
 
-    /// Away and back in time, with links that nobody else uses meanwhile.
+    /// Moves a tensor away and back in time, with exclusive use of the links meanwhile.
     fn leaves(&mut self, tensor: usize, gap: Gap, away: Away) -> bool {
         let begins = &self.decoder.begins;
         let out = self.first_way_out(tensor, away, gap);
@@ -233,7 +235,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         fits
     }
 
-    /// Away where kernels reach it, until its life ends.
+    /// Moves a tensor away to a tier that kernels reach, until its lifetime ends.
     fn leaves_for_good(&mut self, tensor: usize, gap: Gap, end: usize, away: Away) -> bool {
         let out = self.first_way_out(tensor, away, gap);
         let gone = self.decoder.gone_at(gap, out.1);
@@ -245,7 +247,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.holds(tensor, 0, gap.from..gone + 1) && self.holds_away(tensor, away.tier, [gap.from..end, 0..0])
     }
 
-    /// Away at once, and back as late as links and room allow: kernels wait for the rest.
+    /// Moves a tensor away at once, and back as late as links and room allow: kernels wait for the rest.
     fn leaves_anyway(&mut self, tensor: usize, gap: Gap, away: Away) -> bool {
         let begins = &self.decoder.begins;
         let wanted = begins[gap.to] - self.decoder.takes_ns(tensor, away.back);
@@ -258,7 +260,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.take(away.out, slot);
         self.step(begins[last], Step { tensor, kernel: last, action: Action::Move { to: away.tier } });
         self.step(begins[comes], Step { tensor, kernel: comes, action: Action::Move { to: 0 } });
-        // It may be on its way as soon as the last kernel that uses it has begun.
+        // It may leave as soon as the last kernel that uses it has begun.
         let [after, before] = gap.kernels(self.problem.kernels().len());
         let fits = self.holds_away(tensor, away.tier, [last..after.end, before]);
         if fits && gap.is_around() {
@@ -267,7 +269,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         fits
     }
 
-    /// Given up after its last use, and computed again from what is there.
+    /// Drops a tensor after its last use, and recomputes it from inputs that exist.
     fn is_recomputed(&mut self, tensor: usize, gap: Gap) -> bool {
         let Some(again) = &self.problem.tensors()[tensor].recompute else { return false };
         if gap.is_around() || !self.decoder.changes {
@@ -297,23 +299,23 @@ impl<'d, 'a> Schedule<'d, 'a> {
         true
     }
 
-    /// When a tensor can leave first.
+    /// Returns the first free slot in which a tensor can leave.
     fn first_way_out(&self, tensor: usize, away: Away, gap: Gap) -> (f64, f64) {
         self.links[self.decoder.line(away.out)]
             .first_free(self.decoder.begins[gap.from], self.decoder.takes_ns(tensor, away.out))
     }
 
-    /// When it can come back last.
+    /// Returns the last free slot in which it can return.
     fn last_way_back(&self, tensor: usize, away: Away, gap: Gap) -> (f64, f64) {
         self.links[self.decoder.line(away.back)]
             .last_free(self.decoder.begins[gap.to], self.decoder.takes_ns(tensor, away.back))
     }
 
-    /// Takes a link from one time to another, for a move that is asked for when `kernel` begins.
+    /// Takes a link for a slot of time, for a move that is requested when `kernel` begins.
     fn move_at(&mut self, tensor: usize, link: usize, slot: (f64, f64), kernel: usize) {
         self.take(link, slot);
         let to = self.problem.links()[link].to;
-        // Before all that is asked for later.
+        // It comes before all moves that are requested later.
         let begin = slot.0.min(self.decoder.begins[kernel + 1]);
         self.step(begin, Step { tensor, kernel, action: Action::Move { to } });
     }
@@ -329,8 +331,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.changes.push(Change::Step);
     }
 
-    /// Takes room in another tier while a tensor is away, if there is enough. Where kernels reach it they do not wait for it to
-    /// come back: it may stay as long as it lives, and others must not wait for its room.
+    /// Takes room in another tier while a tensor is away, if there is enough. If kernels reach that tier they do not
+    /// wait for the tensor to return: it may stay for its whole lifetime, so that others never wait for its room.
     fn holds_away(&mut self, tensor: usize, tier: usize, kernels: [Range<usize>; 2]) -> bool {
         if !self.problem.tiers()[tier].is_reachable {
             return kernels.into_iter().all(|kernels| self.holds(tensor, tier, kernels));
@@ -361,7 +363,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.changes.push(Change::Room { tier, kernels, bytes });
     }
 
-    /// Undoes what was done since there were so many changes.
+    /// Undoes the changes after the first `done`.
     fn undo(&mut self, done: usize) {
         for change in self.changes.split_off(done).into_iter().rev() {
             match change {
@@ -377,7 +379,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
 
     pub(super) fn into_plan(self) -> Plan {
         let mut steps = self.steps;
-        // What is computed again before the same kernel comes in the order in which it was first.
+        // Tensors that are recomputed before the same kernel come in the order in which they were first created.
         let order = |step: &Step| (step.kernel, self.problem.lifetime(step.tensor).map(|life| *life.start()));
         steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| order(a).cmp(&order(b))));
         Plan { places: self.places, steps: steps.into_iter().map(|(_, step)| step).collect() }

@@ -1,11 +1,11 @@
-//! Our scheduler: prices of room and of links decide, and the simulator judges.
+//! Tenure's own planner: prices of room and of links make the decisions, and the simulator judges them.
 //!
-//! A price for a byte in the first tier during each kernel, and for each link's time, makes every tensor's decision its own:
-//! the way that costs least, its room and transfers at these prices counted (a Lagrangian relaxation). Where more is asked for
-//! than there is, prices rise, elsewhere they fall (subgradient steps of Polyak's length). In each round the decoder makes a
-//! plan of the decisions, those first that gain most for the price of their room. Beside these, more and more is computed
-//! again, what is cheapest first. Then the best of all and some random ones evolve. Of what is found, as many tensors stay in
-//! the first tier as costs nothing.
+//! A price for each byte in the first tier during each kernel, and for each link's time, makes the decisions about
+//! tensors independent: each takes the treatment of least cost, with its room and transfers at these prices (a
+//! Lagrangian relaxation). Prices rise where demand exceeds supply, and fall elsewhere (subgradient steps of Polyak's
+//! length). In each round the decoder makes a plan of the decisions; the tensors that gain most for the price of their
+//! room come first. In addition, more and more tensors are recomputed, the cheapest first. Then the best decisions and
+//! some random ones evolve. Finally, as many moves are taken out of the best plan as cost nothing.
 
 use std::ops::Range;
 
@@ -16,16 +16,17 @@ use super::{
 };
 use crate::{Problem, Rule};
 
-/// Decides by prices, and evolves what these find: as many plans as [`Evolutionary`] tries, if the options do not say how many.
+/// A planner that decides by prices and evolves the results. It tries as many plans as [`Evolutionary`] if the options
+/// do not limit them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scheduled;
 
-/// Rounds of prices. Where tensors stay, they settle at the best, and bound it.
+/// Rounds of prices. If tensors stay where they are, the prices converge to the best bound.
 const ROUNDS: u64 = 100;
 const STATIC_ROUNDS: u64 = 300;
-/// One of so many plans that may be tried is the best one with fewer steps.
+/// One in this many of the plans that may be tried is the best plan with fewer steps.
 const THINNING: u64 = 4;
-/// How many of these evolve. Prices see no order in time: random decisions bring in what they leave out.
+/// The number of decisions that evolve. Prices do not see the order in time: random decisions add what they leave out.
 const SURVIVORS: usize = 30;
 
 impl Planner for Scheduled {
@@ -45,8 +46,7 @@ impl Planner for Scheduled {
         evaluator.reserve(options.evaluations.map_or(0, |most| most / THINNING));
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
-        // What others would do is where we begin: their very plans first, whatever time there is, so that none of them is
-        // better.
+        // Begin with the plans of the other planners, whatever the time limit, so that none of them is better.
         let capacity = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
         let offloaded = FlashNeuron::decide(problem);
         let mut population = vec![(evaluator.cost(&decoder.decode(&offloaded)), offloaded)];
@@ -91,8 +91,9 @@ impl Planner for Scheduled {
     }
 }
 
-/// Tries to compute tensors again, more and more of those that take least time for their bytes, and to move the others away;
-/// then what is near the best of that. Prices do not see that what something is computed of must be there then.
+/// Tries to recompute more and more tensors, those of least time for their bytes first, and to move the others away;
+/// then tries neighbours of the best of these plans. Prices do not see that the inputs of a recomputation must exist at
+/// that time.
 fn repeat(
     problem: &Problem,
     decoder: &Decoder<'_>,
@@ -132,8 +133,8 @@ fn repeat(
     }
 }
 
-/// Takes tensors' steps out of the best plan, those of small tensors first, as long as it costs nothing: each step takes
-/// time of the host, which no problem knows of.
+/// Takes tensors' steps out of the best plan, small tensors first, as long as it costs nothing: each step takes host
+/// time, which problems do not model.
 fn thin(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
     let Some((mut cost, plan)) = evaluator.best().map(|(cost, plan)| (cost, plan.clone())) else { return };
     let (mut plan, mut has_gained) = (plan, true);
@@ -158,14 +159,14 @@ fn thin(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
     }
 }
 
-/// A way of treating a tensor.
+/// A possible treatment of a tensor.
 struct Choice {
     treatment: Treatment,
     /// Nanoseconds, or bytes that the first tier does not serve.
     cost: f64,
-    /// Nanoseconds of each link.
+    /// Nanoseconds on each link.
     links: Vec<(usize, f64)>,
-    /// When it is in the first tier.
+    /// The kernels during which it is in the first tier.
     room: Vec<Range<usize>>,
 }
 
@@ -173,12 +174,12 @@ struct Prices<'a> {
     problem: &'a Problem,
     choices: Vec<Vec<Choice>>,
     capacity: f64,
-    /// For all of the first tier during each kernel.
+    /// The price of all of the first tier during each kernel.
     room: Vec<f64>,
-    /// For all of each link's time.
+    /// The price of all of each link's time.
     links: Vec<f64>,
     makespan_ns: f64,
-    /// What costs do not fall below.
+    /// A lower bound on the cost.
     bound: f64,
     step: f64,
     rounds_without_gain: u32,
@@ -203,14 +204,15 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// What is decided at these prices. Then prices change, `best` being what the best plan so far costs.
+    /// Makes the decisions at the current prices, and then changes the prices. `best` is the cost of the best plan so
+    /// far.
     fn decide(&mut self, best: f64) -> Decisions {
         let mut decisions = Decisions::keep(self.choices.len(), &[]);
         let mut paid = vec![0.0];
         for price in &self.room {
             paid.push(paid[paid.len() - 1] + price);
         }
-        // What is asked for beyond what there is.
+        // Demand minus supply.
         let (mut changes, mut link_excess) = (vec![0.0; self.room.len() + 1], vec![-1.0; self.links.len()]);
         let mut value = -self.room.iter().sum::<f64>() - self.links.iter().sum::<f64>();
         for (tensor, choices) in self.choices.iter().enumerate() {
@@ -230,8 +232,8 @@ impl<'a> Prices<'a> {
             for (link, ns) in &chosen.links {
                 link_excess[*link] += ns / self.makespan_ns;
             }
-            // The last choice takes least room; of the others, the best is what is tried, the sooner the more it gains for
-            // the price of its room.
+            // The last choice takes the least room. Of the others, the best is tried; a tensor comes the earlier the
+            // more it gains for the price of its room.
             let Some((least, others)) = choices.split_last() else { continue };
             if let Some(tried) = others.iter().min_by(|left, right| all(left).total_cmp(&all(right))) {
                 let gain = least.cost + link_price(least) - tried.cost - link_price(tried);
@@ -261,7 +263,7 @@ impl<'a> Prices<'a> {
             (self.step, self.rounds_without_gain) = (self.step * 0.7, 0);
         }
         let of_prices = |prices: &[f64], excess: &[f64]| -> f64 {
-            // A price of 0 cannot fall.
+            // A price of 0 cannot fall further.
             let counted = prices.iter().zip(excess).filter(|(price, excess)| **price > 0.0 || **excess > 0.0);
             counted.map(|(_, excess)| excess * excess).sum()
         };
@@ -277,7 +279,7 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// A plan's cost as tensors' choices count it.
+    /// Converts a plan's cost to the sum of the costs of tensors' choices.
     fn cost_beyond_kernels(&self, cost: f64) -> f64 {
         match self.objective {
             Objective::Makespan => cost - self.makespan_ns,
@@ -285,7 +287,7 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// What no placement's score surpasses.
+    /// Returns an upper bound on every placement's score.
     fn score_bound(&self) -> f64 {
         match self.problem.all_accessed_bytes() {
             0 => 1.0,
@@ -294,7 +296,7 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// What can be done with a tensor: the last takes least room.
+/// Returns the choices for a tensor; the last takes the least room.
 fn choices(problem: &Problem, decoder: &Decoder<'_>, objective: Objective, tensor: usize) -> Vec<Choice> {
     let Some(life) = problem.lifetime(tensor) else { return Vec::new() };
     let possible = Treatment::ALL.into_iter().filter(|treatment| decoder.is_possible(tensor, *treatment));

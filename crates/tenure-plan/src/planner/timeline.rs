@@ -1,13 +1,13 @@
-//! When a link is busy.
+//! The timeline of a link: the times at which it is busy.
 
-/// Times that are taken, in nanoseconds from the beginning: sorted, and no two touch.
+/// Busy intervals in nanoseconds from the beginning: sorted, and no two touch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timeline {
     taken: Vec<(f64, f64)>,
 }
 
 impl Timeline {
-    /// The first free `length` that begins at `from` or later, and when it ends.
+    /// Returns the first free interval of `length` that begins at `from` or later: its begin and end.
     pub(super) fn first_free(&self, from: f64, length: f64) -> (f64, f64) {
         let mut begin = from;
         let first = self.taken.partition_point(|taken| taken.1 <= from);
@@ -20,7 +20,8 @@ impl Timeline {
         (begin, begin + length)
     }
 
-    /// The last free `length` that ends at `until` or earlier, and when it ends. It may begin before 0.
+    /// Returns the last free interval of `length` that ends at `until` or earlier: its begin and end. It may begin
+    /// before 0.
     pub(super) fn last_free(&self, until: f64, length: f64) -> (f64, f64) {
         let mut end = until;
         let last = self.taken.partition_point(|taken| taken.0 < until);
@@ -33,9 +34,9 @@ impl Timeline {
         (end - length, end)
     }
 
-    /// Takes what is free.
+    /// Takes a free interval.
     pub(super) fn take(&mut self, (mut begin, mut end): (f64, f64)) {
-        // What touches it becomes one with it, so that a busy link is searched as fast as an idle one.
+        // Adjacent intervals are merged, so that a busy link is searched as fast as an idle one.
         let first = self.taken.partition_point(|taken| taken.1 < begin);
         let last = self.taken.partition_point(|taken| taken.0 <= end);
         if first < last {
@@ -46,7 +47,7 @@ impl Timeline {
         }
     }
 
-    /// Gives back what was taken.
+    /// Frees a taken interval.
     pub(super) fn give_back(&mut self, (begin, end): (f64, f64)) {
         let at = self.taken.partition_point(|taken| taken.1 < end);
         if let Some(&(first, last)) = self.taken.get(at).filter(|taken| begin < end && taken.0 <= begin) {

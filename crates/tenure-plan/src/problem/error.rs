@@ -1,3 +1,5 @@
+//! Errors of problems, and the checks that find them.
+
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
@@ -5,38 +7,38 @@ use std::path::PathBuf;
 use super::{Access, Parts};
 use crate::file::one_line;
 
-/// Why a problem could not be read or made. Always one line.
+/// The reason why a problem could not be read or made. Always one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProblemError {
-    /// Any of the others, with the file it happened in.
+    /// Any of the other errors, with the file in which it happened.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         source: Box<ProblemError>,
     },
     /// The operating system refused.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Not JSON, or of another form.
+    /// The file is not JSON, or has another structure.
     #[error("neither a problem nor a kernel trace: {}", one_line(.0))]
     Json(#[from] serde_json::Error),
-    /// A problem of a later version.
+    /// The problem is of a later version.
     #[error("version {found} of the format is not known: this program reads version {known}")]
     Version {
-        /// The file's.
+        /// The file's version.
         found: u64,
-        /// The one that is read.
+        /// The version that this program reads.
         known: u64,
     },
-    /// Something that cannot be.
+    /// A part of the problem is not valid.
     #[error("{what}: {reason}")]
     Part {
-        /// Which part, such as `kernel 3, "matmul"`.
+        /// The part, such as `kernel 3, "matmul"`.
         what: String,
-        /// What is wrong with it, and what would be right.
+        /// The problem with it, and a valid value.
         reason: String,
     },
 }
@@ -51,7 +53,7 @@ impl ProblemError {
     }
 }
 
-/// Checks all that [`Problem`](super::Problem) promises.
+/// Checks everything that [`Problem`](super::Problem) guarantees.
 pub(super) fn check(parts: &Parts) -> Result<(), ProblemError> {
     check_tensors(parts)?;
     check_kernels(parts)?;

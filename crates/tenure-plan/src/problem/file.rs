@@ -1,4 +1,4 @@
-//! Problems as files: JSON, in a format of our own that has a version, or a kernel trace.
+//! Reads and writes problems: JSON in Tenure's versioned format, or a kernel trace.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::file::{read_text, write_json};
 const FORMAT: &str = "tenure-problem";
 const VERSION: u64 = 1;
 
-/// What is looked at first: what it says that it is.
+/// The fields that are read first: the file's format and version.
 #[derive(Deserialize)]
 struct Head {
     format: Option<String>,
@@ -47,8 +47,8 @@ struct Written<'a> {
 }
 
 impl Problem {
-    /// Reads the file at `path`: a problem that [`write`](Self::write) wrote or that was written by hand, or a kernel
-    /// trace, told apart by content.
+    /// Reads the file at `path`: a problem written by [`write`](Self::write) or by hand, or a kernel trace. The content
+    /// tells which.
     ///
     /// # Errors
     /// One line that names the file, and the line and column or the part that is wrong.
@@ -58,10 +58,10 @@ impl Problem {
         read().map_err(|error| error.in_file(path))
     }
 
-    /// The problem that a text of JSON says.
+    /// Reads a problem from JSON text.
     ///
     /// # Errors
-    /// As of [`read`](Self::read), without the file's name.
+    /// The same as of [`read`](Self::read), without the file's name.
     pub fn from_json(text: &str) -> Result<Self, ProblemError> {
         let text = text_without_mark(text);
         let head: Head = serde_json::from_str(text)?;
@@ -76,18 +76,18 @@ impl Problem {
         Self::new(Parts { name, source, tiers, links, tensors, kernels, backward })
     }
 
-    /// The problem as a text of JSON.
+    /// Returns the problem as JSON text.
     ///
     /// # Errors
-    /// None that is known of: all that a problem has, JSON can say.
+    /// No known case: JSON can express every problem.
     pub fn to_json(&self) -> Result<String, ProblemError> {
         Ok(serde_json::to_string(&Written { format: FORMAT, version: VERSION, parts: &self.parts })?)
     }
 
-    /// Writes the problem as JSON. The file appears whole or not at all.
+    /// Writes the problem as JSON. The file is replaced atomically.
     ///
     /// # Errors
-    /// What the file system said, with the path.
+    /// The file system's error, with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), ProblemError> {
         let path = path.as_ref();
         let all = Written { format: FORMAT, version: VERSION, parts: &self.parts };

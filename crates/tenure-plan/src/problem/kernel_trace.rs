@@ -1,4 +1,4 @@
-//! Kernel traces: kernels with their times, and the tensors that they take and give.
+//! Kernel traces: kernels with their times, inputs and outputs.
 
 use serde::Deserialize;
 use tenure_core::Tag;
@@ -33,7 +33,7 @@ struct Launch {
     outputs: Vec<u64>,
 }
 
-/// Each tensor is read or written whole as often as a kernel names it.
+/// Reads a kernel trace. Each tensor is read or written whole as often as a kernel names it.
 pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
     let file: File = serde_json::from_str(text)?;
     let mut numbers = std::collections::HashMap::new();

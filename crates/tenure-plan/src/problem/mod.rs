@@ -1,4 +1,5 @@
-//! Problems: what is to live where. `docs/problem-format.md` has them as files.
+//! Problems: a program's kernels and tensors, and the tiers of memory. `docs/problem-format.md` documents their file
+//! format.
 
 mod error;
 mod file;
@@ -14,154 +15,155 @@ use tenure_core::Tag;
 
 pub use error::ProblemError;
 
-/// One iteration of a program: kernels that run one after the other, the tensors that they read and write, and the tiers
-/// of memory where tensors may live.
+/// One iteration of a program: kernels that run one after the other, the tensors that they read and write, and the
+/// tiers of memory in which tensors may live.
 ///
-/// Every problem has been validated: keys are there and not twice, numbers refer to what there is, no sum of bytes or
-/// times passes 64 bits, and nothing is computed again from itself.
+/// Every problem has been validated: keys exist and are unique, indices are in range, no sum of bytes or times exceeds
+/// 64 bits, and no tensor is recomputed from itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     parts: Parts,
-    /// Of each tensor: the first and the last kernel during which it is there.
+    /// For each tensor, the first and the last kernel of its lifetime.
     lifetimes: Vec<Option<(usize, usize)>>,
-    /// Of each tensor: bytes read and written by all kernels.
+    /// For each tensor, the bytes read and written by all kernels.
     accessed: Vec<u64>,
 }
 
-/// What a [`Problem`] is made of.
+/// The parts of a [`Problem`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Parts {
-    /// What the program is called.
+    /// The program's name.
     pub name: String,
-    /// Where it was recorded, in words.
+    /// The machine or program on which it was recorded, in words.
     pub source: String,
-    /// Tiers of memory, the fastest first. Planners can be given others.
+    /// Tiers of memory, the fastest first. The caller of a planner may replace them.
     pub tiers: Vec<Tier>,
-    /// Ways between tiers.
+    /// Links between tiers.
     pub links: Vec<Link>,
     /// The tensors.
     pub tensors: Vec<Tensor>,
     /// The kernels, in the order in which they run.
     pub kernels: Vec<Kernel>,
-    /// The first kernel of the backward pass, if it is training.
+    /// The first kernel of the backward pass; `None` if this is not training.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backward: Option<usize>,
 }
 
-/// Some bytes that are placed as one.
+/// A tensor: bytes that are placed as one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tensor {
-    /// What it is called: the same as long as the program does the same with it, whatever else is added.
+    /// Its key: it stays the same as long as the program uses the tensor in the same way, even if other tensors are
+    /// added.
     pub key: String,
-    /// How large it is.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// What it is for. Weights and the state of an optimizer are there all the time, others from the first kernel that
-    /// touches them to the last.
+    /// Its purpose. Weights and optimizer states always exist; other tensors exist from the first kernel that touches
+    /// them to the last.
     #[serde(with = "tag_name", default)]
     pub tag: Tag,
-    /// How many times smaller it gets by compression, if it does: more than 1. It is compressed on the way to tiers that
-    /// kernels do not reach, and there.
+    /// The factor by which compression shrinks it, more than 1; `None` if it does not. It is compressed in tiers that
+    /// kernels do not reach, and on the way to them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<f64>,
-    /// How it is computed again, if it can be.
+    /// The way to recompute it; `None` if that is not possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
 }
 
 impl Tensor {
-    /// Whether it is there from the first kernel to the last, whichever touch it.
+    /// Returns whether it exists from the first kernel to the last, whichever kernels touch it.
     pub fn is_always_there(&self) -> bool {
         matches!(self.tag, Tag::Weight | Tag::OptimizerState)
     }
 }
 
-/// What it takes to compute a tensor again.
+/// The cost of recomputing a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recompute {
     /// Nanoseconds.
     pub time_ns: u64,
-    /// The tensors that must be there.
+    /// The tensors that must exist.
     pub inputs: Vec<usize>,
 }
 
-/// Something that runs by itself.
+/// A kernel: a unit of work that runs alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kernel {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Nanoseconds, with all its tensors in the fastest tier.
+    /// Its nanoseconds, with all its tensors in the fastest tier.
     pub time_ns: u64,
-    /// What it reads.
+    /// Its reads.
     pub reads: Vec<Access>,
-    /// What it writes.
+    /// Its writes.
     pub writes: Vec<Access>,
 }
 
 impl Kernel {
-    /// What it reads, then what it writes.
+    /// Returns its reads, then its writes.
     pub fn accesses(&self) -> impl Iterator<Item = &Access> {
         self.reads.iter().chain(&self.writes)
     }
 }
 
-/// How much of a tensor a kernel reads or writes.
+/// The bytes of a tensor that a kernel reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
     /// The tensor's number.
     pub tensor: usize,
-    /// Bytes that cross the bus, more than the tensor has if it goes through it several times.
+    /// Bytes that cross the memory bus, more than the tensor's size if the kernel makes several passes.
     pub bytes: u64,
 }
 
-/// A kind of memory.
+/// A tier: a kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tier {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Bytes; none if there is no end.
+    /// Its capacity in bytes; `None` if it is unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
-    /// Whether kernels can read and write it where it is. If not, what they need must be moved first.
+    /// Whether kernels can access it directly. If not, tensors must be moved before use.
     #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub is_reachable: bool,
-    /// Bytes per second that kernels read.
+    /// The bytes per second at which kernels read.
     pub read_bandwidth: u64,
-    /// Bytes per second that kernels write.
+    /// The bytes per second at which kernels write.
     pub write_bandwidth: u64,
-    /// Nanoseconds until the first byte is there.
+    /// Nanoseconds until the first byte arrives.
     #[serde(default)]
     pub latency_ns: u64,
-    /// How many times longer an access takes under load: pairs of the share of the bandwidth that is in use, and the
-    /// factor, both rising. Between two it is interpolated.
+    /// The factor by which an access takes longer under load: pairs of the share of the bandwidth in use and the
+    /// factor, both ascending. Values between two pairs are interpolated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loaded: Vec<[f64; 2]>,
 }
 
-/// A way from a tier to another.
+/// A link from one tier to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// The tier's number that it begins at.
+    /// The number of the tier at which it begins.
     pub from: usize,
-    /// The tier's number that it leads to.
+    /// The number of the tier to which it leads.
     pub to: usize,
     /// Bytes per second.
     pub bandwidth: u64,
-    /// The link that shares this one's bandwidth, such as the way back, by its number.
+    /// The number of the link that shares this one's bandwidth, such as the opposite direction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_with: Option<usize>,
 }
 
 impl Problem {
-    /// A problem of these parts.
+    /// Makes a problem of these parts.
     ///
     /// # Errors
-    /// The first part that makes no sense.
+    /// An error for the first part that is not valid.
     pub fn new(parts: Parts) -> Result<Self, ProblemError> {
         error::check(&parts)?;
         let mut lifetimes = vec![None; parts.tensors.len()];
@@ -170,7 +172,7 @@ impl Problem {
             for access in kernel.accesses() {
                 let (first, _) = lifetimes[access.tensor].unwrap_or((number, number));
                 lifetimes[access.tensor] = Some((first, number));
-                // The sum of all was checked.
+                // `check` has checked the sum of all accesses.
                 accessed[access.tensor] += access.bytes;
             }
         }
@@ -183,53 +185,54 @@ impl Problem {
         Ok(Self { parts, lifetimes, accessed })
     }
 
-    /// What the program is called.
+    /// Returns the program's name.
     pub fn name(&self) -> &str {
         &self.parts.name
     }
 
-    /// Where it was recorded, in words.
+    /// Returns the machine or program on which it was recorded, in words.
     pub fn source(&self) -> &str {
         &self.parts.source
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     pub fn tensors(&self) -> &[Tensor] {
         &self.parts.tensors
     }
 
-    /// The kernels, in the order in which they run.
+    /// Returns the kernels, in the order in which they run.
     pub fn kernels(&self) -> &[Kernel] {
         &self.parts.kernels
     }
 
-    /// The first kernel of the backward pass, if it is training and that was said.
+    /// Returns the first kernel of the backward pass; `None` if the problem names none.
     pub fn backward(&self) -> Option<usize> {
         self.parts.backward
     }
 
-    /// Tiers of memory, the fastest first.
+    /// Returns the tiers of memory, the fastest first.
     pub fn tiers(&self) -> &[Tier] {
         &self.parts.tiers
     }
 
-    /// Ways between tiers.
+    /// Returns the links between tiers.
     pub fn links(&self) -> &[Link] {
         &self.parts.links
     }
 
-    /// The number of the link from a tier to another, if there is one.
+    /// Returns the number of the link from one tier to another, if there is one.
     pub fn link(&self, from: usize, to: usize) -> Option<usize> {
         self.links().iter().position(|link| (link.from, link.to) == (from, to))
     }
 
-    /// Nanoseconds that all kernels take together if nothing is in the way.
+    /// Returns the nanoseconds that all kernels take together if they never wait.
     pub fn kernels_ns(&self) -> u64 {
         // The sum was checked.
         self.kernels().iter().map(|kernel| kernel.time_ns).sum()
     }
 
-    /// When each kernel begins, and when the last ends, if nothing is in the way: nanoseconds from the beginning.
+    /// Returns the time at which each kernel begins, and at which the last ends, if none waits: nanoseconds from the
+    /// beginning.
     pub fn begins_ns(&self) -> Vec<f64> {
         let mut begins_ns = vec![0.0];
         for kernel in self.kernels() {
@@ -238,7 +241,7 @@ impl Problem {
         begins_ns
     }
 
-    /// Of each tensor, the kernels that use it, in their order.
+    /// Returns for each tensor the kernels that use it, in their order.
     pub fn users(&self) -> Vec<Vec<usize>> {
         let mut users = vec![Vec::new(); self.tensors().len()];
         for (number, kernel) in self.kernels().iter().enumerate() {
@@ -251,8 +254,8 @@ impl Problem {
         users
     }
 
-    /// The same with so many bytes in the first tier. A problem without tiers gets two, of the speed of an H200's memory and of
-    /// pinned host memory beside it, which kernels reach.
+    /// Returns the problem with `capacity_bytes` in the first tier. A problem without tiers gets two: one as fast as an
+    /// H200's memory, and pinned host memory, which kernels reach.
     #[must_use]
     pub fn with_fast_bytes(mut self, capacity_bytes: u64) -> Self {
         if self.parts.tiers.is_empty() {
@@ -262,17 +265,18 @@ impl Problem {
         self
     }
 
-    /// What it is made of, to make another.
+    /// Returns the parts, to make another problem.
     pub fn into_parts(self) -> Parts {
         self.parts
     }
 
-    /// The kernels during which a tensor is there; none if it never is.
+    /// Returns the kernels during which a tensor exists; `None` if it never does.
     pub fn lifetime(&self, tensor: usize) -> Option<RangeInclusive<usize>> {
         self.lifetimes[tensor].map(|(first, last)| first..=last)
     }
 
-    /// Bytes that a tensor takes in a tier: it is compressed, if it can be, where kernels do not reach.
+    /// Returns the bytes that a tensor takes in a tier. If it can be compressed, it is compressed where kernels do not
+    /// reach.
     pub fn bytes_in(&self, tensor: usize, tier: usize) -> u64 {
         let tensor = &self.parts.tensors[tensor];
         match tensor.compression.filter(|_| !self.parts.tiers[tier].is_reachable) {
@@ -281,25 +285,25 @@ impl Problem {
         }
     }
 
-    /// Bytes that cross a link when a tensor moves: what it takes at the end where it takes less.
+    /// Returns the bytes that cross a link when a tensor moves: its size at the end where it is smaller.
     pub fn moved_bytes(&self, tensor: usize, link: usize) -> u64 {
         let Link { from, to, .. } = self.parts.links[link];
         self.bytes_in(tensor, from).min(self.bytes_in(tensor, to))
     }
 
-    /// Bytes of a tensor that kernels read and write, all together.
+    /// Returns the bytes of a tensor that kernels read and write, all together.
     pub fn accessed_bytes(&self, tensor: usize) -> u64 {
         self.accessed[tensor]
     }
 
-    /// Bytes of all tensors that kernels read and write.
+    /// Returns the bytes of all tensors that kernels read and write.
     pub fn all_accessed_bytes(&self) -> u64 {
         self.accessed.iter().sum()
     }
 
-    /// Bytes of the tensors that `counts`, during each kernel.
+    /// Returns the bytes of the tensors for which `counts` returns `true`, during each kernel.
     pub fn live_bytes(&self, counts: impl Fn(usize) -> bool) -> Vec<u64> {
-        // What begins at a kernel less what has ended before it: sums of all tensors do not pass 64 bits.
+        // Differences from one kernel to the next. Sums over all tensors fit into 64 bits.
         let mut changes = vec![(0_u64, 0_u64); self.parts.kernels.len() + 1];
         for (number, tensor) in self.parts.tensors.iter().enumerate().filter(|(number, _)| counts(*number)) {
             if let Some((first, last)) = self.lifetimes[number] {
@@ -318,7 +322,7 @@ impl Problem {
             .collect()
     }
 
-    /// Bytes of all tensors that are there at once, at most.
+    /// Returns the most bytes of all tensors that exist at once.
     pub fn peak_bytes(&self) -> u64 {
         self.live_bytes(|_| true).into_iter().max().unwrap_or(0)
     }
@@ -328,7 +332,7 @@ fn yes() -> bool {
     true
 }
 
-/// Tags in files go by their names.
+/// Tags in files, written as their names.
 mod tag_name {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};

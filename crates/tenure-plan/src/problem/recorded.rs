@@ -1,4 +1,4 @@
-//! Problems of recorded traces: what an allocator saw of a program.
+//! Problems made of recorded allocator traces.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,15 @@ use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor};
 use crate::{Action, Trace};
 
 impl Problem {
-    /// What a trace tells of the program that it is of. An allocator sees no kernels, only when blocks come and go, so
-    /// - each block is a tensor, called by its bytes and by how many of as many came before: `4096#2`;
-    /// - each allocation begins a kernel, which writes that block, reads those that are freed before the next allocation, and
-    ///   takes the time until then;
-    /// - a block that is never freed is there all the time, as weights are.
+    /// Makes a problem of the program that a trace recorded. An allocator sees no kernels, only allocations and frees,
+    /// so
+    /// - each block is a tensor; its key is its bytes and the number of earlier blocks of the same size: `4096#2`;
+    /// - each allocation begins a kernel, which writes that block, reads the blocks that are freed before the next
+    ///   allocation, and takes the time until then;
+    /// - a block that is never freed always exists, like a weight.
     ///
     /// # Errors
-    /// Sums of bytes or times that pass 64 bits.
+    /// Sums of bytes or times exceed 64 bits.
     pub fn of_trace(trace: &Trace) -> Result<Self, ProblemError> {
         let mut parts = Parts { name: trace.source().to_owned(), source: "memory trace".into(), ..Parts::default() };
         let (mut live, mut seen) = (HashMap::new(), HashMap::new());
@@ -29,7 +30,7 @@ impl Problem {
                     let (tensor, bytes, key) =
                         (parts.tensors.len(), event.bytes, format!("{}#{occurrence}", event.bytes));
                     live.insert(event.address, tensor);
-                    // Until it is freed.
+                    // A weight for now: it becomes an activation if it is freed.
                     parts.tensors.push(Tensor { key, bytes, tag: Tag::Weight, compression: None, recompute: None });
                     let writes = vec![Access { tensor, bytes }];
                     parts.kernels.push(Kernel { name: "allocation".into(), time_ns: 0, reads: Vec::new(), writes });

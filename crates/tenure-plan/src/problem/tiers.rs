@@ -1,9 +1,10 @@
-//! Tiers for problems that name none.
+//! Default tiers, for problems that name none.
 
 use super::{Link, Tier};
 
-/// The memory of an NVIDIA H200 and pinned host memory, with what was measured of them: copies in the one at 4.2 TB/s, reads
-/// and writes counted; from one to the other 55 GB/s each way, and 102 GB/s both ways at once, which counts as not shared.
+/// Returns the memory of an NVIDIA H200 and pinned host memory, with measured bandwidths: 4.2 TB/s for copies within
+/// the device, reads plus writes; between the two 55 GB/s each way, and 102 GB/s both ways at once, which counts as not
+/// shared.
 pub(super) fn device_and_host() -> (Vec<Tier>, Vec<Link>) {
     let tier = |name: &str, bandwidth, latency_ns| Tier {
         name: name.into(),

@@ -1,12 +1,13 @@
-//! From the columns of the joint problem to a plan.
+//! Turns a solution of the joint problem into a plan.
 
 use super::joint::{Gap, Joint};
 use crate::Problem;
 use crate::plan::{Action, Plan, Step};
 use crate::uses::Use;
 
-/// The plan that the columns' values mean: what leaves does so as soon as it may, in the order of last uses, and what comes
-/// back does so as late as its link allows, in the order of next uses. None if a tensor would have to go where no link leads.
+/// Returns the plan that the columns' values describe. A tensor leaves as soon as it may, in the order of last uses,
+/// and returns as late as its link allows, in the order of next uses. Returns `None` if no link leads where a tensor
+/// would have to go.
 pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values: &[f64]) -> Option<Plan> {
     let is = |column: highs::Col| values[column.index()] > 0.5;
     let decoder = Decoder::new(problem, joint, values);
@@ -27,7 +28,7 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
             let Gap { before, after, .. } = *gap;
             let next = match after {
                 Some((_, index)) => place(index)?,
-                // It ends where it begins.
+                // It ends in the tier where it begins.
                 None => places[tensor],
             };
             let step = |kernel, action| Step { tensor, kernel, action };
@@ -40,7 +41,7 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
             }
             let (from, to) =
                 (before.map_or(0, |(kernel, _)| kernel), after.map_or(decoder.begins.len() - 1, |(kernel, _)| kernel));
-            // Between two kernels there is nothing to gain.
+            // A gap without a kernel in between gains nothing.
             let is_brief = next == 0 && before.is_some() && to == from + 1;
             if at == 0 && !is(gap.stays) && !is_brief {
                 let tier = if next == 0 { decoder.away(slow)? } else { next };
@@ -56,16 +57,16 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
         }
     }
     decoder.schedule(&mut steps, returns);
-    // What is computed again before the same kernel comes in the order in which it was first.
+    // Tensors that are recomputed before the same kernel come in the order in which they were first created.
     let born = |step: &Step| problem.lifetime(step.tensor).map(|life| *life.start());
     steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| born(a).cmp(&born(b))));
     Some(Plan { places, steps: steps.into_iter().map(|(_, step)| step).collect() })
 }
 
-/// A move that has to be done when a kernel begins.
+/// A move that must be done when a kernel begins.
 struct Return {
     link: usize,
-    /// The kernel from which on it may be, and the one that it is for.
+    /// The kernel at which the move may begin at the earliest, and then the kernel that needs it.
     from: usize,
     to: usize,
     step: Step,
@@ -73,7 +74,7 @@ struct Return {
 
 struct Decoder<'a> {
     problem: &'a Problem,
-    /// When each kernel begins, and when the last ends.
+    /// The time at which each kernel begins, and the time at which the last ends.
     begins: Vec<f64>,
 }
 
@@ -87,7 +88,7 @@ impl<'a> Decoder<'a> {
         Self { problem, begins: std::iter::once(0.0).chain(ends).collect() }
     }
 
-    /// Where tensors go that come back: to the slow tier, if there is a way there and back.
+    /// Returns the tier to which returning tensors go: the slow tier, if there are links there and back.
     fn away(&self, slow: Option<usize>) -> Option<usize> {
         let others = slow.into_iter().chain(1..self.problem.tiers().len());
         others.into_iter().find(|tier| self.link(0, *tier).is_some() && self.link(*tier, 0).is_some())
@@ -97,7 +98,8 @@ impl<'a> Decoder<'a> {
         self.problem.link(from, to)
     }
 
-    /// Finds when each return begins, the last first: when it must, or when its link has to be free for the next.
+    /// Finds when each return begins, the last first: in time for its kernel, and before its link is needed for the
+    /// next return.
     fn schedule(&self, steps: &mut Vec<(f64, Step)>, mut returns: Vec<Return>) {
         returns.sort_by_key(|it| std::cmp::Reverse(it.to));
         let mut free_until = vec![f64::INFINITY; self.problem.links().len()];
@@ -113,7 +115,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Where kernels use a tensor that is not in the first tier; if none uses it, anywhere else.
+/// Returns the tier where kernels use a tensor that is not in the first tier; any other tier if no kernel uses it.
 pub(super) fn slow_tier(problem: &Problem, uses: &[Use]) -> Option<usize> {
     let all_ns = |tier: usize| uses.iter().map(|a_use| a_use.extra_ns[tier]).sum::<f64>();
     let is_possible = |tier: &usize| uses.is_empty() || problem.tiers()[*tier].is_reachable;

@@ -1,4 +1,4 @@
-//! Tensors that stay where they are, as a mixed-integer problem.
+//! The mixed-integer problem of tensors that stay where they are.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,8 @@ use super::solver::{self, Limits};
 use crate::planner::PlannerError;
 use crate::{Placement, Problem, Rule};
 
-/// A column for each tensor that may be in the fast tier or not, a row for each largest set of them that is there at once.
+/// A column for each tensor that may be in the fast tier or not, and a row for each maximal set of these tensors that
+/// exist at once.
 pub(super) struct Fixed<'a> {
     problem: &'a Problem,
     capacity_bytes: u64,
@@ -19,25 +20,26 @@ pub(super) struct Fixed<'a> {
     free: f64,
 }
 
-/// Whether tensors are in one tier or may be in parts.
+/// Whether a tensor is in one tier as a whole, or may be split.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Columns {
     Whole,
     Parts,
 }
 
-/// What was found.
+/// The result of a search.
 pub(super) struct Found {
     pub(super) placement: Placement,
-    /// What tensors in the fast tier are worth, at most.
+    /// An upper bound on the worth of the tensors in the fast tier.
     pub(super) bound: f64,
 }
 
-/// The objective in a unit in which neither the solver's absolute tolerances nor those of whole numbers matter.
+/// The unit of the objective: with it, the solver's absolute and integer tolerances do not matter.
 const SCALE: f64 = 1e6;
 
 impl<'a> Fixed<'a> {
-    /// For tensors that are worth so much in the fast tier, of about 1 in all; those of infinite worth must be there.
+    /// Makes the problem. `worth` is a tensor's worth in the fast tier, about 1 for all together; a tensor of infinite
+    /// worth must be there.
     pub(super) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64, kind: Columns) -> Self {
         let bytes = |tensor: usize| problem.tensors()[tensor].bytes;
         let is_there = |tensor: &usize| problem.lifetime(*tensor).is_some();
@@ -46,7 +48,7 @@ impl<'a> Fixed<'a> {
         let must = |tensor: usize| worth(tensor).is_infinite();
         let fits = |tensor: &usize| bytes(*tensor) <= capacity_bytes || must(*tensor);
         let tensors: Vec<usize> = others.into_iter().filter(fits).collect();
-        // Whole numbers, as far as they are exact: tolerances, of a millionth, are less than one.
+        // Whole numbers, as far as they are exact: the tolerances of a millionth are then below one unit.
         let divisor = tensors.iter().map(|tensor| bytes(*tensor)).fold(0, greatest_common_divisor).max(1);
         let unit = ((capacity_bytes.min(problem.peak_bytes()) / divisor) as f64 / 1e9).max(1.0);
         let mut rows = RowProblem::new();
@@ -66,7 +68,7 @@ impl<'a> Fixed<'a> {
         Self { problem, capacity_bytes, rows, tensors, free }
     }
 
-    /// Searches, from what is densest. `watch` is told what the best is worth.
+    /// Searches, starting from the densest tensors. `watch` gets the worth of the best solution.
     pub(super) fn solve(
         self,
         limits: &Limits,
@@ -83,14 +85,14 @@ impl<'a> Fixed<'a> {
         for (tensor, column) in self.tensors.iter().zip(columns) {
             is_chosen[*tensor] = column > 0.5;
         }
-        // What rounding made too much is left out, and what has room nevertheless is put in.
+        // Leave out what rounding made too much, and add what still has room.
         let (chosen, others): (Vec<usize>, Vec<usize>) = density.into_iter().partition(|tensor| is_chosen[*tensor]);
         let placement = Placement::first_fit(self.problem, chosen.into_iter().chain(others), self.capacity_bytes);
         Ok(Found { placement, bound: worth(solved.bound) })
     }
 }
 
-/// The sets of tensors that are there at once, by their places in the list, but for those that are parts of others.
+/// Returns the maximal sets of tensors that exist at once, by their places in the list.
 fn largest_sets(problem: &Problem, tensors: &[usize]) -> Vec<Vec<usize>> {
     let mut born: Vec<Vec<usize>> = vec![Vec::new(); problem.kernels().len()];
     let mut last = vec![0; tensors.len()];
@@ -104,7 +106,7 @@ fn largest_sets(problem: &Problem, tensors: &[usize]) -> Vec<Vec<usize>> {
     for (kernel, born) in born.into_iter().enumerate() {
         has_grown |= !born.is_empty();
         live.extend(born);
-        // The first end after a start: nothing can be added to this set.
+        // The first end after a start: no tensor can be added to this set.
         if has_grown && live.iter().any(|index| last[*index] == kernel) {
             sets.push(live.clone());
             has_grown = false;

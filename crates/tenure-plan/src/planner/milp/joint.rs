@@ -1,4 +1,4 @@
-//! Placement, moves and recomputation together, as a mixed-integer problem.
+//! The mixed-integer problem of placement, moves and recomputation together.
 
 use highs::{Col, RowProblem};
 
@@ -7,19 +7,19 @@ use crate::bound::Links;
 use crate::problem::Tensor;
 use crate::uses::Use;
 
-/// What is left unused when a problem is made, so that what it leaves out has room.
+/// Reserves that a problem leaves unused, so that there is room for the effects that it does not model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Margins {
     /// Bytes of the first tier.
     pub(super) room_bytes: u64,
-    /// The share of links' time.
+    /// A share of the links' time.
     pub(super) links: f64,
-    /// What a move costs, as a share of its time on a link.
+    /// The cost of a move, as a share of its time on a link.
     pub(super) moves: f64,
 }
 
 impl Margins {
-    /// Nothing is left out that a plan could do: what is solved is a bound.
+    /// No reserves: the solution is a bound.
     pub(super) const NONE: Self = Self { room_bytes: 0, links: 0.0, moves: 0.0 };
 }
 
@@ -27,35 +27,36 @@ impl Margins {
 pub(super) struct Joint {
     pub(super) rows: RowProblem,
     pub(super) tensors: Vec<Tensors>,
-    /// The column of the nanoseconds from the beginning of each kernel to that of the next.
+    /// For each kernel, the column of the nanoseconds from its beginning to that of the next.
     pub(super) times: Vec<Col>,
-    /// Nanoseconds of 1 in columns of times, and in the objective.
+    /// The nanoseconds of one unit in columns of times and in the objective.
     pub(super) ns_unit: f64,
 }
 
-/// What is decided of a tensor.
+/// The columns of a tensor.
 #[derive(Default)]
 pub(super) struct Tensors {
-    /// Whether it is in the first tier at the beginning, and so at the end: of what is there all the time and is used.
+    /// Whether it is in the first tier at the beginning, and so at the end. Only for a tensor that always exists and is
+    /// used.
     pub(super) begins_fast: Option<Col>,
-    /// Of each use, whether the tensor is in the first tier.
+    /// For each use, whether the tensor is in the first tier.
     pub(super) is_fast: Vec<Col>,
     pub(super) gaps: Vec<Gap>,
 }
 
-/// From a use, or the beginning, to the next, or the end.
+/// The gap from a use, or the beginning, to the next use, or the end.
 pub(super) struct Gap {
-    /// The kernel that used the tensor, and which of its uses that was.
+    /// The kernel that used the tensor before, and the index of that use.
     pub(super) before: Option<(usize, usize)>,
-    /// The same of the next.
+    /// The kernel that uses it next, and the index of that use.
     pub(super) after: Option<(usize, usize)>,
     /// Whether it stays in the first tier in between.
     pub(super) stays: Col,
-    /// Whether it is given up and computed again, if it can be.
+    /// Whether it is dropped and recomputed, if that is possible.
     pub(super) again: Option<Col>,
 }
 
-/// A sum of columns, each times a number.
+/// A sum of columns, each with a factor.
 type Sum = Vec<(Col, f64)>;
 
 /// Makes a [`Joint`].
@@ -68,20 +69,22 @@ struct Builder<'a> {
     out: Links,
     back: Links,
     classes: Classes,
-    /// Nanoseconds that each kernel takes if nothing is in the first tier that can be elsewhere, and what comes to that.
+    /// The nanoseconds that each kernel takes if no tensor is in the first tier that can be elsewhere, and the changes
+    /// to that time.
     slow_ns: Vec<f64>,
     changes: Vec<Sum>,
-    /// What computing tensors again takes from the sum of times.
+    /// The time that recomputation adds to the sum of times.
     recomputed: Sum,
-    /// What tensors in the first tier take more when a kernel begins than when the one before did, but for those that move.
+    /// For each kernel, how many more bytes tensors take in the first tier when it begins than when the one before
+    /// began, without the tensors that move.
     held: Vec<Sum>,
-    /// Of each class: what may leave from a kernel on, and what must be back when it begins.
+    /// For each class: the tensors that may leave from a kernel on, and those that must be back when it begins.
     leaving: Vec<Vec<Sum>>,
     due: Vec<Vec<Sum>>,
 }
 
 impl Joint {
-    /// For a problem that takes about so long.
+    /// Makes the problem, for a program that takes about `about_ns`.
     pub(super) fn new(
         problem: &Problem,
         capacity_bytes: u64,
@@ -111,7 +114,7 @@ impl<'a> Builder<'a> {
             problem,
             rows: RowProblem::new(),
             margins,
-            // Units in which the solver's tolerances, of a millionth, do not matter.
+            // Units with which the solver's tolerances of a millionth do not matter.
             byte_unit: capacity_bytes.min(problem.peak_bytes()).max(largest).max(1) as f64 / 1e4,
             ns_unit: about_ns.max(1.0) / 1e5,
             out,
@@ -131,7 +134,7 @@ impl<'a> Builder<'a> {
         let bytes = tensor.bytes as f64 / self.byte_unit;
         let is_fast: Vec<Col> = uses.iter().map(|a_use| self.add_use(a_use, bytes)).collect();
         let begins_fast = uses.first().filter(|_| tensor.is_always_there()).map(|first| match first.kernel {
-            // It is where the first kernel uses it.
+            // It begins where the first kernel uses it.
             0 => is_fast[0],
             _ => {
                 let column = self.rows.add_integer_column(0.0, 0..=1);
@@ -154,7 +157,7 @@ impl<'a> Builder<'a> {
         Tensors { begins_fast, is_fast, gaps }
     }
 
-    /// A use in the first tier, or elsewhere.
+    /// Adds a use, in the first tier or elsewhere. Returns its column.
     fn add_use(&mut self, a_use: &Use, bytes: f64) -> Col {
         let (fast_ns, slow_ns) = (a_use.extra_ns[0], a_use.elsewhere_ns());
         let (least, most) = (u8::from(slow_ns.is_infinite()), u8::from(fast_ns.is_finite()));
@@ -172,7 +175,7 @@ impl<'a> Builder<'a> {
         self.held[kernel + 1].push((column, -bytes));
     }
 
-    /// `is_fast` at its ends.
+    /// Adds a gap; `is_fast` holds the columns at its two ends.
     fn add_gap(
         &mut self,
         number: usize,
@@ -204,8 +207,8 @@ impl<'a> Builder<'a> {
         Gap { before, after, stays, again }
     }
 
-    /// At one end of a gap, whether a tensor crosses a link: if it is in the first tier there, does not stay, and is not
-    /// computed again.
+    /// Adds the column that says whether a tensor crosses a link at one end of a gap: if it is in the first tier there,
+    /// does not stay, and is not recomputed.
     fn crosses(&mut self, is_fast: Col, stays: Col, again: Option<Col>, link_ns: f64) -> Col {
         let most = f64::from(u8::from(link_ns.is_finite()));
         let cost = if most > 0.0 { self.margins.moves * link_ns / self.ns_unit } else { 0.0 };
@@ -216,7 +219,8 @@ impl<'a> Builder<'a> {
         crosses
     }
 
-    /// What is computed again is so right before its next use, from what is there and was not moved away before.
+    /// Adds rows for the inputs of recomputation. A tensor is recomputed right before its next use, from inputs that
+    /// exist and were not moved away before.
     fn add_inputs(&mut self, tensors: &[Tensors]) {
         for (number, tensor) in tensors.iter().enumerate() {
             let inputs = self.problem.tensors()[number].recompute.iter().flat_map(|again| &again.inputs);
@@ -244,11 +248,11 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Room and links from kernel to kernel; gives the columns of times.
+    /// Adds the rows of room and links for each kernel; returns the columns of times.
     fn add_kernels(&mut self, capacity: f64) -> Vec<Col> {
         let shares = self.out.shares_with(&self.back, self.problem);
         let mut held: Option<Col> = None;
-        // Of each class: what is still to leave, and what is back early.
+        // For each class: bytes that are still to leave, and bytes that are back early.
         let mut moving: Vec<Option<[Col; 2]>> = vec![None; self.classes.ratios.len()];
         let mut early: Vec<Option<Col>> = vec![None; self.classes.ratios.len()];
         let mut times = Vec::new();
@@ -266,7 +270,7 @@ impl<'a> Builder<'a> {
                 let flows = [(); 2].map(|()| self.rows.add_column(0.0, 0.0..));
                 let mut leaving = std::mem::take(&mut self.leaving[class][kernel]);
                 leaving.push((flows[0], -1.0));
-                // A tensor that is on a link already when it is used may have crossed in part: one on each.
+                // A tensor that is already on a link when it is used may have crossed in part: allow one on each link.
                 let most_early = if self.margins == Margins::NONE {
                     self.classes.largest[class] * self.out.numbers.len() as f64
                 } else {
@@ -282,7 +286,7 @@ impl<'a> Builder<'a> {
                 *moving = Some([self.sum_up(before[0], leaving), self.sum_up(before[1], back)]);
                 for (taken, (flow, links)) in taken.iter_mut().zip(flows.into_iter().zip([&self.out, &self.back])) {
                     let ns = links.ns(self.classes.ratios[class] * self.byte_unit) / self.ns_unit;
-                    // Where there are no links nothing crosses, and nothing flows.
+                    // Without links nothing crosses, and nothing flows.
                     taken.push((flow, if ns.is_finite() { ns } else { 1.0 }));
                 }
             }
@@ -299,19 +303,19 @@ impl<'a> Builder<'a> {
             }
             times.push(time);
         }
-        // What has left when all ends is away.
+        // At the end, all tensors that were to leave have left.
         for [leaving, _] in moving.into_iter().flatten() {
             self.rows.add_row(..=0.0, [(leaving, 1.0)]);
         }
         if !self.recomputed.is_empty() {
-            // It may happen at any kernel before the one that needs it.
+            // Recomputation may happen at any kernel before the one that needs it.
             let all = times.iter().map(|time| (*time, 1.0)).chain(self.changes.concat()).chain(self.recomputed.clone());
             self.rows.add_row(self.slow_ns.iter().sum::<f64>() / self.ns_unit.., all);
         }
         times
     }
 
-    /// A column that is another one and some changes.
+    /// Adds a column that equals another one plus some changes.
     fn sum_up(&mut self, before: Option<Col>, mut changes: Sum) -> Col {
         let sum = self.rows.add_column(0.0, 0.0..);
         changes.push((sum, -1.0));
@@ -322,12 +326,13 @@ impl<'a> Builder<'a> {
 }
 
 impl Links {
-    /// Nanoseconds that so many bytes take on all of them together.
+    /// Returns the nanoseconds that `bytes` take on all of the links together.
     fn ns(&self, bytes: f64) -> f64 {
         if self.bytes_per_ns > 0.0 { bytes / self.bytes_per_ns } else { f64::INFINITY }
     }
 
-    /// Whether what crosses these leaves less for others: one link each, that have one bandwidth.
+    /// Returns whether traffic on these links reduces the bandwidth of the others: one link each, sharing one
+    /// bandwidth.
     fn shares_with(&self, others: &Self, problem: &Problem) -> bool {
         let links = problem.links();
         match (&self.numbers[..], &others.numbers[..]) {
@@ -337,11 +342,11 @@ impl Links {
     }
 }
 
-/// Tensors by how small they get on links: what moves is added up for each class.
+/// Classes of tensors with about the same ratio of bytes on links: moves are added up for each class.
 struct Classes {
-    /// Bytes that cross a link for each byte in the first tier, at least.
+    /// The least number of bytes that cross a link for each byte in the first tier.
     ratios: Vec<f64>,
-    /// Bytes of the largest tensor of each.
+    /// The bytes of the largest tensor in each class.
     largest: Vec<f64>,
     /// The class of each tensor.
     of: Vec<usize>,

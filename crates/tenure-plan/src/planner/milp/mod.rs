@@ -1,25 +1,30 @@
 //! The planner that solves mixed-integer problems.
 //!
-//! *Tensors that stay where they are* (the score, and the makespan where nothing can move): a column for each tensor, whether
-//! it is in the first tier, and a row for each largest set of tensors that are there at once, which must have room. With
-//! whole numbers that is the problem itself, if the other tiers have room, and the bound is one for all such plans.
+//! *Tensors that stay where they are* (the score, and the makespan where nothing can move): a column for each tensor
+//! says whether it is in the first tier, and a row for each maximal set of tensors that exist at once limits their
+//! bytes. With integer columns this is exactly the problem, if the other tiers have room, and the bound holds for all
+//! such plans.
 //!
-//! *Everything together* (the makespan): columns say of each use whether the tensor is in the first tier, and of each gap
-//! between two uses whether it stays there or is computed again; if neither, it crosses a link at each end of the gap at
-//! which it is in the first tier. Of each kernel, columns are the time until the next begins, and the bytes that leave and
-//! come back meanwhile. The sum of times is least, where
-//! - a kernel takes as long as the simulator says if nothing else is under way, and what is computed again adds to the sum;
+//! *Everything together* (the makespan): for each use, a column says whether the tensor is in the first tier; for each
+//! gap between two uses, columns say whether it stays there or is recomputed. If it does neither, it crosses a link at
+//! each end of the gap at which it is in the first tier. For each kernel, columns hold the time until the next begins,
+//! and the bytes that leave and return meanwhile. The solver minimises the sum of times, where
+//! - a kernel takes as long as in the simulator with no transfer in progress, and recomputation adds to the sum;
 //! - links take no more than their bandwidth in each kernel's time, which is why kernels wait;
-//! - what leaves does so after the use, but for what is on the link already; what comes back is there before the next;
-//! - what is used in the first tier, stays there, is still to leave or is back has room when a kernel begins.
+//! - a tensor leaves after its use, except for the part already on the link; a returning tensor is back before the next
+//!   use;
+//! - the tensors in the first tier fit there when a kernel begins: those used there, staying there, still to leave, or
+//!   back.
 //!
-//! What is there all the time is used where it is at the beginning, and at the end again.
+//! A tensor that always exists begins in the tier of its first use, and ends there.
 //!
-//! Bytes on links are added up over tensors (of about the same compression), so that there are few columns, and they may
-//! cross in part. So all of a plan's moves are there, and what is found is a bound on *every* plan. Left out, and why plans may take longer: a tensor moves as a whole and has room in both tiers
-//! meanwhile, one after the other; what moves slows kernels down; other tiers have an end; several tiers count as the fastest
-//! of them; inputs of what is computed again must be there. A plan that follows the columns may therefore wait, or find no
-//! room: so the problem is solved again, with rows for inputs and with more and more left unused, and the simulator judges.
+//! Bytes on links are summed over tensors (of about the same compression) to keep columns few, and tensors may cross in
+//! part. The problem so contains all moves of every plan, and its optimum is a bound on *every* plan. These effects are
+//! not modelled, and may make a plan take longer: a tensor moves as a whole, one after the other, and takes room in
+//! both tiers meanwhile; moves slow kernels down; other tiers have a limited capacity; several tiers count as the
+//! fastest of them; the inputs of recomputation must exist. A plan that follows the columns may therefore wait, or find
+//! no room. So the problem is solved again with rows for inputs and with larger and larger reserves, and the simulator
+//! judges the plans.
 
 mod decode;
 mod fixed;
@@ -42,8 +47,8 @@ use solver::Limits;
 
 /// Solves mixed-integer problems with HiGHS, on one thread: the best plan, and a bound that shows how good it is.
 ///
-/// The bound of a score holds for all plans in which tensors stay where they are, that of a makespan for all plans; both to the
-/// solver's tolerance, a millionth.
+/// The bound of a score holds for all plans in which tensors stay where they are; the bound of a makespan holds for all
+/// plans. Both hold to the solver's tolerance of a millionth.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Milp;
 
@@ -70,18 +75,18 @@ impl Planner for Milp {
     }
 }
 
-/// How far from the bound is near enough, as a share.
+/// The relative gap to the bound at which the search stops.
 const GAP: f64 = 1e-5;
-/// The same where a plan has to be tried anyway.
+/// The same for the joint problem, whose plans must be played anyway.
 const JOINT_GAP: f64 = 1e-4;
 
-/// Larger problems are not relaxed for a bound alone.
+/// Problems with more columns times rows are not relaxed just for a bound.
 const RELAXED_SIZE: usize = 4_000_000;
-/// Longer is not waited for a bound alone.
+/// The longest time to wait for a relaxed bound.
 const RELAXED_TIME: Duration = Duration::from_secs(10);
 
-/// What is left unused, one after the other: of the first tier, in sizes of the largest tensor; of links; and what moves
-/// cost, so that there are no more of them than necessary.
+/// The reserves that are tried one after the other: room of the first tier in multiples of the largest tensor, the
+/// share of the links' time, and the cost of moves, which keeps their number low.
 const MARGINS: [(f64, f64, f64); 7] = [
     (0.0, 0.0, 0.001),
     (0.5, 0.1, 0.01),
@@ -92,10 +97,10 @@ const MARGINS: [(f64, f64, f64); 7] = [
     (4.0, 0.4, 0.01),
 ];
 
-/// What the score is at most if parts of tensors may be in the first tier and the others elsewhere; none if the solver does
-/// not say in time.
+/// Returns an upper bound on the score: its optimum if tensors may be split between the first tier and the others.
+/// `None` if the solver does not finish in time.
 pub(crate) fn relaxed_score(problem: &Problem, capacity_bytes: u64) -> Option<f64> {
-    // Where nothing is accessed, the score is 1. And a sum over what is there at each kernel says how large the problem is.
+    // Without accesses, the score is 1. The sum of all lifetimes measures the size of the problem.
     let lives = (0..problem.tensors().len()).filter_map(|tensor| problem.lifetime(tensor));
     if problem.all_accessed_bytes() == 0 || lives.map(Iterator::count).sum::<usize>() > RELAXED_SIZE {
         return None;
@@ -106,7 +111,7 @@ pub(crate) fn relaxed_score(problem: &Problem, capacity_bytes: u64) -> Option<f6
     Some(found.bound).filter(|bound| bound.is_finite())
 }
 
-/// The share of all accessed bytes that are of a tensor.
+/// Returns a function that gives a tensor's share of all accessed bytes.
 fn share(problem: &Problem) -> impl Fn(usize) -> f64 {
     let all = problem.all_accessed_bytes().max(1) as f64;
     move |tensor| problem.accessed_bytes(tensor) as f64 / all
@@ -125,7 +130,7 @@ impl Search<'_, '_> {
         Limits { time: self.evaluator.left(), gap: Some(gap), seed: self.seed }
     }
 
-    /// Whether plans are no more than places.
+    /// Returns whether plans consist of places only.
     fn nothing_moves(&self) -> bool {
         let has_links = self.problem.links().iter().any(|link| link.from == 0 || link.to == 0);
         !has_links && self.problem.tensors().iter().all(|tensor| tensor.recompute.is_none())
@@ -158,7 +163,7 @@ impl Search<'_, '_> {
     }
 
     fn makespan(&mut self) -> Result<f64, PlannerError> {
-        // Whatever comes, there is a plan that keeps what is used most.
+        // In any case there is a plan that keeps the most used tensors.
         let density = Decisions::keep(self.problem.tensors().len(), &Rule::Density.order(self.problem));
         let decoder = Decoder::new(self.problem, Objective::Makespan);
         let mut best = self.evaluator.cost(&decoder.decode(&density));
@@ -171,7 +176,7 @@ impl Search<'_, '_> {
                 break;
             }
             let joint = Joint::new(self.problem, self.capacity_bytes, &self.uses, bound, margins);
-            // Each may take a third of what is left, so that there is time for others.
+            // Each problem may take a third of the time left, so that there is time for the others.
             let limits = self.limits(JOINT_GAP);
             let limits = Limits { time: limits.time / 3, ..limits };
             let evaluator = &mut self.evaluator;

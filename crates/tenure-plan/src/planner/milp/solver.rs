@@ -1,4 +1,4 @@
-//! The solver of mixed-integer problems, HiGHS: watched, and ended when whoever watches has had enough.
+//! The solver of mixed-integer problems, HiGHS. The caller watches it, and can end it at any time.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::num::NonZero;
@@ -14,29 +14,31 @@ use highs_sys::{HighsCallbackDataIn, HighsCallbackDataOut};
 
 use crate::planner::PlannerError;
 
-/// How often whoever watches is asked.
+/// The time between two calls of `watch`.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// When a search ends.
+/// The limits of a search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) time: Duration,
-    /// How far the best may be from the bound, as a share of the best; none if no column has to be a whole number.
+    /// The relative gap between the best solution and the bound at which the search ends; `None` if no column has to be
+    /// an integer.
     pub(super) gap: Option<f64>,
     pub(super) seed: u64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub(super) struct Solved {
-    /// The best values of all columns; none if there are none yet.
+    /// The best values of all columns; `None` if no solution was found.
     pub(super) columns: Option<Vec<f64>>,
-    /// What no solution surpasses; infinite if nothing is known.
+    /// A bound that no solution surpasses; infinite if none is known.
     pub(super) bound: f64,
 }
 
-/// Searches for the best values of a problem's columns, from `start` if that is given, in which columns that are no whole
-/// numbers may be wrong. `watch` is asked again and again whether to go on, and told what the objective says of the best.
+/// Searches for the best values of a problem's columns. Starts from `start` if it is given; its values of columns that
+/// are not integers may be wrong. Calls `watch` repeatedly with the objective of the best solution; the search ends if
+/// it returns `Break`.
 pub(super) fn solve(
     problem: RowProblem,
     sense: Sense,
@@ -45,7 +47,8 @@ pub(super) fn solve(
     mut watch: impl FnMut(Option<f64>) -> ControlFlow<()>,
 ) -> Result<Solved, PlannerError> {
     let (signals, begun) = (Signals::default(), Instant::now());
-    // HiGHS keeps threads for each that calls it, and as many as the first call asked for: so each call has its own.
+    // HiGHS keeps threads for each thread that calls it, as many as the first call asked for: so each search has a
+    // thread of its own.
     thread::scope(|scope| {
         let (bell, ended) = mpsc::channel::<()>();
         let worker = scope.spawn(|| {
@@ -53,7 +56,7 @@ pub(super) fn solve(
             run(problem, sense, start, limits, &signals)
         });
         while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-            // It looks at the clock less often than at this.
+            // HiGHS checks its own time limit less often than this loop.
             if watch(signals.best()).is_break() || begun.elapsed() > limits.time {
                 signals.is_stopped.store(true, Ordering::Relaxed);
             }
@@ -70,7 +73,7 @@ fn run(
     signals: &Signals,
 ) -> Result<Solved, PlannerError> {
     if problem.num_cols() == 0 {
-        // There is nothing to start from, which would be refused.
+        // HiGHS would refuse a problem without columns.
         return Ok(Solved { columns: Some(Vec::new()), bound: 0.0 });
     }
     let refused = |_| PlannerError::Solver("it refused the problem: its numbers are too far apart");
@@ -80,7 +83,7 @@ fn run(
     };
     let mut model = problem.try_optimise(sense).map_err(refused)?;
     model.make_quiet();
-    // More would hardly be faster.
+    // More threads would hardly be faster.
     model.set_threads(NonZero::<u32>::MIN);
     model.set_option("time_limit", limits.time.as_secs_f64());
     model.set_option("mip_rel_gap", limits.gap.unwrap_or(0.0));
@@ -101,10 +104,10 @@ fn run(
     })
 }
 
-/// What a search and whoever watches it tell each other.
+/// The signals between a search and the thread that watches it.
 struct Signals {
     is_stopped: AtomicBool,
-    /// The bits of what the objective says of the best so far; of NaN if there is none.
+    /// The bits of the objective's value for the best solution so far; of NaN if there is none.
     best: AtomicU64,
 }
 
@@ -119,11 +122,12 @@ impl Signals {
         Some(f64::from_bits(self.best.load(Ordering::Relaxed))).filter(|best| !best.is_nan())
     }
 
-    /// Lets a model see whether it is to stop, and tell of what it finds. It must not be solved after the signals' end.
+    /// Connects a model to the signals, so that it sees a stop and reports its solutions. The model must not be solved
+    /// after the signals have been dropped.
     fn connect(&self, model: &mut highs::Model) -> Result<(), ()> {
         let data = from_ref(self).cast_mut().cast::<c_void>();
         let highs = model.as_mut_ptr();
-        // SAFETY: The model is alive, and `callback` has the type that is asked for.
+        // SAFETY: The model is alive, and `callback` has the type that HiGHS asks for.
         let mut statuses = vec![unsafe { highs_sys::Highs_setCallback(highs, Some(callback), data) }];
         for kind in [
             highs_sys::kHighsCallbackMipInterrupt,
@@ -138,7 +142,7 @@ impl Signals {
     }
 }
 
-/// Called by HiGHS in the course of a search.
+/// The callback that HiGHS calls during a search.
 unsafe extern "C" fn callback(
     kind: c_int,
     _: *const c_char,
@@ -146,13 +150,15 @@ unsafe extern "C" fn callback(
     input: *mut HighsCallbackDataIn,
     data: *mut c_void,
 ) {
-    // SAFETY: `data` is what `connect` gave, and the signals live as long as the model is solved; all of them is atomic.
+    // SAFETY: `data` is the pointer that `connect` passed; the signals live as long as the model is solved, and all
+    // fields are atomic.
     let signals = unsafe { &*data.cast::<Signals>() };
-    // SAFETY: HiGHS gives null, or what it reads from until the call ends, which nobody else looks at.
+    // SAFETY: HiGHS passes null or a pointer to data that stays valid until the call ends, and that no other thread
+    // accesses.
     if let Some(out) = unsafe { out.as_ref() }.filter(|_| kind == highs_sys::kHighsCallbackMipImprovingSolution) {
         signals.best.store(out.objective_function_value.to_bits(), Ordering::Relaxed);
     }
-    // SAFETY: As above, of what it writes to.
+    // SAFETY: The same holds for the data that it passes for writing.
     if let Some(input) = unsafe { input.as_mut() } {
         input.user_interrupt = c_int::from(signals.is_stopped.load(Ordering::Relaxed));
     }

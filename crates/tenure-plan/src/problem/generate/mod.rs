@@ -1,4 +1,4 @@
-//! Problems of made-up programs: to train planners on, and to compare them by.
+//! Synthetic problems, for training and comparing planners.
 
 mod network;
 mod random;
@@ -8,37 +8,38 @@ use random::Random;
 
 use super::{Kernel, Link, Parts, Problem, ProblemError, Tier};
 
-/// What a made-up program computes.
+/// The kind of network that a synthetic program trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// One layer after the other, some with a way around them.
+    /// One layer after the other, some with a skip connection.
     Layered,
     /// Blocks of attention and dense layers.
     Transformer,
-    /// Convolutions on smaller and smaller images, and back.
+    /// Convolutions that shrink the image and enlarge it again.
     UNet,
-    /// Layers that read all layers before them.
+    /// Layers that read the outputs of all layers before them.
     DenseBlocks,
 }
 
-/// A problem whose costs are not known well.
+/// A problem whose costs are only estimated.
 #[derive(Clone, Debug)]
 pub struct Uncertain {
-    /// What planners are told.
+    /// The problem as planners see it.
     pub told: Problem,
-    /// What plans are played on: the same, but for the times of kernels and of computing again, for bandwidths, and for what
-    /// load does to the slow tier.
+    /// The problem on which plans are played. It differs in the times of kernels and recomputation, in bandwidths, and
+    /// in the effect of load on the slow tier.
     pub truth: Problem,
 }
 
 impl Uncertain {
-    /// A program on a fast tier of 20 to 70 % of what it holds at once and a slow one, in which load makes accesses slower,
-    /// with a way each way, of one bandwidth in half of the problems, which moves all that the program holds in between a
-    /// quarter of an iteration and three. What planners are told differs from the truth by a factor for each name of kernels
-    /// and each time to compute again (0.5 to 2), and for each bandwidth (0.6 to 1.6).
+    /// Makes an uncertain problem of a program. The fast tier holds 20 to 70 % of the program's peak; in the slow tier,
+    /// load makes accesses slower. There is a link each way; in half of the problems the two share their bandwidth.
+    /// Moving all bytes of the peak takes between a quarter of an iteration and three. The estimates differ from the
+    /// truth by a factor for each kernel name and each recomputation time (0.5 to 2), and for each bandwidth (0.6 to
+    /// 1.6).
     ///
     /// # Errors
-    /// [`ProblemError`] if the program is no problem.
+    /// [`ProblemError`] if the program is not a valid problem.
     pub fn of(program: Parts, seed: u64) -> Result<Self, ProblemError> {
         Self::draw(program, &mut Random::new(seed))
     }
@@ -47,7 +48,7 @@ impl Uncertain {
         let program = Problem::new(parts.clone())?;
         let peak = program.peak_bytes() as f64;
         let seconds = parts.kernels.iter().map(|kernel| kernel.time_ns).sum::<u64>() as f64 / 1e9;
-        // What kernels need if nothing holds them up.
+        // The bandwidth that kernels need if they never wait.
         let bandwidth = program.all_accessed_bytes() as f64 / seconds * random.scale(1.0, 3.0);
         let mut slow = tier("slow", None, bandwidth / random.scale(3.0, 20.0));
         slow.write_bandwidth = (slow.read_bandwidth as f64 / random.scale(1.0, 3.0)) as u64 + 1;
@@ -72,17 +73,17 @@ impl Family {
     /// Every family.
     pub const ALL: [Self; 4] = [Self::Layered, Self::Transformer, Self::UNet, Self::DenseBlocks];
 
-    /// A program of the family, without tiers: one iteration, of training most times. The same seed gives the same program
-    /// on every machine.
+    /// Makes a program of the family, without tiers: one iteration, usually of training. The same seed gives the same
+    /// program on every machine.
     pub fn program(self, seed: u64) -> Parts {
         self.draw(&mut Random::new(seed))
     }
 
-    /// A program and two tiers in which tensors stay where they are: a fast one of 10 to 80 % of what the program holds at
-    /// once, and a slow one without end.
+    /// Makes a problem with two tiers in which tensors stay where they are: a fast one of 10 to 80 % of the program's
+    /// peak, and an unlimited slow one.
     ///
     /// # Errors
-    /// None that is known: [`ProblemError`] if the program were no problem.
+    /// No known case: [`ProblemError`] if the program were not a valid problem.
     pub fn fixed(self, seed: u64) -> Result<Problem, ProblemError> {
         let random = &mut Random::new(seed);
         let mut parts = self.draw(random);
@@ -92,18 +93,19 @@ impl Family {
         Problem::new(parts)
     }
 
-    /// A program and three tiers: a fast one of 20 to 50 % of what the program holds at once, and no less than any kernel needs; one
-    /// of 10 to 30 % beside it, which kernels reach; and a disk, which they do not. Links go from the first to each, and back.
+    /// Makes a problem with three tiers: a fast one of 20 to 50 % of the program's peak, but at least as much as every
+    /// kernel needs; one of 10 to 30 % that kernels reach; and a disk, which they do not reach. Links lead from the
+    /// first tier to each other one, and back.
     ///
     /// # Errors
-    /// None that is known: [`ProblemError`] if the program were no problem.
+    /// No known case: [`ProblemError`] if the program were not a valid problem.
     pub fn tiered(self, seed: u64) -> Result<Problem, ProblemError> {
         let random = &mut Random::new(seed);
         let mut parts = self.draw(random);
         let program = Problem::new(parts.clone())?;
         let (peak, seconds) = (program.peak_bytes() as f64, program.kernels_ns() as f64 / 1e9);
         let needs = |kernel: &Kernel| kernel.accesses().map(|access| parts.tensors[access.tensor].bytes).sum::<u64>();
-        // What is there all the time and is used at one end is needed at the other, too.
+        // A tensor that always exists and is used at one end of the iteration is needed at the other end, too.
         let ends = parts.kernels.first().map_or(0, needs) + parts.kernels.last().map_or(0, needs);
         let needed = parts.kernels.iter().map(needs).max().unwrap_or(0) + ends;
         let fast = ((peak * random.scale(0.2, 0.5)) as u64).max(needed);
@@ -118,10 +120,10 @@ impl Family {
         Problem::new(parts)
     }
 
-    /// A program, and what [`Uncertain::of`] makes of it.
+    /// Makes a program, and the problem that [`Uncertain::of`] makes of it.
     ///
     /// # Errors
-    /// None that is known: [`ProblemError`] if the program were no problem.
+    /// No known case: [`ProblemError`] if the program were not a valid problem.
     pub fn contended(self, seed: u64) -> Result<Uncertain, ProblemError> {
         let random = &mut Random::new(seed);
         let program = self.draw(random);
@@ -159,12 +161,12 @@ fn tier(name: &str, capacity: Option<u64>, bandwidth: f64) -> Tier {
     }
 }
 
-/// How much slower accesses get under load: first not at all.
+/// Returns random slowdowns of accesses under load, starting at none.
 fn loaded(random: &mut Random) -> Vec<[f64; 2]> {
     vec![[random.uniform(0.1, 0.5), 1.0], [1.0, random.uniform(1.2, 5.0)]]
 }
 
-/// Makes another truth of what is told.
+/// Changes the estimated costs at random, to make the true ones.
 fn disturb(parts: &mut Parts, random: &mut Random) {
     let mut factors = std::collections::HashMap::new();
     for kernel in &mut parts.kernels {

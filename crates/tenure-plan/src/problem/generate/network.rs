@@ -1,4 +1,4 @@
-//! Made-up networks: what one iteration of them computes with.
+//! Synthetic networks: builds the kernels and tensors of one iteration.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use tenure_core::Tag;
 use super::random::Random;
 use crate::problem::{Access, Kernel, Parts, Recompute, Tensor};
 
-/// What backward reads of an operation beside the gradient.
+/// The tensors that an operation's backward reads besides the gradient.
 #[derive(Clone, Copy)]
 enum Saved {
     Inputs,
@@ -23,16 +23,16 @@ struct Operation {
     flops: f64,
 }
 
-/// A network that is being put together, operation by operation.
+/// A network under construction, operation by operation.
 pub(super) struct Network<'a> {
     random: &'a mut Random,
     parts: Parts,
     operations: Vec<Operation>,
     bytes_per_second: f64,
     flops: f64,
-    /// Whether pointwise operations are kernels of their own, as in programs that nobody compiled.
+    /// Whether pointwise operations are separate kernels, as in programs that are not compiled.
     is_fine: bool,
-    /// Bytes of a number.
+    /// The bytes of one number.
     number: u64,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Network<'a> {
         Self { random, parts, operations: Vec::new(), bytes_per_second, flops, is_fine, number }
     }
 
-    /// One layer after the other, of widths that change; some are added to what came before.
+    /// Adds layers one after the other, of varying widths; some outputs are added to earlier ones.
     pub(super) fn layered(&mut self) {
         let batch = self.random.between(16, 1024);
         let mut width = self.random.between(16, 1024);
@@ -65,7 +65,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Blocks of attention and of two dense layers.
+    /// Adds blocks of attention and two dense layers.
     pub(super) fn transformer(&mut self) {
         let (batch, length) = (self.random.between(2, 64), 16 * self.random.between(4, 64));
         let (heads, width) = (self.random.between(2, 16), 64 * self.random.between(2, 24));
@@ -99,7 +99,8 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Convolutions that halve the image, level after level, and back, each with what it was on the way down.
+    /// Adds convolutions that halve the image level by level, and others that enlarge it again; each reads the output
+    /// of the same level on the way down.
     pub(super) fn unet(&mut self) {
         let (batch, levels) = (self.random.between(1, 32), self.random.between(2, 5));
         let (mut pixels, mut channels) = (self.random.between(32, 160).pow(2), 8 * self.random.between(2, 8));
@@ -129,7 +130,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Layers that read all that the layers before them in their block have made.
+    /// Adds layers that read the outputs of all earlier layers of their block.
     pub(super) fn dense_blocks(&mut self) {
         let (batch, growth) = (self.random.between(4, 64), 4 * self.random.between(3, 12));
         let mut pixels = self.random.between(14, 64).pow(2);
@@ -150,7 +151,8 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// The iteration: forward only, or with backward and an optimizer that keeps up to two states for each weight.
+    /// Completes the iteration: forward only, or with backward and an optimizer that keeps up to two states for each
+    /// weight.
     pub(super) fn finish(mut self) -> Parts {
         if self.random.chance(0.85) {
             self.backward();
@@ -171,7 +173,7 @@ impl<'a> Network<'a> {
         self.pointwise(&[output], Saved::Output)
     }
 
-    /// One kernel, or as many as the formula has parts.
+    /// Adds a normalization: one kernel, or as many as its formula has parts.
     fn norm(&mut self, input: usize, width: u64) -> usize {
         let numbers = self.numbers(input);
         if !self.is_fine {
@@ -187,7 +189,7 @@ impl<'a> Network<'a> {
         self.operation("affine", &[scaled], 2 * width, numbers, Saved::Inputs, 0.0)
     }
 
-    /// As large as the first input.
+    /// Adds a pointwise operation, with an output as large as the first input.
     fn pointwise(&mut self, inputs: &[usize], saved: Saved) -> usize {
         let numbers = self.numbers(inputs[0]);
         self.operation("pointwise", inputs, 0, numbers, saved, 0.0)
@@ -256,7 +258,7 @@ impl<'a> Network<'a> {
         self.step(states, &mut steps);
     }
 
-    /// Steps weights by their gradients.
+    /// Updates weights with their gradients.
     fn step(&mut self, states: u64, steps: &mut Vec<(usize, usize)>) {
         for (weight, gradient) in steps.drain(..) {
             let numbers = self.numbers(weight);
@@ -278,7 +280,7 @@ impl<'a> Network<'a> {
         self.parts.tensors[tensor].bytes / self.number
     }
 
-    /// A kernel that takes each tensor whole; how long it takes, in nanoseconds.
+    /// Adds a kernel that accesses each tensor whole; returns its nanoseconds.
     fn kernel(&mut self, name: &str, reads: &[usize], writes: &[usize], flops: f64) -> u64 {
         let access = |tensor: &usize| Access { tensor: *tensor, bytes: self.parts.tensors[*tensor].bytes };
         let reads: Vec<Access> = reads.iter().map(access).collect();

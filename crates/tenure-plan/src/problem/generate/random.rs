@@ -14,7 +14,7 @@ impl Random {
         value ^ (value >> 31)
     }
 
-    /// From 0 to below 1.
+    /// Returns a number from 0 to below 1.
     pub(super) fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -23,7 +23,7 @@ impl Random {
         self.share() < probability
     }
 
-    /// From `low` to `high`, both of which occur.
+    /// Returns a number from `low` to `high`, both included.
     pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
@@ -32,7 +32,7 @@ impl Random {
         low + (high - low) * self.share()
     }
 
-    /// Between two numbers above 0, uniform in the logarithm.
+    /// Returns a number between two positive numbers, uniform in the logarithm.
     pub(super) fn scale(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.share())
     }
