@@ -512,7 +512,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Returns whether the running kernel is the last recorded in `last` for the tensor.
+    /// Returns whether the current run uses the tensor, whose last use is in `last`.
     fn is_used_now(&self, last: &[usize], tensor: usize) -> bool {
         self.is_running && last[tensor] == self.runs
     }

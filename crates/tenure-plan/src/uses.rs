@@ -1,36 +1,36 @@
-//! Which kernels use a tensor, and what that costs where it may be.
+//! The uses of tensors by kernels, and the extra time of each in every tier.
 
 use crate::Problem;
 use crate::problem::{Access, Tier};
 
-/// What one kernel does with one tensor.
+/// The use of one tensor by one kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     pub(crate) kernel: usize,
-    /// Nanoseconds that the kernel takes longer, with the tensor in each tier and nothing under way; infinite where kernels
-    /// do not reach.
+    /// The nanoseconds by which the kernel takes longer with the tensor in each tier and no transfer in progress;
+    /// infinite where kernels do not reach.
     pub(crate) extra_ns: Box<[f64]>,
 }
 
 impl Use {
-    /// The least extra, wherever the tensor is.
+    /// Returns the least extra time over all tiers.
     pub(crate) fn least_ns(&self) -> f64 {
         self.extra_ns.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// The least extra, if the tensor is not in the first tier.
+    /// Returns the least extra time if the tensor is not in the first tier.
     pub(crate) fn elsewhere_ns(&self) -> f64 {
         self.extra_ns[1..].iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// What that is beyond the least.
+    /// Returns the extra time elsewhere minus the least extra time.
     pub(crate) fn penalty_ns(&self) -> f64 {
         let elsewhere_ns = self.elsewhere_ns();
         if elsewhere_ns.is_finite() { elsewhere_ns - self.least_ns() } else { f64::INFINITY }
     }
 }
 
-/// Of each tensor of a problem that has tiers: its uses, in the order of kernels.
+/// Returns for each tensor of a problem that has tiers its uses, in the order of kernels.
 pub(crate) fn uses(problem: &Problem) -> Vec<Vec<Use>> {
     let tiers = problem.tiers();
     let mut uses: Vec<Vec<Use>> = vec![Vec::new(); problem.tensors().len()];

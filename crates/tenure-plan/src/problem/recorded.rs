@@ -30,7 +30,7 @@ impl Problem {
                     let (tensor, bytes, key) =
                         (parts.tensors.len(), event.bytes, format!("{}#{occurrence}", event.bytes));
                     live.insert(event.address, tensor);
-                    // A weight for now: it becomes an activation if it is freed.
+                    // A weight for now: a free changes the tag to unknown.
                     parts.tensors.push(Tensor { key, bytes, tag: Tag::Weight, compression: None, recompute: None });
                     let writes = vec![Access { tensor, bytes }];
                     parts.kernels.push(Kernel { name: "allocation".into(), time_ns: 0, reads: Vec::new(), writes });

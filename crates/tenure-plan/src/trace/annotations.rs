@@ -1,26 +1,27 @@
-//! Annotations: named stretches of a program's time, such as `record_function` makes.
+//! Annotations: named intervals of a program's time, such as those that `record_function` makes.
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-/// A named stretch of time of the program, or a moment.
+/// A named interval of the program's time, or a moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Annotation {
-    /// What the program calls it.
+    /// The name that the program gives it.
     pub name: Arc<str>,
-    /// When it began, in microseconds of the events' clock; `None` if that was before the recorded history.
+    /// The time at which it began, in microseconds of the events' clock; `None` if that was before the recorded
+    /// history.
     pub begin_us: Option<u64>,
-    /// When it ended; `None` if that was after the recorded history.
+    /// The time at which it ended; `None` if that was after the recorded history.
     pub end_us: Option<u64>,
 }
 
-/// A record of an annotation.
+/// The kind of an annotation's record.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Start,
     End,
-    /// The recorder named a moment.
+    /// A single moment.
     Moment,
 }
 
@@ -34,7 +35,8 @@ impl Stage {
     }
 }
 
-/// Annotations of `records`, in the order of their beginnings. An end belongs to the last open beginning of its name.
+/// Pairs `records` to annotations, in the order of their beginnings. An end belongs to the last open beginning of its
+/// name.
 pub(super) fn pair(mut records: Vec<(u64, Stage, Arc<str>)>) -> Vec<Annotation> {
     records.sort_by_key(|record| record.0);
     let mut annotations: Vec<Annotation> = Vec::new();
@@ -56,7 +58,7 @@ pub(super) fn pair(mut records: Vec<(u64, Stage, Arc<str>)>) -> Vec<Annotation> 
         };
         annotations.push(Annotation { name, begin_us, end_us });
     }
-    // Those that began before the history come first.
+    // Annotations that began before the history come first.
     annotations.sort_by_key(|annotation| annotation.begin_us);
     annotations
 }

@@ -1,4 +1,4 @@
-//! Tenure's own trace format, byte by byte in `docs/trace-format.md`.
+//! Tenure's own trace format; `docs/trace-format.md` documents it byte by byte.
 
 use std::io::{self, Write};
 
@@ -12,14 +12,14 @@ pub(super) const MAGIC: [u8; 8] = *b"\x89TTRACE\n";
 const VERSION: u16 = 1;
 /// Events in a full block.
 const BLOCK_EVENTS: usize = 4096;
-/// An event never takes more: a head byte and four integers of up to ten bytes.
+/// The most bytes that an event takes: a head byte and four integers of up to ten bytes.
 const EVENT_BYTES: usize = 41;
 const HEADER_LIMIT: usize = 16 << 20;
 
 /// Flags of the header.
 const EXPANDABLE: u8 = 1;
 const SPLIT_LIMIT: u8 = 2;
-/// The history began late: the header says how many events make what was there before.
+/// The history began late: the header counts the events that recreate the earlier state.
 const LATE: u8 = 4;
 
 const ACTION_MASK: u8 = 0x0f;
@@ -56,7 +56,7 @@ pub(super) fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads a trace whose magic number has been seen but not read.
+/// Reads a trace after its magic number has been recognised but not consumed.
 pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace, TraceError> {
     let header = read_header(input)?;
     if let Some(device) = options.device.filter(|&device| device != header.device) {
@@ -95,7 +95,7 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
 }
 
 impl Event {
-    /// What the first event is relative to.
+    /// Returns the values to which the first event is relative.
     fn before_first() -> Self {
         Self { time_us: 0, address: 0, bytes: 0, stream: StreamId::NULL, action: Action::Alloc }
     }
@@ -193,7 +193,7 @@ fn read_header(input: &mut Input<'_>) -> Result<Header, TraceError> {
     for divisions in &mut roundup_power2_divisions {
         *divisions = fields.small("number of divisions")?;
     }
-    // A count that lies ends with the header's bytes.
+    // A wrong count cannot read past the header's bytes.
     let count = fields.varint()?;
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -304,7 +304,7 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-/// Seven bits a byte, lowest first; the top bit says that more follow (LEB128).
+/// Writes seven bits per byte, lowest first; the top bit says that more follow (LEB128).
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -313,10 +313,10 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// The fields of a header or block, whose checksum has been found right.
+/// The fields of a header or block whose checksum is correct.
 struct Fields<'a> {
     bytes: &'a [u8],
-    /// Where the header or block begins.
+    /// The offset at which the header or block begins.
     block: u64,
 }
 

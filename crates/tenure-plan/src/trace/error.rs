@@ -1,20 +1,22 @@
+//! Errors of reading and writing traces.
+
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Action;
 
-/// Why a trace could not be read or written. Always one line.
+/// The reason why a trace could not be read or written. Always one line.
 ///
 /// Offsets count bytes of the decompressed content, unless they say otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// Any of the others, with the file it happened in.
+    /// Any of the other errors, with the file in which it happened.
     #[error("{}: {source}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
-        /// What happened.
+        /// The error.
         source: Box<TraceError>,
     },
     /// The operating system refused.
@@ -23,13 +25,13 @@ pub enum TraceError {
     /// The content ends too early.
     #[error("truncated: it ends at byte {offset}, in the middle")]
     Truncated {
-        /// Where the content ends.
+        /// The offset at which the content ends.
         offset: u64,
     },
-    /// The content goes on after its end.
+    /// More data follows after the end of the content.
     #[error("more data after the end, at byte {offset}")]
     Trailing {
-        /// Where the content should have ended.
+        /// The offset at which the content should have ended.
         offset: u64,
     },
     /// xz or gzip data is damaged, or needs too much memory.
@@ -37,25 +39,25 @@ pub enum TraceError {
     Compression {
         /// `xz` or `gzip`.
         format: &'static str,
-        /// Compressed bytes taken in so far.
+        /// Compressed bytes consumed so far.
         offset: u64,
-        /// The decoder's words.
+        /// The decoder's error message.
         reason: String,
     },
-    /// A file of another kind.
+    /// The file is of another kind.
     #[error(
         "it is {what}, not a PyTorch memory snapshot: save one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")"
     )]
     OtherFormat {
-        /// The kind of file that it is.
+        /// The kind of the file.
         what: &'static str,
     },
-    /// Not a pickle, or a damaged one.
+    /// The file is not a pickle, or is damaged.
     #[error("not a PyTorch memory snapshot: {reason} at byte {offset}")]
     Pickle {
-        /// Where.
+        /// The offset of the error.
         offset: u64,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
     /// The pickle would do more than hold data.
@@ -64,61 +66,61 @@ pub enum TraceError {
          bool and None"
     )]
     Refused {
-        /// Where.
+        /// The offset of the operation.
         offset: u64,
-        /// What it would do.
+        /// The forbidden operation.
         what: String,
     },
     /// A limit of [`ReadOptions`](super::ReadOptions) was passed.
     #[error("too large: {what} over the limit of {limit} bytes at byte {offset}")]
     TooLarge {
-        /// Where.
+        /// The offset at which the limit was passed.
         offset: u64,
-        /// What there is too much of.
+        /// The quantity that exceeds the limit.
         what: &'static str,
         /// The limit, in bytes.
         limit: u64,
     },
-    /// A well-formed pickle that is not a snapshot.
+    /// The pickle is well-formed but is not a snapshot.
     #[error("not a PyTorch memory snapshot: {reason}")]
     Snapshot {
-        /// What is missing or wrong.
+        /// The part that is missing or wrong.
         reason: String,
     },
     /// The snapshot holds no such device, or no events at all.
     #[error("{reason}")]
     NoTrace {
-        /// What there is instead.
+        /// The reason, and the devices that the snapshot holds.
         reason: String,
     },
-    /// A compact trace of a version that is not known.
+    /// The compact trace is of an unknown version.
     #[error("it is a trace of version {found}, and only version {known} is known: use a newer program")]
     Version {
         /// The file's version.
         found: u16,
-        /// This program's version.
+        /// The version that this program reads.
         known: u16,
     },
-    /// A damaged compact trace.
+    /// The compact trace is damaged.
     #[error("damaged trace in the block at byte {offset}: {reason}")]
     Compact {
-        /// Where the header or the block of events begins.
+        /// The offset at which the header or the block of events begins.
         offset: u64,
-        /// What is wrong.
+        /// The damage.
         reason: String,
     },
-    /// An event makes no sense.
+    /// An event is not valid.
     #[error("event {index}: {reason}")]
     Event {
-        /// Which event of the device, from 0.
+        /// The event's index among the device's events, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: EventError,
     },
 }
 
 impl TraceError {
-    /// The same error, with the file it happened in.
+    /// Returns the same error with the file in which it happened.
     pub fn in_file(self, path: impl AsRef<Path>) -> Self {
         match self {
             Self::InFile { .. } => self,
@@ -127,14 +129,14 @@ impl TraceError {
     }
 }
 
-/// What is wrong with an event.
+/// The problem with an event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventError {
     /// It is not a dict with an action.
     #[error("it is not a dict with an action")]
     NotAnEvent,
-    /// A field is missing, or holds no integer from 0 to 2^64 - 1.
+    /// A field is missing, or is not an integer from 0 to 2^64 - 1.
     #[error("field \"{0}\" is missing or is not an unsigned 64-bit integer")]
     BadField(&'static str),
     /// The range passes the end of the address space.
@@ -159,14 +161,14 @@ pub enum EventError {
         address: u64,
         /// The event's size.
         bytes: u64,
-        /// The event that made the other one; `None` if it was there before the history.
+        /// The event that made the other range; `None` if it existed before the history.
         other_index: Option<usize>,
-        /// Address of the other one.
+        /// The address of the other range.
         other_address: u64,
-        /// Size of the other one.
+        /// The size of the other range.
         other_bytes: u64,
     },
-    /// Nothing is live at the address.
+    /// No block or segment is live at the address.
     #[error(
         "{action} of {address:#x}, where nothing is live: the history lacks the allocation (record again, without alloc \
          in skip_actions)"
@@ -177,7 +179,7 @@ pub enum EventError {
         /// The event's address.
         address: u64,
     },
-    /// The size is not the one that was allocated.
+    /// The size differs from the allocated size.
     #[error("{action} of {bytes} bytes at {address:#x}, where {live_bytes} bytes are live since {}", since(*made_index))]
     SizeMismatch {
         /// The event's action.
@@ -186,9 +188,9 @@ pub enum EventError {
         address: u64,
         /// The event's size.
         bytes: u64,
-        /// The size that is live there.
+        /// The size of the live range.
         live_bytes: u64,
-        /// The event that made it; `None` if it was there before the history.
+        /// The event that made the live range; `None` if it existed before the history.
         made_index: Option<usize>,
     },
     /// A free was requested twice, or completed without having been requested.
@@ -198,12 +200,12 @@ pub enum EventError {
         action: Action,
         /// The event's address.
         address: u64,
-        /// How far its free was.
+        /// The state of its free.
         state: &'static str,
     },
 }
 
-/// Names the event that made a block or segment.
+/// Returns words that name the event that made a block or segment.
 fn since(index: Option<usize>) -> String {
     index.map_or_else(|| "before the history".into(), |index| format!("event {index}"))
 }

@@ -1,54 +1,56 @@
+//! The events of a trace, and their actions.
+
 use std::fmt;
 
 use tenure_core::StreamId;
 
-/// One thing an allocator did.
+/// One action of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
-    /// When, in microseconds of the recorder's clock (PyTorch: since 1970). Zero where the recorder had no clock.
+    /// The time, in microseconds of the recorder's clock (PyTorch: since 1970). Zero if the recorder had no clock.
     pub time_us: u64,
-    /// First byte of the block or segment. Of an [`Action::Oom`]: bytes that were free on the device.
+    /// The first byte of the block or segment. For an [`Action::Oom`]: the bytes that were free on the device.
     pub address: u64,
-    /// Bytes of the block, as the caller asked and not yet rounded, or of the segment.
+    /// The bytes of the block, as requested and not yet rounded, or of the segment.
     pub bytes: u64,
-    /// The stream the block belongs to.
+    /// The stream that the block belongs to.
     pub stream: StreamId,
-    /// What was done.
+    /// The action.
     pub action: Action,
 }
 
 impl Event {
-    /// First byte after the block or segment; `None` past the end of the address space.
+    /// Returns the first byte after the block or segment; `None` past the end of the address space.
     pub fn end(&self) -> Option<u64> {
         self.address.checked_add(self.bytes)
     }
 }
 
-/// What an allocator did: PyTorch's `TraceEntry::Action` (`c10/cuda/CUDACachingAllocator.h`), by its names.
+/// An allocator's action: PyTorch's `TraceEntry::Action` (`c10/cuda/CUDACachingAllocator.h`), with its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Action {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc = 0,
     /// The program freed a block. Other streams may still be using it.
     FreeRequested = 1,
-    /// The block is reusable, in the order of its own stream. Here it stops being live.
+    /// The block is reusable, in the order of its own stream. In a trace it stops being live here.
     FreeCompleted = 2,
-    /// A segment was taken from the driver.
+    /// A segment was allocated from the driver.
     SegmentAlloc = 3,
-    /// A segment was given back to the driver.
+    /// A segment was returned to the driver.
     SegmentFree = 4,
     /// Memory was mapped into an expandable segment.
     SegmentMap = 5,
     /// Memory was unmapped from an expandable segment.
     SegmentUnmap = 6,
-    /// Somebody took a snapshot.
+    /// A snapshot was taken.
     Snapshot = 7,
     /// An allocation failed.
     Oom = 8,
-    /// A mark that the program made.
+    /// The program set a mark.
     UserDefined = 9,
-    /// The program gave a live block a name (PyTorch from 2.15 on).
+    /// The program named a live block (PyTorch 2.15 and later).
     Annotate = 10,
 }
 
@@ -68,7 +70,7 @@ impl Action {
         Self::Annotate,
     ];
 
-    /// PyTorch's name.
+    /// Returns PyTorch's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",
@@ -85,12 +87,12 @@ impl Action {
         }
     }
 
-    /// The action that PyTorch calls `name`.
+    /// Returns the action that PyTorch calls `name`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.name() == name)
     }
 
-    /// Whether the event is about a range of addresses: a block's or a segment's.
+    /// Returns whether the event is about a range of addresses: a block's or a segment's.
     pub fn has_range(self) -> bool {
         !matches!(self, Self::Snapshot | Self::Oom | Self::UserDefined)
     }

@@ -1,3 +1,5 @@
+//! File formats of traces, and how they are detected.
+
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -9,7 +11,7 @@ use tenure_core::user_files::expect_fetched;
 
 use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot};
 
-/// How a trace is written. Reading needs no format: it is told by the content.
+/// The format in which a trace is written. Reading detects the format by the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Tenure's own, `.ttrace`.
@@ -26,7 +28,7 @@ impl Format {
     /// Every format.
     pub const ALL: [Self; 4] = [Self::Compact, Self::Pickle, Self::PickleXz, Self::PickleGz];
 
-    /// What names of such files end with.
+    /// Returns the extension of the format's files.
     pub fn extension(self) -> &'static str {
         match self {
             Self::Compact => ".ttrace",
@@ -36,7 +38,7 @@ impl Format {
         }
     }
 
-    /// The format that the end of `path` names.
+    /// Returns the format that the extension of `path` names.
     pub fn from_path(path: impl AsRef<Path>) -> Option<Self> {
         let name = path.as_ref().file_name()?.to_str()?;
         Self::ALL.into_iter().find(|format| name.ends_with(format.extension()))
@@ -60,7 +62,7 @@ pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) ->
     }
 }
 
-/// Names the format of a file that begins with `head`, if it is a known one that holds no trace.
+/// Returns the format of a file that begins with `head`, if it is a known format that holds no trace.
 fn other_format(head: &[u8]) -> Option<&'static str> {
     const FORMATS: [(&[u8], &str); 14] = [
         (b"PK\x03\x04", "a zip archive (unpack it first)"),
@@ -85,7 +87,7 @@ fn other_format(head: &[u8]) -> Option<&'static str> {
     Some(if is_torch_save { "a file of torch.save" } else { what })
 }
 
-/// The file's name without what its format adds.
+/// Returns the file's name without the format's extension.
 pub(super) fn source_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let stem = Format::from_path(path).and_then(|format| name.strip_suffix(format.extension()));

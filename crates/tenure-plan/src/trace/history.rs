@@ -1,4 +1,4 @@
-//! Completes a history that began late or left actions out, so that it makes a trace from an empty device on.
+//! Completes a recorded history that began late or lacks actions, so that it is a trace from an empty device on.
 
 use std::collections::BTreeMap;
 
@@ -6,37 +6,38 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Action, Event};
 
-/// Events that a recorded history lacks to begin with an empty device.
+/// Events that a recorded history lacks in order to begin with an empty device.
 #[derive(Default)]
 pub(super) struct Additions {
-    /// Events before the history that make what was there before it.
+    /// Events before the history that recreate the earlier state.
     earlier: Vec<Event>,
-    /// How many of the history's own events do that, in a file that says so.
+    /// The number of the history's own events that recreate the earlier state, in a file that says so.
     recorded_earlier: usize,
-    /// Events that the recorder left out, each with the number of recorded events before it, which ascends.
+    /// Events that the recorder left out, each with the number of recorded events before it, ascending.
     inserted: Vec<(usize, Event)>,
 }
 
 impl Additions {
-    /// None to `count` events, in a file that says how many of them make what was there before.
+    /// Makes the additions of a file that counts `earlier` of its `count` events as the earlier state. Returns `None`
+    /// if the number is too high.
     pub(super) fn recorded(count: usize, earlier: u64) -> Option<Self> {
         let recorded_earlier = usize::try_from(earlier).ok().filter(|&earlier| earlier <= count)?;
         Some(Self { recorded_earlier, ..Self::default() })
     }
 
-    /// How many events, once all are added, make what was there before.
+    /// Returns the number of events, after all additions, that recreate the earlier state.
     pub(super) fn earlier_events(&self) -> usize {
         self.earlier.len() + self.recorded_earlier
     }
 
-    /// Positions, once all are added, of the events that the recorder did not write, ascending.
+    /// Returns the positions, after all additions, of the events that the recorder did not write, ascending.
     pub(super) fn positions(&self) -> Vec<usize> {
         let earlier = self.earlier_events();
         let inserted = self.inserted.iter().zip(self.earlier.len()..);
         (0..earlier).chain(inserted.map(|(&(before, _), additions)| before + additions)).collect()
     }
 
-    /// The whole history: `recorded` and all that is added.
+    /// Returns the whole history: `recorded` and all additions.
     pub(super) fn merged(&self, recorded: &[Event]) -> impl Iterator<Item = Event> {
         let mut inserted = self.inserted.iter().peekable();
         let mut recorded = recorded.iter().enumerate().peekable();
@@ -50,8 +51,8 @@ impl Additions {
         self.earlier.iter().copied().chain(rest)
     }
 
-    /// Adds to `items`, one for each recorded event, items that `make` makes of the added events. Needs no memory but
-    /// for these.
+    /// Inserts into `items`, which has one item per recorded event, the items that `make` makes of the added events.
+    /// Works in place.
     pub(super) fn add_to<T: Copy>(&self, items: &mut Vec<T>, make: impl Fn(Event) -> T) {
         let Some(&any) = self.earlier.first().or(self.inserted.first().map(|(_, event)| event)) else { return };
         let (mut from, count) = (items.len(), self.earlier.len() + self.inserted.len());
@@ -96,7 +97,8 @@ pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Additions {
     completion.finish(history.first().map_or(0, |event| event.time_us))
 }
 
-/// Positions of the requests whose frees complete at that moment. None do in a history that has frees complete.
+/// Returns the positions of the requests whose frees complete at that moment. There are none if the history has any
+/// completed free.
 fn completed_when_requested(history: &[Event], at_end: &[Event]) -> FxHashSet<usize> {
     let mut positions = FxHashSet::default();
     if history.iter().any(|event| event.action == Action::FreeCompleted) {
@@ -119,15 +121,15 @@ fn completed_when_requested(history: &[Event], at_end: &[Event]) -> FxHashSet<us
 
 #[derive(Default)]
 struct Completion {
-    /// Whether the free of each live block was requested.
+    /// For each live block, whether its free was requested.
     blocks: BTreeMap<u64, bool>,
-    /// Ends of live segments.
+    /// The ends of live segments.
     segments: BTreeMap<u64, u64>,
     block_ranges: Ranges,
     segment_ranges: Ranges,
     mapped_ranges: Ranges,
     earlier: Vec<Event>,
-    /// Recorded events so far.
+    /// The number of recorded events so far.
     recorded: usize,
     inserted: Vec<(usize, Event)>,
 }
@@ -172,8 +174,8 @@ impl Completion {
         self.insert(Event { action: Action::FreeCompleted, ..*request });
     }
 
-    /// Adds what `made` would have made to what was there before, unless the history made it.
-    /// See Note \[What was there before\].
+    /// Adds the event `made` to the earlier state, unless the history made the block or segment itself. See Note \[What
+    /// was there before\].
     fn find(&mut self, made: &Event) {
         let address = made.address;
         match made.action {
@@ -194,7 +196,7 @@ impl Completion {
         }
     }
 
-    /// Frees live segments that `event` takes the place of: the history lacks their `segment_free`.
+    /// Frees live segments that overlap `event`'s: the history lacks their `segment_free`.
     fn free_segments_under(&mut self, event: &Event) {
         while let Some((&address, &other_end)) = self.segments.range(..end(event)).next_back()
             && other_end > event.address
@@ -218,7 +220,7 @@ impl Completion {
     }
 }
 
-/// The first byte after the event's range. An empty block still has an address of its own.
+/// Returns the first byte after the event's range. An empty block still has an address of its own.
 fn end(event: &Event) -> u64 {
     event.address.saturating_add(event.bytes.max(1))
 }
@@ -232,7 +234,7 @@ impl Ranges {
         self.0.range(..end(event)).next_back().is_some_and(|(_, &other_end)| other_end > event.address)
     }
 
-    /// Adds the event's range if no byte of it is in the set.
+    /// Adds the event's range if no byte of it is in the set. Returns whether it was added.
     fn claim_whole(&mut self, event: &Event) -> bool {
         let free = !self.overlap(event);
         if free {

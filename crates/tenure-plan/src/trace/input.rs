@@ -1,3 +1,5 @@
+//! The input of a trace: decompressed bytes, counted and limited.
+
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
 use std::rc::Rc;
@@ -10,20 +12,20 @@ use super::TraceError;
 
 const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// `xz -9` needs 65 MiB.
+/// The memory limit of the xz decoder; `xz -9` needs 65 MiB.
 const XZ_MEMORY_BYTES: u64 = 128 << 20;
 const BUFFER_BYTES: usize = 64 << 10;
-/// Long enough to tell every format apart, and to see the name of a zip archive's first file.
+/// Long enough to detect every format, and to see the name of a zip archive's first file.
 const HEAD_BYTES: usize = 128;
 
 /// The decompressed bytes of a trace, counted and limited.
 pub(crate) struct Input<'a> {
     content: Box<dyn Read + 'a>,
     head: Vec<u8>,
-    /// Content that was read from `content`; what comes from `next` on is still to be given.
+    /// Bytes read from `content`; those from `next` on are not consumed yet.
     buffer: Vec<u8>,
     next: usize,
-    /// Where the buffer begins in the content.
+    /// The offset of the buffer in the content.
     buffer_offset: u64,
     limit: u64,
     compression: Option<&'static str>,
@@ -31,7 +33,8 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Sees through xz and gzip, told by their magic numbers; accepts at most `limit` bytes of content.
+    /// Opens a reader. Decompresses xz and gzip, detected by their magic numbers; accepts at most `limit` bytes of
+    /// content.
     pub(crate) fn open(reader: impl Read + 'a, limit: u64) -> Result<Self, TraceError> {
         let compressed_offset = Rc::new(Cell::new(0));
         let counted = Counted { reader, offset: Rc::clone(&compressed_offset) };
@@ -59,17 +62,17 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// The first bytes of the content, up to 128; they are still to be read.
+    /// Returns the first bytes of the content, up to 128, without consuming them.
     pub(crate) fn head(&self) -> &[u8] {
         &self.head
     }
 
-    /// Bytes of content read so far.
+    /// Returns the bytes of content consumed so far.
     pub(crate) fn offset(&self) -> u64 {
         self.buffer_offset + self.next as u64
     }
 
-    /// The next byte.
+    /// Reads the next byte.
     #[inline]
     pub(crate) fn byte(&mut self) -> Result<u8, TraceError> {
         let byte = match self.buffer.get(self.next) {
@@ -80,7 +83,7 @@ impl<'a> Input<'a> {
         Ok(byte)
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     #[inline]
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], TraceError> {
         if let Some(&bytes) = self.buffer[self.next..].first_chunk() {
@@ -99,7 +102,7 @@ impl<'a> Input<'a> {
         Ok(bytes)
     }
 
-    /// Replaces `bytes` by the next `count` bytes. Memory grows with what is really there, not with `count`.
+    /// Replaces `bytes` by the next `count` bytes. Memory grows with the bytes that exist, not with `count`.
     pub(crate) fn exactly(&mut self, count: usize, bytes: &mut Vec<u8>) -> Result<(), TraceError> {
         bytes.clear();
         while bytes.len() < count {
@@ -112,7 +115,7 @@ impl<'a> Input<'a> {
         Ok(())
     }
 
-    /// Replaces `bytes` by what comes before the next line feed, which is skipped; at most `limit` bytes.
+    /// Replaces `bytes` by the bytes before the next line feed, at most `limit`; skips the line feed.
     pub(crate) fn line(&mut self, limit: usize, bytes: &mut Vec<u8>) -> Result<(), TraceError> {
         bytes.clear();
         loop {
@@ -126,7 +129,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Nothing may follow. Compressed data is checked to its end.
+    /// Checks that the content ends here. Compressed data is checked to its end.
     pub(crate) fn finish(&mut self) -> Result<(), TraceError> {
         if self.fill()?.is_empty() {
             return Ok(());
@@ -140,7 +143,8 @@ impl<'a> Input<'a> {
         if available.is_empty() { Err(TraceError::Truncated { offset }) } else { Ok(available) }
     }
 
-    /// The rest of the buffer, which is filled again if it is empty; empty at the end of the content.
+    /// Returns the rest of the buffer and fills it again if it is empty; returns an empty slice at the end of the
+    /// content.
     fn fill(&mut self) -> Result<&[u8], TraceError> {
         if self.next == self.buffer.len() {
             self.buffer_offset += self.next as u64;
@@ -151,7 +155,7 @@ impl<'a> Input<'a> {
         Ok(&self.buffer[self.next..])
     }
 
-    /// Adds to the buffer, up to the first byte that is too much.
+    /// Adds to the buffer, up to the first byte over the limit.
     fn read_more(&mut self) -> Result<usize, TraceError> {
         let end = self.buffer_offset + self.buffer.len() as u64;
         if end > self.limit {
@@ -171,7 +175,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The first bytes of `reader`, and a reader that still has them.
+/// Returns the first bytes of `reader`, and a reader that still yields them.
 fn peek<'a>(mut reader: impl BufRead + 'a) -> io::Result<(Vec<u8>, impl BufRead + 'a)> {
     let mut head = Vec::with_capacity(HEAD_BYTES);
     reader.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head)?;
@@ -188,7 +192,7 @@ fn explain(error: io::Error, compression: Option<&'static str>, offset: u64, com
     }
 }
 
-/// Counts the bytes that a reader gave.
+/// A reader that counts the bytes read through it.
 struct Counted<R> {
     reader: R,
     offset: Rc<Cell<u64>>,

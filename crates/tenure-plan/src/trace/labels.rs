@@ -1,4 +1,4 @@
-//! What a recorder says of an event besides what the allocator did: the program's tag, the compiler's context, the pool.
+//! Labels: a program's tags, compiler contexts and memory pools of recorded events.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Action, Event};
 
-/// The number of a memory pool, as PyTorch's `MempoolId_t`. The default pool is `(0, 0)`.
+/// The number of a memory pool, like PyTorch's `MempoolId_t`. The default pool is `(0, 0)`.
 pub type MemoryPool = (u32, u32);
 
 /// The pool that memory comes from unless the program or a graph asks for another.
@@ -16,26 +16,27 @@ pub(super) const DEFAULT_POOL: MemoryPool = (0, 0);
 /// A label of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EventLabel {
-    /// PyTorch's `user_metadata`: what the program was doing or, of an [`Action::Annotate`], the block's name.
+    /// PyTorch's `user_metadata`: the program's current activity or, for an [`Action::Annotate`], the block's name.
     pub tag: Option<Arc<str>>,
     /// PyTorch's `compile_context`: the part of the compiler or the compiled graph that ran.
     pub compile_context: Option<Arc<str>>,
-    /// The pool of the block or segment; `None` if the recorder did not say and its segment is gone.
+    /// The pool of the block or segment; `None` if the recorder did not say and the segment is gone.
     pub pool: Option<MemoryPool>,
 }
 
-/// The labels of a trace's events, each distinct one kept once.
+/// The labels of a trace's events; equal labels are stored once.
 ///
-/// Neighbours mostly have one label, so only changes are kept.
+/// Neighbouring events mostly have one label, so only changes are stored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EventLabels {
-    /// Events at which the label changes, ascending, and the label from there on.
+    /// The events at which the label changes, ascending, and the label from there on.
     changes: Vec<(u32, u32)>,
     labels: Vec<EventLabel>,
 }
 
 impl EventLabels {
-    /// The labels of events that have `of_events`, numbers in `labels`. Pools are dropped if all are the default pool.
+    /// Makes the labels. `of_events` holds for each event its index in `labels`. Pools are dropped if all are the
+    /// default pool.
     pub(super) fn new(of_events: &[u32], mut labels: Vec<EventLabel>) -> Self {
         if labels.iter().all(|label| label.pool.is_none_or(|pool| pool == DEFAULT_POOL)) {
             labels.iter_mut().for_each(|label| label.pool = None);
@@ -52,24 +53,24 @@ impl EventLabels {
         Self { changes, labels }
     }
 
-    /// The label of the event at `index`, which makes or names something or is a mark. A free has that of the event
-    /// before it. `None` if the file labels no event.
+    /// Returns the label of the event at `index` if the event makes or names a block or segment, or is a mark. A free
+    /// has the label of the event before it. `None` if the file labels no event.
     pub fn of_event(&self, index: usize) -> Option<&EventLabel> {
         let next = self.changes.partition_point(|change| change.0 as usize <= index);
         let (_, label) = self.changes.get(next.checked_sub(1)?)?;
         self.labels.get(*label as usize)
     }
 
-    /// Whether no event has a label.
+    /// Returns whether no event has a label.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 }
 
-/// The number of the label that says nothing.
+/// The number of the empty label.
 pub(super) const EMPTY: u32 = 0;
 
-/// The label of each of `count` events, from the events at which it changes.
+/// Returns the label of each of `count` events, from the events at which it changes.
 pub(super) fn of_events(changes: &[(u32, u32)], count: usize) -> Vec<u32> {
     let mut labels = vec![EMPTY; count];
     let ends = changes.iter().skip(1).map(|change| change.0 as usize).chain([count]);
@@ -79,7 +80,7 @@ pub(super) fn of_events(changes: &[(u32, u32)], count: usize) -> Vec<u32> {
     labels
 }
 
-/// Labels of `events`, with the pools that they do not name but that the segments at the end do.
+/// Returns the labels of `events`. Pools that the events do not name are taken from the segments at the end.
 pub(super) fn complete(
     mut of_events: Vec<u32>,
     mut labels: Vec<EventLabel>,
@@ -98,7 +99,7 @@ pub(super) fn complete(
             }
         }
     }
-    // A free has the label of the event before it, so that labels change seldom.
+    // A free has the label of the event before it, so that labels rarely change.
     for event in 1..events.len() {
         if matches!(events[event].action, Action::FreeRequested | Action::FreeCompleted) {
             of_events[event] = of_events[event - 1];
@@ -110,7 +111,7 @@ pub(super) fn complete(
 /// The pools of segments at the end of a history.
 #[derive(Default)]
 pub(super) struct PoolsAtEnd {
-    /// Disjoint ranges: the first byte after each, and its pool.
+    /// Disjoint ranges, by their first byte: the first byte after each, and its pool.
     ranges: BTreeMap<u64, (u64, MemoryPool)>,
 }
 
@@ -124,13 +125,14 @@ impl PoolsAtEnd {
         self.ranges.values().any(|range| range.1 != DEFAULT_POOL)
     }
 
-    /// The events whose blocks or segments lie in memory that stays to the end, the last first, with their pools.
+    /// Returns the events whose blocks or segments lie in memory that exists until the end, the last first, with their
+    /// pools.
     pub(super) fn of_events(mut self, events: &[Event]) -> impl Iterator<Item = (usize, MemoryPool)> {
         events.iter().enumerate().rev().filter_map(move |(index, event)| match event.action {
             Action::Alloc => Some((index, self.find(event.address)?)),
             Action::SegmentAlloc | Action::SegmentMap => {
                 let pool = self.find(event.address);
-                // Before this event the memory was not the segment's.
+                // Before this event the memory did not belong to the segment.
                 self.cut(event.address, event.address.saturating_add(event.bytes));
                 pool.map(|pool| (index, pool))
             }
@@ -143,7 +145,7 @@ impl PoolsAtEnd {
         (address < end).then_some(pool)
     }
 
-    /// Takes the addresses from `start` to before `end` away.
+    /// Removes the addresses from `start` to before `end`.
     fn cut(&mut self, start: u64, end: u64) {
         while let Some((&other, &(other_end, pool))) = self.ranges.range(..end).next_back()
             && other_end > start

@@ -1,4 +1,4 @@
-//! Traces: events, validation, summaries, files.
+//! Traces: events, validation, summaries and files.
 
 mod annotations;
 mod compact;
@@ -29,9 +29,9 @@ pub use settings::Settings;
 pub use stacks::{Frame, Stacks};
 pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
 
-/// Everything one device's allocator did, from an empty device on.
+/// Everything that one device's allocator did, starting with an empty device.
 ///
-/// Where a recorder began late, the first events make the segments and blocks that were there before it:
+/// If a recorder began late, the first events recreate the segments and blocks that existed before:
 /// [`earlier_events`](Self::earlier_events) of them.
 ///
 /// Every trace has been validated: times never go back, no range passes the end of the address space, live blocks
@@ -50,15 +50,15 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// One more than the highest number a device can have: PyTorch counts them in a signed byte.
+    /// One more than the highest device number: PyTorch stores it in a signed byte.
     pub const DEVICES: u32 = 128;
 
-    /// A trace of `events` on `device`, recorded from `source` under `settings`.
+    /// Makes a trace of `events` on `device`, recorded from `source` under `settings`.
     ///
     /// PyTorch stamps events with a clock that may be set back; a time below its predecessor's is raised to it.
     ///
     /// # Errors
-    /// The first event that makes no sense, and the settings if they do not.
+    /// An error for the first event that is not valid, or for settings that are not.
     pub fn new(
         source: impl Into<String>,
         device: u32,
@@ -68,7 +68,7 @@ impl Trace {
         Self::completed(source.into(), device, settings, events, &Additions::default())
     }
 
-    /// A trace of a history that may have begun late. `events` have all `additions`.
+    /// Makes a trace of a history that may have begun late. `events` include all `additions`.
     fn completed(
         source: String,
         device: u32,
@@ -97,38 +97,39 @@ impl Trace {
         })
     }
 
-    /// Reads the file at `path`, whatever its format: a PyTorch snapshot or a compact trace, plain, xz or gzip, told
-    /// apart by content. Takes the device with most live bytes at its peak.
+    /// Reads the file at `path`: a PyTorch snapshot or a compact trace, plain, xz or gzip, detected by content. Takes
+    /// the device with the most live bytes at its peak.
     ///
     /// # Errors
-    /// One line that names the file and the byte or event; nothing of the file is kept.
+    /// One line that names the file and the byte or event; no part of the file is kept.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         file::read(path.as_ref(), &ReadOptions::default())
     }
 
-    /// [`read`](Self::read), with `options`.
+    /// Reads the file at `path` like [`read`](Self::read), with `options`.
     pub fn read_with(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self, TraceError> {
         file::read(path.as_ref(), options)
     }
 
-    /// What a snapshot at `path` is called, which does not say so itself: the file's name without what its format adds.
+    /// Returns the source name of a snapshot at `path`, since a snapshot has none: the file's name without the format's
+    /// extension.
     pub fn source_of(path: impl AsRef<Path>) -> String {
         file::source_name(path.as_ref())
     }
 
-    /// Reads from any reader, such as one that counts bytes for a progress bar. A snapshot does not say where it
-    /// comes from: `name` becomes its source.
+    /// Reads from any reader, such as one that counts bytes for a progress bar. A snapshot does not say where it comes
+    /// from: `name` becomes its source.
     ///
     /// # Errors
-    /// As [`read`](Self::read), without the file's name; [`TraceError::in_file`] adds it.
+    /// The same as of [`read`](Self::read), without the file's name; [`TraceError::in_file`] adds it.
     pub fn read_from(reader: impl Read, name: &str, options: &ReadOptions) -> Result<Self, TraceError> {
         file::read_from(reader, name, options)
     }
 
-    /// Writes the trace to `path` in `format`. The file appears whole or not at all.
+    /// Writes the trace to `path` in `format`. The file is replaced atomically.
     ///
     /// # Errors
-    /// What the file system said, with the path.
+    /// The file system's error, with the path.
     pub fn write(&self, path: impl AsRef<Path>, format: Format) -> Result<(), TraceError> {
         file::write(self, path.as_ref(), format)
     }
@@ -136,76 +137,77 @@ impl Trace {
     /// Writes the trace to any writer, and flushes it.
     ///
     /// # Errors
-    /// What the writer said.
+    /// The writer's error.
     pub fn write_to(&self, writer: impl Write, format: Format) -> io::Result<()> {
         file::write_to(self, writer, format)
     }
 
-    /// What the trace was recorded from: usually the name of the program or of the file.
+    /// Returns the source of the trace: usually the name of the program or of the file.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Index of the device.
+    /// Returns the index of the device.
     pub fn device(&self) -> u32 {
         self.device
     }
 
-    /// The allocator's settings while the trace was recorded.
+    /// Returns the allocator's settings while the trace was recorded.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The events, in the order they happened.
+    /// Returns the events, in the order in which they happened.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// How many of the first events make the segments and blocks that were there before the recorded history began.
+    /// Returns the number of the first events that recreate the segments and blocks from before the recorded history.
     /// They have the time of its first event.
     pub fn earlier_events(&self) -> usize {
         self.earlier_events
     }
 
-    /// Lines for a person: what the reader of a snapshot skipped, and which devices it could choose from. They
-    /// are not written to files.
+    /// Returns lines for the user: which events the reader of a snapshot skipped, and which devices it could choose
+    /// from. They are not written to files.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The call stacks that a snapshot has of its events. They are not written to files.
+    /// Returns the call stacks that a snapshot has of its events. They are not written to files.
     pub fn stacks(&self) -> &Stacks {
         &self.stacks
     }
 
-    /// The tags, compile contexts and memory pools that a snapshot has of its events. They are not written to files.
+    /// Returns the tags, compile contexts and memory pools that a snapshot has of its events. They are not written to
+    /// files.
     pub fn labels(&self) -> &EventLabels {
         &self.labels
     }
 
-    /// The annotations of a snapshot, in the order of their beginnings. They are not written to files.
+    /// Returns the annotations of a snapshot, in the order of their beginnings. They are not written to files.
     pub fn annotations(&self) -> &[Annotation] {
         &self.annotations
     }
 
-    /// Counts, peaks and holders.
+    /// Computes counts, peaks, and the blocks live at the peak.
     pub fn summary(&self) -> Summary {
         summary::summarize(&self.events, self.earlier_events)
     }
 }
 
-/// Which trace of a file to read, and how much of the machine that may take.
+/// Settings of a reader: the device to read, and limits on memory.
 ///
-/// The defaults read snapshots of 50 million events, and end a hostile file before it fills the machine.
+/// The defaults read snapshots of 50 million events, and stop reading a hostile file before it fills the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The device to read; `None` takes the one with most live bytes at its peak.
+    /// The device to read; `None` takes the device with the most live bytes at its peak.
     pub device: Option<u32>,
-    /// Most bytes to hold while reading, events included; at most 8 GiB count. An event of a snapshot takes about 80
-    /// bytes, and its call stack none that another event has, but 12 bytes for each frame and 8 for each string where
-    /// the file writes the frames out again for each event. The xz decoder may take 128 MiB more.
+    /// The most bytes to hold while reading, events included; at most 8 GiB are used. An event of a snapshot takes
+    /// about 80 bytes. A call stack that another event has too takes no more, but if the file repeats its frames for
+    /// each event they take 12 bytes per frame and 8 per string. The xz decoder may take 128 MiB more.
     pub memory_bytes: u64,
-    /// Most bytes to accept after decompression.
+    /// The most bytes to accept after decompression.
     pub decoded_bytes: u64,
 }
 

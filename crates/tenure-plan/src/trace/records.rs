@@ -1,3 +1,5 @@
+//! Records: the parts of a snapshot, folded from its dicts and lists while they are read.
+
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -10,11 +12,11 @@ use super::{Action, Event, EventError, TraceError};
 use crate::interner::Interner;
 use crate::pickle::{Dict, Fold, StringId, Strings, Value};
 
-/// A dict or a list of use in a snapshot, by its number in [`Records`].
+/// A dict or list that a snapshot's reader needs, by its number in [`Records`].
 #[derive(Clone, Copy)]
 pub(super) enum Record {
     Event(u32),
-    /// An event of an action that this version does not know, by its name.
+    /// An event with an unknown action, by the action's name.
     Skipped(StringId),
     Segment(u32),
     Block(u32),
@@ -31,7 +33,7 @@ pub(super) struct Segment {
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
     pub(super) expandable: bool,
-    /// The default one where the snapshot does not say.
+    /// The default pool if the snapshot does not say.
     pub(super) pool: MemoryPool,
     pub(super) blocks: Value,
 }
@@ -39,22 +41,22 @@ pub(super) struct Segment {
 /// A part of a segment.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
-    /// PyTorch before 2.1 does not say: the block follows the one before it.
+    /// The address; `None` before PyTorch 2.1, where each block follows the one before it.
     pub(super) address: Option<u64>,
     pub(super) bytes: u64,
     pub(super) requested_bytes: u64,
     pub(super) live: bool,
-    /// The stack that it was allocated under.
+    /// The stack under which it was allocated.
     pub(super) stack: u32,
 }
 
-/// A beginning or an end of an annotation.
+/// The beginning or the end of an annotation.
 #[derive(Clone, Copy)]
 pub(super) struct AnnotationRecord {
     pub(super) name: StringId,
     pub(super) stage: Stage,
     pub(super) time_us: u64,
-    /// The device that was in use, if the recorder says.
+    /// The current device, if the recorder says.
     pub(super) device: Option<u64>,
 }
 
@@ -72,14 +74,14 @@ pub(super) struct Records {
     pub(super) segments: Vec<Segment>,
     pub(super) blocks: Vec<Block>,
     pub(super) annotations: Vec<AnnotationRecord>,
-    /// Events at which the label changes, ascending, and the label from there on. Frees change none.
+    /// The events at which the label changes, ascending, and the label from there on. Frees change none.
     pub(super) label_changes: Vec<(u32, u32)>,
     label_numbers: FxHashMap<LabelKey, u32>,
     labels: Vec<LabelKey>,
     frame_numbers: FxHashMap<FrameKey, u32>,
     frames: Vec<FrameKey>,
     stacks: Interner<[u32]>,
-    /// The frames of the stack that is folded.
+    /// The frames of the stack that is being folded.
     stack: Vec<u32>,
     held_bytes: usize,
 }
@@ -88,7 +90,7 @@ pub(super) struct Records {
 const FRAME_BYTES: usize = 48;
 /// Bytes of a label in both tables.
 const LABEL_BYTES: usize = 2 * size_of::<LabelKey>() + size_of::<EventLabel>() + 16;
-/// Bytes of a record of an annotation, and of what is made of it.
+/// Bytes of an annotation's record, and of the annotation made of it.
 const ANNOTATION_BYTES: usize =
     size_of::<AnnotationRecord>() + size_of::<(u64, Stage, Arc<str>)>() + size_of::<Annotation>();
 const EVENT_BYTES: usize = size_of::<Event>() + size_of::<u32>();
@@ -114,14 +116,14 @@ impl Records {
         }
     }
 
-    /// Whether some event has a tag, a compile context or a private pool.
+    /// Returns whether any event has a tag, a compile context or a private pool.
     pub(super) fn has_labels(&self) -> bool {
         self.labels.iter().any(|&(tag, context, pool)| {
             tag.is_some() || context.is_some() || pool.is_some_and(|pool| pool != DEFAULT_POOL)
         })
     }
 
-    /// The distinct labels, the empty one first.
+    /// Returns the distinct labels, the empty one first.
     pub(super) fn labels(&self, strings: &Strings) -> Vec<EventLabel> {
         let share = |text: Option<StringId>| text.map(|text| strings.share(text));
         let labels = self.labels.iter().map(|&(tag, compile_context, pool)| EventLabel {
@@ -144,7 +146,7 @@ impl Records {
         }
     }
 
-    /// The stacks of events that have `of_events`.
+    /// Makes the stacks of events; `of_events` holds each event's stack number.
     pub(super) fn into_stacks(self, of_events: Vec<u32>, strings: &Strings) -> Stacks {
         if of_events.iter().all(|&stack| stack == 0) {
             return Stacks::default();
@@ -164,7 +166,7 @@ impl Records {
         for (key, value) in dict.iter() {
             match key {
                 "action" => action = Some(value),
-                // An OOM has no address, but says what the device had free.
+                // An OOM has no address, but says how much the device had free.
                 "addr" | "device_free" => address = Some(value),
                 "size" => bytes = Some(value),
                 "stream" => stream = Some(value),
@@ -204,7 +206,7 @@ impl Records {
     fn frame(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
         let Value::Str(filename) = dict.find("filename")? else { return None };
         let Value::Str(name) = dict.find("name")? else { return None };
-        // A line that is no line's number is as good as none.
+        // An invalid line number counts as missing.
         let line = dict.find("line").and_then(Value::as_u64).and_then(|line| u32::try_from(line).ok()).unwrap_or(0);
         let frame = (name, filename, line);
         let number = *self.frame_numbers.entry(frame).or_insert_with(|| {
@@ -237,7 +239,7 @@ impl Records {
         self.blocks.push(Block {
             address: field("address"),
             bytes,
-            // PyTorch before 2.1 says only the rounded size.
+            // Before version 2.1, PyTorch records only the rounded size.
             requested_bytes: field("requested_size").unwrap_or(bytes),
             live: matches!(dict.strings().resolve(state), "active_allocated" | "active_pending_free"),
             stack: stack_of(dict, dict.find("frames")),
@@ -260,7 +262,7 @@ impl Records {
     }
 }
 
-/// A text that says something: PyTorch writes an empty one or `N/A` where the program said nothing.
+/// Returns a text unless it is empty: PyTorch writes an empty one or `N/A` if the program gave none.
 fn said(dict: &Dict<'_, Record>, value: Value) -> Option<StringId> {
     match value {
         Value::Str(text) => Some(text).filter(|&text| !matches!(dict.strings().resolve(text), "" | "N/A")),
@@ -275,7 +277,7 @@ fn pool_of(value: Value) -> Option<MemoryPool> {
     }
 }
 
-/// The number of the stack that a dict's `frames` became; 0 if they are none.
+/// Returns the number of the stack that a dict's `frames` were folded into; 0 if there are none.
 fn stack_of(dict: &Dict<'_, Record>, frames: Option<Value>) -> u32 {
     match frames.and_then(|frames| dict.record(frames)) {
         Some(Record::Stack(stack)) => stack,

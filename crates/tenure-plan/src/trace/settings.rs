@@ -1,26 +1,28 @@
+//! The allocator settings of a recorded program.
+
 use super::TraceError;
 
-/// How PyTorch's allocator was set up (`allocator_settings` of a snapshot), so that a replay can do the same.
+/// The settings of PyTorch's allocator (`allocator_settings` of a snapshot), so that a replay can use the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// The text of `PYTORCH_CUDA_ALLOC_CONF`.
     pub conf: String,
     /// Blocks of at least this many bytes are never split; `None` is no limit.
     pub max_split_size_bytes: Option<u64>,
-    /// Share of the allowed memory above which unused blocks are given back, 0 to 1; 0 is off.
+    /// The share of the allowed memory above which unused blocks are released, 0 to 1; 0 is off.
     pub garbage_collection_threshold: f64,
     /// Whether segments grow in place.
     pub expandable_segments: bool,
-    /// For sizes from 2^i MiB to the next power of two: into how many steps they are rounded; 0 and 1 are off. The
-    /// first entry is also for smaller sizes, the last for larger ones.
+    /// For sizes from 2^i MiB to the next power of two: the number of steps to which they are rounded; 0 and 1 are off.
+    /// The first entry also covers smaller sizes, the last larger ones.
     pub roundup_power2_divisions: [u32; Self::ROUNDUP_INTERVALS],
 }
 
 impl Settings {
-    /// Intervals between powers of two that have a number of divisions each.
+    /// The number of intervals between powers of two that have their own number of divisions.
     pub const ROUNDUP_INTERVALS: usize = 16;
 
-    /// The settings make sense: the threshold is a share.
+    /// Checks that the threshold is a share.
     pub(super) fn validate(&self) -> Result<(), TraceError> {
         let threshold = self.garbage_collection_threshold;
         if (0.0..=1.0).contains(&threshold) {
@@ -31,7 +33,7 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// PyTorch's defaults.
+    /// Returns PyTorch's defaults.
     fn default() -> Self {
         Self {
             conf: String::new(),

@@ -16,10 +16,10 @@ use super::records::{Record, Records, Segment};
 use super::{Action, Event, EventError, Input, ReadOptions, Settings, Trace, TraceError};
 use crate::pickle::{Dict, Machine, Value, excerpt};
 
-/// A key of the snapshots that [`write`] makes, which lack nothing.
+/// A key that marks the snapshots written by [`write`], which are complete.
 const EARLIER_EVENTS: &str = "tenure_earlier_events";
 
-/// Reads the device that `options` asks for.
+/// Reads the device that `options` names.
 pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
     let mut records = Records::new();
     let (machine, root) = Machine::run(input, &mut records, options.memory_bytes)?;
@@ -49,7 +49,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         _ => 0,
     });
     let stacks = records.into_stacks(stacks, machine.strings());
-    // The code below needs memory of its own.
+    // Free this memory: the code below needs memory of its own.
     drop(machine);
     additions.add_to(&mut events, |event| event);
     let trace = Trace::completed(name.into(), device as u32, settings, events, &additions)?;
@@ -61,7 +61,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     Ok(Trace { notes, stacks, labels, annotations, ..trace })
 }
 
-/// A snapshot's histories, one for each device.
+/// The histories of a snapshot, one for each device.
 struct Snapshot<'a> {
     machine: &'a Machine<Record>,
     records: &'a Records,
@@ -74,15 +74,15 @@ struct History {
     order: Order,
     /// The events that it lacks.
     additions: Additions,
-    /// A note of what was skipped in it.
+    /// Notes about skipped events.
     notes: Vec<String>,
 }
 
-/// Which events of a snapshot make a device's history.
+/// The events of a snapshot that make a device's history, in order.
 enum Order {
-    /// As a pickler writes them.
+    /// Consecutive events, as a pickler writes them.
     Range(Range<usize>),
-    /// By their numbers.
+    /// Events by their numbers.
     Numbers(Vec<u32>),
 }
 
@@ -110,7 +110,7 @@ impl Order {
         }
     }
 
-    /// As [`of_all`](Self::of_all), in the memory of `all` if it can be.
+    /// Returns the same as [`of_all`](Self::of_all), but reuses the memory of `all` if possible.
     fn take<T: Copy>(&self, all: &mut Vec<T>) -> Vec<T> {
         let mut all = std::mem::take(all);
         match self {
@@ -124,7 +124,7 @@ impl Order {
     }
 }
 
-/// The most bytes live at once on devices, each by its number.
+/// The most bytes live at once on each device, with the device's number.
 type Peaks = Vec<(usize, u64)>;
 
 impl Snapshot<'_> {
@@ -133,8 +133,8 @@ impl Snapshot<'_> {
         list.is_none_or(|(events, left_out)| events.len() > 0 || left_out.is_some())
     }
 
-    /// The device asked for, or else the one with most bytes live at once, of equal ones the first; its history; and the
-    /// peaks of all that have events.
+    /// Returns the requested device, or else the one with the most bytes live at once (of equal ones the first); its
+    /// history; and the peaks of all devices that have events.
     fn choose(&self, asked: Option<u32>) -> Result<(usize, History, Peaks), TraceError> {
         let count = self.traces.len();
         let asked = asked.map(|device| device as usize);
@@ -163,7 +163,7 @@ impl Snapshot<'_> {
         Ok((device, history, peaks))
     }
 
-    /// The history of `device`.
+    /// Returns the history of `device`.
     fn history(&self, device: usize) -> Result<History, TraceError> {
         let (order, notes) = self.collect(self.traces[device])?;
         let events = order.of_all(&self.records.events);
@@ -180,7 +180,7 @@ impl Snapshot<'_> {
         Ok(History { order, additions, notes })
     }
 
-    /// The stacks of blocks that are live at the end and that the history never freed, by their addresses.
+    /// Returns the stacks of blocks that are live at the end and that the history never freed, by their addresses.
     fn stacks_of_kept_blocks(&self, device: u64, order: &Order) -> FxHashMap<u64, u32> {
         let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
         let mut stacks = FxHashMap::default();
@@ -193,7 +193,7 @@ impl Snapshot<'_> {
             for block in blocks {
                 let Some(Record::Block(block)) = self.machine.record(block) else { continue };
                 let block = &self.records.blocks[block as usize];
-                // PyTorch before 2.1 gives blocks no address.
+                // Before version 2.1, PyTorch gives blocks no address.
                 if let Some(address) = block.address.filter(|_| block.live && block.stack > 0) {
                     stacks.insert(address, block.stack);
                 }
@@ -209,7 +209,7 @@ impl Snapshot<'_> {
         stacks
     }
 
-    /// The pools of the segments of `device`.
+    /// Returns the pools of the segments of `device`.
     fn pools_at_end(&self, device: u64) -> PoolsAtEnd {
         let mut pools = PoolsAtEnd::default();
         let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
@@ -223,7 +223,7 @@ impl Snapshot<'_> {
         pools
     }
 
-    /// The annotations of `device`.
+    /// Returns the annotations of `device`.
     fn annotations(&self, device: u64) -> Vec<Annotation> {
         let list = self.root.find("external_annotations").and_then(|list| self.machine.list(list));
         let records = list.into_iter().flat_map(|(list, _)| list).filter_map(|item| match self.machine.record(item) {
@@ -237,7 +237,7 @@ impl Snapshot<'_> {
         annotations::pair(records.collect())
     }
 
-    /// Events that make the segments of `device` and their live blocks.
+    /// Returns events that make the segments of `device` and their live blocks.
     fn live_at_end(&self, segments: Option<Value>, device: u64) -> Result<Vec<Event>, TraceError> {
         let Some(segments) = segments else { return Ok(Vec::new()) };
         let (segments, left_out) =
@@ -284,7 +284,7 @@ impl Snapshot<'_> {
         Ok(())
     }
 
-    /// The events of a device, and a note of what was skipped.
+    /// Collects the events of a device, and a note of the skipped ones.
     fn collect(&self, trace: Value) -> Result<(Order, Vec<String>), TraceError> {
         let (items, left_out) =
             self.machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
@@ -312,7 +312,7 @@ impl Snapshot<'_> {
     }
 }
 
-/// Most bytes live at once. The events may not have been validated.
+/// Returns the most bytes live at once. The events may not have been validated.
 fn peak_bytes(events: impl Iterator<Item = Event>) -> u64 {
     let (mut live, mut peak) = (0_u64, 0);
     for event in events {
@@ -326,7 +326,7 @@ fn peak_bytes(events: impl Iterator<Item = Event>) -> u64 {
     peak
 }
 
-/// Names the devices with allocations, unless there is only the one that is read.
+/// Names the devices with allocations, unless the device that is read is the only one.
 fn note_of_devices(device: usize, peaks: &[(usize, u64)]) -> Option<String> {
     let others = peaks.iter().any(|&(other, bytes)| other != device && bytes > 0);
     let named = peaks.iter().filter(|(_, bytes)| *bytes > 0);
@@ -395,8 +395,8 @@ fn not_a_snapshot(reason: &str) -> TraceError {
     TraceError::Snapshot { reason: reason.into() }
 }
 
-/// Writes a snapshot that holds `trace` as its device's history, which begins with what was there before, and no
-/// segments: those are of the end, which a trace does not know.
+/// Writes a snapshot that holds `trace` as its device's history, which begins with the earlier state. It has no
+/// segments: a snapshot lists those of the end, which a trace does not know.
 pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     let mut writer = Writer::new(out)?;
     writer.dict(|writer| {
@@ -423,7 +423,7 @@ fn write_event<W: Write>(writer: &mut Writer<W>, event: &Event) -> io::Result<()
         writer.entry("size", event.bytes)?;
         writer.entry("stream", event.stream.0)?;
         writer.entry("time_us", event.time_us)?;
-        // PyTorch's viewer takes both for granted.
+        // PyTorch's viewer requires both keys.
         writer.text_entry("compile_context", "N/A")?;
         writer.text_entry("user_metadata", "")
     })

@@ -1,6 +1,8 @@
+//! Call stacks of recorded events.
+
 use std::sync::Arc;
 
-/// The call stacks that events were recorded with, each distinct one kept once.
+/// The call stacks of a trace's events; equal stacks are stored once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stacks {
     /// The number of each event's stack; empty if no event has one.
@@ -17,33 +19,34 @@ pub struct Frame {
     pub name: Arc<str>,
     /// The file that it is in.
     pub filename: Arc<str>,
-    /// The line in the file, from 1; 0 if the recorder told none.
+    /// The line in the file, from 1; 0 if the recorder gave none.
     pub line: u32,
 }
 
 impl Stacks {
-    /// The stack of the event at `index`, the innermost frame first. Empty if the recorder kept none.
+    /// Returns the stack of the event at `index`, the innermost frame first. Empty if the recorder kept none.
     pub fn of_event(&self, index: usize) -> impl ExactSizeIterator<Item = &Frame> {
         self.frames(self.number_of_event(index))
     }
 
-    /// The number of that stack. Equal stacks have equal numbers, below [`len`](Self::len); the empty one has 0.
+    /// Returns the number of the event's stack. Equal stacks have equal numbers, below [`len`](Self::len); the empty
+    /// one has 0.
     pub fn number_of_event(&self, index: usize) -> u32 {
         self.of_events.get(index).copied().unwrap_or(0)
     }
 
-    /// The frames of the stack with this number, the innermost first.
+    /// Returns the frames of the stack with this number, the innermost first.
     pub fn frames(&self, number: u32) -> impl ExactSizeIterator<Item = &Frame> {
         let stack = self.stacks.get(number as usize).map_or(&[][..], |stack| &**stack);
         stack.iter().map(|&frame| &self.frames[frame as usize])
     }
 
-    /// How many distinct stacks there are, the empty one included; 0 if no event has a stack.
+    /// Returns the number of distinct stacks, the empty one included; 0 if no event has a stack.
     pub fn len(&self) -> usize {
         self.stacks.len()
     }
 
-    /// Whether no event has a stack.
+    /// Returns whether no event has a stack.
     pub fn is_empty(&self) -> bool {
         self.stacks.is_empty()
     }

@@ -1,3 +1,5 @@
+//! Summaries of traces: counts, peaks, and the blocks live at the peak.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -6,31 +8,33 @@ use tenure_core::StreamId;
 
 use super::{Action, Event};
 
-/// Counts, peaks and holders of a trace. Bytes are as requested, not rounded; a block is live until its free completes.
+/// Counts and peaks of a trace, and the blocks live at the peak. Bytes are as requested, not rounded; a block is live
+/// until its free completes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Events of the history, of every kind.
+    /// The number of events in the history, of every kind.
     pub events: usize,
-    /// Blocks that were there before the history began.
+    /// The number of blocks that existed before the history began.
     pub earlier_blocks: usize,
     /// Bytes of those blocks.
     pub earlier_bytes: u64,
-    /// Blocks handed out, before the history began or in it.
+    /// Blocks allocated, before the history began or in it.
     pub allocations: usize,
-    /// Streams that blocks belong to, ascending.
+    /// The streams that blocks belong to, ascending.
     pub streams: Vec<StreamId>,
-    /// From the first event to the last, in microseconds.
+    /// The time from the first event to the last, in microseconds.
     pub duration_us: u64,
-    /// Segments taken from the driver, before the history began or in it.
+    /// Segments allocated from the driver, before the history began or in it.
     pub segments: usize,
-    /// Most bytes in segments at once, mapped ranges of expandable segments included: what the recorded allocator held
-    /// of the device. 0 if the trace says nothing of segments.
+    /// The most bytes in segments at once, including mapped ranges of expandable segments: the device memory that the
+    /// recorded allocator held. 0 if the trace has no events of segments.
     pub peak_segment_bytes: u64,
-    /// Bytes in segments after the last event: what a snapshot lists. 0 if the trace says nothing of segments.
+    /// Bytes in segments after the last event: the segments that a snapshot lists. 0 if the trace has no events of
+    /// segments.
     pub end_segment_bytes: u64,
     /// Allocations that failed.
     pub ooms: usize,
-    /// Most bytes that were live at once.
+    /// The most bytes that were live at once.
     pub peak_requested_bytes: u64,
     /// The allocation that first reached the peak; `None` if there was none.
     pub peak_event: Option<usize>,
@@ -38,7 +42,7 @@ pub struct Summary {
     pub live_at_peak: Vec<LiveBlock>,
     /// Bytes still live after the last event.
     pub live_at_end_bytes: u64,
-    /// What was allocated, by size, ascending; only classes that occur.
+    /// Allocations by size class, ascending; only classes that occur.
     pub size_classes: Vec<SizeClassSummary>,
 }
 
@@ -55,45 +59,46 @@ pub struct LiveBlock {
     pub stream: StreamId,
 }
 
-/// Sizes from one power of two up to the next: class `k` holds 2^k to 2^(k+1) - 1 bytes, class 0 also 0 bytes.
+/// A size class: the sizes from one power of two up to the next. Class `k` holds 2^k to 2^(k+1) - 1 bytes, class 0 also
+/// 0 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SizeClass(u8);
 
 impl SizeClass {
-    /// The class of `bytes`.
+    /// Returns the class of `bytes`.
     pub fn of(bytes: u64) -> Self {
         // A base-two logarithm of a u64 is at most 63.
         Self(bytes.checked_ilog2().unwrap_or(0) as u8)
     }
 
-    /// Fewest bytes in the class.
+    /// Returns the fewest bytes in the class.
     pub fn lower_bytes(self) -> u64 {
         1 << self.0
     }
 }
 
 impl fmt::Display for SizeClass {
-    /// The lower bound in binary units, such as `512 B` or `2 MiB`.
+    /// Writes the lower bound in binary units, such as `512 B` or `2 MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
         write!(f, "{} {}", 1u64 << (self.0 % 10), UNITS[usize::from(self.0 / 10)])
     }
 }
 
-/// What was allocated in one size class.
+/// The allocations of one size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeClassSummary {
     /// The class.
     pub class: SizeClass,
-    /// Blocks handed out.
+    /// The number of blocks allocated.
     pub allocations: usize,
-    /// Bytes handed out, over the whole trace.
+    /// The bytes allocated, over the whole trace.
     pub bytes: u64,
     /// Bytes of the class that were live at the trace's peak.
     pub live_at_peak_bytes: u64,
 }
 
-/// The summary of a valid trace's events.
+/// Summarizes a valid trace's events.
 pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
     let mut summary = Summary { events: events.len() - earlier, ..Summary::default() };
     let earlier_blocks = live_after(&events[..earlier]);
@@ -146,7 +151,7 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
     summary
 }
 
-/// The most bytes in segments at once, and those after the last event.
+/// Returns the most bytes in segments at once, and the bytes after the last event.
 fn segment_bytes(events: &[Event]) -> (u64, u64) {
     let mut live = FxHashMap::default();
     let (mut bytes, mut peak) = (0_u64, 0);

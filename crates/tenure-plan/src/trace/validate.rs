@@ -1,3 +1,5 @@
+//! Validation of a trace's events.
+
 use std::collections::BTreeMap;
 
 use super::{Action, Event, EventError, TraceError};
@@ -11,9 +13,10 @@ pub(super) fn order_times(events: &mut [Event]) {
     }
 }
 
-/// The first event that makes no sense after those before it, starting from an empty device.
+/// Checks the events, starting from an empty device; returns an error for the first that is not valid after those
+/// before it.
 ///
-/// Errors count recorded events only: those at the positions `inserted`, which ascend, have no number.
+/// Errors count recorded events only: the events at the positions `inserted`, which ascend, have no number.
 pub(super) fn check(events: &[Event], inserted: &[usize]) -> Result<(), TraceError> {
     let mut blocks = Live::default();
     let mut segments = Live::default();
@@ -49,14 +52,14 @@ fn step(blocks: &mut Live, segments: &mut Live, index: Option<usize>, event: &Ev
             Ok(())
         }
         Action::SegmentAlloc => segments.insert(index, event),
-        // Nothing depends on the segment, which a history that begins late may not have seen.
+        // A history that begins late may not have seen the segment, and nothing else depends on it.
         Action::SegmentFree if !segments.0.contains_key(&address) => Ok(()),
         Action::SegmentFree => {
             segments.find(event)?;
             segments.0.remove(&address);
             Ok(())
         }
-        // Expandable segments map and unmap any part of themselves, in pieces that need not match.
+        // Expandable segments map and unmap any of their parts, in pieces that need not match.
         Action::SegmentMap | Action::SegmentUnmap => Ok(()),
         Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => Ok(()),
     }
@@ -68,7 +71,7 @@ struct Live(BTreeMap<u64, LiveRange>);
 
 struct LiveRange {
     bytes: u64,
-    /// The event that made it; `None` if it was there before the history.
+    /// The event that made it; `None` if it existed before the history.
     since: Option<usize>,
     free_requested: bool,
 }

@@ -1,4 +1,4 @@
-//! Bounds that no plan surpasses.
+//! Tests that no plan surpasses the bounds.
 
 use crate::drawn::{any_choices, any_parts, placements, plans, tier};
 use proptest::prelude::*;
@@ -43,7 +43,7 @@ fn nothing_takes_no_time() {
     let tiers = vec![tier("fast", Some(1), true, 1, 0)];
     for tiers in [vec![], tiers] {
         let problem = Problem::new(Parts { tiers, ..Parts::default() }).unwrap();
-        // Not less than none, either.
+        // Positive zero, not negative zero.
         assert_eq!(makespan_bound_ns(&problem).to_bits(), 0.0_f64.to_bits());
         assert_eq!((score_bound(&problem), static_score_bound(&problem)), (1.0, 1.0));
     }
@@ -51,7 +51,8 @@ fn nothing_takes_no_time() {
 
 #[test]
 fn what_links_cannot_carry_costs_time() {
-    // Two tensors of 100 bytes are written, then read, and one has room; a byte takes 4 ns on a link, kernels 100 ns.
+    // Two tensors of 100 bytes are written, then read; the first tier has room for one. A byte takes 4 ns on a link,
+    // kernels take 100 ns.
     let kernel = |reads: &[usize], writes: &[usize]| {
         let all = |list: &[usize]| list.iter().map(|tensor| Access { tensor: *tensor, bytes: 100 }).collect();
         Kernel { name: "k".into(), time_ns: 100, reads: all(reads), writes: all(writes) }
@@ -66,14 +67,14 @@ fn what_links_cannot_carry_costs_time() {
         kernels: vec![kernel(&[], &[0]), kernel(&[], &[1]), kernel(&[0], &[]), kernel(&[1], &[])],
         ..Parts::default()
     };
-    // When the second begins, the first has left for 400 ns, of which 100 are of a kernel; it comes back for as long, of which
-    // the kernels after it may be 300.
+    // When the second kernel begins, the first tensor has been leaving for 400 ns, of which a kernel hides 100. It
+    // returns for as long, of which the later kernels may hide 300.
     assert_eq!(makespan_bound_ns(&Problem::new(parts.clone()).unwrap()), 400.0 + 300.0 + 100.0);
-    // That it is computed again takes less.
+    // Recomputing it takes less time.
     parts.tensors[0].recompute = Some(Recompute { time_ns: 40, inputs: vec![] });
     parts.tensors[1].recompute = Some(Recompute { time_ns: 30, inputs: vec![] });
     assert!(makespan_bound_ns(&Problem::new(parts.clone()).unwrap()) < 430.0);
-    // A kernel that finds no room for what it needs.
+    // A kernel does not find enough room for its tensors.
     parts.tiers[0].capacity = Some(99);
     assert_eq!(makespan_bound_ns(&Problem::new(parts).unwrap()), f64::INFINITY);
 }

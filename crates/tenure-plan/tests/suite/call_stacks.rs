@@ -1,23 +1,22 @@
-//! Call stacks of events: each is kept once, however the snapshot writes them, and no dict is kept longer than it is
-//! needed.
+//! Tests of call stacks: each is stored once, however the snapshot writes it, and no dict is kept longer than needed.
 
 use crate::common::{read, refusal};
 use tenure_plan::{Action, Event, ReadOptions, Trace};
 
-/// Events whose stacks are the same.
+/// The number of events that share a stack.
 const EVENTS_OF_A_STACK: usize = 50;
 const FRAMES: usize = 40;
 
-/// How a pickler meets the frames of a stack that an earlier event has too.
+/// The form in which a pickler meets the frames of a stack that an earlier event has too.
 #[derive(Clone, Copy, PartialEq)]
 enum Frames {
-    /// As the same dicts in another list, as PyTorch makes them.
+    /// The same dicts in another list, as PyTorch makes them.
     Shared,
-    /// As other dicts with texts of their own, as a reader of JSON makes them.
+    /// Other dicts with strings of their own, as a JSON reader makes them.
     Written,
 }
 
-/// Writes what Python's pickler writes in protocol 4: everything is memoized, items come in batches.
+/// Writes the bytes of Python's pickler in protocol 4: everything is memoized, items come in batches.
 #[derive(Default)]
 struct Pickler {
     bytes: Vec<u8>,
@@ -59,7 +58,7 @@ impl Pickler {
     }
 }
 
-/// A snapshot whose `count` events have, in turn, one of `stacks` stacks.
+/// Makes a snapshot whose `count` events have, in turn, one of `stacks` stacks.
 fn snapshot(count: usize, stacks: usize, frames: Frames) -> Vec<u8> {
     let mut pickler = Pickler::default();
     let mut shared = vec![None; stacks * FRAMES];
@@ -123,14 +122,14 @@ fn every_event_has_its_stack_from_the_innermost_frame_on() {
 fn stacks_are_the_same_whether_frames_are_shared_or_written_again() {
     let [shared, written] = [Frames::Shared, Frames::Written].map(|frames| read(&snapshot(500, 10, frames)).unwrap());
     assert!(shared == written);
-    // And the empty one.
+    // Ten stacks and the empty one.
     assert_eq!(shared.stacks().len(), 11);
 }
 
 #[test]
 fn an_event_takes_few_bytes_and_its_stack_none_that_another_has() {
     assert!(size_of::<Event>() <= 40);
-    // Some memory does not grow with events: a batch of open dicts and its stack of values.
+    // Memory that does not grow with the events: a batch of open dicts and its stack of values.
     let fixed_bytes = 2 << 20;
     for (frames, bytes_of_event) in [(Frames::Shared, 150), (Frames::Written, 150 + FRAMES * 36)] {
         let stacks = 20;
@@ -149,7 +148,7 @@ fn events_without_stacks_have_no_numbers_of_stacks() {
     assert_eq!(trace.stacks().of_event(0).len(), 0);
 }
 
-/// An event that is stored as `memo`, with `frames`.
+/// Returns an event that is stored as `memo`, with `frames`.
 fn event(memo: u32, time_us: u32, frames: &str) -> String {
     format!(
         "(dp{memo}\nVaction\nVuser_defined\nsVaddr\nI0\nsVsize\nI8\nsVstream\nI0\nsVtime_us\nI{time_us}\nsVframes\n{frames}s"

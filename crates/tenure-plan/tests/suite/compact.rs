@@ -1,4 +1,4 @@
-//! The compact format: whole or an error that says where.
+//! Tests of the compact format: a file is read completely, or an error says where it is damaged.
 
 use crate::common::{any_trace, event, read, refusal};
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ fn small_trace() -> Trace {
 fn the_bytes_are_those_of_the_document() {
     let document = include_str!("../../../../docs/reference/trace-format.md");
     let example = document.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
-    // Each line is bytes, then words about them.
+    // Each line has bytes, then words about them.
     let byte = |word: &str| (word.len() == 2).then(|| u8::from_str_radix(word, 16).ok()).flatten();
     let expected: Vec<u8> = example.lines().flat_map(|line| line.split_whitespace().map_while(byte)).collect();
     assert_eq!(write(&small_trace()), expected);

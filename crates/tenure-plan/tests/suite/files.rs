@@ -1,4 +1,4 @@
-//! Files: formats by content, errors with names, and nothing half written.
+//! Tests of trace files: formats are detected by content, errors name the file, and no file is half written.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Problems that are made up.
+//! Tests of synthetic problems.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn programs_differ_in_what_matters() {
     let shares = problems.iter().map(|it| it.tiers()[0].capacity.unwrap() as f64 / it.peak_bytes() as f64);
     let (least, most) = shares.fold((1.0_f64, 0.0_f64), |(least, most), share| (least.min(share), most.max(share)));
     assert!(least < 0.2 && most > 0.6, "{least} to {most}");
-    // Which rule is best is not always the same.
+    // The best rule differs between problems.
     let best = |it: &Problem| {
         let score = |rule: &Rule| rule.place(it, it.tiers()[0].capacity.unwrap()).score(it);
         Rule::ALL.into_iter().max_by(|left, right| score(left).total_cmp(&score(right))).unwrap()
@@ -42,7 +42,7 @@ fn programs_differ_in_what_matters() {
     assert!(problems.iter().any(|it| best(it) == Rule::Density) && problems.iter().any(|it| best(it) != Rule::Density));
 }
 
-/// The second overflows, and what the third has is there when it is needed.
+/// The second tier overflows, and the tensors in the third return by the time they are needed.
 #[test]
 fn three_tiers_are_used_by_every_planner() {
     let options =

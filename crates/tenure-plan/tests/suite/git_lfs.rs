@@ -1,4 +1,4 @@
-//! Files that git-lfs did not fetch.
+//! Tests of files that git-lfs did not fetch.
 
 use std::fs;
 

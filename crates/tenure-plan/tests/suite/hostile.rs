@@ -1,4 +1,4 @@
-//! Files that mean harm, or are no snapshots at all: one line each, and bounded memory.
+//! Tests of malicious files and files that are not snapshots: each gives an error of one line, in bounded memory.
 
 use std::io::{self, Read};
 
@@ -113,7 +113,7 @@ fn a_giant_string_is_refused_before_memory_is_taken() {
 
 #[test]
 fn doubling_through_the_memo_shares_and_stays_small() {
-    // Each level is a list of the one before, ten times: 10^50 items to whoever copies.
+    // Each level is a list that holds the one before ten times: a reader that copies would make 10^50 items.
     let mut bomb = b"\x80\x04]\x94".to_vec();
     for level in 0u8..50 {
         bomb.extend(b"]\x94(");
@@ -183,7 +183,7 @@ fn a_failing_reader_is_not_called_a_damaged_file() {
     assert_eq!(Trace::read_from(reader, "test", &ReadOptions::default()).unwrap_err().to_string(), "no");
 }
 
-/// The same bytes again and again.
+/// A reader that repeats the same bytes forever.
 struct Endless {
     piece: &'static [u8],
     next: usize,

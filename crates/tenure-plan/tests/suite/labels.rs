@@ -1,4 +1,4 @@
-//! Tags, compile contexts, pools and annotations of snapshots.
+//! Tests of a snapshot's tags, compile contexts, pools and annotations.
 
 use crate::common::read;
 use tenure_alloc::snapshot::pickle::Writer;
@@ -6,7 +6,7 @@ use tenure_plan::{EventLabel, Trace};
 
 type Out = Writer<Vec<u8>>;
 
-/// What a snapshot says of an event.
+/// An event with the labels that a snapshot records.
 #[derive(Clone, Copy, Default)]
 struct Recorded {
     action: &'static str,
@@ -37,7 +37,7 @@ fn write_event(writer: &mut Out, event: &Recorded) {
     written.unwrap();
 }
 
-/// A snapshot of `events`, at whose end there are `segments` of 64 bytes, each with its pool and its live blocks.
+/// Makes a snapshot of `events` that lists `segments` of 64 bytes at its end, each with its pool and its live blocks.
 fn snapshot(events: &[Recorded], segments: &[(u64, (u64, u64), &[u64])]) -> Trace {
     let segment = |writer: &mut Out, address: u64, pool: (u64, u64), blocks: &[u64]| {
         writer.dict(|writer| {

@@ -1,4 +1,4 @@
-//! Problems of many kernels, and of kernels of many tensors, are planned as fast as others.
+//! Tests that problems of many kernels, or of kernels with many tensors, are planned as fast as others.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -10,10 +10,10 @@ use tenure_plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions,
 use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
 use tenure_plan::{Planner, Problem, Rule, simulate};
 
-/// Of tensors, and of kernels.
+/// The number of tensors, and of kernels.
 const MANY: usize = 20_000;
 
-/// Two tiers, of which the first has room for half of it.
+/// Makes a problem with two tiers; the first has room for half of the tensors.
 fn problem(kernels: Vec<Kernel>) -> Problem {
     let tensor = |number: usize| Tensor {
         key: number.to_string(),
@@ -49,7 +49,7 @@ fn kernel(reads: impl Iterator<Item = usize>, writes: impl Iterator<Item = usize
     Kernel { name: "k".into(), time_ns: 1000, reads: reads.map(access).collect(), writes: writes.map(access).collect() }
 }
 
-/// Seconds of a processor that this thread has used: a busy machine does not make them more.
+/// Returns the seconds of processor time that this thread has used: they do not depend on how busy the machine is.
 fn processor_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
     // The name, which may hold spaces, ends with the last parenthesis; times are in hundredths of a second.
@@ -65,7 +65,7 @@ fn is_planned_in_time(problem: &Problem) {
     for planner in [&Rule::Density as &dyn Planner, &FlashNeuron, &Scheduled, &Evolutionary::default()] {
         let options = PlannerOptions {
             objective: Objective::Makespan,
-            // Evaluations end the search, not the clock.
+            // The number of evaluations ends the search, not the clock.
             time_limit: Duration::from_secs(24 * 60 * 60),
             evaluations: Some(3),
             seed: 0,
@@ -73,7 +73,7 @@ fn is_planned_in_time(problem: &Problem) {
         let planned = planner.plan(problem, &options, &mut |_| ControlFlow::Continue(())).unwrap();
         assert!(least_ns <= simulate(problem, &planned.plan).unwrap().makespan_ns * (1.0 + 1e-12));
     }
-    // A second, optimised, on an idle machine: what grows with the square takes minutes.
+    // It takes a second when optimised, on an idle machine; an algorithm of quadratic time would take minutes.
     let seconds = processor_seconds() - begun;
     assert!(seconds < 100.0, "{seconds} s");
 }
@@ -85,7 +85,7 @@ fn one_kernel_of_many_tensors() {
 
 #[test]
 fn many_kernels() {
-    // Half of them on the way there, half on the way back.
+    // Half of the layers run forward, half backward.
     let layer = |kernel: usize| 2 * kernel.min(MANY - 1 - kernel);
     let kernels = (0..MANY).map(layer).map(|layer| kernel(layer..layer + 1, layer + 1..layer + 2));
     is_planned_in_time(&problem(kernels.collect()));

@@ -1,4 +1,4 @@
-//! Histories that begin late or lack actions: what was there before counts.
+//! Tests of histories that begin late or lack actions: the earlier state is restored.
 
 use crate::common::{event, read};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use Action::*;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// A segment of a snapshot: its blocks follow one another, each with its size and whether it is live.
+/// A segment of a snapshot: consecutive blocks, each with its size and whether it is live.
 struct Segment {
     device: u64,
     address: u64,
@@ -22,7 +22,7 @@ fn segment(address: u64, blocks: &[(u64, bool)]) -> Segment {
     Segment { device: 0, address, expandable: false, blocks: blocks.to_vec() }
 }
 
-/// A snapshot of device 0, as PyTorch writes one.
+/// Makes a snapshot of device 0 in PyTorch's format.
 fn snapshot(segments: &[Segment], events: &[Event]) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
     writer
@@ -68,7 +68,7 @@ fn snapshot(segments: &[Segment], events: &[Event]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Bytes and blocks before the history, the peak requested, and most bytes in segments.
+/// Returns the bytes and blocks before the history, the peak of requested bytes, and the most bytes in segments.
 fn figures(trace: &Trace) -> (u64, usize, u64, u64) {
     let summary = trace.summary();
     (summary.earlier_bytes, summary.earlier_blocks, summary.peak_requested_bytes, summary.peak_segment_bytes)
@@ -194,7 +194,7 @@ fn a_free_has_not_completed_while_the_snapshot_lists_its_block() {
     let history = [event(Alloc, 0x1000, 512), event(FreeRequested, 0x1000, 512), event(Alloc, 0x1200, 64)];
     let trace = read(&snapshot(&[segment(0x1000, &[(512, true), (64, true)])], &history)).unwrap();
     assert_eq!(trace.summary().peak_requested_bytes, 576);
-    // Its bytes were allocated again: the listed block came after the history.
+    // Its bytes were allocated again: the listed block was made after the history.
     let history = [history[0], history[1], event(Alloc, 0x1100, 64)];
     let trace = read(&snapshot(&[segment(0x1000, &[(512, true)])], &history)).unwrap();
     assert_eq!(trace.summary().peak_requested_bytes, 512);
@@ -206,8 +206,8 @@ fn a_segment_gives_way_to_one_at_its_address() {
     assert_eq!(figures(&trace), (0, 0, 0, 512));
 }
 
-/// Bytes of each of eight places, of which each step takes one and moves it on: from free to live, to a requested free,
-/// to free again.
+/// The bytes of each of eight places. Each step advances one of them: from free to live, to a requested free, to free
+/// again.
 const PLACE: u64 = 0x1000;
 
 proptest! {

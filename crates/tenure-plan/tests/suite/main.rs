@@ -1,4 +1,4 @@
-//! Traces, packing, problems, plans and those who make them.
+//! Tests of traces, packing, problems, plans and planners.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bounds;

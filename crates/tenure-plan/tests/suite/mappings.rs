@@ -1,4 +1,4 @@
-//! Mappings as files, and made of plans.
+//! Tests of mappings as files, and of mappings made of plans.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use tenure_plan::{Mapping, Problem, Rule};
 
 const EXAMPLE: &str = include_str!("../../../../docs/reference/problem-format.md");
 
-/// The first example of a document.
+/// Returns the first example of a document.
 fn example(document: &str) -> &str {
     document.split("```json\n").nth(1).unwrap().split("```").next().unwrap()
 }

@@ -1,4 +1,4 @@
-//! The planner that solves mixed-integer problems: what it finds is the best, and its bounds hold.
+//! Tests of the planner that solves mixed-integer problems: it finds the optimum, and its bounds hold.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tenure_plan::planner::{Milp, Objective, Planned, Planner, PlannerError, Plan
 use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor};
 use tenure_plan::{PlanError, Problem, Rule, simulate};
 
-/// What the solver's tolerances and gaps may make of an objective, as a share.
+/// The relative error of an objective that the solver's tolerances and gaps may cause.
 const TOLERANCE: f64 = 1e-5;
 
 /// Longer than any search here takes, however busy the machine is.
@@ -27,7 +27,8 @@ fn solve_within(problem: &Problem, objective: Objective, time_limit: Duration) -
     Milp.plan(problem, &options, &mut |_| ControlFlow::Continue(()))
 }
 
-/// BERT's training, with so many percent of its peak in the first tier of the usual two; none if it is not there.
+/// Returns BERT's training with `percent` percent of its peak in the first of the usual two tiers; `None` if the file
+/// does not exist.
 fn bert(percent: u64) -> Option<Problem> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
     if !path.exists() {
@@ -117,7 +118,7 @@ fn no_room_and_all_room_take_no_search() {
     assert_eq!(solve(&bare, Objective::Score).unwrap_err(), PlannerError::Plan(PlanError::NoTiers));
 }
 
-/// The optimum of the table in the specification of placement.
+/// Compares with the optimum in the table of the placement specification.
 #[test]
 fn berts_optimum_is_known() {
     for (percent, expected) in [(20, 0.7047), (50, 0.8277)] {
@@ -126,14 +127,15 @@ fn berts_optimum_is_known() {
         let (score, bound) = (simulate(&problem, &planned.plan).unwrap().score(), planned.bound.unwrap());
         let relaxed = static_score_bound(&problem);
         assert!(bound <= relaxed * (1.0 + TOLERANCE) && relaxed <= score * 1.001, "{score} {bound} {relaxed}");
-        // Of the expected score four places are known.
+        // Four digits of the expected score are known.
         assert!((score - expected).abs() <= expected * 1e-4 && score >= bound * (1.0 - 1e-4), "{score} of {bound}");
     }
 }
 
 #[test]
 fn what_links_cannot_carry_is_computed_again() {
-    // Two tensors of 100 bytes are written, then read, and one has room; a byte takes 4 ns on a link, kernels 100 ns.
+    // Two tensors of 100 bytes are written, then read; the first tier has room for one. A byte takes 4 ns on a link,
+    // kernels take 100 ns.
     let access = |tensor| vec![Access { tensor, bytes: 100 }];
     let kernel = |reads, writes| Kernel { name: "k".into(), time_ns: 100, reads, writes };
     let tensor = |key: &str, time_ns| Tensor {
@@ -161,17 +163,17 @@ fn what_links_cannot_carry_is_computed_again() {
         let planned = solve(&problem, Objective::Makespan).unwrap();
         (simulate(&problem, &planned.plan).unwrap().makespan_ns, planned.bound.unwrap())
     };
-    // Both are given up after they were written, and computed again.
+    // Both tensors are dropped after they were written, and recomputed.
     let (makespan_ns, bound) = found(&parts);
     assert_eq!(makespan_ns, 400.0 + 40.0 + 30.0);
     assert!((makespan_ns - bound).abs() < 1e-3, "{bound}");
-    // With links that take 40 ns for each, both leave and come back, while kernels wait.
+    // With links that take 40 ns for each tensor, both leave and return, while kernels wait.
     parts.links.iter_mut().for_each(|link| link.bandwidth = 2_500_000_000);
     parts.tensors.iter_mut().for_each(|tensor| tensor.recompute.as_mut().unwrap().time_ns = 200);
     assert_eq!(found(&parts).0, 400.0 + 4.0 * 40.0);
 }
 
-/// Links carry away what has no room, and back, while kernels run: at 55 GB/s without any wait.
+/// Links carry the excess tensors away and back while kernels run: at 55 GB/s without any wait.
 #[test]
 fn bert_needs_no_longer_with_a_fifth_of_its_memory() {
     let Some(problem) = bert(20) else { return };
@@ -182,7 +184,7 @@ fn bert_needs_no_longer_with_a_fifth_of_its_memory() {
     assert!(planned.bound.unwrap() <= makespan_ns);
 }
 
-/// A plan that a search had when it was ended, which is far from what its bound allows.
+/// Checks a plan of a search that was ended early: its bound is still far away.
 fn expect_ended_early(problem: &Problem, objective: Objective, planned: &Planned) {
     let outcome = simulate(problem, &planned.plan).unwrap();
     let bound = planned.bound.unwrap();
@@ -203,7 +205,7 @@ fn it_ends_in_time_with_the_best_so_far() {
     for objective in [Objective::Score, Objective::Makespan] {
         let planned = solve_within(&problem, objective, Duration::ZERO).unwrap();
         expect_ended_early(&problem, objective, &planned);
-        // Whoever watches ends it, too.
+        // The caller's `watch` ends it, too.
         let options = PlannerOptions { objective, time_limit: UNLIMITED, evaluations: None, seed: 0 };
         let planned = Milp.plan(&problem, &options, &mut |_| ControlFlow::Break(())).unwrap();
         expect_ended_early(&problem, objective, &planned);

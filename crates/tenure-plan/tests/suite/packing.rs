@@ -1,4 +1,4 @@
-//! Buffers placed in one range: never over each other, never lower than can be, and as low as can be given time.
+//! Tests of packing: buffers never overlap, never lie lower than possible, and given time lie as low as possible.
 
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn problem(buffers: &[(u64, u64, u64)]) -> PackingProblem {
         .unwrap()
 }
 
-/// At most so many buffers.
+/// Generates problems of at most `count` buffers.
 fn any_problem(count: usize, times: u64, sizes: u64) -> impl Strategy<Value = PackingProblem> {
     let offset = prop_oneof![3 => Just(None), 1 => (0..=sizes).prop_map(Some)];
     let one = (0..times, 1..=times / 2, 0..=sizes, prop_oneof![3 => Just(1u64), 1 => 1..=4u64], offset);
@@ -28,7 +28,7 @@ fn any_problem(count: usize, times: u64, sizes: u64) -> impl Strategy<Value = Pa
         for (index, (start, length, size, align, offset)) in drawn.into_iter().enumerate() {
             let free = buffer(index, start, start + length, size, align);
             buffers.push(Buffer { offset: offset.map(|offset| offset * align), ..free.clone() });
-            // A fixed offset that another has taken is left out.
+            // A fixed offset that overlaps an earlier one is left out.
             if PackingProblem::new(buffers.clone()).is_err() {
                 buffers[index] = free;
             }
@@ -56,7 +56,7 @@ fn within(problem: &PackingProblem, capacity: u64) -> Option<bool> {
     pack(problem, options).is_feasible(capacity)
 }
 
-/// A packing is what it promises.
+/// Checks that a packing keeps its guarantees.
 fn check(problem: &PackingProblem, packing: &Packing) {
     let placed: Vec<_> = problem.buffers().iter().zip(packing.offsets().iter().copied()).collect();
     for (index, (buffer, offset)) in placed.iter().enumerate() {
@@ -80,7 +80,7 @@ fn collide(a: &Buffer, a_offset: u64, b: &Buffer, b_offset: u64) -> bool {
     meet && a_offset < b_offset + b.size_bytes && b_offset < a_offset + a.size_bytes
 }
 
-/// Whether the buffers fit, by trying every offset of each.
+/// Returns whether the buffers fit, by trying every offset of each.
 fn fits(buffers: &[Buffer], capacity: u64, placed: &mut Vec<u64>) -> bool {
     let Some(buffer) = buffers.get(placed.len()) else { return true };
     (0..=capacity.saturating_sub(buffer.size_bytes)).any(|offset| {
@@ -139,7 +139,7 @@ fn a_fixed_offset_is_kept_and_others_lie_around_it() {
     let outcome = lowest(&fixed);
     assert_eq!((outcome.packing.offsets()[0], outcome.packing.height_bytes()), (64, 138));
     assert_eq!((within(&fixed, 67), within(&fixed, 137), within(&fixed, 138)), (Some(false), Some(false), Some(true)));
-    // Alone it reserves no more than its own place.
+    // Alone it reserves only its own place.
     assert_eq!(within(&csv("id,lower,upper,size,offset\nio,0,10,4,64\na,0,9,64,\n"), 68), Some(true));
 }
 
@@ -160,7 +160,7 @@ fn what_lives_one_after_the_other_has_the_same_place() {
 
 #[test]
 fn where_the_bound_cannot_be_met_that_is_proven() {
-    // Found by chance: at no moment is more alive than 8 bytes, but no 8 hold them.
+    // Found by a random search: at most 8 bytes are alive at once, but no packing of height 8 exists.
     let problem = PackingProblem::read(data("odd.csv")).unwrap();
     assert_eq!(problem.lower_bound_bytes(), 8);
     assert_eq!(within(&problem, 8), Some(false));
@@ -208,7 +208,7 @@ fn minimallocs_instances_fit() {
         eprintln!("skipped: MiniMalloc's instances are not beside the repository");
         return;
     }
-    // The others take a second or two, but half a minute where nothing is optimised.
+    // The others take a second or two, but half a minute without optimisation.
     let names =
         if cfg!(debug_assertions) { &["C", "D"][..] } else { &["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"] };
     let paths = names.iter().map(|name| folder.join(format!("minimalloc_{name}.1048576.csv")));
@@ -221,7 +221,8 @@ fn minimallocs_instances_fit() {
 
 #[test]
 fn a_search_that_went_wrong_early_begins_again() {
-    // 4096 bytes, cut into 100 buffers that leave none free. Three orders in turn, without new beginnings, were open after 2.8 million places.
+    // 4096 bytes, cut into 100 buffers that leave no gap. Three rankings in turn, without restarts, had no answer after
+    // 2.8 million places.
     let problem = PackingProblem::read(data("full.csv")).unwrap();
     let options = PackingOptions { capacity_bytes: Some(4096), node_limit: Some(1 << 17), ..PackingOptions::default() };
     assert_eq!(pack(&problem, options).is_feasible(4096), Some(true));
@@ -236,7 +237,8 @@ fn a_range_cut_into_buffers_is_put_together_again() {
     }
 }
 
-/// A range of `bytes` that `count` buffers fill all the time: it is cut across time or memory, and so is what comes of it.
+/// Makes a range of `bytes` that `count` buffers fill all the time: it is cut across time or memory, and so are the
+/// parts.
 fn cut(seed: u64, count: usize, times: u64, bytes: u64) -> PackingProblem {
     let mut random = Random::seed_from_u64(seed);
     let mut pieces = vec![[0..times, 0..bytes]];

@@ -1,4 +1,4 @@
-//! Files of buffers: what is read, what is written, and one line for each kind of broken file.
+//! Tests of files of buffers: reading, writing, and an error of one line for each kind of malformed file.
 
 use std::fs;
 use std::ops::ControlFlow;

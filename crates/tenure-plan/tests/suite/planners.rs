@@ -1,4 +1,4 @@
-//! What planners find, played by the simulator.
+//! Tests of planners: the simulator plays the plans that they find.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ use tenure_plan::{Plan, PlanError, Planner, Problem, Rule, simulate};
 
 const OPTIONS: PlannerOptions = PlannerOptions {
     objective: Objective::Makespan,
-    // Evaluations end a search, not the clock.
+    // The number of evaluations ends a search, not the clock.
     time_limit: Duration::from_secs(24 * 60 * 60),
     evaluations: Some(400),
     seed: 1,
@@ -37,8 +37,8 @@ fn tier(name: &str, is_reachable: bool) -> Tier {
     }
 }
 
-/// Up to a dozen tensors and thirty kernels, two tiers or three, and links that two may share. A kernel's working set fits into
-/// the first tier with what the last number says beside; the last tier has no end.
+/// Generates up to a dozen tensors and thirty kernels, two or three tiers, and links that two may share. The first tier
+/// holds the largest working set plus the last number in bytes; the last tier is unlimited.
 fn problem() -> impl Strategy<Value = Problem> {
     let tag = prop_oneof![3 => Just(Tag::Activation), 1 => Just(Tag::Weight), 1 => Just(Tag::OptimizerState)];
     let again = prop_oneof![Just(None), (0..400_u64).prop_map(Some)];
@@ -56,7 +56,7 @@ fn problem() -> impl Strategy<Value = Problem> {
                 .into_iter()
                 .enumerate()
                 .map(|(number, (bytes, tag, again, compression))| {
-                    // From the one before, which may not be there any more.
+                    // It is recomputed from the tensor before it, which may have been dropped.
                     let recompute = again.filter(|_| number > 0 && tag == Tag::Activation);
                     let recompute = recompute.map(|time_ns| Recompute { time_ns, inputs: vec![number - 1] });
                     Tensor { key: number.to_string(), bytes, tag, compression, recompute }
@@ -101,8 +101,8 @@ fn problem() -> impl Strategy<Value = Problem> {
     )
 }
 
-/// Bytes that a kernel needs at once, at most. What is there all the time and is used by the last kernel is still there when
-/// the first begins, and the other way round.
+/// Returns the most bytes that a kernel needs at once. A tensor that always exists and is used by the last kernel is
+/// still in the first tier when the first kernel begins, and the other way round.
 fn working_set(problem: &Problem) -> u64 {
     let used = |kernel: &Kernel| {
         let accesses = kernel.reads.iter().chain(&kernel.writes);
@@ -128,7 +128,7 @@ fn decisions(tensors: usize) -> impl Strategy<Value = Decisions> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1000) })]
 
-    /// Whatever is decided.
+    /// A decoded plan can be played for any decisions.
     #[test]
     fn a_decoded_plan_can_be_played(
         (problem, decisions) in problem().prop_flat_map(|problem| {
@@ -145,7 +145,7 @@ proptest! {
                     let mut peaks = outcome.peak_bytes.iter().zip(problem.tiers());
                     prop_assert!(peaks.all(|(peak, tier)| tier.capacity.is_none_or(|capacity| *peak <= capacity)));
                 }
-                // Where nothing moves, all must fit.
+                // If tensors cannot move, all must fit.
                 Err(PlanError::NoRoom { .. }) if is_static && !problem.tiers().last().unwrap().is_reachable => {}
                 Err(error) => prop_assert!(false, "{objective:?}: {error}: {plan:?}"),
             }
@@ -166,7 +166,7 @@ proptest! {
             let mut others: Vec<Box<dyn Planner>> = vec![Box::new(FlashNeuron)];
             others.extend(Rule::ALL.map(|rule| Box::new(rule) as Box<dyn Planner>));
             for other in others {
-                // Where nothing moves, other tiers need room that kernels reach.
+                // If tensors cannot move, the other tiers need room that kernels reach.
                 if let Ok(planned) = plan(&*other, &problem, &options) {
                     prop_assert!(objective == Objective::Makespan || planned.plan.steps.is_empty());
                     prop_assert!(cost(scheduled.as_ref().unwrap()) <= cost(&planned), "{}", other.name());
@@ -175,7 +175,7 @@ proptest! {
         }
     }
 
-    /// The others have room of their own.
+    /// The other tiers have room of their own.
     #[test]
     fn a_plan_is_found_wherever_the_last_tier_has_room(problem in problem()) {
         for planner in [&Scheduled as &dyn Planner, &Evolutionary::default(), &FlashNeuron] {
@@ -197,7 +197,7 @@ proptest! {
         }
     }
 
-    /// Every placement of a few tensors.
+    /// Tries every placement of a few tensors.
     #[test]
     fn no_placement_surpasses_the_bound_of_prices(problem in problem()) {
         let [_, slow] = problem.tiers() else { return Ok(()) };
@@ -215,7 +215,7 @@ proptest! {
     }
 }
 
-/// Two layers: `x` is made by the first kernel and read by the last, `y` by those between.
+/// Makes two layers: `x` is written by the first kernel and read by the last, `y` by the kernels between.
 fn layers(fast_bytes: u64) -> Problem {
     let access = |tensor| Access { tensor, bytes: 100 };
     let kernel = |reads: &[usize], writes: &[usize]| Kernel {
@@ -243,15 +243,16 @@ fn layers(fast_bytes: u64) -> Problem {
 #[test]
 fn what_does_not_fit_goes_and_comes_back_while_others_compute() {
     let scheduled = plan(&Scheduled, &layers(100), &OPTIONS).unwrap();
-    // Away (500 ns) during the second kernel. Back when `y` has gone, before the last: half of a kernel's time late.
+    // It leaves (500 ns) during the second kernel. It returns after `y` has left, before the last kernel: half of a
+    // kernel's time late.
     assert_eq!(simulate(&layers(100), &scheduled.plan).unwrap().makespan_ns, 5500.0);
     let roomy = plan(&Scheduled, &layers(200), &OPTIONS).unwrap();
     assert_eq!(simulate(&layers(200), &roomy.plan).unwrap().makespan_ns, 5000.0);
     assert_eq!(roomy.evaluations, 1, "nothing can be better than no wait");
 }
 
-/// Layers of a thousand bytes, each saved: the first two of three cost little to compute again, each of the one before, and the
-/// link is slow.
+/// Layers of a thousand bytes, each saved. The first two of every three are cheap to recompute from the layer before,
+/// and the link is slow.
 #[test]
 fn chains_are_computed_again_as_a_whole() {
     const LAYERS: usize = 30;
@@ -276,11 +277,12 @@ fn chains_are_computed_again_as_a_whole() {
     let problem = Problem::new(parts).unwrap();
     let planned = plan(&Scheduled, &problem, &OPTIONS).unwrap();
     let outcome = simulate(&problem, &planned.plan).unwrap();
-    // Twenty layers are computed again, and nothing waits for the link, on which one takes as long as a hundred layers.
+    // Twenty layers are recomputed. No kernel waits for the link, on which one layer takes as long as a hundred layers
+    // compute.
     assert!(outcome.makespan_ns <= 6000.0 + 200.0, "{}", outcome.makespan_ns);
 }
 
-/// Each step takes time of the host, which no problem knows of.
+/// Each step takes host time, which problems do not model.
 #[test]
 fn a_plan_has_no_steps_that_it_can_do_without() {
     const LAYERS: usize = 120;

@@ -1,4 +1,4 @@
-//! Problems as files, and what simple rules make of them.
+//! Tests of problems as files, and of the placements that simple rules make.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn kernel(name: &str, reads: &[(usize, u64)], writes: &[(usize, u64)]) -> Kernel
     Kernel { name: name.into(), time_ns: 100, reads: all(reads), writes: all(writes) }
 }
 
-/// A weight that is read twice, and two activations, one after the other.
+/// Makes a weight that is read twice, and two activations, one after the other.
 fn parts() -> Parts {
     Parts {
         name: "small".into(),
@@ -101,7 +101,7 @@ fn what_has_no_room_goes_to_the_next_tier_that_kernels_reach() {
     let more = [tier("beside", Some(60)), tier("far", None)];
     parts.tiers.extend(more);
     let problem = Problem::new(parts).unwrap();
-    // The weight fills the third; nobody reaches the second.
+    // The weight fills the third tier; kernels do not reach the second.
     assert_eq!(Rule::WeightsFirst.place(&problem, 0).plan().places[..3], [2, 3, 3]);
     assert_eq!(Rule::WeightsFirst.place(&problem, 60).plan().places[..3], [0, 2, 3]);
 }
@@ -185,7 +185,7 @@ fn the_documented_example_is_a_problem() {
     assert_eq!(problem.tensors()[1].recompute, Some(Recompute { time_ns: 50_000, inputs: vec![0] }));
 }
 
-/// The scores of the table in the specification of placement.
+/// Compares with the scores in the table of the placement specification.
 #[test]
 fn berts_scores_are_known() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
@@ -227,7 +227,7 @@ proptest! {
         let placement = Placement::first_fit(&problem, order.iter().map(|number| number % count), capacity);
         prop_assert!(placement.peak_bytes(&problem) <= capacity);
         prop_assert!((0.0..=1.0).contains(&placement.score(&problem)));
-        // Whatever was left out did not fit.
+        // Every tensor that was left out did not fit.
         let used = problem.live_bytes(|tensor| placement.is_fast(tensor));
         for number in order.iter().map(|number| number % count).filter(|number| !placement.is_fast(*number)) {
             let Some(life) = problem.lifetime(number) else { continue };
@@ -268,7 +268,7 @@ fn a_trace_tells_when_blocks_are_there() {
 fn recorded_traces_are_problems_of_no_smaller_peak() {
     let trace = Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap();
     let problem = Problem::of_trace(&trace).unwrap();
-    // What is never freed counts from the beginning.
+    // A block that is never freed counts from the beginning.
     let summary = trace.summary();
     assert!(
         problem.peak_bytes() >= summary.peak_requested_bytes && problem.peak_bytes() < 2 * summary.peak_requested_bytes

@@ -1,4 +1,4 @@
-//! The recorded traces beside the repository, against PyTorch's own figures (`traces/README.md` there).
+//! Tests of recorded traces, which are not in the repository, against PyTorch's own figures (`traces/README.md` there).
 
 use std::path::PathBuf;
 

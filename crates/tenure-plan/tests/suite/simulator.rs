@@ -1,4 +1,4 @@
-//! Plans that were worked out by hand.
+//! Tests of the simulator with plans whose times were computed by hand.
 
 use tenure_core::Tag;
 use tenure_plan::plan::{Action, Step};
@@ -6,7 +6,8 @@ use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier}
 use tenure_plan::simulator::{Cause, Outcome, Stall};
 use tenure_plan::{Plan, PlanError, Problem, simulate};
 
-/// A byte takes 1 ns in the fast tier, 2 to read and 5 to write in the slow one, and 4 on a link.
+/// Bytes per second at 1 ns a byte. A byte takes 1 ns in the fast tier, 2 to read and 5 to write in the slow one, and 4
+/// on a link.
 const GIGA: u64 = 1_000_000_000;
 
 fn tier(name: &str, capacity: Option<u64>, read: u64, write: u64) -> Tier {
@@ -34,7 +35,7 @@ fn kernel(time_ns: u64, reads: &[usize], writes: &[usize]) -> Kernel {
     Kernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
 }
 
-/// Two layers forward, two back: `a` and `b` are kept for the way back, `c` and `d` are gradients.
+/// Makes two layers forward, two backward: `a` and `b` are saved for backward, `c` and `d` are gradients.
 fn parts() -> Parts {
     let [a, b, c, d, weight] = [0, 1, 2, 3, 4];
     Parts {
@@ -83,13 +84,13 @@ fn the_slow_tier_takes_longer_for_each_byte() {
     // `b` is written (400 ns more) and read (100 more).
     let outcome = play(&parts(), [0, 1, 0, 0, 0], &[]).unwrap();
     assert_eq!((outcome.makespan_ns, &outcome.peak_bytes[..]), (4500.0, &[350, 100][..]));
-    // Of the kernels' twelve accesses of 100 bytes, two.
+    // Two of the kernels' twelve accesses of 100 bytes.
     assert_eq!((&outcome.accessed_bytes[..], outcome.score()), (&[1000, 200][..], 1000.0 / 1200.0));
     // Latency counts once for each access.
     let mut parts = parts();
     parts.tiers[1].latency_ns = 30;
     assert_eq!(play(&parts, [0, 1, 0, 0, 0], &[]).unwrap().makespan_ns, 4560.0);
-    // What is faster than the first tier gains nothing.
+    // A tier that is faster than the first gains nothing.
     parts.tiers[1] = tier("slow", None, 10 * GIGA, 10 * GIGA);
     assert_eq!(play(&parts, [1; 5], &[]).unwrap().makespan_ns, 4000.0);
 }
@@ -100,7 +101,7 @@ fn moves_go_on_beside_kernels() {
     let outcome = play(&parts(), [0; 5], &[(0, 1, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
     assert_eq!((outcome.makespan_ns, outcome.stalls.len()), (4000.0, 0));
     assert_eq!(outcome.moved_bytes, [100, 100]);
-    // Asked for too late, it is read from where it is, 100 ns more.
+    // The move back is requested too late: `a` is read from where it is, which takes 100 ns more.
     let outcome = play(&parts(), [0; 5], &[(0, 1, TO_SLOW), (0, 3, TO_FAST)]).unwrap();
     assert_eq!(outcome.makespan_ns, 4100.0);
     // `b` is written by kernel 1, so that it is copied from 2000 on, and read by kernel 2, so that it keeps the link until 3000.
@@ -113,7 +114,7 @@ fn a_kernel_waits_for_what_it_does_not_reach() {
     let mut parts = parts();
     parts.tiers[1].is_reachable = false;
     parts.links[1].bandwidth = GIGA / 16;
-    // Away at 2000, when kernel 1 ends; back from 2000 to 3600, while kernel 3 would begin at 3000.
+    // It leaves at 2000, when kernel 1 ends, and returns from 2000 to 3600, while kernel 3 would begin at 3000.
     let outcome = play(&parts, [0; 5], &[(0, 1, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
     assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 600.0, cause: Cause::Tensor(0) }]);
     assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4600.0, 4000.0));
@@ -129,7 +130,7 @@ fn what_kernels_do_not_reach_is_compressed() {
     let mut parts = parts();
     parts.tiers[1].is_reachable = false;
     parts.tensors[0].compression = Some(2.5);
-    // Away from 2000 on, when kernel 1 ends, and back: 40 bytes each way, 160 ns.
+    // It leaves at 2000, when kernel 1 ends, and returns: 40 bytes each way, 160 ns.
     let there_and_back = [(0, 1, TO_SLOW), (0, 2, TO_FAST)];
     let outcome = play(&parts, [0; 5], &there_and_back).unwrap();
     assert_eq!((outcome.moved_bytes, outcome.peak_bytes[1], outcome.stalls.len()), (vec![40, 40], 40, 0));
@@ -145,7 +146,7 @@ fn a_kernel_waits_for_room() {
     // `c` does not fit beside the weight, `a` and `b`, until `a` has left: from 1000 to 2600.
     let outcome = play(&parts, [0; 5], &[(0, 1, TO_SLOW)]).unwrap();
     assert_eq!(outcome.stalls, [Stall { kernel: 2, ns: 600.0, cause: Cause::Room(0) }]);
-    // The gradient `d` has room when `b` is gone; `a` is read from the slow tier.
+    // The gradient `d` has room after `b` has ended; `a` is read from the slow tier.
     assert_eq!((outcome.makespan_ns, outcome.peak_bytes), (4700.0, vec![250, 100]));
     assert_eq!(play(&parts, [0; 5], &[]), Err(PlanError::NoRoom { tier: 0, kernel: 2 }));
     parts.tiers[0].capacity = Some(49);
@@ -156,13 +157,14 @@ fn a_kernel_waits_for_room() {
 fn a_link_takes_one_after_the_other_and_two_share_what_they_have() {
     let mut parts = parts();
     parts.tiers[1].is_reachable = false;
-    // `a` goes from 2000 to 2400, and back from 2400 to 2800; meanwhile `b` is copied, whose life ends before it leaves.
+    // `a` leaves from 2000 to 2400, and returns from 2400 to 2800; meanwhile `b` is copied, but its lifetime ends
+    // before it leaves.
     let outcome = play(&parts, [0; 5], &[(0, 2, TO_SLOW), (1, 2, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
     assert_eq!((outcome.makespan_ns, &outcome.moved_bytes[..]), (4000.0, &[200, 100][..]));
     parts.links[1].shared_with = Some(0);
     parts.kernels[2].time_ns = 500;
-    // From 2400 to 2500, when kernel 2 and the life of `b` end, `a` comes back at half the pace: 12.5 bytes. The others take
-    // 350 ns.
+    // From 2400 to 2500, when kernel 2 and the lifetime of `b` end, `a` returns at half the rate: 12.5 bytes. The other
+    // bytes take 350 ns.
     let outcome = play(&parts, [0; 5], &[(0, 2, TO_SLOW), (1, 2, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
     assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 350.0, cause: Cause::Tensor(0) }]);
 }
@@ -172,7 +174,8 @@ fn what_moves_takes_bandwidth_of_kernels() {
     let mut parts = parts();
     // At a quarter of the fast tier's bandwidth, reading takes twice as long.
     parts.tiers[0].loaded = vec![[0.25, 2.0], [1.0, 5.0]];
-    // 400 ns of `a` on its way: kernel 1 reads 200 bytes in the fast tier, 200 ns more in all if that went on all the time.
+    // `a` is in transfer for 400 ns: kernel 1 reads 200 bytes in the fast tier, which would take 200 ns more if the
+    // transfer lasted all the time.
     let outcome = play(&parts, [0; 5], &[(0, 1, TO_SLOW)]).unwrap();
     let read_from_there = 100.0;
     let share = 400.0 / 1200.0;
@@ -186,11 +189,11 @@ fn what_is_dropped_is_computed_again() {
     let outcome = play(&parts(), [0; 5], &drop_and_again).unwrap();
     assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4300.0, 4300.0));
     assert_eq!(play(&parts(), [0; 5], &drop_and_again[..1]), Err(PlanError::Gone { tensor: 1, kernel: 2 }));
-    // What it is computed from must be there.
+    // The inputs of a recomputation must exist.
     let mut steps = vec![(0, 1, Action::Drop)];
     steps.extend(drop_and_again);
     assert_eq!(play(&parts(), [0; 5], &steps), Err(PlanError::Gone { tensor: 0, kernel: 2 }));
-    // One that is given up while it moves leaves the link to others, and its room.
+    // A tensor that is dropped during its move frees the link, and its room.
     let mut parts = parts();
     parts.tiers[1].capacity = Some(100);
     parts.links[0].bandwidth = GIGA / 16;
@@ -203,10 +206,10 @@ fn what_is_dropped_is_computed_again() {
 
 #[test]
 fn computing_again_takes_bandwidth_of_the_tiers_that_it_reads_and_writes() {
-    // Written in the slow tier, each byte takes 4 ns longer, and read there 1.
+    // Written in the slow tier, each byte takes 4 ns longer; read there, 1 ns.
     let outcome = play(&parts(), [0; 5], &[(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 1 })]).unwrap();
     assert_eq!(outcome.makespan_ns, 2000.0 + (300.0 + 400.0) + (1000.0 + 100.0) + 1000.0);
-    // What kernels read and write, and nothing else.
+    // Only the bytes that kernels read and write count.
     assert_eq!(outcome.accessed_bytes, [700 + 400, 100]);
 }
 
@@ -232,7 +235,7 @@ fn what_is_computed_from_stays_until_that_is_over() {
     let steps = steps.map(|(tensor, kernel, action)| Step { tensor, kernel, action });
     let plan = Plan { places: vec![0; 2], steps: steps.to_vec() };
     let outcome = simulate(&Problem::new(parts).unwrap(), &plan).unwrap();
-    // `b` is computed from 200 to 2200; `a`, which was on its way from 100 to 1700, leaves then and is back at 3800.
+    // `b` is recomputed from 200 to 2200; `a`, which was in transfer from 100 to 1700, leaves then and is back at 3800.
     assert_eq!(outcome.makespan_ns, 3900.0);
     assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 1500.0, cause: Cause::Tensor(0) }]);
 }
@@ -241,12 +244,12 @@ fn what_is_computed_from_stays_until_that_is_over() {
 fn what_was_asked_before_a_drop_is_not_done_after_it() {
     let mut parts = parts();
     parts.links[0].bandwidth = GIGA / 16;
-    // While `a` is on the link, from 1000 to 2600, `b` waits for it, is given up, and is there again.
+    // While `a` is on the link, from 1000 to 2600, `b` waits for it, is dropped, and is recomputed.
     let moves = [(0, 1, TO_SLOW), (1, 1, TO_SLOW)];
     let again = [(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 0 })];
     let outcome = play(&parts, [0; 5], &[&moves[..], &again[..]].concat()).unwrap();
     assert_eq!(outcome.moved_bytes, [100, 0]);
-    // Asked for again, it moves: when `b` has been computed, though it was asked for sooner, and read, at 3300 + 1000.
+    // Requested again, it moves after it has been recomputed and read, though the request came sooner: at 3300 + 1000.
     let outcome = play(&parts, [0; 5], &[&again[..], &[(1, 0, TO_SLOW)]].concat()).unwrap();
     assert_eq!((outcome.moved_bytes, outcome.peak_bytes), (vec![0, 0], vec![350, 100]));
 }
@@ -258,7 +261,8 @@ fn what_is_there_all_the_time_ends_where_it_begins() {
     let displaced = Err(PlanError::Displaced { tensor: 4, tier: 0 });
     assert_eq!(weight(&[(4, 0, TO_SLOW)]), displaced);
     assert_eq!(weight(&[(4, 0, TO_SLOW), (4, 2, TO_FAST)]).unwrap().moved_bytes, [50, 50]);
-    // Asked for when the last kernel begins, which reads it in the slow tier (100 ns more), it comes back after that.
+    // Requested when the last kernel begins, which reads it in the slow tier (100 ns more), it returns after that
+    // kernel.
     let outcome = weight(&[(4, 2, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
     assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4100.0, 4100.0));
     let outcome = weight(&[(4, 3, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
@@ -278,7 +282,7 @@ fn plans_that_cannot_be_are_refused() {
     refused(&[(0, 1, Action::Move { to: 0 })], "from tier 0 to 0: no link");
     refused(&[(1, 1, Action::Drop), (1, 2, Action::Drop)], "is not there: it was dropped");
     refused(&[(1, 2, Action::Recompute { to: 0 })], "was not dropped");
-    // As they are listed and as they are played.
+    // In the order in which they are listed and played.
     let again = Action::Recompute { to: 0 };
     refused(&[(1, 2, Action::Drop), (1, 2, again)], "before kernel 2, and was not dropped before");
     refused(&[(1, 1, Action::Drop), (1, 3, again), (1, 2, Action::Drop)], "at kernel 2, and is not there");

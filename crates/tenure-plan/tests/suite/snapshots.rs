@@ -1,4 +1,4 @@
-//! What of a PyTorch snapshot is read, from every pickle protocol.
+//! Tests of reading PyTorch snapshots in every pickle protocol.
 
 use crate::common::{any_trace, read, refusal};
 use proptest::prelude::*;
@@ -187,17 +187,17 @@ fn the_device_with_most_bytes_is_read() {
     assert_eq!(trace.notes(), [note]);
 }
 
-/// A snapshot in protocol 0 whose `device_traces` is made by `traces`.
+/// Makes a snapshot in protocol 0 whose `device_traces` is made by `traces`.
 fn snapshot_of(traces: &str) -> Vec<u8> {
     format!("(dp0\nVdevice_traces\n{traces}s.").into_bytes()
 }
 
-/// One device with the events that `appended` appends.
+/// Returns one device with the events that `appended` appends.
 fn device(appended: &str) -> String {
     format!("(l(l{appended}a")
 }
 
-/// Appends an event; `more` sets further items.
+/// Returns the operations that append an event; `more` sets further items.
 fn event(action: &str, more: &str) -> String {
     let address = if action == "oom" { "" } else { "Vaddr\nI512\ns" };
     format!("(dVaction\nV{action}\ns{address}Vsize\nI8\nsVstream\nI0\nsVtime_us\nI5\ns{more}a")
@@ -206,7 +206,7 @@ fn event(action: &str, more: &str) -> String {
 proptest! {
     #[test]
     fn what_is_written_as_a_snapshot_is_read_back(trace in any_trace()) {
-        // A snapshot that has no events is one of any device.
+        // A snapshot without events may be of any device.
         prop_assume!(!trace.events().is_empty());
         for format in [Format::Pickle, Format::PickleXz, Format::PickleGz] {
             let mut written = Vec::new();

@@ -1,4 +1,4 @@
-//! What a summary counts.
+//! Tests of trace summaries.
 
 use crate::common::{any_trace, event};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Which events make a trace, and which get an error that names the first bad one.
+//! Tests of validation: which events make a trace, and which give an error that names the first invalid one.
 
 use crate::common::event;
 use tenure_plan::{Action, Event, Settings, Trace};

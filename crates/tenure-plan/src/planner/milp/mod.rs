@@ -80,7 +80,7 @@ const GAP: f64 = 1e-5;
 /// The same for the joint problem, whose plans must be played anyway.
 const JOINT_GAP: f64 = 1e-4;
 
-/// Problems with more columns times rows are not relaxed just for a bound.
+/// Problems whose lifetimes add up to more kernels than this are not relaxed just for a bound.
 const RELAXED_SIZE: usize = 4_000_000;
 /// The longest time to wait for a relaxed bound.
 const RELAXED_TIME: Duration = Duration::from_secs(10);

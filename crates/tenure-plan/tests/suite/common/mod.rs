@@ -1,10 +1,10 @@
-//! What several test files need.
+//! Helpers that several test files share.
 
 use proptest::prelude::*;
 use tenure_core::StreamId;
 use tenure_plan::{Action, Event, ReadOptions, Settings, Trace, TraceError};
 
-/// An event on stream 0 at time `index`.
+/// Returns an event on stream 0 at time `index`.
 pub(crate) fn event(action: Action, address: u64, bytes: u64) -> Event {
     Event { time_us: 0, address, bytes, stream: StreamId::NULL, action }
 }
@@ -13,14 +13,14 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
     Trace::read_from(bytes, "test", &ReadOptions::default())
 }
 
-/// The one line that a reader of `bytes` gets.
+/// Returns the error that reading `bytes` gives, which is one line.
 pub(crate) fn refusal(bytes: &[u8]) -> String {
     let message = read(bytes).unwrap_err().to_string();
     assert!(!message.contains('\n'), "one line: {message}");
     message
 }
 
-/// Valid traces: blocks on disjoint addresses, freed in any order, among events of every other kind.
+/// Generates valid traces: blocks on disjoint addresses, freed in any order, among events of every other kind.
 pub(crate) fn any_trace() -> impl Strategy<Value = Trace> {
     let step = (
         0u8..8,

@@ -1,4 +1,4 @@
-//! Small problems, drawn at random, and what can be done about them.
+//! Small random problems, and their possible placements and plans.
 #![allow(unreachable_pub, reason = "it is for the other files")]
 
 use proptest::prelude::*;
@@ -14,7 +14,8 @@ pub fn tier(name: &str, capacity: Option<u64>, is_reachable: bool, bandwidth: u6
 }
 
 prop_compose! {
-    /// A few tensors and kernels, a fast tier of some bytes, one that may be reached or not, links or none.
+    /// Generates a few tensors and kernels, a fast tier of some bytes, another that kernels may reach or not, and
+    /// perhaps links.
     pub fn any_parts(most_tensors: usize)(
         sizes in prop::collection::vec((0_u64..100, 0..4, prop::option::of(1_u64..400), prop::option::of(1.5..4.0)), 2..=most_tensors),
         kernels in prop::collection::vec((1_u64..300, prop::collection::vec((0_usize..64, 1_u64..3), 1..4), 0_usize..64), 1..9),
@@ -56,7 +57,7 @@ prop_compose! {
     }
 }
 
-/// Every placement that fits.
+/// Returns every placement that fits.
 pub fn placements(problem: &Problem, capacity: u64) -> Vec<Placement> {
     let count = problem.tensors().len();
     (0..1_usize << count)
@@ -69,7 +70,8 @@ pub fn placements(problem: &Problem, capacity: u64) -> Vec<Placement> {
         .collect()
 }
 
-/// Of each tensor a priority, a treatment and a place, and moves: of a tensor, at a kernel, to the fast tier or away.
+/// Random choices: for each tensor a priority, a treatment and a place; and moves of a tensor, at a kernel, to the fast
+/// tier or away.
 #[derive(Clone, Debug)]
 pub struct Choices {
     tensors: Vec<(f64, usize, usize)>,
@@ -77,7 +79,7 @@ pub struct Choices {
 }
 
 prop_compose! {
-    /// For so many tensors, many times.
+    /// Generates choices for up to `most_tensors` tensors, many times.
     pub fn any_choices(most_tensors: usize)(
         all in prop::collection::vec(
             (
@@ -91,8 +93,8 @@ prop_compose! {
     }
 }
 
-/// Plans that follow from choices: what the decoder makes of them, and the moves just as they are, which nobody would ask
-/// for.
+/// Returns the plans that follow from choices: the decoder's plans, and plans of the raw moves, which no planner would
+/// make.
 pub fn plans(problem: &Problem, choices: &[Choices]) -> Vec<Plan> {
     let (count, kernels) = (problem.tensors().len(), problem.kernels().len());
     let decoder = Decoder::new(problem, Objective::Makespan);
