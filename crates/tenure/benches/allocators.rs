@@ -1,13 +1,13 @@
-//! What an allocation or a free costs when it needs no driver call.
+//! Benchmarks of an allocation and a free that need no driver call.
 //!
-//! - `pair/SIZE`: allocate and free at once; the time is of both.
+//! - `pair/SIZE`: allocate and free at once; the time is that of both.
 //! - `churn/N` and `churn_large/N`: free a random one of N live blocks and allocate another, up to 1 MiB or 4 MiB; the
-//!   time is of both.
-//! - `threads/N`: the same with 200 blocks up to 1 MiB a thread, each thread on a stream of its own; the time is that
-//!   of a thread.
-//! - `streams`: allocate on one stream, record another, free; the time is of the three.
+//!   time is that of both.
+//! - `threads/N`: the same with 200 blocks up to 1 MiB a thread, each thread on its own stream; the time is that of one
+//!   thread.
+//! - `streams`: allocate on one stream, record another, free; the time is that of all three.
 //!
-//! The backing costs nothing, so that the allocator alone is measured.
+//! The backing takes no time, so that only the allocator is measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const DEVICE_BYTES: u64 = 140 << 30;
 
-/// A device that does nothing, at once.
+/// A backing that does nothing and returns at once.
 #[derive(Default)]
 struct NullBacking {
     next: AtomicU64,
@@ -186,7 +186,7 @@ fn churn(criterion: &mut Criterion) {
     }
 }
 
-/// The time in which `threads` threads do `iterations` iterations each, side by side.
+/// Returns the time in which `threads` concurrent threads do `iterations` iterations each.
 fn together(allocator: &dyn CachingAllocator, threads: u64, iterations: u64) -> Duration {
     let barrier = std::sync::Barrier::new(threads as usize);
     std::thread::scope(|scope| {

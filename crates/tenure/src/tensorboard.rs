@@ -1,9 +1,9 @@
-//! Event files, which TensorBoard draws.
+//! Writes event files for TensorBoard.
 //!
-//! A file is records (TFRecord): the length in 8 bytes, its checksum, the bytes of an `Event` (protobuf, `event.proto` of
-//! TensorFlow), their checksum; numbers are little-endian. Of an event, what is written here is `wall_time` (field 1,
-//! double), `step` (2, varint), `file_version` (3, string) in the first one, and `summary` (5), which repeats `value` (1)
-//! of `tag` (1, string) and `simple_value` (2, float).
+//! A file is records (TFRecord): the length in 8 bytes, its checksum, the bytes of an `Event` (protobuf, `event.proto`
+//! of TensorFlow), their checksum; numbers are little-endian. The events written here have `wall_time` (field 1,
+//! double), `step` (2, varint), `file_version` (3, string) in the first one, and `summary` (5) with repeated `value`
+//! (1), each of `tag` (1, string) and `simple_value` (2, float).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Wire types of protobuf.
+/// The wire types of protobuf.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const BYTES: u64 = 2;
 const FIXED32: u64 = 5;
 
-/// Writes figures over steps into an event file.
+/// A writer of event files: figures over steps.
 ///
 /// ```
 /// use tenure::tensorboard::EventWriter;
@@ -34,11 +34,11 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Makes a new file in `folder`, and the folder if it is not there. TensorBoard shows the files of a folder as one
-    /// run.
+    /// Creates a new file in `folder`, and the folder if it does not exist. TensorBoard shows the files of a folder as
+    /// one run.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The file system returned an error.
     pub fn create(folder: &Path) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let seconds = wall_time() as u64;
@@ -59,15 +59,15 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes figures of a step, by name. They are in the file when this returns.
+    /// Writes the figures of a step, by name. They are in the file when this returns.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The file system returned an error.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
         let mut summary = Vec::new();
         for (name, number) in scalars {
@@ -85,7 +85,7 @@ impl EventWriter {
         self.write(&event)
     }
 
-    /// A record, in one call: a reader sees it whole or not at all.
+    /// Writes a record in one call, so that a reader sees it whole or not at all.
     fn write(&mut self, event: &[u8]) -> io::Result<()> {
         let length = (event.len() as u64).to_le_bytes();
         let parts = [&length[..], &checksum(&length).to_le_bytes(), event, &checksum(event).to_le_bytes()];
@@ -93,7 +93,7 @@ impl EventWriter {
     }
 }
 
-/// CRC-32C, masked, since a checksum of bytes that hold checksums would be weak.
+/// Returns the masked CRC-32C; the mask avoids weak checksums of bytes that contain checksums.
 fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -113,7 +113,7 @@ fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// Seven bits a byte, the lowest first.
+/// Writes seven bits per byte, the lowest first.
 fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -122,7 +122,7 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -1,4 +1,4 @@
-//! Figures as people read and write them.
+//! Formats figures for people.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ pub struct Micros(pub f64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Nanos(pub u64);
 
-/// A share of one, in percent: `18%`, `0.4%`. From ten times one on, as a multiple: `12.6 times`, `12,583 times`.
+/// A share in percent: `18%`, `0.4%`. From ten times on, as a multiple: `12.6 times`, `12,583 times`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Percent(pub f64);
 
-/// A whole number with its thousands apart: `91,851`.
+/// A whole number with separated thousands: `91,851`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Count(pub u64);
 
@@ -71,7 +71,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// A time in the unit that suits it.
+/// Formats a time in a suitable unit.
 fn time(ns: f64) -> String {
     if ns == 0.0 {
         return "0".into();
@@ -79,10 +79,10 @@ fn time(ns: f64) -> String {
     scaled(ns, 1e3, &["ns", "µs", "ms", "s"])
 }
 
-/// Three digits of `value`, in the first unit in which it has at most three before the point.
+/// Formats three digits of `value`, in the first unit in which it has at most three before the point.
 fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     let mut unit = 0;
-    // What would be rounded up to four digits belongs to the next unit.
+    // A value that would round up to four digits belongs to the next unit.
     while value >= step - 0.5 && unit + 1 < units.len() {
         value /= step;
         unit += 1;

@@ -123,7 +123,7 @@ impl PackingProblem {
     /// at once.
     pub fn best_fit(&self, order: Order) -> Packing {
         let offsets = best_fit::place(&self.buffers, order, |_| true);
-        Packing::new(offsets.expect("nobody ends it"), &self.buffers)
+        Packing::new(offsets.expect("no limit ends it"), &self.buffers)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an allocator costs when it needs no driver call: the same cases on every allocator and device.
+//! Measures allocators without driver calls: the same cases on every allocator and device.
 
 mod workload;
 
@@ -17,12 +17,12 @@ pub use workload::{Churn, Random};
 use crate::Error;
 use crate::replay::AllocatorKind;
 
-/// Live blocks of each thread, where there are several.
+/// Live blocks of each thread in the cases with several threads.
 const LIVE_PER_THREAD: usize = 200;
-/// Live blocks where each is used on a second stream.
+/// Live blocks in the case that uses each block on a second stream.
 const LIVE_RECORDED: usize = 100;
 
-/// What is measured.
+/// A case: the operations that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Case {
@@ -33,46 +33,46 @@ pub enum Case {
     },
     /// [`Churn`] on one thread.
     Churn {
-        /// Live blocks.
+        /// The number of live blocks.
         live: usize,
     },
-    /// [`Churn`] over 200 live blocks on each of several threads, each with a stream of its own. The pairs are those of
-    /// one thread: where nobody holds up another, they take as long as with one thread alone.
+    /// [`Churn`] over 200 live blocks on each of several threads, each with its own stream. The figures count the pairs
+    /// of one thread: if threads do not block each other, a pair takes as long as with one thread.
     Threads {
-        /// How many.
+        /// The number of threads.
         threads: usize,
     },
     /// [`Churn`] over 100 live blocks, each used on a second stream before it is freed.
     RecordStream,
 }
 
-/// What came of a case. Serialises to one JSON object whose keys are the fields, in this order.
+/// The result of a case. Serialises to one JSON object whose keys are the fields, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// The case, by its name.
+    /// The case, serialised as its name.
     #[serde(serialize_with = "to_text")]
     pub case: Case,
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// Wall-clock time of a pair of an allocation and a free, in ns, and of `record_stream` where that is the case: the
-    /// median of the repeats.
+    /// The median over the repeats of the wall-clock time of one pair of an allocation and a free, in ns; includes
+    /// `record_stream` in the case of that name.
     pub median_ns: f64,
-    /// That of the fastest repeat.
+    /// The time of a pair in the fastest repeat, in ns.
     pub fastest_ns: f64,
-    /// That of the slowest repeat.
+    /// The time of a pair in the slowest repeat, in ns.
     pub slowest_ns: f64,
-    /// Pairs of one repeat, on one thread.
+    /// The pairs of one repeat, on one thread.
     pub pairs: u64,
-    /// How many repeats there were.
+    /// The number of repeats.
     pub repeats: u32,
 }
 
-/// How to measure.
+/// Settings of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bench {
-    /// How many times a case is measured, at least once; the median counts.
+    /// The number of times that a case is measured, at least once; the median counts.
     pub repeats: u32,
-    /// How long one repeat takes, at least.
+    /// The least time that one repeat takes.
     pub repeat_time: Duration,
 }
 
@@ -83,7 +83,7 @@ impl Default for Bench {
 }
 
 impl Case {
-    /// Every case, with these numbers of threads.
+    /// Returns every case, with these numbers of threads.
     pub fn all(threads: &[usize]) -> Vec<Self> {
         let pairs = [512, 64 << 10, 1 << 20, 16 << 20, 256 << 20].map(|bytes| Self::Pair { bytes });
         let churns = [100, 1_000, 10_000].map(|live| Self::Churn { live });
@@ -91,7 +91,7 @@ impl Case {
         pairs.into_iter().chain(churns).chain(threads).chain([Self::RecordStream]).collect()
     }
 
-    /// How many streams it needs.
+    /// Returns the number of streams that the case needs.
     fn streams(self) -> usize {
         match self {
             Self::Pair { .. } | Self::Churn { .. } => 1,
@@ -115,10 +115,10 @@ impl fmt::Display for Case {
 }
 
 impl Bench {
-    /// Measures `case` on a fresh allocator over `driver`, and leaves nothing on the device.
+    /// Measures `case` on a new allocator over `driver`, and leaves nothing on the device.
     ///
     /// # Errors
-    /// A stream could not be made; the allocator refused, as where the device is full.
+    /// A stream could not be created, or the allocator returned an error, such as a full device.
     pub fn run(&self, case: Case, allocator: AllocatorKind, driver: &Arc<dyn Driver>) -> Result<Figure, Error> {
         let streams = Streams::new(Arc::clone(driver), case.streams())?;
         let backing = Arc::new(DeviceBacking::new(Arc::clone(driver)));
@@ -137,7 +137,7 @@ impl Bench {
         })
     }
 
-    /// The times of the repeats, in order, and the pairs of each.
+    /// Returns the times of the repeats, ascending, and the pairs of each.
     fn measure(
         &self,
         case: Case,
@@ -163,7 +163,7 @@ impl Bench {
         }
     }
 
-    /// Finds how many pairs make a repeat, which warms everything up, and measures the repeats.
+    /// Finds the number of pairs in a repeat, which also warms everything up, and measures the repeats.
     fn repeat(
         &self,
         mut run: impl FnMut(u64) -> Result<Duration, AllocError>,
@@ -178,7 +178,7 @@ impl Bench {
     }
 }
 
-/// Streams of a driver, ended with this.
+/// Streams of a driver, destroyed when this is dropped.
 struct Streams {
     driver: Arc<dyn Driver>,
     ids: Vec<StreamId>,
@@ -197,13 +197,13 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         for &stream in &self.ids {
-            // A lost context took its streams along.
+            // If the context was lost, its streams are gone too.
             let _ = self.driver.destroy_stream(stream);
         }
     }
 }
 
-/// `run`, which tells how long it took.
+/// Wraps `run` so that it returns the time that it took.
 fn timed(mut run: impl FnMut(u64) -> Result<(), AllocError>) -> impl FnMut(u64) -> Result<Duration, AllocError> {
     move |iterations| {
         let start = Instant::now();

@@ -1,3 +1,5 @@
+//! The workloads that the benchmark of allocators measures.
+
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -5,17 +7,17 @@ use std::time::{Duration, Instant};
 use tenure_alloc::{Address, AllocError, CachingAllocator, Request};
 use tenure_core::StreamId;
 
-/// Sebastiano Vigna's `splitmix64`: short enough to be written down again wherever the same sequence is needed.
+/// Sebastiano Vigna's `splitmix64`: short enough to reimplement wherever the same sequence is needed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
+    /// Starts the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number of the sequence.
+    /// Returns the next number of the sequence.
     #[inline]
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -25,16 +27,16 @@ impl Random {
     }
 }
 
-/// How many replacements are drawn before they are measured; then they come again.
+/// The number of replacements that are drawn before the measurement; then they repeat.
 const STEPS: usize = 1 << 16;
 
-/// Live blocks of one stream, of which a random one is freed and replaced, again and again.
+/// The live blocks of one stream. A random one is freed and replaced, again and again.
 ///
-/// This is the definition that other programs can measure the same by. With [`Random`] seeded by 1 (threads: 1, 2, 3
-/// and so on), draw 65,536 steps: the slot, which is a draw modulo the live blocks, and the size, which is
-/// 2^(9 + draw % 12) bytes less the next draw % 256. Fill the slots, the first to the last, with the sizes of the first
-/// steps. Then, from the first step again and round and round: free the block in the slot, and put one of the size there.
-/// Where blocks are used on a second stream, `record_stream` comes before the free.
+/// Other programs can measure the same by this definition. With [`Random`] seeded by 1 (threads: 1, 2, 3 and so on),
+/// draw 65,536 steps. A step has a slot, which is a draw modulo the number of live blocks, and a size of 2^(9 + draw %
+/// 12) bytes minus the next draw % 256. Fill the slots in order with blocks of the sizes of the first steps. Then, from
+/// the first step on and in a loop: free the block in the slot, and allocate one of the step's size there. If blocks
+/// are used on a second stream, `record_stream` comes before the free.
 pub struct Churn<'a> {
     allocator: &'a dyn CachingAllocator,
     stream: StreamId,
@@ -59,13 +61,13 @@ impl Step {
 }
 
 impl<'a> Churn<'a> {
-    /// `live` blocks on `stream`, used on stream `other` too where there is one.
+    /// Allocates `live` blocks on `stream`; each is also used on stream `other` if there is one.
     ///
     /// # Errors
-    /// The allocator refused.
+    /// The allocator returned an error.
     ///
     /// # Panics
-    /// If `live` is 0, or more than 65,536.
+    /// Panics if `live` is 0 or more than 65,536.
     pub fn new(
         allocator: &'a dyn CachingAllocator,
         stream: StreamId,
@@ -87,7 +89,7 @@ impl<'a> Churn<'a> {
     /// Replaces `count` blocks.
     ///
     /// # Errors
-    /// The allocator refused.
+    /// The allocator returned an error.
     pub fn run(&mut self, count: u64) -> Result<(), AllocError> {
         for _ in 0..count {
             let Step { slot, bytes } = self.steps[self.next % STEPS];
@@ -118,7 +120,7 @@ impl<'a> Churn<'a> {
 impl Drop for Churn<'_> {
     fn drop(&mut self) {
         for &block in &self.live {
-            // An error has nobody to go to.
+            // A destructor cannot report an error.
             let _ = self.allocator.free(block);
         }
     }
@@ -138,7 +140,8 @@ pub(super) fn pairs(
     Ok(())
 }
 
-/// The time in which each of `churns`, all at once on a thread of its own, replaces `count` blocks: the slowest thread's.
+/// Replaces `count` blocks in each of `churns`, all at once on threads of their own. Returns the time of the slowest
+/// thread.
 pub(super) fn together(churns: &mut [Churn<'_>], count: u64) -> Result<Duration, AllocError> {
     let barrier = Barrier::new(churns.len());
     let run = |churn: &mut Churn<'_>| {

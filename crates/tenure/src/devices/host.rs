@@ -1,27 +1,27 @@
-//! The CPU and its memory.
+//! The host: its CPU and memory.
 
 use std::fs;
 use std::thread;
 
 use serde::Serialize;
 
-/// What this process can use of the host.
+/// The host's resources for this process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Host {
-    /// As the processor says itself.
+    /// The processor's own name.
     pub name: Option<String>,
-    /// How many threads may run at once.
+    /// The number of threads that may run at once.
     pub cores: Option<usize>,
-    /// Memory that can be had without swapping.
+    /// Memory available without swapping, in bytes.
     pub free_bytes: Option<u64>,
-    /// Memory of the host.
+    /// The host's memory, in bytes.
     pub total_bytes: Option<u64>,
-    /// Memory nodes (NUMA).
+    /// The number of memory nodes (NUMA).
     pub numa_nodes: Option<usize>,
 }
 
 impl Host {
-    /// The machine that this runs on. What it does not tell is left out.
+    /// Describes the machine that this process runs on. Facts that the system does not report are `None`.
     pub(super) fn this() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let (processors, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
@@ -35,13 +35,13 @@ impl Host {
     }
 }
 
-/// The value of a line such as `name : value`.
+/// Returns the value of a line such as `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let fields = text.lines().filter_map(|line| line.split_once(':'));
     fields.map(|(key, value)| (key.trim(), value.trim())).find(|&(key, _)| key == name).map(|(_, value)| value)
 }
 
-/// The value of a line such as `name: 5 kB`, in bytes.
+/// Returns the value of a line such as `name: 5 kB`, in bytes.
 fn bytes(text: &str, name: &str) -> Option<u64> {
     let kib: u64 = field(text, name)?.strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)

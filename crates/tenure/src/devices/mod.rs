@@ -1,4 +1,4 @@
-//! What devices there are, what is on them, how they are linked; or why there are none.
+//! Listings of devices, their properties, current state and links, or the reason why there are none.
 
 mod host;
 
@@ -9,101 +9,101 @@ use tenure_device::{Driver, Link, Platform, Properties, cuda};
 
 pub use host::Host;
 
-/// The devices of a platform, and the host. Its JSON has the fields as keys.
+/// The devices of a platform, and the host. Its JSON keys are the fields.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Listing {
     /// The host.
     pub cpu: Host,
-    /// The version of the driver in the kernel.
+    /// The version of the kernel's driver.
     pub driver_version: Option<String>,
-    /// The newest CUDA that the driver serves, such as `13.0`.
+    /// The newest CUDA version that the driver supports, such as `13.0`.
     pub cuda_version: Option<String>,
-    /// Why there are no devices.
+    /// The reason why there are no devices.
     pub unavailable: Option<String>,
-    /// One for each device, in the order of their numbers.
+    /// An entry for each device, in the order of their numbers.
     pub devices: Vec<Entry>,
 }
 
-/// A device, as far as it can be asked.
+/// A device: its properties and state, or the reason why they are unknown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entry {
     /// Its number, from 0.
     pub number: u8,
-    /// Why it does not tell what it is, or does not start.
+    /// The reason why its properties are unknown, or why it does not start.
     pub error: Option<String>,
-    /// What it is, if it tells.
+    /// Its properties, if known.
     #[serde(flatten)]
     pub facts: Option<Facts>,
-    /// What is on it, if it started.
+    /// Its state, if it started.
     #[serde(flatten)]
     pub state: Option<State>,
-    /// The ways to the other devices.
+    /// The links to the other devices.
     pub links: Vec<Way>,
 }
 
-/// What a device is: [`Properties`] in the words of listings.
+/// The properties of a device: [`Properties`] with the names that listings use.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Facts {
-    /// As sold.
+    /// The product name.
     pub name: String,
-    /// As `nvidia-smi` writes it.
+    /// The UUID, in the form that `nvidia-smi` prints.
     pub uuid: String,
-    /// Address on the PCI bus.
+    /// The address on the PCI bus.
     pub pci_address: String,
-    /// Such as `9.0`.
+    /// The compute capability, such as `9.0`.
     pub compute_capability: String,
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Level 2 cache, in bytes.
+    /// The size of the level 2 cache, in bytes.
     pub l2_bytes: u64,
-    /// Engines that copy beside running kernels.
+    /// The number of engines that copy while kernels run.
     pub copy_engines: u32,
-    /// Whether physical chunks and address space can be had apart.
+    /// Whether physical chunks and address space can be allocated separately.
     pub has_virtual_memory: bool,
-    /// Whether chunks can be handed to other processes as file descriptors.
+    /// Whether chunks can be passed to other processes as file descriptors.
     pub shares_descriptors: bool,
-    /// The host's memory node next to the device, where the system tells.
+    /// The host's memory node next to the device, if the system reports it.
     pub numa_node: Option<u32>,
 }
 
-/// What is on a device, once it was started.
+/// The state of a device that was started.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct State {
-    /// Memory that nobody holds, in bytes.
+    /// Free memory, in bytes.
     pub free_bytes: u64,
-    /// Memory of the device, in bytes.
+    /// The memory of the device, in bytes.
     pub total_bytes: u64,
-    /// Who uses it; `None` where the system does not tell.
+    /// The processes that use it; `None` if the system does not report them.
     pub processes: Option<Vec<Process>>,
 }
 
 /// A process that uses a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Process {
-    /// Its number in the system.
+    /// The process identifier.
     pub pid: u32,
-    /// What it holds, where the system tells.
+    /// The bytes that it holds, if the system reports them.
     pub bytes: Option<u64>,
 }
 
-/// The way to another device.
+/// The link to another device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Way {
     /// The other device's number.
     pub to: u8,
-    /// What connects the two, where the system tells.
+    /// The kind of connection, if the system reports it.
     pub link: Option<String>,
-    /// Whether the other's memory can be reached in place.
+    /// Whether kernels can access the other device's memory directly.
     pub peer_access: bool,
 }
 
 impl Listing {
-    /// The NVIDIA devices, and the version of the driver in the kernel.
+    /// Lists the NVIDIA devices, and the version of the kernel's driver.
     pub fn cuda() -> Self {
         Self { driver_version: kernel_driver(), ..Self::new(cuda::platform()) }
     }
 
-    /// The devices of `platform`. Each is started to be asked how much of its memory is free.
+    /// Lists the devices of `platform`. Starts each to ask how much of its memory is free.
     pub fn new(platform: &dyn Platform) -> Self {
         let counted = platform.device_count();
         let count = counted.as_ref().map_or(0, |&count| u8::try_from(count).unwrap_or(u8::MAX));
@@ -159,7 +159,7 @@ fn processes(driver: &dyn Driver) -> Option<Vec<Process>> {
     Some(processes.into_iter().map(|process| Process { pid: process.pid, bytes: process.bytes }).collect())
 }
 
-/// As `nvidia-smi` writes it.
+/// Formats a UUID the way `nvidia-smi` prints it.
 fn uuid(bytes: [u8; 16]) -> String {
     let mut text = String::from("GPU");
     for (index, byte) in bytes.iter().enumerate() {
@@ -182,7 +182,7 @@ fn link_name(link: Link) -> String {
     }
 }
 
-/// The NVIDIA driver's own version, where there is one in the kernel.
+/// Returns the version of the NVIDIA driver in the kernel, if there is one.
 fn kernel_driver() -> Option<String> {
     fs::read_to_string("/sys/module/nvidia/version").ok().map(|version| version.trim().into())
 }

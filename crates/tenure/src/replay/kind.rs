@@ -1,3 +1,5 @@
+//! The kinds of allocators on which a trace can be replayed.
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,19 +13,19 @@ use tenure_plan::Settings;
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum AllocatorKind {
-    /// PyTorch's default, with the settings of the recording.
+    /// PyTorch's default allocator, with the settings of the recording.
     Native,
-    /// PyTorch's `expandable_segments:True`, with the settings of the recording.
+    /// PyTorch's allocator with `expandable_segments:True`, and the settings of the recording.
     Expandable,
-    /// Tenure's own.
+    /// Tenure's own allocator.
     Paged,
 }
 
 impl AllocatorKind {
-    /// Every kind, the one to beat first.
+    /// Every kind, the baseline first.
     pub const ALL: &[Self] = &[Self::Native, Self::Expandable, Self::Paged];
 
-    /// Its name, in lower case.
+    /// Returns its name, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -32,7 +34,7 @@ impl AllocatorKind {
         }
     }
 
-    /// A fresh allocator of device number `device`; PyTorch's are set up as `settings` say.
+    /// Makes a new allocator of device number `device`; PyTorch's allocators are configured by `settings`.
     pub(crate) fn build(
         self,
         settings: &Settings,
@@ -60,7 +62,7 @@ impl fmt::Display for AllocatorKind {
     }
 }
 
-/// PyTorch's allocator as `settings` say, but for what is known elsewhere.
+/// Returns the configuration of PyTorch's allocator for `settings`, without the parts that the caller sets.
 fn pytorch_config(settings: &Settings) -> Config {
     Config {
         max_split_size: settings.max_split_size_bytes,

@@ -1,18 +1,20 @@
+//! Wall-clock latencies of calls.
+
 use std::time::Instant;
 
-/// Wall-clock times of one kind of call, in ns.
+/// The wall-clock times of one kind of call, in ns.
 pub(super) struct Latencies {
     samples: Vec<u32>,
     clock_ns: u32,
 }
 
 impl Latencies {
-    /// Room for `capacity` samples: taking one allocates nothing.
+    /// Makes room for `capacity` samples, so that taking one allocates nothing.
     pub(super) fn with_capacity(capacity: usize) -> Self {
         Self { samples: Vec::with_capacity(capacity), clock_ns: clock_ns() }
     }
 
-    /// Calls `action`, and keeps how long it took.
+    /// Calls `action` and records the time that it took.
     #[inline]
     pub(super) fn time<T>(&mut self, action: impl FnOnce() -> T) -> T {
         let start = Instant::now();
@@ -21,13 +23,13 @@ impl Latencies {
         result
     }
 
-    /// The time at `quantile`, 0 to 1; 0 without samples.
+    /// Returns the time at `quantile`, 0 to 1; 0 without samples.
     pub(super) fn quantile(&mut self, quantile: f64) -> u32 {
         quantile_of(&mut self.samples, quantile)
     }
 }
 
-/// What reading the clock twice adds to a sample.
+/// Returns the time that reading the clock twice adds to a sample, in ns.
 fn clock_ns() -> u32 {
     let mut samples: Vec<u32> = (0..1001).map(|_| since(Instant::now())).collect();
     quantile_of(&mut samples, 0.5)

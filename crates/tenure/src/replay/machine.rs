@@ -1,3 +1,5 @@
+//! The machine on which a trace is replayed.
+
 use std::sync::Arc;
 
 use tenure_alloc::{Address, Backing, CachingAllocator};
@@ -7,40 +9,40 @@ use tenure_device::Counters;
 use super::OnDevice;
 use crate::Error;
 
-/// What a trace is replayed on: a device, how it keeps time, and what the program does with its blocks.
+/// A machine for replays: a device, its clock, and the program's use of its blocks.
 pub(super) trait Machine {
-    /// What the allocator stands on.
+    /// Returns the backing of the allocator.
     fn backing(&self) -> Arc<dyn Backing>;
 
-    /// The stream here that stands for a stream of the trace.
+    /// Returns the stream of this machine that stands for a stream of the trace.
     fn stream(&self, recorded: StreamId) -> StreamId;
 
-    /// The pass has come to `us` after its first event.
+    /// Tells the machine that the pass has come to `us` after its first event.
     fn set_time(&mut self, us: u64);
 
-    /// The program was given a block, and uses it.
+    /// Tells the machine that the program got a block, which the program then uses.
     fn allocated(&mut self, block: &Live) -> Result<(), Error>;
 
-    /// The program is about to free a block.
+    /// Tells the machine that the program is about to free a block.
     fn freeing(&mut self, block: &Live) -> Result<(), Error>;
 
-    /// An event was replayed.
+    /// Tells the machine that an event was replayed.
     fn replayed(&mut self) -> Result<(), Error>;
 
-    /// All of the pass is over, the work of its streams too; what follows belongs to the next. The program that waits
-    /// here is not the allocator, so nothing is counted.
+    /// Ends a pass and waits for the work of its streams; later calls belong to the next pass. The program waits here,
+    /// not the allocator, so the wait is not counted.
     fn end_pass(&mut self) -> Result<(), Error>;
 
-    /// Bytes of the device held through the backing.
+    /// Returns the bytes of the device held through the backing.
     fn reserved_bytes(&self) -> Result<u64, Error>;
 
-    /// The most that was held at once.
+    /// Returns the most bytes that were held at once.
     fn peak_reserved_bytes(&self) -> u64;
 
-    /// What was done through the backing.
+    /// Returns the counters of calls made through the backing.
     fn counters(&self) -> Counters;
 
-    /// The replay is over: what a real device says of it. May have the allocator give back what it caches.
+    /// Ends the replay. Returns the figures of a real device. May make the allocator release its cache.
     fn finish(&mut self, allocator: &dyn CachingAllocator) -> Result<Option<OnDevice>, Error>;
 }
 
@@ -50,6 +52,6 @@ pub(super) struct Live {
     pub(super) requested: u64,
     pub(super) allocated: u64,
     pub(super) stream: StreamId,
-    /// How many blocks were allocated before, over all passes.
+    /// The number of blocks allocated before, over all passes.
     pub(super) number: u64,
 }

@@ -1,3 +1,5 @@
+//! A backing that counts and times the calls to another backing.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,9 +13,10 @@ use tenure_device::{Call, Counters};
 
 use super::MeasuredCall;
 
-/// A backing that counts and times what another is asked for, beside what the model says of the same calls.
+/// A backing that forwards calls to another one; counts and times them, and adds up the time that the cost model
+/// predicts.
 ///
-/// It learns the sizes of chunks and mappings as they are made, since calls over several chunks cost by the chunk.
+/// It records the sizes of chunks and mappings as they are made, since a call over several chunks costs by the chunk.
 pub(super) struct Metered {
     inner: Arc<dyn Backing>,
     meter: Mutex<Meter>,
@@ -42,17 +45,17 @@ impl Metered {
         Self { inner, meter: Mutex::default() }
     }
 
-    /// Bytes held through this backing.
+    /// Returns the bytes held through this backing.
     pub(super) fn held_bytes(&self) -> u64 {
         self.meter.lock().held_bytes
     }
 
-    /// The most that was held at once.
+    /// Returns the most bytes that were held at once.
     pub(super) fn peak_bytes(&self) -> u64 {
         self.meter.lock().peak_bytes
     }
 
-    /// What was asked for so far, with the time that the model gives it.
+    /// Returns the counters of all calls so far, with the time that the model predicts.
     pub(super) fn counters(&self) -> Counters {
         let meter = self.meter.lock();
         let count = |call| meter.tallies.get(&call).map_or(0, |tally| tally.count);
@@ -72,7 +75,7 @@ impl Metered {
         }
     }
 
-    /// Every kind of call that was made.
+    /// Returns every kind of call that was made.
     pub(super) fn calls(&self) -> Vec<MeasuredCall> {
         let measured = |(&call, tally): (&Call, &Tally)| MeasuredCall {
             call: call.name(),
@@ -83,7 +86,7 @@ impl Metered {
         self.meter.lock().tallies.iter().map(measured).collect()
     }
 
-    /// Makes a call that works on no memory, and counts it once.
+    /// Makes a call that involves no memory, and counts it once.
     fn time<T>(
         &self,
         call: Call,
@@ -92,8 +95,8 @@ impl Metered {
         self.time_memory(call, action, |_, _| vec![0])
     }
 
-    /// Makes a call, and notes how long it took. `note` keeps the books, and says the size of each chunk or segment
-    /// that the call worked on. Calls that fail are not counted.
+    /// Makes a call and records the time that it took. `note` updates the meter and returns the size of each chunk or
+    /// segment that the call worked on. Calls that fail are not counted.
     fn time_memory<T>(
         &self,
         call: Call,
@@ -120,7 +123,7 @@ impl Meter {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes);
     }
 
-    /// Takes what was held, and is given back, off the books.
+    /// Subtracts bytes that are returned to the device. Returns them as a list of one.
     fn give_back(&mut self, bytes: Option<u64>) -> Vec<u64> {
         let bytes = bytes.unwrap_or(0);
         self.held_bytes -= bytes;
@@ -247,7 +250,7 @@ impl Backing for Metered {
     }
 }
 
-/// What the model says of a call; `None` for calls that it leaves out.
+/// Returns the cost of a call by the model; `None` for calls that the model does not cover.
 fn model(call: Call) -> Option<Cost> {
     Some(match call {
         Call::Malloc => cost::MALLOC,

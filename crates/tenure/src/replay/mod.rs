@@ -1,5 +1,5 @@
-//! Replays: what a program did with its memory, done again on another allocator: on the simulated driver, or on a real
-//! device's memory.
+//! Replays: repeat a program's recorded allocations and frees on another allocator, on the simulated driver or on a
+//! real device's memory.
 
 mod kind;
 mod latency;
@@ -26,44 +26,45 @@ use simulated::Simulated;
 
 use crate::Error;
 
-/// How to replay a trace.
+/// Settings of a replay.
 ///
-/// The device of [`run`](Self::run) is an H200 in software, or a larger one where the trace asks for more. It keeps time
-/// by the trace: the virtual clock stands at an event's time when the event is replayed. That of
-/// [`run_on`](Self::run_on) is whatever its driver shows, and goes through the trace as fast as it can.
+/// [`run`](Self::run) uses a simulated H200, or a larger device if the trace needs more. Its virtual clock follows the
+/// trace: it stands at an event's time when the event is replayed. [`run_on`](Self::run_on) uses the device of its
+/// driver, and goes through the trace as fast as it can.
 ///
 /// - An `alloc` allocates; a `free_completed` frees.
-/// - A run of `segment_free` or `segment_unmap` is the program's `empty_cache()`, and releases what is cached.
-/// - After the last event the blocks still live are freed, in the order of the addresses that the allocator gave
-///   them, and the streams complete. That is a pass; the next begins later, with whatever the allocator kept.
+/// - A run of `segment_free` or `segment_unmap` is the program's `empty_cache()`, and releases the allocator's cache.
+/// - After the last event the blocks that are still live are freed, in the order of the addresses that the allocator
+///   gave them, and the streams complete. That is a pass; the next begins later, with the memory that the allocator
+///   kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replay {
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// How many times the trace is played, one after the other; at least once.
+    /// The number of passes, one after the other; at least one.
     pub repeat: u32,
-    /// How long after a block's free the simulated device completes its work on the block, in µs of the trace. A real
-    /// device has work of its own.
+    /// The time after a block's free at which the simulated device completes its work on the block, in µs of the trace.
+    /// A real device has its own work.
     pub lag_us: u64,
 }
 
-/// How far a replay is, after each event.
+/// The progress of a replay, after each event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The pass, from 0.
     pub pass: u32,
     /// The event, from 0.
     pub event: usize,
-    /// Bytes asked for and live.
+    /// Bytes requested and live.
     pub requested_bytes: u64,
     /// Bytes in live blocks.
     pub allocated_bytes: u64,
-    /// Bytes of the device held.
+    /// Bytes of the device that the allocator holds.
     pub reserved_bytes: u64,
 }
 
 impl Replay {
-    /// One pass on `allocator`, with a device that is never behind.
+    /// Makes a replay of one pass on `allocator`, with a device that never lags.
     pub fn new(allocator: AllocatorKind) -> Self {
         Self { allocator, repeat: 1, lag_us: 0 }
     }
@@ -71,16 +72,17 @@ impl Replay {
     /// Replays `trace`.
     ///
     /// # Errors
-    /// The event at which the allocator refused, or a setting of the trace that the allocator cannot have.
+    /// The event at which the allocator returned an error, or a setting of the trace that the allocator does not
+    /// support.
     pub fn run(&self, trace: &Trace) -> Result<Outcome, Error> {
         self.run_observed(trace, |_| ControlFlow::Continue(()))
     }
 
-    /// [`run`](Self::run), and tells `observe` of every event that was replayed, which can stop it there. Its time is
-    /// in no figure.
+    /// Replays `trace` like [`run`](Self::run), and calls `observe` after every event; it can stop the replay. The time
+    /// that it takes is not counted.
     ///
     /// # Errors
-    /// As [`run`](Self::run); [`Error::Stopped`].
+    /// The errors of [`run`](Self::run), and [`Error::Stopped`].
     pub fn run_observed(
         &self,
         trace: &Trace,
@@ -95,8 +97,8 @@ impl Replay {
             // Segments get the addresses that they had when the trace was recorded.
             let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);
             let scripted = play(segments.map(|event| event.address).collect());
-            // A recording that cannot be followed, such as one of graph captures or of a device that was full, may
-            // give a segment the address of one that is still held here. Then the addresses are the driver's.
+            // Some recordings cannot be followed, such as those of graph captures or of a full device: they give a
+            // segment the address of one that is still held here. Then the driver chooses the addresses.
             if matches!(scripted, Ok(_) | Err(Error::Stopped { .. })) {
                 return scripted;
             }
@@ -104,16 +106,16 @@ impl Replay {
         play(Vec::new())
     }
 
-    /// Replays `trace` on a device, with real memory and real maps, and tells `observe` of every event, which can stop
-    /// it there. Nothing is left on the device, whatever comes of it.
+    /// Replays `trace` on a device, with real memory and mappings, and calls `observe` after every event; it can stop
+    /// the replay. Nothing is left on the device, even after an error.
     ///
     /// The streams of the trace are streams of `driver`. Both ends of every block are written in the order of its
-    /// stream, and those of one block in sixteen are read before its free. Every call of the allocator is timed, and
-    /// the device is asked how much of its memory is in use: what others get or give back meanwhile shows in
-    /// [`OnDevice`].
+    /// stream, and the ends of one block in sixteen are read before its free. Every call of the allocator is timed. The
+    /// replay asks the device how much of its memory is in use, so other processes' allocations and frees in the
+    /// meantime show in [`OnDevice`].
     ///
     /// # Errors
-    /// As [`run_observed`](Self::run_observed); a call of the driver that failed; [`Error::Damaged`].
+    /// The errors of [`run_observed`](Self::run_observed), a failed driver call, and [`Error::Damaged`].
     pub fn run_on(
         &self,
         driver: &Arc<dyn Driver>,

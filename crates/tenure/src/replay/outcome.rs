@@ -1,70 +1,73 @@
+//! The outcome of a replay, and sentences that summarize it.
+
 use serde::{Serialize, Serializer};
 use tenure_device::Counters;
 
 use super::{AllocatorKind, OnDevice};
 use crate::units::{Bytes, Percent};
 
-/// What came of a replay. Serialises to one JSON object whose keys are the fields, in this order.
+/// The outcome of a replay. Serialises to one JSON object whose keys are the fields, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The trace's source: usually the name of its file.
     pub trace: String,
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// Events of the trace's history, of every kind.
+    /// The number of events in the trace's history, of every kind.
     pub events: usize,
     /// Bytes that were live before the trace's history began. Every peak includes them.
     pub earlier_bytes: u64,
-    /// Most bytes that the recorded allocator held of the device at once; 0 if the trace says nothing of segments.
+    /// The most device bytes that the recorded allocator held at once; 0 if the trace has no events of segments.
     pub recorded_reserved_bytes: u64,
-    /// Bytes that the recorded allocator held of the device after the last event; 0 if the trace says nothing of segments.
+    /// The device bytes that the recorded allocator held after the last event; 0 if the trace has no events of
+    /// segments.
     pub recorded_reserved_end_bytes: u64,
-    /// Allocations and frees of one pass, those after its last event included.
+    /// Allocations and frees of one pass, including those after its last event.
     pub operations: usize,
-    /// Most bytes asked for and live at once, over all passes.
+    /// The most bytes requested and live at once, over all passes.
     pub peak_requested_bytes: u64,
-    /// Most bytes in live blocks at once, as the allocator rounds them, over all passes.
+    /// The most bytes in live blocks at once, as the allocator rounds them, over all passes.
     pub peak_allocated_bytes: u64,
-    /// Most bytes of the device held at once, over all passes, as the driver saw it.
+    /// The most device bytes held at once, over all passes, as the driver saw it.
     pub peak_reserved_bytes: u64,
-    /// Most segments at once, over all passes. PyTorch counts none that are expandable; of the paged allocator:
-    /// maximal mapped runs.
+    /// The most segments at once, over all passes. PyTorch does not count expandable ones; the paged allocator counts
+    /// maximal mapped ranges.
     pub peak_segments: u64,
-    /// Bytes of the device obtained, by allocating segments and creating chunks.
+    /// Device bytes obtained, by allocating segments and creating chunks.
     pub created_bytes: u64,
     /// Driver calls of all passes.
     pub driver_calls: DriverCalls,
     /// Driver calls of the last pass.
     pub driver_calls_last_repeat: DriverCalls,
-    /// Modelled time of all passes' driver calls, in µs; the host's waits for the device are part of it.
+    /// The modelled time of all passes' driver calls, in µs, including the host's waits for the device.
     #[serde(serialize_with = "to_nanoseconds")]
     pub modelled_driver_us: f64,
-    /// Modelled time of the last pass's driver calls, in µs.
+    /// The modelled time of the last pass's driver calls, in µs.
     #[serde(serialize_with = "to_nanoseconds")]
     pub modelled_driver_us_last_repeat: f64,
-    /// From the trace's first event to its last, in µs: one pass.
+    /// The time from the trace's first event to its last, in µs: one pass.
     pub trace_duration_us: u64,
-    /// Times that the host waited for the device, for the allocator.
+    /// The number of times that the host waited for the device on behalf of the allocator.
     pub host_syncs: u64,
-    /// Times that one stream was made to wait for another.
+    /// The number of times that one stream was made to wait for another.
     pub cross_stream_waits: u64,
-    /// Allocations of the first pass that are not where PyTorch put them. `None` where they need not be: on any
-    /// allocator but the native one, for a recording that began late or has expandable segments, and on a real device,
-    /// which chooses the addresses itself.
+    /// The number of allocations in the first pass that are at another address than PyTorch's. `None` if the addresses
+    /// may differ: on any allocator but the native one, for a recording that began late or has expandable segments, and
+    /// on a real device, which chooses the addresses itself.
     pub mismatched_addresses: Option<usize>,
-    /// Median wall-clock time of an allocation, in ns, the driver's included and the clock's own left out.
+    /// The median wall-clock time of an allocation, in ns, including the driver's time but not the clock's.
     pub alloc_ns_median: u32,
     /// The time that one allocation in a hundred exceeds, in ns.
     pub alloc_ns_p99: u32,
-    /// Median wall-clock time of a free, in ns.
+    /// The median wall-clock time of a free, in ns.
     pub free_ns_median: u32,
-    /// What a real device says of it; not there after a replay on the simulated one.
+    /// The measurements on a real device; absent after a replay on the simulated one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<OnDevice>,
 }
 
 impl Outcome {
-    /// What was reserved in vain at the peak, as a share of the peak requested.
+    /// Returns the reserved bytes beyond the requested bytes at the peaks, as a share of the peak requested.
     pub fn overhead(&self) -> f64 {
         if self.peak_requested_bytes == 0 {
             return 0.0;
@@ -72,15 +75,16 @@ impl Outcome {
         self.peak_reserved_bytes as f64 / self.peak_requested_bytes as f64 - 1.0
     }
 
-    /// Whether what was reserved is what was requested, but for 1 % or 64 MiB, whichever is more: what the paged
-    /// allocator is meant to keep to.
+    /// Returns whether the reserved bytes exceed the requested bytes by at most 1 % or 64 MiB, whichever is more: the
+    /// goal of the paged allocator.
     pub fn is_close(&self) -> bool {
         let allowed = (self.peak_requested_bytes / 100).max(64 << 20);
         self.peak_reserved_bytes <= self.peak_requested_bytes + allowed
     }
 }
 
-/// Compares the paged allocator with the model of PyTorch's default one, in one sentence; `None` without both replays.
+/// Returns a sentence that compares the paged allocator with the model of PyTorch's default one; `None` without both
+/// replays.
 pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
     let reserved = |kind| outcomes.iter().find(|outcome| outcome.allocator == kind).map(|o| o.peak_reserved_bytes);
     let (native, paged) = (reserved(AllocatorKind::Native)?, reserved(AllocatorKind::Paged)?);
@@ -95,20 +99,20 @@ pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
     ))
 }
 
-/// Says in one sentence what the trace itself records of PyTorch's segments; `None` if it records none.
+/// Returns a sentence about PyTorch's segments in the trace; `None` if it records none.
 pub fn recorded(outcome: &Outcome) -> Option<String> {
     let &Outcome { recorded_reserved_bytes: peak, recorded_reserved_end_bytes: end, .. } = outcome;
     let at_most = if peak == end { ", its peak".to_owned() } else { format!(", and {} at its peak", Bytes(peak)) };
     (peak > 0).then(|| format!("The recording itself has {} reserved by PyTorch at its end{at_most}", Bytes(end)))
 }
 
-/// Says in one sentence what was there before the trace's history began; `None` if nothing was.
+/// Returns a sentence about the memory from before the trace's history; `None` if there was none.
 pub fn before_history(earlier_bytes: u64) -> Option<String> {
     let bytes = Bytes(earlier_bytes);
     (earlier_bytes > 0).then(|| format!("{bytes} were live before the history begins, and count"))
 }
 
-/// Driver calls that change what memory is where. A call over several chunks counts once for each.
+/// Driver calls that change mappings or allocate memory. A call over several chunks counts once for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DriverCalls {
     /// Segments allocated.
@@ -128,7 +132,7 @@ pub struct DriverCalls {
 }
 
 impl DriverCalls {
-    /// All of them.
+    /// Returns the sum of all calls.
     pub fn total(&self) -> u64 {
         self.malloc + self.free + self.create + self.map + self.set_access + self.unmap + self.release
     }
@@ -141,7 +145,7 @@ impl From<Counters> for DriverCalls {
     }
 }
 
-/// The digits below a nanosecond are rounding errors of a sum.
+/// Rounds to nanoseconds: finer digits are rounding errors of a sum.
 pub(super) fn to_nanoseconds<S: Serializer>(us: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64((us * 1e3).round() / 1e3)
 }

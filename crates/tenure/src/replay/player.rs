@@ -1,3 +1,5 @@
+//! The player: replays a trace's events on an allocator and a machine.
+
 use std::ops::ControlFlow;
 
 use rustc_hash::FxHashMap;
@@ -10,23 +12,23 @@ use super::machine::{Live, Machine};
 use super::{AllocatorKind, DriverCalls, Outcome, Progress, Replay};
 use crate::Error;
 
-/// A replay under way.
+/// A replay in progress.
 pub(super) struct Player<'a> {
     replay: &'a Replay,
     trace: &'a Trace,
     summary: &'a Summary,
-    // Before the machine, which ends the streams that it made.
+    // Declared before the machine, which destroys the streams that it made.
     allocator: Box<dyn CachingAllocator>,
     machine: Box<dyn Machine>,
-    /// Live blocks, by their address in the trace.
+    /// Live blocks, by their addresses in the trace.
     live: FxHashMap<Address, Live>,
-    /// Counted here, since an allocator's own peaks may be sums over streams.
+    /// The requested bytes, counted here because an allocator's own peaks may be sums over streams.
     requested: Gauge,
     allocated: Gauge,
     operations: usize,
-    /// Blocks allocated, over all passes.
+    /// The number of blocks allocated, over all passes.
     blocks: u64,
-    /// The event that is replayed, from 0.
+    /// The current event, from 0.
     event: usize,
     mismatched: usize,
     allocs: Latencies,
@@ -94,8 +96,8 @@ impl<'a> Player<'a> {
             match event.action {
                 Action::Alloc => self.allocate(pass, event)?,
                 // The trace's program may have freed the block long before and used it on another stream
-                // (`record_stream`), which a trace does not name. What it does tell is when PyTorch knew the block to
-                // be reusable: there its tenure ends, and any allocator can be asked to do no worse.
+                // (`record_stream`); a trace does not name that stream. It does say when PyTorch knew the block to be
+                // reusable. The block's lifetime ends there, and every allocator can be asked to do no worse.
                 Action::FreeCompleted => self.free(event.address)?,
                 Action::SegmentFree | Action::SegmentUnmap if !emptied => {
                     self.allocator.release_cached().map_err(|source| self.refused(source))?;
@@ -154,7 +156,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Frees what is still live, in the order of the allocator's addresses.
+    /// Frees the blocks that are still live, in the order of the allocator's addresses.
     fn free_the_rest(&mut self) -> Result<(), Error> {
         let mut rest: Vec<_> = self.live.iter().map(|(&address, block)| (block.address, address)).collect();
         rest.sort_unstable();
@@ -202,15 +204,15 @@ impl<'a> Player<'a> {
 }
 
 impl Drop for Player<'_> {
-    /// Leaves nothing on the device, also after an error. PyTorch's allocator would keep what it cached.
+    /// Leaves nothing on the device, even after an error. Otherwise PyTorch's allocator would keep its cache.
     fn drop(&mut self) {
         let freed = self.live.values().try_for_each(|block| self.allocator.free(block.address));
-        // A lost context took all memory along.
+        // If the context was lost, its memory is gone too.
         let _ = freed.and_then(|()| self.allocator.release_cached());
     }
 }
 
-/// Whether `trace` says where the segments of PyTorch's native allocator were, from an empty device on.
+/// Returns whether `trace` says where the segments of PyTorch's native allocator were, starting with an empty device.
 pub(super) fn has_native_addresses(trace: &Trace) -> bool {
     let complete = trace.earlier_events() == 0 && !trace.settings().expandable_segments;
     complete && trace.events().iter().any(|event| event.action == Action::SegmentAlloc)

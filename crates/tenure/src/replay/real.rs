@@ -1,3 +1,5 @@
+//! A replay machine on a real device.
+
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -11,19 +13,20 @@ use super::metered::Metered;
 use super::{Held, OnDevice};
 use crate::Error;
 
-/// What is written at both ends of a block, in bytes.
+/// The bytes that are written at each end of a block.
 const EDGE: u64 = 64;
-/// One block in so many is read before its free.
+/// One block in this many is read before its free.
 const CHECKED: u64 = 16;
 
-/// A device with time and memory of its own. The program writes both ends of every block in the order of its stream,
-/// and reads those of some before it frees them: a wrong mapping, or a block handed out twice, shows.
+/// A device with its own time and memory. The program writes both ends of every block in the order of its stream, and
+/// reads the ends of some blocks before it frees them. This finds wrong mappings, and memory that is in two live
+/// blocks.
 pub(super) struct Real {
     driver: Arc<dyn Driver>,
     backing: Arc<Metered>,
-    /// The streams here, by those of the trace.
+    /// The streams of this device, by those of the trace.
     streams: FxHashMap<StreamId, StreamId>,
-    /// Bytes in use before the first allocation, by whomever.
+    /// The bytes in use before the first allocation, by all processes.
     baseline_bytes: u64,
     at_peak: Held,
     blocks_checked: u64,
@@ -52,13 +55,13 @@ impl Real {
         Ok(machine)
     }
 
-    /// Bytes of the device in use, by whomever.
+    /// Returns the bytes of the device in use, by all processes.
     fn used_bytes(&self) -> Result<u64, CallError> {
         let info = self.driver.memory_info()?;
         Ok(info.total - info.free)
     }
 
-    /// What we hold and what the device says of it.
+    /// Returns the memory held, by the allocator's count and by the device's.
     fn held(&self) -> Result<Held, CallError> {
         let used_bytes = self.used_bytes()?.saturating_sub(self.baseline_bytes);
         Ok(Held { reserved_bytes: self.backing.held_bytes(), used_bytes })
@@ -134,13 +137,13 @@ impl Machine for Real {
 impl Drop for Real {
     fn drop(&mut self) {
         for &stream in self.streams.values().filter(|&&stream| stream != StreamId::NULL) {
-            // A lost context took its streams along.
+            // If the context was lost, its streams are gone too.
             let _ = self.driver.destroy_stream(stream);
         }
     }
 }
 
-/// Has the driver get for itself what it needs for the first call of each kind, so that it is in the baseline.
+/// Makes the driver allocate what it needs for the first call of each kind, so that it is in the baseline.
 fn warm_up(driver: &dyn Driver) -> Result<(), CallError> {
     let bytes = driver.granularity();
     let address = driver.malloc(bytes)?;
@@ -149,12 +152,12 @@ fn warm_up(driver: &dyn Driver) -> Result<(), CallError> {
     driver.free(address)
 }
 
-/// The byte that a block is filled with, which the blocks before it at the same place were not.
+/// Returns the byte with which a block is filled; earlier blocks at the same place had others.
 fn pattern(block: &Live) -> u8 {
     (block.number % 251) as u8 + 1
 }
 
-/// The first and the last bytes of a block: address and size of each.
+/// Returns the first and the last bytes of a block: the address and size of each.
 fn edges(block: &Live) -> impl Iterator<Item = (Address, u64)> {
     let bytes = block.requested.min(EDGE);
     let last = block.address + block.requested - bytes;

@@ -1,3 +1,5 @@
+//! A replay machine on the simulated driver.
+
 use std::sync::Arc;
 
 use tenure_alloc::{Address, Backing, CachingAllocator};
@@ -10,18 +12,19 @@ use super::OnDevice;
 use super::machine::{Live, Machine};
 use crate::Error;
 
-/// A device in software, whose clock is the trace's. Nobody touches the blocks: their bytes cost time and show nothing.
+/// A simulated device whose clock follows the trace. Blocks are neither written nor read: that would take time and show
+/// nothing.
 pub(super) struct Simulated {
     driver: Arc<SimDriver>,
     lag_us: u64,
     /// The device's time at the first event of the pass.
     start_us: u64,
-    /// The trace's time, as the device's. The device's own may be ahead, where the host had to wait.
+    /// The trace's time, converted to the device's. The device's own time may be later, after a wait of the host.
     now_us: u64,
 }
 
 impl Simulated {
-    /// A device for what `summary` describes, whose first segments get the addresses in `script`.
+    /// Makes a device large enough for the trace of `summary`. Its first segments get the addresses in `script`.
     pub(super) fn new(summary: &Summary, lag_us: u64, script: impl IntoIterator<Item = Address>) -> Self {
         let driver = Arc::new(SimDriver::new(device_for(summary)));
         for &stream in &summary.streams {
@@ -51,7 +54,8 @@ impl Machine for Simulated {
     }
 
     fn freeing(&mut self, block: &Live) -> Result<(), Error> {
-        // Before the free, so that any mark which the allocator puts on the stream from now on comes after the work.
+        // Before the free, so that every event that the allocator records on the stream from now on comes after the
+        // work.
         if self.lag_us > 0 {
             self.driver.busy_until(block.stream, self.now_us.saturating_add(self.lag_us))?;
         }
@@ -87,9 +91,9 @@ impl Machine for Simulated {
     }
 }
 
-/// An H200, or a device with room for four times the peak: PyTorch's allocator may hold twice of it.
+/// Returns an H200, or a device with room for four times the peak: PyTorch's allocator may hold twice the peak.
 fn device_for(summary: &Summary) -> SimConfig {
-    /// Several times the memory of any device; an allocator's tables may grow with it.
+    /// Several times the memory of any real device; an allocator's tables may grow with it.
     const LARGEST: u64 = 1 << 40;
     let h200 = SimConfig::default();
     let ample = summary.peak_requested_bytes.saturating_mul(4).min(LARGEST).next_multiple_of(h200.granularity_bytes);

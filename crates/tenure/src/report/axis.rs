@@ -1,26 +1,26 @@
-//! The axes of charts, and the room between them.
+//! The axes of charts, and the area between them.
 
 use super::chart::{Span, Unit};
 use super::history::BINS;
 use super::svg::text_width;
 
-/// The width of charts on a desk, in pixels.
+/// The width of charts on a desktop, in pixels.
 pub(super) const WIDE: f64 = 960.0;
-/// The width of charts on a telephone, in pixels.
+/// The width of charts on a phone, in pixels.
 pub(super) const NARROW: f64 = 400.0;
 
-/// From the top of the figures to the axis below them.
+/// The height from the top of the plot to the horizontal axis, in pixels.
 const HEIGHT: f64 = 246.0;
-/// Below that axis: its labels and its name.
+/// The height below that axis for its labels and its name, in pixels.
 const BELOW: f64 = 44.0;
-/// Between a vertical axis and the ends of its labels.
+/// The gap between the vertical axis and its labels, in pixels.
 const GAP: f64 = 8.0;
-/// A label has this much room to its left and right.
+/// The margin on the left and right of labels, in pixels.
 const MARGIN: f64 = 4.0;
-/// Labels of the horizontal axis are at least this far apart.
+/// The least distance between labels of the horizontal axis, in pixels.
 const BETWEEN: f64 = 80.0;
 
-/// The room for a chart's figures in its drawing.
+/// The plot area of a chart in its drawing.
 pub(super) struct Frame {
     pub(super) left: f64,
     pub(super) right: f64,
@@ -31,7 +31,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// The frame in a drawing of this width, below a legend, with room for every label of its axes.
+    /// Makes the frame in a drawing of this width, below a legend, with room for every label of its axes.
     pub(super) fn new(width: f64, legend: f64, scale: &Scale, span: Span) -> Self {
         let longest = scale.ticks().map(|(_, label)| text_width(&label)).fold(0.0, f64::max);
         let left = MARGIN + longest + GAP;
@@ -44,12 +44,12 @@ impl Frame {
         Self { left, right, top, bottom, height: bottom + BELOW }
     }
 
-    /// The left edge of a bin.
+    /// Returns the left edge of a bin.
     pub(super) fn x(&self, bin: usize) -> f64 {
         self.left + (self.right - self.left) * bin as f64 / BINS as f64
     }
 
-    /// How far down a value is.
+    /// Returns the vertical position of a value.
     pub(super) fn y(&self, scale: &Scale, value: f64) -> f64 {
         self.bottom - (self.bottom - self.top) * value / scale.end()
     }
@@ -63,7 +63,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The shortest axis of whole steps that holds `highest`.
+    /// Returns the shortest axis of whole steps that holds `highest`.
     pub(super) fn up_to(highest: f64, unit: Unit) -> Self {
         let highest = highest.max(unit.finest());
         let step = nice_step((highest / 5.0).max(unit.finest()));
@@ -74,7 +74,7 @@ impl Scale {
         self.step * f64::from(self.ticks)
     }
 
-    /// Values and their labels.
+    /// Returns values and their labels.
     pub(super) fn ticks(&self) -> impl Iterator<Item = (f64, String)> {
         let highest = self.end();
         let scales = self.unit.scales();
@@ -90,7 +90,7 @@ impl Scale {
     }
 }
 
-/// The horizontal axis of a length in pixels: labels, each at a share of the length, and the axis's name.
+/// Returns the horizontal axis for a length in pixels: labels, each at a share of the length, and the axis's name.
 pub(super) fn horizontal(span: Span, pixels: f64) -> (Vec<(f64, String)>, &'static str) {
     // Times are shown to a tenth. Events and steps are whole.
     let (length, unit, finest, name) = match span {
@@ -109,7 +109,7 @@ pub(super) fn horizontal(span: Span, pixels: f64) -> (Vec<(f64, String)>, &'stat
     ((0..=(length / step) as u32).map(label).collect(), name)
 }
 
-/// 1, 2 or 5 times a power of ten, the first that is no less than `least`.
+/// Returns the first number not below `least` that is 1, 2 or 5 times a power of ten.
 fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least).unwrap_or(power)

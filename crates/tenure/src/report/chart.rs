@@ -11,18 +11,19 @@ use crate::units::{Bytes, Micros};
 /// Colours and strokes of charts.
 pub(super) const STYLE: &str = include_str!("chart.css");
 
-/// Rows of the legend are this far apart.
+/// The distance between rows of the legend, in pixels.
 const LEGEND_ROW: f64 = 20.0;
-/// The first entry of each row begins here.
+/// The left edge of each row's first entry, in pixels.
 const LEGEND_LEFT: f64 = 4.0;
-/// From the left edge of a legend's entry to its text, and from the end of that to the next entry.
+/// The distance from the left edge of a legend's entry to its text, and from the text's end to the next entry, in
+/// pixels.
 const LEGEND_TEXT: f64 = 20.0;
 const LEGEND_GAP: f64 = 16.0;
-/// Lines that are less than this apart, in pixels, hide one another.
+/// Lines closer than this, in pixels, hide one another.
 const HIDING: f64 = 1.5;
-/// Lines that hide one another in at least so many bins are dashed.
+/// Lines that hide one another in at least this many bins are dashed.
 const HIDING_BINS: usize = BINS / 10;
-/// Each line of several that hide one another shows for this many pixels, in turn.
+/// If several lines hide one another, each shows for this many pixels in turn.
 const DASH: usize = 6;
 
 /// Figures over time.
@@ -31,7 +32,7 @@ pub(super) struct Chart {
     pub(super) description: String,
     pub(super) span: Span,
     pub(super) unit: Unit,
-    /// Drawn one over the other, the first at the bottom.
+    /// The series, drawn one over the other, the first at the bottom.
     pub(super) series: Vec<Series>,
     pub(super) marker: Option<Marker>,
 }
@@ -44,28 +45,28 @@ pub(super) enum Span {
     Steps(u64),
 }
 
-/// What the vertical axis counts.
+/// The unit of the vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Bytes,
-    /// Bytes a second.
+    /// Bytes per second.
     Bandwidth,
     Ms,
-    /// Something without a unit.
+    /// A number without a unit.
     Number,
 }
 
 /// A figure over time.
 pub(super) struct Series {
     name: String,
-    /// What the style sheet calls it.
+    /// Its class in the style sheet.
     class: String,
     draw: Draw,
-    /// One for each bin.
+    /// A value for each bin.
     values: Vec<f64>,
 }
 
-/// How a series is drawn.
+/// The way in which a series is drawn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Draw {
     Line,
@@ -74,7 +75,7 @@ pub(super) enum Draw {
     Stacked,
 }
 
-/// A moment to point out.
+/// A moment to highlight.
 #[derive(Clone)]
 pub(super) struct Marker {
     pub(super) bin: usize,
@@ -86,7 +87,7 @@ impl Series {
         Self::of_numbers(name, class, draw, values.into_iter().map(|value| value as f64).collect())
     }
 
-    /// The same, of what is no number of bytes.
+    /// Makes a series of values that are not bytes.
     pub(super) fn of_numbers(name: impl Into<String>, class: impl Into<String>, draw: Draw, values: Vec<f64>) -> Self {
         Self { name: name.into(), class: class.into(), draw, values }
     }
@@ -97,7 +98,7 @@ impl Series {
 }
 
 impl Unit {
-    /// A value in words.
+    /// Formats a value.
     fn show(self, value: f64) -> String {
         match self {
             Self::Bytes => Bytes(value as u64).to_string(),
@@ -107,7 +108,7 @@ impl Unit {
         }
     }
 
-    /// How large its larger and smaller ones are, and their names, the largest first.
+    /// Returns the factors and names of its scaled units, the largest first.
     pub(super) fn scales(self) -> &'static [(f64, &'static str)] {
         match self {
             Self::Bytes => {
@@ -119,7 +120,7 @@ impl Unit {
         }
     }
 
-    /// The finest step of an axis.
+    /// Returns the finest step of an axis.
     pub(super) fn finest(self) -> f64 {
         match self {
             Self::Bytes | Self::Bandwidth => 1.0,
@@ -130,12 +131,12 @@ impl Unit {
 }
 
 impl Chart {
-    /// The chart as a part of a page that has [`STYLE`], drawn for a width.
+    /// Returns the chart as a part of a page that has [`STYLE`], drawn for a width.
     pub(super) fn inline(&self, width: f64) -> String {
         self.draw(width, "")
     }
 
-    /// The chart as a file of its own.
+    /// Returns the chart as a standalone file.
     pub(super) fn standalone(&self) -> String {
         let height = self.frame(WIDE, &self.scale()).height;
         self.draw(WIDE, &format!("<style>{STYLE}</style><rect class=\"ground\" width=\"{WIDE}\" height=\"{height}\"/>"))
@@ -165,13 +166,13 @@ impl Chart {
         Scale::up_to(self.highest(), self.unit)
     }
 
-    /// The room for the figures, between the legend and the axes.
+    /// Returns the plot area, between the legend and the axes.
     fn frame(&self, width: f64, scale: &Scale) -> Frame {
         let legend = self.legend(width).last().map_or(0.0, |(.., y)| y + LEGEND_ROW);
         Frame::new(width, legend, scale, self.span)
     }
 
-    /// The highest point of any series, stacks included.
+    /// Returns the highest point of any series, stacks included.
     fn highest(&self) -> f64 {
         let stack = |bin| self.series.iter().filter(|s| s.draw == Draw::Stacked).map(|s| s.values[bin]).sum::<f64>();
         let stacked = (0..BINS).map(stack).fold(0.0, f64::max);
@@ -232,7 +233,7 @@ impl Chart {
         svg.add(format_args!("<path class=\"axis\" d=\"M{left:.1} {bottom:.1}H{right:.1}\"/>"));
     }
 
-    /// The attribute that lets a line show the lines below it which it would hide.
+    /// Returns the attribute that dashes a line, so that it shows the lines below that it would hide.
     fn dashes(&self, index: usize, frame: &Frame, scale: &Scale) -> String {
         let hides = |a: &Series, b: &Series| {
             let is_hidden = |(a, b): &(&f64, &f64)| {
@@ -267,7 +268,7 @@ impl Chart {
         ));
     }
 
-    /// Names and peaks above the chart, in as many rows as they need: each series, its label, and where that is.
+    /// Returns the legend above the chart, in as many rows as needed: each series, its label, and the label's position.
     fn legend(&self, width: f64) -> Vec<(&Series, String, f64, f64)> {
         let (mut x, mut y) = (LEGEND_LEFT, 6.0);
         let mut entries = Vec::new();
@@ -283,7 +284,7 @@ impl Chart {
         entries
     }
 
-    /// A series in the legend. A line that another one is drawn over says so.
+    /// Returns the label of a series. A line that covers an equal one says so.
     fn label(&self, index: usize, series: &Series) -> String {
         let mut label = series.name.clone();
         if series.draw != Draw::Stacked && matches!(self.unit, Unit::Bytes | Unit::Bandwidth) {
@@ -309,7 +310,7 @@ impl Chart {
         }
     }
 
-    /// A stripe for each bin, which says what is there.
+    /// Draws an invisible stripe for each bin, with the values as hover text.
     fn draw_hover(&self, svg: &mut Svg, frame: &Frame) {
         let &Frame { top, bottom, .. } = frame;
         let width = frame.x(1) - frame.x(0);
@@ -335,7 +336,7 @@ impl Chart {
     }
 }
 
-/// `label`, or as much of its beginning as has room in `width` with dots after it.
+/// Returns `label`, or its beginning followed by dots if it is wider than `width`.
 fn shortened(mut label: String, width: f64) -> String {
     if text_width(&label) > width {
         while !label.is_empty() && text_width(&label) + text_width("…") > width {
@@ -346,7 +347,7 @@ fn shortened(mut label: String, width: f64) -> String {
     label
 }
 
-/// Charts one below the other, as one file.
+/// Returns charts one below the other, as one file.
 pub(super) fn column(charts: &[Chart]) -> String {
     let heights: Vec<f64> = charts.iter().map(|chart| chart.frame(WIDE, &chart.scale()).height).collect();
     let height: f64 = heights.iter().sum();
@@ -424,7 +425,7 @@ mod tests {
         }
     }
 
-    /// A chart over a millisecond.
+    /// Makes a chart over a millisecond.
     fn chart(unit: Unit, series: Vec<Series>) -> Chart {
         let title = "a < b".into();
         Chart { title, description: String::new(), span: Span::Us(1000), unit, series, marker: None }

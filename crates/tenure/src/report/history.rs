@@ -1,4 +1,4 @@
-//! What a chart shows of a trace: figures over time, thinned to as many points as can be seen.
+//! The figures of a trace over time, reduced to the points that a chart can show.
 
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
@@ -6,10 +6,10 @@ use tenure_plan::{Action, Event, Trace};
 
 use super::chart::{Draw, Series, Span};
 
-/// Points of a chart from left to right.
+/// The number of points in a chart from left to right.
 pub(super) const BINS: usize = 400;
 
-/// Where an event is in a chart: by its time, or by its number if the recorder had no clock.
+/// The position of events in a chart: by time, or by number if the recorder had no clock.
 pub(super) struct Bins {
     events: Vec<u16>,
     span: Span,
@@ -20,7 +20,7 @@ impl Bins {
         Self::new(trace.events().iter().map(|event| event.time_us))
     }
 
-    /// The bins of events at these times in µs, which ascend.
+    /// Makes the bins of events at these times in µs, which ascend.
     pub(super) fn new(times_us: impl ExactSizeIterator<Item = u64> + DoubleEndedIterator + Clone) -> Self {
         let first_us = times_us.clone().next().unwrap_or(0);
         let last_us = times_us.clone().next_back().unwrap_or(first_us);
@@ -52,7 +52,7 @@ pub(super) struct Envelope {
 }
 
 impl Envelope {
-    /// From an event in `bin` on, the value is `value`.
+    /// Sets the value from an event in `bin` on.
     pub(super) fn set(&mut self, bin: usize, value: u64) {
         self.fill(bin + 1);
         self.highest[bin] = self.highest[bin].max(value);
@@ -71,12 +71,12 @@ impl Envelope {
     }
 }
 
-/// What the live bytes consist of, in each bin at the moment when they were most.
+/// The composition of the live bytes, in each bin at the moment when they were most.
 pub(super) struct Composition {
     groups: Vec<Group>,
 }
 
-/// A group gains or loses live bytes.
+/// A gain or loss of live bytes in a group.
 pub(super) struct Change {
     pub(super) bin: usize,
     pub(super) group: usize,
@@ -90,7 +90,7 @@ struct Group {
     values: Vec<u64>,
 }
 
-/// Upper ends of the block sizes that are told apart, in bytes, and what to call them.
+/// The upper ends of the block sizes that charts distinguish, in bytes, and their names.
 const SIZES: [(u64, &str); 6] = [
     (64 << 10, "up to 64 KiB"),
     (1 << 20, "up to 1 MiB"),
@@ -100,12 +100,12 @@ const SIZES: [(u64, &str); 6] = [
     (u64::MAX, "larger"),
 ];
 
-/// The number of the size that a block of `bytes` belongs to.
+/// Returns the number of the size class of a block of `bytes`.
 pub(super) fn size_class(bytes: u64) -> usize {
     SIZES.iter().position(|&(upper, _)| bytes <= upper).unwrap_or(SIZES.len() - 1)
 }
 
-/// Streams that have a colour of their own; the others share the last.
+/// The number of streams that have a colour of their own; the others share the last.
 const STREAMS: usize = 8;
 
 impl Composition {
@@ -115,7 +115,7 @@ impl Composition {
         Self::of(trace, bins, names, "size", size)
     }
 
-    /// `streams` ascend.
+    /// Divides live bytes by stream. `streams` ascend.
     pub(super) fn by_stream(trace: &Trace, bins: &Bins, streams: &[StreamId]) -> Self {
         let mut names: Vec<_> = streams.iter().take(STREAMS).map(|stream| format!("stream {stream}")).collect();
         if let Some(last) = names.last_mut().filter(|_| streams.len() > STREAMS) {
@@ -127,7 +127,7 @@ impl Composition {
 
     fn of(trace: &Trace, bins: &Bins, names: Vec<String>, class: &str, group_of: impl Fn(&Event) -> usize) -> Self {
         let groups = (0..).zip(names).map(|(index, name)| (name, format!("{class}{index}"), 0)).collect();
-        // A block leaves the group that it came to, whatever its free says.
+        // A block leaves the group that it joined, whatever stream its free names.
         let mut live = FxHashMap::default();
         let changes = trace.events().iter().enumerate().filter_map(|(index, event)| {
             let (gains, (group, bytes)) = match event.action {
@@ -140,7 +140,7 @@ impl Composition {
         Self::new(groups, changes)
     }
 
-    /// Groups by name, class and the bytes they begin with; changes in the order of their bins.
+    /// Makes the composition. Groups have a name, a class and initial bytes; changes are in the order of their bins.
     pub(super) fn new(groups: Vec<(String, String, u64)>, changes: impl Iterator<Item = Change>) -> Self {
         let mut live: Vec<u64> = groups.iter().map(|&(.., bytes)| bytes).collect();
         let group = |(name, class, _)| Group { name, class, values: Vec::with_capacity(BINS) };
@@ -148,7 +148,7 @@ impl Composition {
         let mut total = live.iter().sum();
         let mut highest = 0;
         for Change { bin, group, bytes, gains } in changes {
-            // Until this bin, nothing changed.
+            // No change came before this bin.
             if groups[0].values.len() <= bin {
                 groups.iter_mut().zip(&live).for_each(|(group, &bytes)| group.values.resize(bin + 1, bytes));
                 highest = total;
@@ -178,14 +178,14 @@ impl Composition {
 
 /// Blocks of one size that were live at the peak.
 pub(super) struct Holders {
-    /// Bytes of each block.
+    /// The bytes of each block.
     pub(super) bytes: u64,
-    /// How many there are.
+    /// The number of blocks.
     pub(super) blocks: u64,
 }
 
 impl Holders {
-    /// The groups that held most at the peak, the largest first.
+    /// Returns the groups that held most at the peak, the largest first.
     pub(super) fn at_peak(live: &[tenure_plan::LiveBlock]) -> Vec<Self> {
         let mut sizes: Vec<u64> = live.iter().map(|block| block.bytes).collect();
         sizes.sort_unstable();
@@ -195,7 +195,7 @@ impl Holders {
         groups
     }
 
-    /// Bytes of all.
+    /// Returns the bytes of all blocks.
     pub(super) fn total_bytes(&self) -> u64 {
         self.bytes * self.blocks
     }

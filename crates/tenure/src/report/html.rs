@@ -1,4 +1,4 @@
-//! The HTML that reports are made of.
+//! The HTML of which reports consist.
 
 use std::fmt::{Display, Write};
 
@@ -7,7 +7,7 @@ use super::chart::{Chart, STYLE};
 
 const PAGE_STYLE: &str = include_str!("page.css");
 
-/// A page of its own: `title` as text, `body` as HTML. `footer` ends the sentence on who wrote it.
+/// Returns a complete page: `title` as text, `body` as HTML. `footer` ends the sentence that names the program.
 pub(super) fn document(title: &str, body: &str, footer: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -20,7 +20,7 @@ pub(super) fn document(title: &str, body: &str, footer: &str) -> String {
     )
 }
 
-/// What a page begins with. `extra` is HTML, everything else text.
+/// Returns the beginning of a page. `extra` is HTML, the other arguments are text.
 pub(super) fn header(kind: &str, title: &str, extra: &str, facts: &[(&str, String)]) -> String {
     let facts: String =
         facts.iter().map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(value))).collect();
@@ -30,7 +30,7 @@ pub(super) fn header(kind: &str, title: &str, extra: &str, facts: &[(&str, Strin
     )
 }
 
-/// A sentence that stands out, as text. `class` is what the style sheet calls it.
+/// Returns a highlighted sentence, given as text. `class` is its class in the style sheet.
 pub(super) fn remark(text: &str, class: &str) -> String {
     format!("<p class=\"{class}\">{}</p>\n", escape(text))
 }
@@ -43,7 +43,7 @@ pub(super) fn figure(chart: &Chart) -> String {
     drawings(|width| chart.inline(width))
 }
 
-/// A drawing for wide and one for narrow windows, of which the style sheet shows one.
+/// Returns two drawings, one for wide and one for narrow windows; the style sheet shows one of them.
 pub(super) fn drawings(draw: impl Fn(f64) -> String) -> String {
     format!("<div class=\"wide\">{}</div>\n<div class=\"narrow\">{}</div>\n", draw(WIDE), draw(NARROW))
 }
@@ -61,7 +61,7 @@ pub(super) fn row(name: impl Display, cells: &[&dyn Display]) -> String {
     format!("<tr><th scope=\"row\">{name}</th>{cells}</tr>\n")
 }
 
-/// `text` as it stands in HTML or XML.
+/// Escapes `text` for HTML or XML.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -70,7 +70,7 @@ pub(super) fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // XML has no place for other control characters.
+            // XML does not allow other control characters.
             character if character.is_control() && character != '\n' => {
                 write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
             }

@@ -1,4 +1,4 @@
-//! How a policy learned to plan.
+//! The report on a planner's learned policy.
 
 use tenure_agent::train::{Stage, TrainProgress};
 
@@ -6,7 +6,7 @@ use super::chart::{Chart, Draw, Series, Span, Unit};
 use super::history::BINS;
 use super::html::{self, document, figure, section};
 
-/// A report on how the policy of the planner marl learned: one HTML file with its learning curves.
+/// A report on the training of the planner marl's policy: one HTML file with its learning curves.
 pub struct LearningReport<'a> {
     title: &'a str,
     facts: &'a [(&'static str, String)],
@@ -14,12 +14,12 @@ pub struct LearningReport<'a> {
 }
 
 impl<'a> LearningReport<'a> {
-    /// A report called `title`. `facts` say how it was trained, and what came of it.
+    /// Makes a report called `title`. `facts` are the settings and results of the training.
     pub fn new(title: &'a str, facts: &'a [(&'static str, String)], curve: &'a [TrainProgress]) -> Self {
         Self { title, facts, curve }
     }
 
-    /// The whole report: one HTML file.
+    /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         let mut sections = vec![html::header("Learning report", self.title, "", self.facts)];
         let stages = [
@@ -59,7 +59,7 @@ impl<'a> LearningReport<'a> {
     }
 }
 
-/// A value for each bin of the steps up to the last: what lies on the straight lines between `points`, which are in order.
+/// Returns a value for each bin of the steps up to the last: linear interpolation between `points`, which are in order.
 fn joined(points: &[(u64, f64)]) -> Vec<f64> {
     let end = points.last().map_or(0, |(step, _)| *step) as f64;
     let at = |bin: usize| {

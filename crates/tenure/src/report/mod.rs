@@ -1,9 +1,9 @@
-//! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
-//! running program, by tag and module; [`TrainingReport`] is of a training run, [`LearningReport`] of a
-//! policy's; [`SwitchReport`] is of models that share a device, [`ServingReport`] of requests to them.
+//! Reports as HTML. [`Report`] shows a trace and its replay on each allocator; [`MemoryReport`] shows a running
+//! program's memory by tag and module; [`TrainingReport`] shows a training run, [`LearningReport`] a policy's training;
+//! [`SwitchReport`] shows models that share a device, [`ServingReport`] the requests to them.
 //!
-//! Each is one file. It needs no network, and no script but for the blocks of a trace. It follows the reader's light or
-//! dark setting, and says in its charts' hover texts what the lines stand for.
+//! Each report is one file. It needs no network; only the interactive blocks of a trace need a script. It follows the
+//! user's light or dark setting, and its charts' hover texts explain the lines.
 
 mod axis;
 mod blocks;
@@ -42,7 +42,7 @@ use crate::units::Bytes;
 use chart::{Chart, Draw, Marker, Series, Unit};
 use history::{Bins, Composition, Envelope};
 
-/// A trace's report: replayed once on every allocator.
+/// The report of a trace that was replayed once on every allocator.
 pub struct Report<'a> {
     trace: &'a Trace,
     summary: Summary,
@@ -56,15 +56,15 @@ impl<'a> Report<'a> {
     /// Replays `trace` on every allocator.
     ///
     /// # Errors
-    /// As [`Replay::run`].
+    /// The errors of [`Replay::run`].
     pub fn new(trace: &'a Trace) -> Result<Self, Error> {
         Self::observed(trace, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`new`](Self::new), and tells `observe` how far it is, which can stop it.
+    /// Replays `trace` like [`new`](Self::new), and reports the progress to `observe`, which can stop it.
     ///
     /// # Errors
-    /// As [`Replay::run_observed`].
+    /// The errors of [`Replay::run_observed`].
     pub fn observed(
         trace: &'a Trace,
         mut observe: impl FnMut(AllocatorKind, Progress) -> ControlFlow<()>,
@@ -77,7 +77,7 @@ impl<'a> Report<'a> {
             let mut reserved = Envelope::default();
             requested = Envelope::default();
             let outcome = Replay::new(allocator).run_observed(trace, |progress| {
-                // A replay may begin again, with other addresses.
+                // A replay may start again with other addresses.
                 if progress.event == 0 {
                     (requested, reserved) = Default::default();
                 }
@@ -120,27 +120,27 @@ impl<'a> Report<'a> {
         Ok(Self { trace, summary, outcomes, comparison, by_size, by_stream })
     }
 
-    /// What came of each replay.
+    /// Returns the outcome of each replay.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
     }
 
-    /// The whole report: one HTML file.
+    /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         page::page(self, &PageOptions::default())
     }
 
-    /// [`html`](Self::html), of which `options` say how large it may be and which blocks it shows.
+    /// Returns the report like [`html`](Self::html); `options` limit its size and choose the blocks that it shows.
     ///
     /// # Errors
-    /// [`Error::PageTooSmall`] if its charts alone take more.
+    /// [`Error::PageTooSmall`] if its charts alone exceed the limit.
     pub fn html_with(&self, options: &PageOptions) -> Result<String, Error> {
         let page = page::page(self, options);
         let (page_bytes, least_bytes) = (options.page_bytes, page.len() as u64);
         if least_bytes > page_bytes { Err(Error::PageTooSmall { page_bytes, least_bytes }) } else { Ok(page) }
     }
 
-    /// The chart that compares the allocators: one SVG file.
+    /// Returns the chart that compares the allocators: one SVG file.
     pub fn comparison_svg(&self) -> String {
         self.comparison.standalone()
     }

@@ -1,4 +1,4 @@
-//! What it took to keep a training step within a budget.
+//! The section on offloading: how a training step kept to its memory budget.
 
 use std::fmt::Write;
 
@@ -11,12 +11,13 @@ use super::history::BINS;
 use super::html::{escape, figure, row, section, table};
 use crate::units::{Bytes, Count, Micros, Percent};
 
-/// Saved tensors that are listed one by one; of more, the largest.
+/// The number of saved tensors that are listed one by one; if there are more, the largest.
 const LISTED: usize = 300;
-/// Bytes on a link are a mean over so many bins: they are counted in pieces.
+/// The number of bins over which bytes on a link are averaged: they are counted in pieces.
 const MEAN: usize = 10;
 
-/// What became of saved tensors, in the order in which they are told of, with the colour of where they were meanwhile.
+/// The fates of saved tensors, in the order of the report, with their names and the colour of the tier where they were
+/// meanwhile.
 const FATES: [(Fate, &str, &str); 4] = [
     (Fate::Kept, "kept", MEMORY),
     (Fate::Spilled(Destination::Host), "spilled to pinned memory", HOST),
@@ -30,7 +31,7 @@ const DISK: &str = "stream4";
 
 type Figure = fn(&TierMoment) -> u64;
 
-/// The sections of a report on a step.
+/// Returns the sections of a report on a step.
 pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<String> {
     let Some(last) = record.moments.last() else { return Vec::new() };
     let span = Span::Us(last.at_us.max(1));
@@ -107,7 +108,7 @@ fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart 
     }
 }
 
-/// A figure in each bin: what was seen last before its end.
+/// Returns a figure for each bin: the last one seen before its end.
 fn binned(moments: &[TierMoment], figure: impl Fn(&TierMoment) -> u64) -> Vec<u64> {
     let end_us = moments.last().map_or(0, |last| last.at_us).max(1);
     let seen = |bin: usize| {
@@ -118,7 +119,7 @@ fn binned(moments: &[TierMoment], figure: impl Fn(&TierMoment) -> u64) -> Vec<u6
     (0..BINS).map(seen).collect()
 }
 
-/// What became of how much.
+/// Returns the number and bytes of saved tensors by fate.
 fn fates(saved: &[SavedRecord]) -> String {
     let all: u64 = saved.iter().map(|saved| saved.bytes).sum();
     let rows = FATES.into_iter().filter_map(|(fate, name, class)| {
@@ -133,11 +134,11 @@ fn fates(saved: &[SavedRecord]) -> String {
     table(&["", "Tensors", "Bytes", "Share", "Waited for"], rows)
 }
 
-/// Each of what was saved, or the largest.
+/// Returns the table of saved tensors, or of the largest.
 fn each(record: &StepRecord) -> String {
     let mut saved: Vec<&SavedRecord> = record.saved.iter().collect();
     saved.sort_by_key(|saved| saved.saved_us);
-    // Several may have one name: each has a number too.
+    // Several tensors may have the same name, so each has a number too.
     let mut listed: Vec<(usize, &SavedRecord)> = (1..).zip(saved).collect();
     listed.sort_by_key(|(_, saved)| std::cmp::Reverse(saved.bytes));
     let others = listed.split_off(listed.len().min(LISTED));
@@ -167,7 +168,8 @@ fn each(record: &StepRecord) -> String {
     format!("<div class=\"tall saved\">{}</div>\n", table(&heads, rows.into_iter()))
 }
 
-/// A row of [`each`]. The bar comes before the figures, so that it is in sight where the table is wider than the page.
+/// Returns a row of [`each`]. The bar comes before the figures, so that it is visible when the table is wider than the
+/// page.
 fn line(number: usize, saved: &SavedRecord, elapsed_us: u64) -> String {
     let (_, fate, class) = FATES.into_iter().find(|(fate, ..)| *fate == saved.fate()).unwrap_or(FATES[0]);
     let time = |us: Option<u64>| us.map_or("–".to_owned(), |us| Micros(us as f64).to_string());
@@ -190,7 +192,7 @@ fn line(number: usize, saved: &SavedRecord, elapsed_us: u64) -> String {
     )
 }
 
-/// What something was on a disk, and by what it was encoded.
+/// Returns the bytes that a tensor took on a disk, and its codec.
 fn on_disk(saved: &SavedRecord) -> String {
     saved.encoded.map_or("–".to_owned(), |Encoded { codec, bytes, .. }| match codec {
         Codec::None => Bytes(bytes as u64).to_string(),
@@ -198,8 +200,8 @@ fn on_disk(saved: &SavedRecord) -> String {
     })
 }
 
-/// Where something was, from when it was saved until it was needed. The optimizer's state is away when a step begins: it
-/// comes back first and leaves after.
+/// Draws where a tensor was from when it was saved until it was needed. The optimizer's state is away when a step
+/// begins: it comes back first and leaves afterwards.
 fn life(saved: &SavedRecord, away: &str, elapsed_us: u64) -> String {
     let needed = saved.needed_us.unwrap_or(elapsed_us);
     let left = saved.spilled.map(|(us, _)| us).or(saved.dropped_us).unwrap_or(needed);
@@ -272,7 +274,7 @@ mod tests {
         ] {
             assert!(html.contains(said), "{said}: {html}");
         }
-        // Nothing was pinned, and nothing was read.
+        // No memory was pinned, and no byte was read.
         assert!(!html.contains("pinned memory, peak") && !html.contains("read from disk"));
     }
 

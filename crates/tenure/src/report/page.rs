@@ -7,7 +7,7 @@ use super::html::{self, document, figure, remark, row, section, table};
 use crate::replay::{Outcome, before_history, recorded, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
 
-/// Groups of equal blocks that the peak's table names one by one.
+/// The number of groups of equal blocks that the peak's table lists one by one.
 const HOLDERS: usize = 15;
 
 pub(super) fn page(report: &Report<'_>, options: &PageOptions) -> String {
@@ -67,7 +67,7 @@ fn header(report: &Report<'_>) -> String {
     html::header("Memory report", trace.source(), &remarks, &facts)
 }
 
-/// A trace without times has none.
+/// Formats a duration; a trace without times has none.
 fn duration(us: u64) -> String {
     if us == 0 { "not recorded".into() } else { Micros(us as f64).to_string() }
 }
@@ -100,7 +100,7 @@ fn outcomes(outcomes: &[Outcome]) -> String {
     table(&heads, rows)
 }
 
-/// PyTorch counts no segments where they grow in place.
+/// Returns the number of segments; PyTorch counts none where they grow in place.
 fn segments(outcome: &Outcome) -> String {
     if outcome.peak_segments == 0 { "–".into() } else { Count(outcome.peak_segments).to_string() }
 }

@@ -1,4 +1,4 @@
-//! How long a server's answers took, as a whole and over time.
+//! The report on a server's latencies, as a whole and over time.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use super::chart::{Chart, Draw, Series, Span, Unit, column};
 use super::history::BINS;
 use super::html::{self, document, figure, section};
 
-/// Models that are drawn one by one, at most; the others are one line.
+/// The most models that have a line of their own; the others share one.
 const MODELS: usize = 7;
 
-/// A report of how long a server's answers took: one HTML file, or its figures alone.
+/// A report on a server's latencies: one HTML file, or its figures alone.
 pub struct ServingReport<'a> {
     title: &'a str,
     facts: &'a [(&'static str, String)],
@@ -22,21 +22,22 @@ pub struct ServingReport<'a> {
 pub struct ModelLatencies {
     /// The model.
     pub model: String,
-    /// Its requests that were answered.
+    /// Its answered requests.
     pub requests: Vec<SentRequest>,
 }
 
 /// A request that was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentRequest {
-    /// When it was to be sent, from the beginning.
+    /// The time at which it was to be sent, from the beginning.
     pub sent: Duration,
-    /// From then until it was answered.
+    /// The time from then until it was answered.
     pub took: Duration,
 }
 
 impl<'a> ServingReport<'a> {
-    /// A report called `title`. `facts` say on what it was measured, and `switches` when models were brought to the device.
+    /// Makes a report called `title`. `facts` describe the measurement, and `switches` are the times when models were
+    /// brought to the device.
     pub fn new(
         title: &'a str,
         facts: &'a [(&'static str, String)],
@@ -46,7 +47,7 @@ impl<'a> ServingReport<'a> {
         Self { title, facts, models, switches }
     }
 
-    /// The whole report: one HTML file.
+    /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         let shares = "The share of the answers that took no longer than so long.";
         let over_time = "The longest that an answer took whose request was to be sent then. Grey: one or more models had \
@@ -59,12 +60,12 @@ impl<'a> ServingReport<'a> {
         document(self.title, &sections.concat(), "Times are from when a request was to be sent.")
     }
 
-    /// The figures alone, one below the other: an SVG file.
+    /// Returns the figures alone, one below the other: an SVG file.
     pub fn svg(&self) -> String {
         column(&[self.shares(), self.over_time()])
     }
 
-    /// Names, and the requests of each: of the models that were asked most, and of all others.
+    /// Returns names with the requests of each: the models with most requests, and all others together.
     fn groups(&self) -> Vec<(String, Vec<SentRequest>)> {
         let mut models: Vec<&ModelLatencies> = self.models.iter().collect();
         models.sort_by_key(|model| std::cmp::Reverse(model.requests.len()));
@@ -123,7 +124,7 @@ impl<'a> ServingReport<'a> {
     }
 }
 
-/// A line for each group.
+/// Returns a line for each group.
 fn lines(groups: Vec<(String, Vec<SentRequest>)>, of: impl Fn(&[SentRequest]) -> Vec<f64>) -> Vec<Series> {
     let line = |(number, (name, requests)): (usize, (String, Vec<SentRequest>))| {
         Series::of_numbers(name, format!("stream{number}"), Draw::Line, of(&requests))

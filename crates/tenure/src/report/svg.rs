@@ -1,4 +1,4 @@
-//! The little of SVG that charts need.
+//! The parts of SVG that charts need.
 
 use std::fmt::{Arguments, Write};
 
@@ -10,7 +10,8 @@ pub(super) struct Svg(String);
 #[derive(Default)]
 pub(super) struct Steps(String);
 
-/// The width of text in a chart's font at most, in pixels: the fonts of systems differ, and none is at hand here.
+/// Returns an upper bound on the width of text in a chart's font, in pixels: systems have different fonts, and none is
+/// available here.
 pub(super) fn text_width(text: &str) -> f64 {
     let width = |character| match character {
         ' ' | '.' | ',' | ':' | '/' | '(' | ')' | 'i' | 'l' | 'j' | 't' | 'f' => 5.0,
@@ -34,12 +35,12 @@ impl Svg {
 }
 
 impl Steps {
-    /// Steps from left to right: `heights[i]` from `x(i)` to `x(i + 1)`.
+    /// Adds steps from left to right: `heights[i]` from `x(i)` to `x(i + 1)`.
     pub(super) fn right(&mut self, heights: &[f64], x: impl Fn(usize) -> f64) {
         self.go(x(0), heights.iter().enumerate().map(|(i, &y)| (y, x(i + 1))));
     }
 
-    /// The same steps from right to left, to close an area.
+    /// Adds the same steps from right to left, to close an area.
     pub(super) fn left(&mut self, heights: &[f64], x: impl Fn(usize) -> f64) {
         self.go(x(heights.len()), heights.iter().enumerate().rev().map(|(i, &y)| (y, x(i))));
     }
@@ -52,7 +53,7 @@ impl Steps {
         self.0
     }
 
-    /// From `start`, at each height `y` to the next `x`. A level stretch is one line.
+    /// Moves from `start`, at each height `y`, to the next `x`. A level stretch is one line.
     fn go(&mut self, start: f64, steps: impl Iterator<Item = (f64, f64)>) {
         let command = if self.0.is_empty() { 'M' } else { 'L' };
         let mut steps = steps.peekable();

@@ -1,38 +1,38 @@
-//! How long models take to answer, by where their weights are.
+//! The report on the time to an answer, depending on where a model's weights are.
 
 use super::axis::WIDE;
 use super::chart::STYLE;
 use super::html::{self, document, drawings, escape, section};
 use super::svg::{Svg, text_width};
 
-/// A report of how long models take to answer: one HTML file, or its figure alone.
+/// A report on the time that models take to answer: one HTML file, or its figure alone.
 pub struct SwitchReport<'a> {
     title: &'a str,
     facts: &'a [(&'static str, String)],
     models: &'a [ModelTimes],
 }
 
-/// How long one model takes to answer, in several ways.
+/// The times that one model takes to answer, in several ways.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelTimes {
     /// The model.
     pub model: String,
-    /// Each way, and the time in ms.
+    /// The name of each way, and its time in ms.
     pub times: Vec<(&'static str, f64)>,
 }
 
-/// Between the name of a bar, the bar and its figure.
+/// The gap between the name of a bar, the bar and its figure, in pixels.
 const GAP: f64 = 10.0;
 const BAR: f64 = 22.0;
 const HEADING: f64 = 40.0;
 
 impl<'a> SwitchReport<'a> {
-    /// A report called `title`. `facts` say on what it was measured.
+    /// Makes a report called `title`. `facts` describe the measurement.
     pub fn new(title: &'a str, facts: &'a [(&'static str, String)], models: &'a [ModelTimes]) -> Self {
         Self { title, facts, models }
     }
 
-    /// The whole report: one HTML file.
+    /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         let text = "Milliseconds from a request to its answer. Bars of one model are to one scale.";
         let figure = drawings(|width| self.drawing(width, ""));
@@ -41,13 +41,13 @@ impl<'a> SwitchReport<'a> {
         document(self.title, &sections.concat(), "Each time is the median of several.")
     }
 
-    /// The figure alone: an SVG file.
+    /// Returns the figure alone: an SVG file.
     pub fn svg(&self) -> String {
         self.drawing(WIDE, &format!("<style>{STYLE}</style>"))
     }
 
     fn drawing(&self, width: f64, style: &str) -> String {
-        // Names stand before the bars, figures after them.
+        // Names stand to the left of the bars, figures to the right.
         let times = || self.models.iter().flat_map(|model| &model.times);
         let left = times().map(|(name, _)| text_width(name)).fold(0.0, f64::max) + GAP;
         let right = times().map(|(_, ms)| text_width(&figure(*ms))).fold(0.0, f64::max) + GAP;
@@ -84,7 +84,7 @@ impl<'a> SwitchReport<'a> {
     }
 }
 
-/// The text beside a bar.
+/// Returns the text beside a bar.
 fn figure(ms: f64) -> String {
     format!("{ms:.2}")
 }

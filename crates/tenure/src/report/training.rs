@@ -1,4 +1,4 @@
-//! What a training run did: loss, memory and time over its steps.
+//! The report on a training run: loss, memory and time over its steps.
 
 use tenure_core::Tag;
 use tenure_nn::train::{Moment, Recording, Step, TagBytes};
@@ -10,7 +10,7 @@ use super::html::{self, document, figure, remark, row, section, table};
 use super::offload;
 use crate::units::{Bytes, Percent};
 
-/// What tags are called, in the order in which they are stacked: what stays comes first.
+/// The names of tags, in the order in which they are stacked: lasting tensors come first.
 const TAGS: [(Tag, &str); Tag::ALL.len()] = [
     (Tag::Weight, "parameters"),
     (Tag::OptimizerState, "optimizer state"),
@@ -21,8 +21,8 @@ const TAGS: [(Tag, &str); Tag::ALL.len()] = [
     (Tag::Unknown, "other"),
 ];
 
-/// A report on a training run: one HTML file with its loss, the memory that its tensors held, by what they were for, and
-/// what its steps took.
+/// A report on a training run: one HTML file with its loss, the memory of its tensors by purpose, and the time of its
+/// steps.
 pub struct TrainingReport<'a> {
     title: &'a str,
     facts: &'a [(&'static str, String)],
@@ -33,30 +33,30 @@ pub struct TrainingReport<'a> {
 }
 
 impl<'a> TrainingReport<'a> {
-    /// A report called `title` on a run of these steps. `facts` say how it was made, and what came of it.
+    /// Makes a report called `title` on a run of these steps. `facts` are the settings and results of the run.
     pub fn new(title: &'a str, facts: &'a [(&'static str, String)], steps: &'a [Step]) -> Self {
         Self { title, facts, steps, recorded: None, offload: None, unfinished: None }
     }
 
-    /// The same, with what memory did during one step.
+    /// Adds a recording of the memory during one step.
     #[must_use]
     pub fn with_step(self, number: u64, recording: Recording) -> Self {
         Self { recorded: Some((number, recording)), ..self }
     }
 
-    /// The same, with what keeping to a budget took in one step.
+    /// Adds a record of the offloading in one step.
     #[must_use]
     pub fn with_offload(self, number: u64, record: StepRecord) -> Self {
         Self { offload: Some((number, record)), ..self }
     }
 
-    /// The same, of a run that ended before its plan did: `how` says so in one sentence, which the page begins with.
+    /// Marks the run as ended early: `how` says so in one sentence at the top of the page.
     #[must_use]
     pub fn unfinished(self, how: &'a str) -> Self {
         Self { unfinished: Some(how), ..self }
     }
 
-    /// The whole report: one HTML file.
+    /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         let unfinished = self.unfinished.map_or(String::new(), |how| remark(how, "verdict unfinished"));
         let header = html::header("Training report", self.title, &unfinished, self.facts);
@@ -148,7 +148,7 @@ impl<'a> TrainingReport<'a> {
 
     fn during(&self, number: u64, recording: &Recording) -> Chart {
         let end_us = recording.last().map_or(0, |moment| moment.at_us).max(1);
-        // What was seen last before the point.
+        // The last value seen before the point.
         let at = |bin: usize| {
             let us = end_us * (bin as u64 + 1) / BINS as u64;
             let next = recording.partition_point(|moment: &Moment| moment.at_us <= us);
@@ -162,7 +162,7 @@ impl<'a> TrainingReport<'a> {
         }
     }
 
-    /// A chart of bytes over the steps.
+    /// Makes a chart of bytes over the steps.
     fn chart(&self, series: Vec<Series>) -> Chart {
         Chart {
             title: String::new(),
@@ -174,7 +174,7 @@ impl<'a> TrainingReport<'a> {
         }
     }
 
-    /// Bytes by tag: at the fullest of each step's three moments, and each at its highest.
+    /// Returns the table of bytes by tag: at the fullest of each step's three moments, and each tag at its highest.
     fn holders(&self) -> String {
         let fullest = self.steps.iter().map(|step| step.memory.tags).max_by_key(TagBytes::total).unwrap_or_default();
         let highest = |tag| self.steps.iter().map(|step| step.memory.tag_peaks.of(tag)).max().unwrap_or(0);
@@ -187,19 +187,19 @@ impl<'a> TrainingReport<'a> {
     }
 }
 
-/// The steps that a bin shows: at least one.
+/// Returns the steps that a bin shows: at least one.
 fn range(bin: usize, steps: usize) -> std::ops::Range<usize> {
     let start = bin * steps / BINS;
     start..((bin + 1) * steps / BINS).max(start + 1)
 }
 
-/// A value for each bin: the mean of its steps, as the hover text and the areas of memory have it.
+/// Returns a value for each bin: the mean of its steps, for the hover text and the areas of memory.
 fn thinned(values: &[f64]) -> Vec<f64> {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     (0..BINS).map(|bin| mean(&values[range(bin, values.len())])).collect()
 }
 
-/// A mean that moves along: as of the last 30th of the steps, and of at least five.
+/// Returns a moving mean over the last 30th of the steps, but at least five.
 fn smooth(values: &[f64]) -> Vec<f64> {
     let keep = 1.0 - 2.0 / ((values.len() as f64 / 30.0).max(5.0) + 1.0);
     let (mut sum, mut weight) = (0.0, 0.0);
@@ -210,7 +210,7 @@ fn smooth(values: &[f64]) -> Vec<f64> {
     values.iter().map(mean).collect()
 }
 
-/// Tags as areas on top of each other, without those that were never used.
+/// Returns tags as stacked areas, without tags that were never used.
 fn stacked(bins: Vec<TagBytes>) -> Vec<Series> {
     let series = |(tag, name): (Tag, &str)| {
         let values: Vec<u64> = bins.iter().map(|tags| tags.of(tag)).collect();

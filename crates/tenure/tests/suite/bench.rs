@@ -1,4 +1,4 @@
-//! The benchmark of allocators: that it measures what it says, not how fast anything is.
+//! Tests of the benchmark of allocators: it measures the cases that it names. They do not test speed.
 
 use std::sync::Arc;
 use std::time::Duration;

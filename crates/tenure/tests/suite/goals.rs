@@ -1,4 +1,4 @@
-//! What the paged allocator promises on recorded programs: memory, driver time, and no waiting.
+//! Tests of the paged allocator's goals on recorded programs: memory, driver time, and no waiting.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,7 +19,8 @@ fn replay(trace: &Trace, allocator: AllocatorKind, repeat: u32, lag_us: u64) -> 
     Replay { allocator, repeat, lag_us }.run(trace).unwrap()
 }
 
-/// `excess` is what may be reserved beyond what is requested, as a part of it; at least 64 MiB.
+/// Checks the goals. `excess` is the share of the requested bytes that may be reserved in addition, or 64 MiB if that
+/// is more.
 fn keeps_its_promises(trace: &Trace, lag_us: u64, excess: f64) {
     let native = replay(trace, AllocatorKind::Native, 1, lag_us);
     let first = replay(trace, AllocatorKind::Paged, 1, lag_us);
@@ -44,7 +45,7 @@ fn the_sample_is_held_closely() {
 
 #[test]
 fn recorded_programs_are_held_closely() {
-    // Llama falls short of the goal of 1 %: docs/benchmarks.md says why. It must not get worse.
+    // Llama misses the goal of 1 %; docs/benchmarks.md explains why. It must not get worse.
     let traces = [("gpt2_varlen", 0.01, 200_000), ("llama_ckpt_varlen", 0.016, 0), ("multi_model_serve", 0.01, 0)];
     for (name, excess, lag_us) in traces {
         let path = Path::new(TRACES).join(format!("{name}.pickle.xz"));
@@ -56,7 +57,7 @@ fn recorded_programs_are_held_closely() {
     }
 }
 
-/// (Most bytes requested, most bytes reserved) by a program on fine chunks.
+/// Returns the most bytes requested and reserved by a program on fine chunks.
 fn peaks_on_fine_chunks(trace: &Trace) -> (u64, u64) {
     let driver = Arc::new(SimDriver::new(SimConfig { capacity_bytes: 64 << 30, ..SimConfig::default() }));
     trace.summary().streams.into_iter().for_each(|stream| driver.adopt_stream(stream));

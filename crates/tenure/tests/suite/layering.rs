@@ -1,4 +1,4 @@
-//! The dependencies between the crates are those of the table in `docs/design/overview.md`.
+//! Tests that the dependencies between the crates are those of the table in `docs/design/overview.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::Value;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const HEADING: &str = "## Crates and their dependencies";
 
-/// A row of the table, whose last row stands on none.
+/// A row of the table; the crates of the last row depend on none.
 #[derive(Debug)]
 struct Room {
     name: String,
@@ -18,12 +18,12 @@ struct Room {
     calls_device: bool,
 }
 
-/// What a manifest says.
+/// The dependencies in a manifest.
 #[derive(Debug, Default)]
 struct Manifest {
-    /// For the library or program itself.
+    /// Those of the library or program itself.
     uses: BTreeSet<String>,
-    /// For its tests and benchmarks.
+    /// Those of its tests and benchmarks.
     tests_use: BTreeSet<String>,
 }
 
@@ -70,7 +70,7 @@ fn is_ours(name: &str) -> bool {
     name == "tenure" || name.starts_with("tenure-")
 }
 
-/// Whether a crate calls a device's libraries: CUDA's, by the names that such crates have.
+/// Returns whether a crate calls a device's libraries: CUDA's, by the names of such crates.
 fn is_device_library(name: &str) -> bool {
     ["cuda", "cublas", "cudnn", "nccl", "nvrtc", "nvml"].iter().any(|library| name.contains(library))
 }
@@ -82,7 +82,7 @@ fn ours(names: &BTreeSet<String>) -> BTreeSet<String> {
 #[test]
 fn the_table_lists_every_crate() {
     let listed: BTreeSet<String> = table().into_iter().map(|room| room.name).collect();
-    // Examples are anybody's crates.
+    // Examples may depend on any crate.
     let there: BTreeSet<String> = manifests().into_keys().filter(|name| is_ours(name)).collect();
     assert_eq!(listed, there);
 }
@@ -111,7 +111,7 @@ fn tests_use_only_what_stands_below_their_crate() {
     let mut below = BTreeSet::new();
     for Room { name, .. } in table().into_iter().rev() {
         let uses = ours(&manifests[&name].tests_use);
-        // A crate may name itself to turn on a feature for its tests.
+        // A crate may name itself to enable a feature for its tests.
         assert!(uses.iter().all(|used| below.contains(used) || *used == name), "the tests of {name} use {uses:?}");
         below.insert(name);
     }

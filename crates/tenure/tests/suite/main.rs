@@ -1,4 +1,4 @@
-//! Tests of what the library offers.
+//! Tests of the library.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../../tenure-alloc/tests/suite/common/mod.rs"]

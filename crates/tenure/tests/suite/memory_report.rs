@@ -1,4 +1,4 @@
-//! The report of a running program's memory: its sums are the allocator's, and its page is whole and safe.
+//! Tests of the report on a running program's memory: its sums are the allocator's, and its page is complete and safe.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn report(memory: &DeviceMemory) -> MemoryReport {
     MemoryReport::new("a program", &allocator.snapshot(), &allocator.statistics())
 }
 
-/// A model of two layers, in the middle of a step.
+/// Makes a model of two layers, in the middle of a step.
 fn model() -> DeviceMemory {
     let memory = memory();
     allocate(&memory, 40 * MIB, Tag::Weight, key("encoder.layer.0", "weight"));
@@ -145,7 +145,7 @@ fn programs_read_the_same_figures_as_json() {
     assert_eq!(json["settings"]["allocator"], "tenure paged");
 }
 
-/// Allocates, frees or retags.
+/// An operation: allocates, frees or retags.
 #[derive(Clone, Debug)]
 enum Op {
     Allocate(u64, usize, usize),

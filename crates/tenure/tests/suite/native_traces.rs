@@ -1,4 +1,4 @@
-//! PyTorch's allocator, rebuilt, against what PyTorch recorded of its own: the traces of `../shared/traces`.
+//! Tests of the model of PyTorch's allocator against PyTorch's own recordings: the traces of `../shared/traces`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use tenure_alloc::native::{Config, NativeAllocator};
 use tenure_alloc::{CachingAllocator, Request, Resource, Statistics};
 use tenure_plan::{Action, Trace};
 
-/// The recording machine's memory.
+/// The memory of the recording machine's device.
 const DEVICE_BYTES: u64 = 143_771 * MIB;
 
 /// PyTorch's own figures, from `traces/README.md`, in bytes.
@@ -77,7 +77,7 @@ impl Recorded {
     }
 }
 
-/// Replays a trace. Returns the figures, and how many blocks were not at their recorded address.
+/// Replays a trace. Returns the figures, and the number of blocks that were not at their recorded address.
 fn replay(trace: &Trace, config: Config) -> (Statistics, usize) {
     let backing = Arc::new(FakeBacking::new(DEVICE_BYTES));
     let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);

@@ -1,4 +1,4 @@
-//! Replays: what they count, and what repeating and lagging mean.
+//! Tests of replays: their counts, and the meaning of repeats and lag.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn sample() -> Trace {
     Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap()
 }
 
-/// A trace of `(time, action, address, bytes, stream)`, where a free is both of its events.
+/// Makes a trace of `(time, action, address, bytes, stream)`; a `free` becomes both of its events.
 fn trace(events: &[(u64, &str, u64, u64, u64)]) -> Trace {
     let mut recorded = Vec::new();
     for &(time_us, name, address, bytes, stream) in events {

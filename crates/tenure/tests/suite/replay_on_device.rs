@@ -1,4 +1,4 @@
-//! Replays on a device that the caller gives: here one in software, to which they are as real as any.
+//! Tests of replays on a device that the caller gives: a simulated one, which replays treat like a real one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

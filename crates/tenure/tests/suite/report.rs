@@ -1,4 +1,4 @@
-//! Reports are whole, safe and small.
+//! Tests that reports are complete, safe and small.
 
 use tenure::core::StreamId;
 use tenure::plan::{Action, Event, Settings, Trace};
@@ -12,7 +12,7 @@ fn sample() -> Trace {
     Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap()
 }
 
-/// `events` recorded from `source`: each a block of `bytes` on a stream, never freed.
+/// Makes a trace of `source` that allocates each block of `bytes` on a stream, and frees none.
 fn small(source: &str, blocks: &[(u64, u64)]) -> Trace {
     let blocks = (1..).zip(blocks).map(|(index, &(bytes, stream))| Event {
         time_us: index,
@@ -24,7 +24,7 @@ fn small(source: &str, blocks: &[(u64, u64)]) -> Trace {
     Trace::new(source, 0, Settings::default(), blocks.collect()).unwrap()
 }
 
-/// The page without its scripts.
+/// Returns the page without its scripts.
 fn without_scripts(html: &str) -> String {
     let parts = html.split("<script").enumerate();
     parts.map(|(index, part)| if index == 0 { part } else { part.split_once("</script>").unwrap().1 }).collect()
@@ -115,7 +115,7 @@ fn an_empty_trace_has_a_report() {
     assert!(!html.contains("NaN") && !html.contains("inf"));
 }
 
-/// A training loop of so many events: blocks of many sizes and lives.
+/// Makes a training loop of `events` events: blocks of many sizes and lifetimes.
 fn long_history(events: usize) -> Trace {
     let mut random = 1_u64;
     let mut next = move || {

@@ -1,5 +1,5 @@
-//! Allocators under work that really runs: the simulated driver finds every use of memory that no stream order,
-//! event or wait puts behind the last one.
+//! Tests of allocators under work that runs: the simulated driver finds every use of memory that no stream order, event
+//! or wait orders after the previous use.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Bench {
         self.allocator.allocate(Request::new(bytes, stream)).unwrap().address
     }
 
-    /// Puts `stream` behind everything on `other`.
+    /// Makes `stream` wait for everything on `other`.
     fn follow(&self, stream: StreamId, other: StreamId) {
         let event = self.sim.create_event(EventKind::Timing).unwrap();
         self.sim.record_event(event, other).unwrap();
@@ -58,7 +58,7 @@ impl Bench {
     }
 }
 
-/// A block made on one stream, read on another, freed, and its memory used again on the first.
+/// A block is written on one stream, read on another and freed; its memory is then used again on the first.
 fn produce_and_consume(engine: Engine, seed: u64, record: bool) -> Result<(), String> {
     let bench = Bench::new(engine, seed, 0);
     let [producer, consumer, _] = bench.streams[..] else { unreachable!() };
@@ -114,8 +114,8 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every block is written on its stream as soon as it is handed out, and by the streams recorded on it. Nothing
-    /// races, nothing is unmapped in use, and what a block was filled with is still there when it is freed.
+    /// Every block is written on its stream as soon as it is allocated, and by the streams recorded on it. There are no
+    /// races, no memory is unmapped in use, and each block still has its content when it is freed.
     #[test]
     fn no_memory_is_handed_out_too_early(
         engine in prop::sample::select(ENGINES.to_vec()),

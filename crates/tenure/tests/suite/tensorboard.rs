@@ -1,10 +1,10 @@
-//! Event files are what TensorBoard reads.
+//! Tests that event files have the format that TensorBoard reads.
 
 use std::fs;
 
 use tenure::tensorboard::EventWriter;
 
-/// The records of a file, whose checksums are right.
+/// Returns the records of a file, after checking their checksums.
 fn records(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut records = Vec::new();
     while !bytes.is_empty() {
@@ -18,14 +18,14 @@ fn records(mut bytes: &[u8]) -> Vec<&[u8]> {
     records
 }
 
-/// CRC-32C bit by bit (Castagnoli's polynomial, reflected), masked as TFRecord has it.
+/// Returns the CRC-32C, computed bit by bit (Castagnoli's polynomial, reflected) and masked as in TFRecord.
 fn masked(bytes: &[u8]) -> [u8; 4] {
     let step = |crc: u32| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
     let crc = !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)));
     crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
-/// A field of a message: its number, and its bytes, or those of a number.
+/// Returns the fields of a message: the number of each, and its bytes, or those of a number.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let mut fields = Vec::new();
     while !bytes.is_empty() {

@@ -79,7 +79,7 @@ pub struct Choices {
 }
 
 prop_compose! {
-    /// Generates choices for up to `most_tensors` tensors, many times.
+    /// Generates 40 choices, each for `most_tensors` tensors.
     pub fn any_choices(most_tensors: usize)(
         all in prop::collection::vec(
             (

@@ -1,13 +1,13 @@
-//! Annotations of the program along the axis of events.
+//! The program's annotations along the axis of events.
 
 use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 use tenure_plan::{Annotation, Trace};
 
-/// Annotations that are shown, at most; a browser draws each of them.
+/// The most annotations that are shown; a browser draws each of them.
 const MOST_SPANS: usize = 20_000;
-/// Bytes of an annotation in the page besides its name, about.
+/// The approximate bytes of an annotation in the page, without its name.
 const SPAN_BYTES: usize = 6;
 
 /// An annotation, from its first event to before the event after its last.
@@ -20,12 +20,12 @@ pub(super) struct AnnotationSpan<'a> {
 #[derive(Default)]
 pub(super) struct AnnotationSpans<'a> {
     pub(super) kept: Vec<AnnotationSpan<'a>>,
-    /// How many there are in the shown part.
+    /// The number of annotations in the shown part.
     pub(super) count: usize,
 }
 
 impl<'a> AnnotationSpans<'a> {
-    /// The longest annotations that touch `span`, as many as fit into about `bytes` of the page.
+    /// Returns the longest annotations that touch `span`, as many as fit into about `bytes` of the page.
     pub(super) fn within(trace: &'a Trace, span: &Range<usize>, bytes: usize) -> Self {
         let spans = trace.annotations().iter().map(|annotation| AnnotationSpan::of(trace, annotation));
         let mut kept: Vec<_> = spans.filter(|annotation| annotation.touches(span)).collect();
@@ -45,7 +45,7 @@ impl<'a> AnnotationSpans<'a> {
 }
 
 impl<'a> AnnotationSpan<'a> {
-    /// An event of the microsecond in which an annotation begins or ends is taken for one of its own.
+    /// Makes the span of an annotation. An event in the same microsecond as its beginning or end counts as inside.
     fn of(trace: &Trace, annotation: &'a Annotation) -> Self {
         let (events, earlier) = (trace.events(), trace.earlier_events());
         let first = annotation.begin_us.map_or(0, |begin| events.partition_point(|event| event.time_us < begin));

@@ -1,4 +1,4 @@
-//! The blocks and segments of a trace's events, each from the event that made it to the event that ended it.
+//! The blocks and segments of a trace, each from the event that made it to the event that ended it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use tenure_plan::{Action, Event, Trace};
 /// A block, or a range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
-    /// The event that made it, or left it where a segment lost a part.
+    /// The event that made it, or that left it when a segment lost a part.
     pub(super) born: usize,
-    /// The event that made its memory.
+    /// The event that allocated its memory.
     pub(super) made: usize,
     /// The event that ended it; `None` if none did.
     pub(super) died: Option<usize>,
@@ -30,25 +30,25 @@ pub(super) struct BlockHistory {
     pub(super) blocks: Vec<Life>,
     /// The ranges of segments that live in the span, in the order in which they were made.
     pub(super) segments: Vec<Life>,
-    /// Events of the trace that make what was there before its history.
+    /// The number of the trace's events that recreate the state before its history.
     pub(super) earlier: usize,
-    /// Events that people look for.
+    /// Marks: events that users look for, such as an OOM.
     pub(super) marks: Vec<usize>,
-    /// The last event that named a block, by the event that made the block.
+    /// The last event that named each block, by the event that made the block.
     pub(super) names: FxHashMap<usize, usize>,
 }
 
-/// Marks that are shown; of more, the first.
+/// The most marks that are shown; if there are more, the first.
 const MARKS: usize = 1000;
 
-/// Bytes of blocks that are not shown one by one, as steps.
+/// The bytes of blocks that are not shown one by one, as steps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Summed {
     /// The first event of each step, and the most bytes at once until the next.
     pub(super) steps: Vec<(usize, u64)>,
     pub(super) blocks: usize,
     pub(super) peak_bytes: u64,
-    /// Whether a step stands for one moment, so that it is exact.
+    /// Whether every step stands for one moment, so that it is exact.
     pub(super) is_exact: bool,
 }
 
@@ -63,7 +63,7 @@ impl Life {
 }
 
 impl BlockHistory {
-    /// The history of the events from `from` to before `to`.
+    /// Makes the history of the events from `from` to before `to`.
     pub(super) fn of(trace: &Trace, from: usize, to: usize) -> Self {
         let end = to.min(trace.events().len());
         let span = from.min(end)..end;
@@ -104,7 +104,7 @@ impl BlockHistory {
         Self { span, blocks, segments, earlier: trace.earlier_events(), marks, names }
     }
 
-    /// The numbers of `lives`, those with most bytes × events in the span first.
+    /// Returns the numbers of `lives`, ordered by bytes × events in the span, the highest first.
     pub(super) fn by_weight(&self, lives: &[Life]) -> Vec<u32> {
         let weight = |number: &u32| {
             let life = &lives[*number as usize];
@@ -120,7 +120,7 @@ impl BlockHistory {
         event.map_or(self.span.end, |event| event.clamp(self.span.start, self.span.end))
     }
 
-    /// The sum of the blocks that `is_kept` does not have, in at most about `most_steps` steps.
+    /// Returns the sum of the blocks that `is_kept` excludes, in about `most_steps` steps at most.
     pub(super) fn summed(&self, is_kept: &[bool], most_steps: usize) -> Summed {
         let left_out = || self.blocks.iter().zip(is_kept).filter(|(_, kept)| !**kept).map(|(block, _)| block);
         let mut changes: Vec<(usize, u64, bool)> = Vec::new();
@@ -130,7 +130,7 @@ impl BlockHistory {
                 changes.push((died, block.bytes, false));
             }
         }
-        // Blocks from before the span come at its first event, gains first: nothing is freed before it was made.
+        // Blocks from before the span come at its first event, gains first: no block is freed before it was made.
         changes.sort_unstable_by_key(|&(event, _, gains)| (event, !gains));
         let mut exact: Vec<(usize, u64)> = Vec::new();
         let mut live = 0;
@@ -147,7 +147,7 @@ impl BlockHistory {
     }
 }
 
-/// Steps made of `together` others each. A step's value holds on until the next begins.
+/// Merges every `together` steps into one. A step's value holds until the next begins.
 fn merged(steps: &[(usize, u64)], together: usize) -> Vec<(usize, u64)> {
     let highest = |steps: &[(usize, u64)]| (steps[0].0, steps.iter().map(|step| step.1).max().unwrap_or(0));
     steps.chunks(together).map(highest).collect()
@@ -162,12 +162,12 @@ struct SegmentLives {
 
 impl SegmentLives {
     fn add(&mut self, index: usize, event: &Event) {
-        // Memory may be mapped where some of it was mapped before.
+        // Memory may be mapped where some of it was already mapped.
         self.remove(index, event);
         self.live.insert(event.address, Life::new(index, event));
     }
 
-    /// Ends what lies in the event's range. What lies around it lives on.
+    /// Ends the parts of segments in the event's range. The parts around it stay alive.
     fn remove(&mut self, index: usize, event: &Event) {
         let end = event.address.saturating_add(event.bytes);
         let first = self.live.range(..=event.address).next_back().map_or(event.address, |(&address, _)| address);

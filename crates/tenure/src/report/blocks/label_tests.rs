@@ -1,4 +1,4 @@
-//! The page's tags, pools and annotations are those of the snapshot.
+//! Tests that the page's tags, pools and annotations are those of the snapshot.
 
 use std::io;
 
@@ -57,7 +57,7 @@ fn packed(trace: &Trace, from: usize, to: usize, budget: usize) -> (Packed, Unpa
     (packed, data)
 }
 
-/// The tag, the compile context and the pool of a label.
+/// Returns the tag, the compile context and the pool of a label.
 fn texts(data: &Unpacked, label: Option<u64>) -> [Option<&str>; 3] {
     let text = |text: Option<u64>| text.map(|text| &*data.strings[text as usize]);
     label.map_or([None; 3], |label| data.labels[label as usize].map(text))
@@ -113,7 +113,7 @@ fn what_is_left_of_a_segment_stays_in_its_pool() {
     assert!(left.iter().all(|segment| texts(&data, segment.label)[2] == Some("(5, 0)")));
 }
 
-/// Ten blocks that live on, one at each µs.
+/// Returns ten blocks that are never freed, one at each µs.
 fn ten_blocks() -> Vec<Recorded> {
     (0..10).map(|number| ("alloc", number * 64, "", "", 0)).collect()
 }
@@ -134,7 +134,7 @@ fn annotations_cover_the_events_of_their_time() {
     let (_, data) = packed(&trace, 0, usize::MAX, 1 << 20);
     let expected = [("before", 0, 2), ("step", 2, 6), ("forward", 2, 3), ("mark", 8, 1), ("open", 9, 1)];
     assert_eq!(spans(&data), expected);
-    // A part of the history has those that touch it, whole.
+    // A part of the history has the annotations that touch it, whole.
     let (_, data) = packed(&trace, 5, 9, 1 << 20);
     assert_eq!(spans(&data), [("step", 2, 6), ("mark", 8, 1)]);
 }

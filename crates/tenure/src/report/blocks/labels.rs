@@ -6,7 +6,8 @@ use tenure_plan::{MemoryPool, Trace};
 use super::history::{BlockHistory, Life};
 use super::pack::{Tables, put, put_column};
 
-/// Distinct labels, each by the strings that it has, plus one, or 0: tag, compile context, pool.
+/// Distinct labels. Each is three numbers: tag, compile context, pool; 0 for none, or the number of its string plus
+/// one.
 #[derive(Default)]
 pub(super) struct Labels {
     labels: Vec<[u64; 3]>,
@@ -14,7 +15,7 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    /// The number of the label of a block or a segment plus one, or 0.
+    /// Returns the number of the label of a block or a segment plus one, or 0.
     pub(super) fn number(&mut self, trace: &Trace, history: &BlockHistory, life: &Life, tables: &mut Tables) -> u64 {
         let label = trace.labels().of_event(life.made);
         let name = history.names.get(&life.made).and_then(|&event| trace.labels().of_event(event)?.tag.as_deref());
@@ -35,7 +36,7 @@ impl Labels {
         })
     }
 
-    /// Writes the labels and then, if there are any, the numbers of those that `lives` have.
+    /// Writes the labels and then, if there are any, the label numbers of `lives`.
     pub(super) fn put(&self, out: &mut Vec<u8>, lives: &[Vec<u64>]) {
         put(out, self.labels.len() as u64);
         (0..3).for_each(|column| put_column(out, self.labels.iter().map(|label| label[column])));

@@ -1,8 +1,8 @@
-//! Every block of a trace over time, as an interactive part of its page.
+//! The interactive part of a trace's page: every block over time.
 //!
 //! [`BlockHistory`] reads the blocks out of the events, [`pack`] writes them into the page as compressed columns,
 //! [`overview`] adds a picture that a browser draws before it has read them, and `viewer.js` draws the blocks. A page
-//! has a budget of bytes: the blocks with most bytes × events are kept whole, and the others are summed.
+//! has a size limit: the blocks with most bytes × events are kept whole, and the others are summed.
 
 mod annotations;
 mod history;
@@ -22,26 +22,27 @@ use history::BlockHistory;
 
 use tenure_plan::Trace;
 
-/// How much of a trace its page shows block by block.
+/// Settings of a trace's page: its size limit, and the events whose blocks it shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageOptions {
-    /// Most bytes of the page. Blocks and segments that do not fit are left out; its charts stay, which take up to 500,000.
+    /// The most bytes of the page. Blocks and segments that do not fit are left out; its charts stay, and take up to
+    /// 500,000 bytes.
     pub page_bytes: u64,
-    /// The first event to show, among those of [`Trace::events`].
+    /// The first event to show, as an index into [`Trace::events`].
     pub from: usize,
     /// The event before which to stop.
     pub to: usize,
 }
 
 impl Default for PageOptions {
-    /// A page of at most 4 MB of the whole history.
+    /// Returns a page of at most 4 MB that shows the whole history.
     fn default() -> Self {
         Self { page_bytes: 4_000_000, from: 0, to: usize::MAX }
     }
 }
 
-/// The section of the page, with its script and its data. `rest_bytes` of the page are taken by its other sections. If
-/// the budget is too small for anything, the section is as small as it can be, and the page larger than its options say.
+/// Returns the section of the page, with its script and its data. The page's other sections take `rest_bytes`. If the
+/// size limit is too small for any block, the section is as small as possible, and the page exceeds the limit.
 pub(super) fn section(trace: &Trace, options: &PageOptions, rest_bytes: usize) -> String {
     let history = BlockHistory::of(trace, options.from, options.to);
     let budget = usize::try_from(options.page_bytes).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! The first picture of a page: the whole history in few cells, which a browser draws before it reads any block.
+//! The overview of a page: the whole history in few cells, which a browser draws before it reads any block.
 //!
 //! Deflated, in base64, as unsigned LEB128 integers: columns, rows, highest bytes, first event, event after the last,
 //! 1 if colours are of stacks; then for each column, from left to right: count of runs; for each run from the bottom:
@@ -30,7 +30,7 @@ impl Colors<'_> {
     }
 }
 
-/// Draws `blocks`, and all others above them in grey.
+/// Draws `blocks`, and all other blocks above them in grey.
 pub(super) fn overview(history: &BlockHistory, blocks: &[&Life], colors: &Colors<'_>) -> String {
     let heights = heights(history);
     let peak = heights.iter().copied().max().unwrap_or(0);
@@ -51,7 +51,7 @@ pub(super) fn overview(history: &BlockHistory, blocks: &[&Life], colors: &Colors
     deflated(&[&out])
 }
 
-/// Live bytes after each event of the span.
+/// Returns the live bytes after each event of the span.
 fn heights(history: &BlockHistory) -> Vec<u64> {
     let span = &history.span;
     if span.is_empty() {
@@ -71,12 +71,12 @@ fn heights(history: &BlockHistory) -> Vec<u64> {
     sums.collect()
 }
 
-/// The first of the highest in `range`, which is not empty.
+/// Returns the first event at which `heights` is highest in `range`, which is not empty.
 fn highest(heights: &[u64], range: Range<usize>) -> usize {
     range.rev().max_by_key(|&event| heights[event]).unwrap_or(0)
 }
 
-/// Writes the runs of a column in which `live` blocks lie one on the other, with grey up to `height`.
+/// Writes the runs of a column in which `live` blocks are stacked, with grey up to `height`.
 fn put_column(out: &mut Vec<u8>, live: impl Iterator<Item = (u64, u64)>, height: u64, peak: u64) {
     let mut runs: Vec<[u64; 2]> = Vec::new();
     let mut fill = |from: u64, to: u64, color: u64| {
@@ -98,10 +98,10 @@ fn put_column(out: &mut Vec<u8>, live: impl Iterator<Item = (u64, u64)>, height:
     runs.iter().flatten().for_each(|&number| put(out, number));
 }
 
-/// The live ones of some blocks, at a moment that moves on.
+/// The live blocks at a moment that moves forward.
 struct Moments<'a> {
     blocks: &'a [&'a Life],
-    /// Blocks that are freed, in that order.
+    /// Blocks that are freed, in the order of their frees.
     deaths: Vec<(usize, usize)>,
     live: BTreeSet<usize>,
     born: usize,
@@ -116,7 +116,7 @@ impl<'a> Moments<'a> {
         Self { blocks, deaths, live: BTreeSet::new(), born: 0, died: 0 }
     }
 
-    /// Goes to the moment after `event`.
+    /// Moves forward to the moment after `event`.
     fn go_to(&mut self, event: usize) {
         while self.blocks.get(self.born).is_some_and(|block| block.born <= event) {
             self.live.insert(self.born);

@@ -1,7 +1,7 @@
 //! The data of the page: columns of variable-length integers, deflated, in base64.
 //!
-//! The layout, which `viewer.js` reads in the same order; every number is an unsigned LEB128 integer, and *signed* ones
-//! are zigzag-encoded:
+//! The layout follows; `viewer.js` reads it in the same order. Every number is an unsigned LEB128 integer, and *signed*
+//! ones are zigzag-encoded:
 //!
 //! | table | columns, each written whole |
 //! | --- | --- |
@@ -31,42 +31,42 @@ use super::labels::Labels;
 use super::overview::{Colors, overview};
 use super::times::Times;
 
-/// Blocks that the browser sorts by a number of 53 bits: 32 of an event, 21 of a block.
+/// The most blocks: the browser sorts them by a number of 53 bits, 32 of an event and 21 of a block.
 const MOST_BLOCKS: usize = 1 << 21;
-/// Steps of the sum of the blocks that are left out.
+/// The most steps in the sum of the blocks that are left out.
 const MOST_STEPS: usize = 200_000;
-/// Times may take the budget divided by this while everything fits.
+/// While everything fits, times may take the size limit divided by this.
 const TIME_SHARE: usize = 8;
-/// The same where something is left out.
+/// If blocks are left out, times may take the size limit divided by this.
 const SMALL_TIME_SHARE: usize = 32;
-/// Annotations may take the budget divided by this.
+/// Annotations may take the size limit divided by this.
 const ANNOTATION_SHARE: usize = 16;
-/// Longest text of a frame.
+/// The most characters in a frame's text.
 const MOST_CHARACTERS: usize = 400;
-/// Integers in the browser are exact below 2^53. Real sizes are smaller; addresses are written in two parts.
+/// Integers are exact in the browser below 2^53. Real sizes are smaller; addresses are written in two parts.
 const EXACT_BITS: u32 = 52;
 const MOST: u64 = (1 << EXACT_BITS) - 1;
-/// Segments may take the budget divided by this, and what blocks leave.
+/// Segments may take the size limit divided by this, and the bytes that blocks leave.
 const SEGMENT_SHARE: f64 = 4.0;
 
-/// Packed data, and what it holds.
+/// Packed data, and the counts of what it holds.
 #[derive(Default)]
 pub(super) struct Packed {
     /// The columns, in base64.
     pub(super) text: String,
-    /// The first picture of them, in base64.
+    /// The overview, in base64.
     pub(super) overview: String,
     pub(super) kept: usize,
     pub(super) kept_segments: usize,
     pub(super) summed: Summed,
     pub(super) kept_annotations: usize,
-    /// Annotations in the shown part.
+    /// The number of annotations in the shown part.
     pub(super) annotations: usize,
-    /// The share of the columns that segments take.
+    /// The share of the columns' bytes that segments take.
     segment_share: f64,
 }
 
-/// As many blocks and segments as fit into `budget` bytes.
+/// Packs as many blocks and segments as fit into `budget` bytes.
 pub(super) fn within(trace: &Trace, history: &BlockHistory, budget: usize) -> Packed {
     let blocks = history.by_weight(&history.blocks);
     let segments = history.by_weight(&history.segments);
@@ -102,7 +102,7 @@ pub(super) fn within(trace: &Trace, history: &BlockHistory, budget: usize) -> Pa
     }
 }
 
-/// Which of `count` numbers are among `kept`.
+/// Returns for each of `count` numbers whether it is in `kept`.
 fn among(count: usize, kept: &[u32]) -> Vec<bool> {
     let mut is_kept = vec![false; count];
     kept.iter().for_each(|&number| is_kept[number as usize] = true);
@@ -182,7 +182,7 @@ fn pack(
     }
 }
 
-/// What a mark is called: its action, and the tag that the program gave with it.
+/// Returns the text of a mark: its action, and the tag that the program gave with it.
 fn mark(trace: &Trace, event: usize) -> String {
     let action = trace.events()[event].action.name();
     match trace.labels().of_event(event).and_then(|label| label.tag.as_deref()) {
@@ -191,14 +191,14 @@ fn mark(trace: &Trace, event: usize) -> String {
     }
 }
 
-/// All `parts`, deflated, in base64.
+/// Returns all `parts`, deflated, in base64.
 pub(super) fn deflated(parts: &[&[u8]]) -> String {
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
     let written = parts.iter().try_for_each(|part| encoder.write_all(part)).and_then(|()| encoder.finish());
     base64(&written.expect("a vector takes every byte"))
 }
 
-/// Texts, frames, stacks and streams, each distinct one once.
+/// Texts, frames, stacks and streams, each distinct one stored once.
 #[derive(Default)]
 pub(super) struct Tables {
     strings: Vec<String>,
@@ -207,7 +207,7 @@ pub(super) struct Tables {
     frames: Vec<[u64; 3]>,
     frame_numbers: FxHashMap<Frame, u64>,
     stacks: Vec<Vec<u64>>,
-    /// The trace's number of each stack, and its number here plus one.
+    /// For each stack number of the trace, its number here plus one.
     stack_numbers: FxHashMap<u32, u64>,
     streams: Vec<u64>,
     stream_numbers: FxHashMap<u64, u64>,
@@ -223,7 +223,7 @@ impl Tables {
         })
     }
 
-    /// The number of an event's stack plus one, or 0.
+    /// Returns the number of an event's stack plus one, or 0.
     fn stack(&mut self, trace: &Trace, event: usize) -> u64 {
         let stack = trace.stacks().number_of_event(event);
         if stack == 0 {
@@ -274,12 +274,12 @@ impl Tables {
     }
 }
 
-/// Differences of numbers that do not descend.
+/// Returns the differences of numbers that do not descend.
 pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
     numbers.scan(0, |before, number| Some(number - std::mem::replace(before, number)))
 }
 
-/// Zigzag-encoded differences of numbers below 2^52.
+/// Returns the zigzag-encoded differences of numbers below 2^52.
 fn signed_differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
     numbers.scan(0, |before, number| {
         let difference = number as i64 - std::mem::replace(before, number) as i64;
@@ -291,7 +291,7 @@ pub(super) fn put_column(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64>) 
     numbers.for_each(|number| put(out, number));
 }
 
-/// Seven bits a byte, lowest first; the top bit says that more follow (LEB128).
+/// Writes seven bits per byte, lowest first; the top bit says that more follow (LEB128).
 pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -300,7 +300,7 @@ pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// RFC 4648, section 4.
+/// Encodes in base64 (RFC 4648, section 4).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

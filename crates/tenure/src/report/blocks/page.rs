@@ -18,9 +18,9 @@ const SCRIPTS: [&str; 7] = [
     include_str!("viewer/viewer.js"),
 ];
 
-/// Bytes of the section besides its data, at most.
+/// Returns the most bytes that the section takes without its data.
 pub(super) fn frame_bytes(trace: &Trace, history: &BlockHistory) -> usize {
-    /// Sentences on what is left out.
+    /// The sentences about blocks that are left out.
     const WORDS: usize = 1024;
     section(trace, history, &Packed::default()).len() + WORDS
 }
@@ -59,7 +59,7 @@ pub(super) fn section(trace: &Trace, history: &BlockHistory, packed: &Packed) ->
     titled("Every block over time", &words(trace, history, packed), &content)
 }
 
-/// The blocks that the picture shows, and those that it leaves out.
+/// Returns sentences about the blocks that the page shows, and those that it leaves out.
 fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
     let mut words =
         "Each band is a block, as tall as its bytes, stacked in the order of their allocation. Where a block \
@@ -108,7 +108,7 @@ fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
     words
 }
 
-/// How many of the events are not the history's own.
+/// Returns a clause on the events that recreate the state before the history.
 fn earlier(history: &BlockHistory) -> String {
     match history.earlier {
         0 => String::new(),
@@ -116,7 +116,7 @@ fn earlier(history: &BlockHistory) -> String {
     }
 }
 
-/// The recorded allocator's settings.
+/// Returns the recorded allocator's settings as HTML.
 fn settings(trace: &Trace) -> String {
     let settings = trace.settings();
     let conf = if settings.conf.is_empty() { "–" } else { &settings.conf };

@@ -1,4 +1,4 @@
-//! The page's data says what the trace says.
+//! Tests that the page's data agrees with the trace.
 
 use proptest::prelude::*;
 use tenure_alloc::snapshot::pickle::Writer;
@@ -10,7 +10,7 @@ use super::pack::{Packed, within};
 use super::unpack::{Unpacked, unpack, unpack_overview};
 use super::{PageOptions, section};
 
-/// A trace of `events`, read from a snapshot that gives each allocation one frame: function, file and line.
+/// Makes a trace of `events`, read from a snapshot that gives each allocation one frame: function, file and line.
 fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -> Trace {
     let event = |writer: &mut Writer<_>, event: &Event| {
         writer.dict(|writer| {
@@ -41,7 +41,7 @@ fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -
     Trace::read_from(&writer.finish().unwrap()[..], "random", &ReadOptions::default()).unwrap()
 }
 
-/// Each choice allocates a block of so many bytes, or frees the live block of that number.
+/// Makes a trace. Each choice allocates a block of so many bytes, or frees the live block of that number.
 fn trace_of(choices: &[(bool, u16)]) -> Trace {
     let mut events: Vec<Event> = Vec::new();
     let mut live: Vec<Event> = Vec::new();
@@ -66,7 +66,7 @@ fn trace_of(choices: &[(bool, u16)]) -> Trace {
     recorded(&events, |event| ("make".into(), format!("file{}.py", event.bytes % 5), event.bytes as u32))
 }
 
-/// Live bytes after each event.
+/// Returns the live bytes after each event.
 fn live_bytes(trace: &Trace) -> Vec<u64> {
     let mut live = 0;
     let after = trace.events().iter().map(|event| {
@@ -116,7 +116,7 @@ proptest! {
                 prop_assert!(kept + summed >= bytes, "event {}", event);
             }
         }
-        // A step is as high as what was left out was at most.
+        // A step is as high as the most bytes that were left out during it.
         let ends = data.summed.iter().skip(1).map(|step| step.0).chain([live.len() as u64]);
         for (&(first, summed), end) in data.summed.iter().zip(ends) {
             let most = (first..end).map(|event| live[event as usize] - kept_bytes(&data, event)).max();
@@ -160,7 +160,7 @@ proptest! {
             prop_assert_eq!(column.iter().map(|run| run.0).sum::<u64>(), bytes * rows / peak.max(1));
             let lives = data.blocks.iter().filter(|b| b.born <= event && b.died.is_none_or(|died| died > event));
             let mut stacks = lives.map(|block| block.stack.unwrap() + 1).chain([0]);
-            // Blocks that are too low for a row are passed over.
+            // Blocks that are too low for a row are skipped.
             prop_assert!(column.iter().all(|run| stacks.any(|stack| stack == run.1)), "event {event}");
         }
     }

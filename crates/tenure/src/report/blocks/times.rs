@@ -1,4 +1,4 @@
-//! The times that a page tells: few enough, and such that interpolation gives all others.
+//! The times in a page: few enough to fit, and chosen so that interpolation gives all others.
 
 use std::ops::Range;
 
@@ -6,19 +6,19 @@ use tenure_plan::Event;
 
 use super::pack::{deflated, differences, put, put_column};
 
-/// The events whose times are told, and how far off an interpolated time may be.
+/// The events whose times the page stores, and the largest error of an interpolated time.
 #[derive(Debug)]
 pub(super) struct Times {
     /// Ascending event numbers, the first and the last of the span among them.
     pub(super) told: Vec<usize>,
-    /// At most this many µs; 0 if interpolated times are right when rounded to µs.
+    /// The largest error in µs; 0 if interpolated times are right when rounded to µs.
     pub(super) error_us: u64,
 }
 
 impl Times {
-    /// As many times as fit into `bytes` of the page, but two at least, of the events in `span`.
+    /// Chooses as many times as fit into `bytes` of the page, but at least two, of the events in `span`.
     pub(super) fn within(events: &[Event], span: &Range<usize>, bytes: usize) -> Self {
-        // Times of a program that repeats itself take less than a byte.
+        // Times of a repetitive program take less than a byte each.
         let mut most = 4 * bytes;
         loop {
             let times = Self::of(events, span, most);
@@ -41,28 +41,28 @@ impl Times {
         put_column(out, differences(self.told.iter().map(|&event| events[event].time_us - first_us)));
     }
 
-    /// At most `most` times, but two at least, of the events in `span`, as exact as they can be.
+    /// Chooses at most `most` times, but at least two, of the events in `span`, as exact as possible.
     fn of(events: &[Event], span: &Range<usize>, most: usize) -> Self {
         let mut error_us = 0;
         loop {
             match told(events, span, error_us, most.max(2)) {
                 Some(told) => return Self { told, error_us },
-                // Interpolated times are between the first and the last, so that this ends.
+                // Interpolated times lie between the first and the last, so that this ends.
                 None => error_us = (error_us * 2).max(1),
             }
         }
     }
 }
 
-/// The first of each stretch of events that a line misses by at most `error_us`, and the last event; `None` if these
-/// are more than `most`.
+/// Returns the first event of each stretch that a line fits with an error of at most `error_us`, and the last event;
+/// `None` if these are more than `most`.
 fn told(events: &[Event], span: &Range<usize>, error_us: u64, most: usize) -> Option<Vec<usize>> {
     let allowed_us = (error_us as f64).max(0.49);
     let mut told = Vec::new();
     let Some(last) = span.end.checked_sub(1).filter(|last| span.contains(last)) else { return Some(told) };
     let mut anchor = span.start;
     told.push(anchor);
-    // The slopes, in µs an event, of lines from the anchor that pass near all events since.
+    // The slopes, in µs per event, of lines from the anchor that pass near all events since.
     let (mut low, mut high) = (f64::NEG_INFINITY, f64::INFINITY);
     for event in span.start + 1..=last {
         let [mut length, mut rise_us] = since(events, anchor, event);
@@ -84,7 +84,7 @@ fn told(events: &[Event], span: &Range<usize>, error_us: u64, most: usize) -> Op
     Some(told)
 }
 
-/// Events and µs from `anchor` to `event`.
+/// Returns the events and µs from `anchor` to `event`.
 fn since(events: &[Event], anchor: usize, event: usize) -> [f64; 2] {
     [(event - anchor) as f64, (events[event].time_us - events[anchor].time_us) as f64]
 }

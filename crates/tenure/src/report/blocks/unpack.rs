@@ -1,4 +1,4 @@
-//! Reads packed data again, as the browser does.
+//! Unpacks the page's data as the browser does, for tests.
 
 use std::io::Read;
 
@@ -36,7 +36,7 @@ pub(super) struct Row {
     pub(super) label: Option<u64>,
 }
 
-/// The rows, the highest bytes, and the runs of each column.
+/// Returns the rows, the highest bytes, and the runs of each column.
 pub(super) fn unpack_overview(text: &str) -> (u64, u64, Vec<Vec<(u64, u64)>>) {
     let bytes = inflated(text);
     let mut numbers = Columns { bytes: &bytes };

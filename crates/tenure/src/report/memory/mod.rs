@@ -1,4 +1,4 @@
-//! What a running program's memory is for, by tag and module.
+//! The report on a running program's memory, by tag and module.
 
 mod modules;
 mod page;
@@ -18,32 +18,31 @@ pub use segments::SegmentUse;
 
 use super::chart::Chart;
 
-/// Blocks that are named one by one.
+/// The number of largest blocks that are listed one by one.
 const LARGEST: usize = 25;
 
-/// A report on the memory of a running program: who holds it, by tag and by module, and how well it is used.
+/// A report on the memory of a running program: its bytes by tag and by module, and how well the memory is used.
 ///
-/// Blocks that were freed and wait for other streams count as held, so that the bytes of all tags, and of all modules,
-/// add up to the active bytes of the allocator. It can be serialised for programs to read, but for the history, which is
-/// the snapshot's.
+/// Freed blocks that wait for other streams count as held, so that the bytes of all tags, and of all modules, add up to
+/// the allocator's active bytes. The report serialises to JSON without the history, which the snapshot has.
 #[derive(Serialize)]
 #[non_exhaustive]
 pub struct MemoryReport {
-    /// What the report is of.
+    /// The title.
     pub title: String,
     /// The device's own figures, if they were given.
     pub device: Option<DeviceUse>,
-    /// Bytes that the program asked for and has not freed.
+    /// Bytes that the program requested and has not freed.
     pub requested_bytes: Figure,
-    /// Bytes set aside for them.
+    /// Bytes allocated for them, rounded.
     pub allocated_bytes: Figure,
-    /// The same, and of freed blocks that other streams may still use.
+    /// Allocated bytes plus the bytes of freed blocks that other streams may still use.
     pub active_bytes: Figure,
-    /// Bytes that the allocator holds of the device.
+    /// Device bytes that the allocator holds.
     pub reserved_bytes: Figure,
     /// The tags that were ever used.
     pub tags: Vec<TagUse>,
-    /// The program, divided into its modules.
+    /// The whole program, divided into its modules.
     pub modules: Module,
     /// The largest blocks, the first the largest.
     pub largest: Vec<BlockUse>,
@@ -58,63 +57,63 @@ pub struct MemoryReport {
     timeline: Option<Chart>,
 }
 
-/// A figure now, and at its highest.
+/// A figure: its current and its highest value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Figure {
-    /// Now.
+    /// The current value.
     pub current: u64,
-    /// The most since peaks were reset. Where an allocator keeps counters for each stream, an upper bound.
+    /// The highest value since peaks were reset. If the allocator keeps counters for each stream, an upper bound.
     pub peak: u64,
 }
 
-/// The memory of a device, whoever holds it.
+/// The memory of a device, over all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceUse {
-    /// Bytes of the device.
+    /// The device's memory, in bytes.
     pub total_bytes: u64,
     /// Bytes that no process holds.
     pub free_bytes: u64,
 }
 
-/// What a tag holds.
+/// The memory that a tag holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TagUse {
-    /// Which.
+    /// The tag.
     #[serde(serialize_with = "by_name")]
     pub tag: Tag,
-    /// As [`MemoryReport::requested_bytes`].
+    /// The tag's share of [`MemoryReport::requested_bytes`].
     pub requested_bytes: Figure,
-    /// As [`MemoryReport::allocated_bytes`].
+    /// The tag's share of [`MemoryReport::allocated_bytes`].
     pub allocated_bytes: Figure,
-    /// As [`MemoryReport::active_bytes`].
+    /// The tag's share of [`MemoryReport::active_bytes`].
     pub active_bytes: Figure,
-    /// Blocks that hold them.
+    /// The number of blocks that hold them.
     pub blocks: usize,
 }
 
 /// A block in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockUse {
-    /// First byte.
+    /// The address of its first byte.
     pub address: u64,
-    /// Bytes.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// Bytes that its user asked for.
+    /// Bytes that its user requested.
     pub requested_bytes: u64,
-    /// What it is for.
+    /// Its purpose.
     #[serde(serialize_with = "by_name")]
     pub tag: Tag,
-    /// Which it is, in words, if somebody said.
+    /// Its key, if the program set one.
     pub key: Option<String>,
-    /// The stream that it is for.
+    /// The stream that it was allocated for.
     pub stream: u64,
     /// Whether it was freed and waits for other streams.
     pub is_awaited: bool,
 }
 
 impl MemoryReport {
-    /// A report called `title`, of what an allocator holds and counts. `statistics` should be of the same moment as
-    /// `snapshot`: where the program allocated in between, they differ by that.
+    /// Makes a report called `title` of an allocator's snapshot and statistics. Both should be of the same moment:
+    /// allocations in between make them differ.
     pub fn new(title: impl Into<String>, snapshot: &Snapshot, statistics: &Statistics) -> Self {
         let title = title.into();
         let all = &statistics.all;
@@ -151,14 +150,14 @@ impl MemoryReport {
         }
     }
 
-    /// The same, with the device's own figures.
+    /// Returns the report with the device's own figures.
     #[must_use]
     pub fn on_device(mut self, device: DeviceUse) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// The whole report: one HTML file.
+    /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         page::page(self)
     }
@@ -184,7 +183,7 @@ impl From<Stat> for Figure {
     }
 }
 
-/// The blocks in use, and the streams that their segments are for.
+/// Returns the blocks in use, and the streams that their segments are for.
 fn held(snapshot: &Snapshot) -> impl Iterator<Item = (u64, &SnapshotBlock)> {
     let blocks = snapshot.segments.iter().flat_map(|segment| {
         let stream = segment.stream.0;

@@ -1,4 +1,4 @@
-//! The tree of modules, and what each holds.
+//! The tree of modules, and the memory that each holds.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,21 +8,21 @@ use serde::{Serialize, Serializer};
 use tenure_alloc::snapshot::SnapshotBlock;
 use tenure_core::{KeyId, Tag};
 
-/// Modules may be nested this deep; what lies deeper counts as its ancestor's.
+/// The deepest level of nested modules; blocks of deeper modules count for the ancestor at this level.
 const DEEPEST: usize = 64;
 
-/// A module of the program, and what it holds together with the modules in it.
+/// A module of the program, and the memory that it holds, including its child modules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Module {
-    /// Its name in the module around it; empty for the whole program.
+    /// Its name in its parent module; empty for the whole program.
     pub name: String,
     /// Bytes held by tag: `tags[tag as usize]`.
     #[serde(serialize_with = "by_name")]
     pub tags: [u64; Tag::ALL.len()],
-    /// Blocks that hold them.
+    /// The number of blocks that hold them.
     pub blocks: usize,
-    /// The modules in it, the first the one that holds most.
+    /// Its child modules, ordered by the bytes they hold, the most first.
     pub children: Vec<Module>,
 }
 
@@ -35,7 +35,7 @@ struct Node {
 }
 
 impl Module {
-    /// Divides blocks by the module paths of their keys. Blocks without one are the program's own.
+    /// Divides blocks by the module paths of their keys. Blocks without one belong to the program itself.
     pub(super) fn of_blocks<'a>(blocks: impl Iterator<Item = &'a SnapshotBlock>) -> Self {
         let mut held: BTreeMap<KeyId, Node> = BTreeMap::new();
         for block in blocks {
@@ -58,7 +58,7 @@ impl Module {
         root.into_module(String::new())
     }
 
-    /// Bytes held, of every tag.
+    /// Returns the bytes held, over all tags.
     pub fn bytes(&self) -> u64 {
         self.tags.iter().sum()
     }
@@ -78,7 +78,7 @@ impl Node {
     fn into_module(self, name: String) -> Module {
         let Self { tags, blocks, children } = self;
         let mut children: Vec<Module> = children.into_iter().map(|(name, child)| child.into_module(name)).collect();
-        // A stable sort: equal ones stay in the order of their names.
+        // The sort is stable: modules with equal bytes stay in the order of their names.
         children.sort_by_key(|child| Reverse(child.bytes()));
         Module { name, tags, blocks, children }
     }

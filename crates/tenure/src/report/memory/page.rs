@@ -11,7 +11,7 @@ use crate::units::{Bytes, Count, Percent};
 
 /// Modules that hold less than this share of the memory are shown together.
 const SMALLEST_SHARE: f64 = 0.002;
-/// Segments that are drawn.
+/// The number of segments that are drawn.
 const SEGMENTS: usize = 32;
 
 pub(super) fn page(report: &MemoryReport) -> String {
@@ -104,7 +104,7 @@ fn tags(report: &MemoryReport) -> String {
     bar(&report.modules.tags, total) + &table(&heads, rows.into_iter())
 }
 
-/// A bar of all tags side by side, as long as its share of `whole`. What it says in colour stands in the table too.
+/// Returns a bar of all tags side by side, as long as its share of `whole`. The table has the same figures as text.
 fn bar(tags: &[u64; Tag::ALL.len()], whole: u64) -> String {
     let part = |tag: Tag| {
         let bytes = tags[tag as usize];
@@ -144,7 +144,7 @@ struct Row {
     blocks: usize,
 }
 
-/// Adds a module and those in it, and what is its own if both are there; small ones together.
+/// Adds a module and its children, and a row for its own blocks if it has both; small modules are summed.
 fn add_module(rows: &mut Vec<Row>, module: &Module, name: &str, depth: usize, whole: u64) {
     let &Module { tags, blocks, ref children, .. } = module;
     rows.push(Row { name: name.to_owned(), depth, tags, blocks });
@@ -218,7 +218,7 @@ fn segments(report: &MemoryReport) -> String {
     drawings(|width| map(drawn, width)) + &table + &rest
 }
 
-/// The segments as strips, as long as they are large.
+/// Draws the segments as strips, as long as they are large.
 fn map(segments: &[SegmentUse], width: f64) -> String {
     const LEFT: f64 = 130.0;
     const STEP: f64 = 20.0;
@@ -271,12 +271,12 @@ fn figures(report: &MemoryReport) -> String {
     )
 }
 
-/// A cell's text that may take several lines, broken after dots where it can be.
+/// Returns a cell's text that may take several lines, broken after dots if possible.
 fn long(text: &str) -> String {
     format!("<span class=\"long\">{}</span>", escape(text).replace('.', ".<wbr>"))
 }
 
-/// -1 stands for no limit.
+/// Formats a number; -1 stands for no limit.
 fn count(value: i64) -> String {
     u64::try_from(value).map_or_else(|_| value.to_string(), |value| Count(value).to_string())
 }

@@ -1,4 +1,4 @@
-//! How full the segments are.
+//! The use of segments.
 
 use std::cmp::Reverse;
 
@@ -7,16 +7,16 @@ use tenure_alloc::Snapshot;
 use tenure_alloc::snapshot::{Segment, SnapshotState};
 use tenure_core::Tag;
 
-/// Places of a strip from left to right.
+/// The number of places in a strip from left to right.
 const PLACES: u64 = 400;
 
 /// A segment, and how it is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SegmentUse {
-    /// First byte.
+    /// The address of its first byte.
     pub address: u64,
-    /// Bytes.
+    /// Its size in bytes.
     pub bytes: u64,
     /// Bytes of live blocks.
     pub allocated_bytes: u64,
@@ -24,16 +24,16 @@ pub struct SegmentUse {
     pub awaited_bytes: u64,
     /// Bytes of the largest free range.
     pub largest_free_bytes: u64,
-    /// The stream that it is for.
+    /// The stream that it was allocated for.
     pub stream: u64,
-    /// The private pool that it belongs to; (0, 0) is the common one.
+    /// The private pool that it belongs to; (0, 0) is the default pool.
     pub pool: (u64, u64),
-    /// What lies where, for the picture.
+    /// The contents from left to right, for the picture.
     #[serde(skip)]
     pub(super) runs: Vec<Run>,
 }
 
-/// A stretch of a segment that mostly is of one kind.
+/// A stretch of a segment with one kind of content in most bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) content: Content,
@@ -42,7 +42,7 @@ pub(super) struct Run {
     pub(super) places: u64,
 }
 
-/// What a byte is doing.
+/// The state of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     Live(Tag),
@@ -50,7 +50,7 @@ pub(super) enum Content {
     Free,
 }
 
-/// The segments of `snapshot`, the largest first.
+/// Returns the segments of `snapshot`, the largest first.
 pub(super) fn of(snapshot: &Snapshot) -> Vec<SegmentUse> {
     let mut segments: Vec<SegmentUse> = snapshot.segments.iter().map(SegmentUse::new).collect();
     segments.sort_by_key(|segment| (Reverse(segment.bytes), segment.address));
@@ -72,23 +72,23 @@ impl SegmentUse {
         }
     }
 
-    /// Bytes that no block is in.
+    /// Returns the bytes that are in no block.
     pub fn free_bytes(&self) -> u64 {
         self.bytes - self.allocated_bytes - self.awaited_bytes
     }
 
-    /// The share of the segment's length from its start to `place`.
+    /// Returns the share of the segment's length from its start to `place`.
     pub(super) fn share(place: u64) -> f64 {
         place as f64 / PLACES as f64
     }
 }
 
-/// The blocks as stretches of whole places; a place is of the kind that most of its bytes are of.
+/// Returns the blocks as stretches of whole places; a place is of the kind of most of its bytes.
 fn runs(segment: &Segment) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let total = u128::from(segment.bytes());
     let mut blocks = segment.blocks.iter().peekable();
-    // Bytes of the first block that are left.
+    // The remaining bytes of the first block.
     let mut left = blocks.peek().map_or(0, |block| block.bytes);
     for place in 0..PLACES {
         let edge = |place: u64| (total * u128::from(place) / u128::from(PLACES)) as u64;

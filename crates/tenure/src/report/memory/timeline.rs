@@ -1,8 +1,8 @@
 //! Live bytes over time, by tag.
 //!
-//! A block's tag may be set after it was allocated, and a history may begin when blocks are live already. So the
-//! history is read backwards, from what is live now: each block counts under the tag that it had last, and what is left
-//! at the beginning was live from the start.
+//! A block's tag may be set after it was allocated, and a history may begin when blocks are already live. So the
+//! history is read backwards from the current live bytes: each block counts under its last tag, and the bytes that
+//! remain at the beginning were live from the start.
 
 use rustc_hash::FxHashMap;
 use tenure_alloc::snapshot::SnapshotState;
@@ -12,7 +12,7 @@ use tenure_core::Tag;
 use crate::report::chart::{Chart, Unit};
 use crate::report::history::{Bins, Change, Composition};
 
-/// The chart of what `snapshot` remembers; `None` if that is nothing.
+/// Returns the chart of the history in `snapshot`; `None` if it has none.
 pub(super) fn chart(title: &str, snapshot: &Snapshot) -> Option<Chart> {
     let events = snapshot.device_traces.iter().find(|trace| !trace.is_empty())?;
     let bins = Bins::new(events.iter().map(|event| event.time_us));
@@ -28,12 +28,12 @@ pub(super) fn chart(title: &str, snapshot: &Snapshot) -> Option<Chart> {
     })
 }
 
-/// What the style sheet calls a tag.
+/// Returns a tag's class in the style sheet.
 pub(super) fn class(tag: Tag) -> String {
     format!("tag-{tag}")
 }
 
-/// Live bytes by tag before the first event, and every change since, the last first.
+/// Returns the live bytes by tag before the first event, and every later change, the last first.
 fn rewind(snapshot: &Snapshot, events: &[Event], bins: &Bins) -> ([u64; Tag::ALL.len()], Vec<Change>) {
     let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
     let mut live: FxHashMap<Address, (Tag, u64)> = blocks

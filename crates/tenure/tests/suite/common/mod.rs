@@ -1,6 +1,6 @@
-//! What several tests of reports need.
+//! Helpers that several tests of reports share.
 
-/// Panics if a page asks for anything from elsewhere, runs a script, or leaves an element open.
+/// Panics if a page loads anything from elsewhere, runs a script, or leaves an element open.
 pub(crate) fn assert_self_contained(html: &str) {
     let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for reference in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {

@@ -1,4 +1,4 @@
-// Colours as the pixels of a canvas hold them (alpha, blue, green, red), and as CSS.
+// Colours in two forms: as the pixels of a canvas (alpha, blue, green, red), and as CSS.
 
 const CLASSES = [65536, 1048576, 10485760, 67108864, 268435456];
 
@@ -20,12 +20,12 @@ class Colors {
     this.streams = Array.from({ length: 8 }, (_, index) => pixel(`--stream${index}`));
   }
 
-  // The colour of a stack, by its number in the page.
+  // Returns the colour of a stack, by its number in the page.
   ofStack(number) {
     return ofHue(number, this.isDark);
   }
 
-  // The colour of a text of labels, by its number in the page; grey of none.
+  // Returns the colour of a label's text, by its number in the page; grey if there is none.
   ofText(number) {
     return number < 0 ? this.grey : ofHue(number, this.isDark);
   }
@@ -56,7 +56,7 @@ function fromHex(text) {
   return (0xff000000 | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
 }
 
-// Hues of neighbours differ most with the golden ratio.
+// With the golden ratio, the hues of neighbouring numbers differ most.
 function ofHue(index, isDark) {
   const hue = (index * 0.618034 + 0.55) % 1;
   const lightness = (isDark ? 0.5 : 0.62) + 0.08 * ((index * 7) % 3 - 1);

@@ -13,7 +13,7 @@ async function inflate(base64) {
 
 let resumedMs = performance.now();
 
-// Lets the page answer its reader if a script has been busy for long.
+// Lets the page respond to its user if a script has been busy for long.
 async function pause() {
   if (performance.now() - resumedMs < 12) return;
   await new Promise((resume) => setTimeout(resume));
@@ -49,7 +49,7 @@ class Columns {
     return column;
   }
 
-  // Numbers of which the differences are written.
+  // Reads numbers that are stored as differences.
   sums(Kind, count) {
     const column = new Kind(count);
     for (let row = 0, sum = 0; row < count; row++) column[row] = sum += this.number();
@@ -119,19 +119,19 @@ async function readData(bytes) {
   return { from, to, earlier, strings, frames: { name, file, line }, stacks, streams, blocks, summed, segments, times, marks, spans, labels };
 }
 
-// For each label the numbers of its texts, or -1.
+// Reads for each label the numbers of its texts, or -1.
 function readLabels(columns) {
   const count = columns.number();
   const [tag, context, pool] = [0, 0, 0].map(() => Int32Array.from(columns.column(Uint32Array, count), (text) => text - 1));
   return { count, tag, context, pool };
 }
 
-// The number of a text of a block's or a segment's label (`kind`: tag, context or pool), or -1.
+// Returns the number of a text of a block's or a segment's label (`kind`: tag, context or pool), or -1.
 function labelOf({ labels }, lives, row, kind) {
   return lives.label?.[row] >= 0 ? labels[kind][lives.label[row]] : -1;
 }
 
-// The first index whose number is above `limit`, in numbers that ascend.
+// Returns the first index whose number is above `limit`, in ascending numbers.
 function firstAbove(numbers, limit) {
   let [low, high] = [0, numbers.length];
   while (low < high) {
@@ -142,7 +142,8 @@ function firstAbove(numbers, limit) {
   return low;
 }
 
-// Microseconds since the first event of the trace. Times between those told are interpolated, off by at most `errorUs`.
+// Returns microseconds since the first event of the trace. Times between stored ones are interpolated, off by at most
+// `errorUs`.
 function timeOf({ event, us }, asked) {
   const next = firstAbove(event, asked);
   if (next === 0) return us[0] ?? 0;
@@ -158,20 +159,20 @@ function inBytes(bytes) {
   return `${unit ? bytes.toPrecision(3) : Math.round(bytes)} ${units[unit]}`;
 }
 
-// A time that is off by at most `errorUs`, in no more digits than are right.
+// Formats a time that is off by at most `errorUs`, with no more digits than are right.
 function inTime(us, errorUs = 0) {
   const [unit, scale] = [["µs", 1], ["ms", 1e3], ["s", 1e6]].findLast(([, least]) => us >= least) ?? ["µs", 1];
   const value = us / scale;
   const exact = scale === 1 ? 0 : scale === 1e3 ? 3 - Math.floor(Math.log10(value)) : 4;
   const digits = Math.min(exact, Math.floor(-Math.log10(errorUs / scale)));
   const place = 10 ** -digits;
-  // Half of the last digit is rounded off anyhow.
+  // The last digit is rounded by up to a half anyway.
   const about = errorUs > 10 ** -exact * scale / 2 ? "about " : "";
   if (!about) return `${value.toFixed(exact)} ${unit}`;
   return `${about}${(Math.round(value / place) * place).toFixed(Math.max(0, digits))} ${unit}`;
 }
 
-// The number that an address is, whose lower 52 bits and whose others are apart.
+// Returns an address as one number; its lower 52 bits and its upper bits are stored apart.
 function addressOf({ address, high }, row) {
   return `0x${(BigInt(high[row]) << 52n | BigInt(address[row])).toString(16)}`;
 }

@@ -1,8 +1,8 @@
 // The live blocks at every moment, in the order in which they are stacked.
 //
-// Blocks are numbered in the order in which they were made, and are stacked in that order: what is freed leaves, and
-// what lies above it falls. The live ones form a linked list, which is moved from change to change. Checkpoints of it
-// make every moment quick to reach.
+// Blocks are numbered in the order in which they were made, and are stacked in that order: a freed block is removed,
+// and the blocks above it move down. The live ones form a linked list, which is moved from change to change.
+// Checkpoints of the list make every moment quick to reach.
 
 const CHECKPOINTS = 64;
 
@@ -23,7 +23,7 @@ class History {
     this.before = new Int32Array(blocks.count + 1);
   }
 
-  // Brings all that changes into one order.
+  // Merges all changes into one order.
   merge(deaths, summed) {
     const { blocks } = this;
     const most = blocks.count + deaths.length + summed.count;
@@ -53,7 +53,7 @@ class History {
     }
   }
 
-  // Blocks that are freed, in that order.
+  // Returns the freed blocks, in the order of their frees.
   deaths() {
     const { count, died } = this.blocks;
     const shift = 2 ** 21;
@@ -77,7 +77,7 @@ class History {
     }
   }
 
-  // The list after no change, with these blocks in it. Its anchor is the number after the last block's.
+  // Restores the list to these live blocks, after change `at`. Its anchor is the number after the last block's.
   restore(live, at = -1) {
     const anchor = this.blocks.count;
     let last = anchor;
@@ -121,13 +121,13 @@ class History {
     this.seek(firstAbove(this.event, event) - 1);
   }
 
-  // The live blocks, the lowest first.
+  // Yields the live blocks, the lowest first.
   *live() {
     const anchor = this.blocks.count;
     for (let block = this.after[anchor]; block !== anchor; block = this.after[block]) yield block;
   }
 
-  // The change in `from` to before `to` after which most is live.
+  // Returns the change from `from` to before `to` after which most bytes are live.
   highest(from, to) {
     let best = from;
     for (let at = from + 1; at < to; at++) if (this.height[at] > this.height[best]) best = at;

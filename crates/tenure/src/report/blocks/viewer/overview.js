@@ -1,4 +1,4 @@
-// The first picture: the whole history, drawn before any block is read. `overview.rs` describes its layout.
+// The overview: the whole history, drawn before any block is read. `overview.rs` describes its layout.
 
 class Overview {
   constructor(bytes) {

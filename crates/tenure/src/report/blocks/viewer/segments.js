@@ -10,7 +10,8 @@ class Segments {
     Object.assign(this, { canvas, data, history, colors, drawn: [], left: 0 });
   }
 
-  // The segments at a moment, the largest first; of one pool if `this.pool` has its number. Ranges that touch are one, as in an expandable segment.
+  // Returns the segments at a moment, the largest first; of one pool if `this.pool` has its number. Ranges that touch
+  // count as one, as in an expandable segment.
   at(event) {
     const { segments } = this.data;
     const live = [];
@@ -85,7 +86,7 @@ class Segments {
     }
   }
 
-  // The segment and the block under a point.
+  // Returns the segment and the block under a point.
   find(x, y) {
     const place = this.drawn.find((at) => x >= at.x && x <= at.x + at.length && y >= at.y && y < at.y + BAR);
     if (!place) return {};

@@ -1,12 +1,12 @@
-// The canvas of all blocks over time. A column of pixels shows the moment of its events when most was live.
+// The canvas of all blocks over time. A column of pixels shows the moment at which most was live during its events.
 
 const LEFT = 66;
 const BOTTOM = 24;
 const TOP = 16;
-// The height of a row of annotations, and the rows.
+// The height of a row of annotations in pixels, and the number of rows.
 const LANE = 15;
 const LANES = 6;
-// Bytes from the bottom to the top, at least.
+// The least bytes from the bottom to the top.
 const LEAST_BYTES = 1000;
 
 class Timeline {
@@ -77,8 +77,8 @@ class Timeline {
     this.high = this.low + length;
   }
 
-  // Returns the things under a point of the canvas: the event of its column's moment, and a block, or -1 and the bytes of the sum
-  // of others.
+  // Returns what is under a point of the canvas: the event of its column's moment, and a block, or -1 and the bytes of
+  // the sum of other blocks.
   under(x, y) {
     const { history, data } = this;
     const column = Math.floor((x - LEFT) * this.ratio);
@@ -97,12 +97,12 @@ class Timeline {
     return { block: -1, event, summed: bytes >= 0 && sum + summed > bytes ? summed : 0 };
   }
 
-  // The event at the left of a column.
+  // Returns the event at the left edge of a column.
   edge(column) {
     return this.from + (column / this.width) * (this.to - this.from);
   }
 
-  // The change whose moment a column shows.
+  // Returns the change whose moment a column shows.
   shown(column, width = 1) {
     const first = firstAbove(this.history.event, Math.ceil(this.edge(column)) - 1);
     const end = firstAbove(this.history.event, Math.ceil(this.edge(column + width)) - 1);
@@ -125,7 +125,7 @@ class Timeline {
     const image = context.createImageData(Math.floor(this.width), Math.floor(this.height));
     const pixels = new Uint32Array(image.data.buffer);
     const { width, height } = image;
-    // The first column of those that show the same moment, for each column.
+    // For each column, the first column that shows the same moment.
     this.drawn = new Int32Array(width);
     let wide = 1;
     let painted = -2;
@@ -136,7 +136,7 @@ class Timeline {
       if (shown !== painted) {
         this.history.seek(shown);
         passed += this.paint(pixels, width, height, column);
-        // Where very many blocks are live at once, columns become wider, so that drawing stays quick.
+        // If very many blocks are live at once, columns become wider, so that drawing stays fast.
         if (passed > 8e6 && wide < 8) [wide, passed] = [wide * 2, 0];
       } else {
         for (let at = column; at < pixels.length; at += width) pixels[at] = pixels[at - 1];
@@ -223,13 +223,13 @@ class Timeline {
       let drawn = -1;
       for (const [place, span] of rows.entries()) {
         const [start, end] = [this.xOf(spans.from[span]), this.xOf(spans.to[span])];
-        // Of annotations in one pixel the first is drawn.
+        // If several annotations share a pixel, the first is drawn.
         if (end < Math.max(LEFT, drawn) || start > right) continue;
         const [x, wide] = [Math.max(LEFT, start), Math.max(1.5, Math.min(right, end) - Math.max(LEFT, start))];
         drawn = x + Math.max(1.5, wide);
         context.fillStyle = css(mixed(this.colors.ofText(spans.name[span]), this.colors.ground, 0.55));
         context.fillRect(x, top + lane * LANE, wide > 3 ? wide - 1 : wide, LANE - 2);
-        // A name may go on where no other annotation follows.
+        // A name may extend to the right until the next annotation.
         const next = place + 1 < rows.length ? this.xOf(spans.from[rows[place + 1]]) : right;
         const room = Math.min(right, next) - x - 8;
         if (room < 12) continue;
@@ -240,7 +240,7 @@ class Timeline {
     context.restore();
   }
 
-  // The annotation under a point, or -1.
+  // Returns the annotation under a point, or -1.
   spanAt(x, y) {
     const { spans } = this.data;
     const lane = Math.floor((y - (TOP + this.height / this.ratio + BOTTOM)) / LANE);
@@ -272,7 +272,7 @@ class Timeline {
   }
 }
 
-// Rows of annotations that do not overlap. Those that fit into none are not drawn.
+// Assigns annotations to rows without overlaps. Annotations that fit into no row are not drawn.
 function lanesOf(spans) {
   const lanes = [];
   const ends = [];
@@ -286,7 +286,7 @@ function lanesOf(spans) {
   return lanes;
 }
 
-// As much of a text as fits into `width`.
+// Returns as much of a text as fits into `width`.
 function fitting(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let length = Math.floor((text.length * width) / context.measureText(text).width);
@@ -301,7 +301,7 @@ function line(context, x0, y0, x1, y1) {
   context.stroke();
 }
 
-// The nearest 1, 2 or 5 times a power of ten that is not below `step`.
+// Returns the nearest number not below `step` that is 1, 2 or 5 times a power of ten.
 function round(step) {
   const power = 10 ** Math.floor(Math.log10(step || 1));
   return power * [1, 2, 5, 10].find((times) => times * power >= step * 0.999);

@@ -1,4 +1,4 @@
-// Wires the canvases, the search and the details of a block.
+// Connects the canvases, the search and the details of a block.
 
 const find = (id) => document.getElementById(id);
 
@@ -44,14 +44,14 @@ class Viewer {
     this.setUpTimeline(find("timeline"));
   }
 
-  // The kinds of things that the page tells of its blocks.
+  // Returns the kinds of details that the page has about its blocks.
   contents() {
     const { stacks, labels, spans } = this.data;
     const hasText = (kind) => labels[kind].some((text) => text >= 0);
     return { stack: stacks.length > 0, tag: hasText("tag"), context: hasText("context"), pool: hasText("pool"), span: spans.count > 0 };
   }
 
-  // Lets the segments of one pool be shown.
+  // Sets up the choice of one pool whose segments are shown.
   setUpPools() {
     const { labels, strings } = this.data;
     for (const pool of new Set([...labels.pool].filter((text) => text >= 0))) find("pool").append(new Option(strings[pool], pool));
@@ -138,7 +138,7 @@ class Viewer {
     this.colors.choose(this.data, find("color").value, this.matches);
   }
 
-  // Draws once before the next picture, however often it is asked for.
+  // Draws once before the next frame, however often it is requested.
   draw() {
     if (this.isAsked) return;
     this.isAsked = true;
@@ -190,7 +190,8 @@ class Viewer {
     this.select(live.at(isUpwards ? (at + 1) % live.length : Math.max(at, 0) - 1) ?? -1);
   }
 
-  // Describes the sum of blocks at an event, and how to see the blocks. A shorter part holds fewer, so that more fit.
+  // Describes the sum of blocks at an event, and how to see the blocks. A shorter part of the history holds fewer
+  // blocks, so more of them fit.
   aboutSummed(event, bytes) {
     const { from, to, blocks, summed } = this.data;
     const length = Math.max(2, Math.floor((to - from) * blocks.count / (blocks.count + summed.blocks) / 2));
@@ -245,7 +246,7 @@ class Viewer {
     return `${strings[spans.name[span]]}\n${to > from ? `events ${inCount(from)} to ${inCount(to - 1)}` : `before event ${inCount(from)}`}`;
   }
 
-  // The names of the annotations that were open at an event, the outer ones first.
+  // Returns the names of the annotations that were open at an event, the outer ones first.
   openAt(event) {
     const { spans, strings } = this.data;
     const end = firstAbove(spans.from, event);
@@ -259,7 +260,7 @@ class Viewer {
     return inTime(timeOf(times, event), times.errorUs);
   }
 
-  // An event and its time, which is known in the shown part.
+  // Describes an event and its time, which is known in the shown part.
   when(event) {
     const { from, to, earlier } = this.data;
     if (event < earlier) return "before this history";
@@ -267,7 +268,7 @@ class Viewer {
     return `event ${inCount(event)}, ${place}`;
   }
 
-  // The events of a block's life.
+  // Describes the events of a block's life.
   life(block) {
     const born = this.data.blocks.born[block];
     return born < this.data.earlier ? `from before this history to ${this.end(block)}` : `events ${inCount(born)} to ${this.end(block)}`;
@@ -309,12 +310,12 @@ class Viewer {
     about.append(list, stack ? lines : element("p", "No stack was recorded for this block."));
   }
 
-  // The label of a block, and the annotations that it was allocated in, so far as the page has them.
+  // Returns the label of a block, and the annotations in which it was allocated, as far as the page has them.
   labelFacts(block) {
     const { blocks, strings, from } = this.data;
     const kinds = [["tag", "Tag"], ["context", "Compile context"], ["pool", "Pool"]];
     const facts = kinds.map(([kind, name]) => [name, strings[labelOf(this.data, blocks, block, kind)]]);
-    // The page has not all annotations from before the shown part.
+    // The page does not have all annotations from before the shown part.
     const open = blocks.born[block] < from ? [] : this.openAt(blocks.born[block]);
     return [...facts, ["Allocated in", open.join(" › ")]].filter(([, value]) => value);
   }
@@ -328,8 +329,8 @@ class Viewer {
     this.drawSegments();
   }
 
-  // For each block whether the text is in a function or file of its stack, in its label, or in the name of an annotation
-  // that it was allocated in.
+  // Returns for each block whether the text is in a function or file of its stack, in its label, or in the name of an
+  // annotation in which it was allocated.
   matching(wanted) {
     const { strings, frames, stacks, blocks, labels } = this.data;
     const inString = strings.map((text) => text.toLowerCase().includes(wanted));
@@ -340,7 +341,7 @@ class Viewer {
     return Uint8Array.from(blocks.stack, (stack, block) => Number(inStack[stack] || inLabel[blocks.label?.[block]] || isInSpan(blocks.born[block]) || false));
   }
 
-  // Whether an event lies in an annotation whose name is in `inString`, as a function.
+  // Returns a function that says whether an event lies in an annotation whose name is in `inString`.
   inSpans(inString) {
     const { spans } = this.data;
     const [starts, ends] = [[], []];
@@ -383,7 +384,7 @@ function element(kind, text) {
 
 const isParsed = new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
 
-// Draws the overview at once, and then reads the blocks, which takes longer the more they are.
+// Draws the overview at once, and then reads the blocks, which takes longer the more there are.
 async function start() {
   try {
     const overview = new Overview(await inflate(find("overview-data").textContent));
