@@ -17,7 +17,7 @@ use crate::commands::plan::PlanArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::train::TrainArgs;
 
-/// Trains and serves models, and shows what a program did with its memory, and what another allocator would have made of it.
+/// Trains and serves models, shows how a program used its memory, and replays that on other allocators.
 #[derive(Parser)]
 #[command(name = "tenure", version, max_term_width = 80, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -42,17 +42,17 @@ Record a snapshot in PyTorch, from before the first CUDA allocation:
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Train(TrainArgs),
-    /// Look into memory traces, convert them, draw them
+    /// Inspect memory traces, convert them, and draw them
     #[command(subcommand)]
     Trace(TraceCommand),
     Replay(ReplayArgs),
     Plan(PlanArgs),
-    /// Plan for other processes where their tensors should live
+    /// Plan for other processes in which tier their tensors live
     #[command(subcommand)]
     Agent(AgentCommand),
     Devices(DevicesArgs),
     Embed(EmbedArgs),
-    /// Measure how fast something is
+    /// Measure speed
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Share a device's memory between processes
@@ -63,7 +63,7 @@ pub(crate) enum Command {
     Models(ModelsCommand),
     Serve(ServeArgs),
     Background(BackgroundArgs),
-    /// Compute for `tenure serve`, which starts this
+    /// Compute for `tenure serve`, which starts this process
     #[command(hide = true)]
     Worker,
 }
@@ -75,11 +75,11 @@ pub(crate) enum TraceCommand {
     Report(ReportArgs),
 }
 
-/// Say what a trace holds: counts, the peak, sizes
+/// Summarize a trace: counts, the peak, sizes
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  tenure trace info snapshot.pickle.xz")]
 pub(crate) struct InfoArgs {
-    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), told apart by content
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]
@@ -96,7 +96,7 @@ pub(crate) struct ConvertArgs {
     /// A PyTorch memory snapshot or a compact trace
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Where to write; the name ends in .ttrace, .pickle, .pickle.xz or .pickle.gz, and says the format
+    /// The file to write; its extension chooses the format: .ttrace, .pickle, .pickle.xz or .pickle.gz
     #[arg(short, long, value_name = "OUT")]
     pub(crate) output: PathBuf,
     #[command(flatten)]
@@ -118,27 +118,27 @@ pub(crate) struct ReportArgs {
     /// A PyTorch memory snapshot or a compact trace
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Where to write; by default FILE's name, with .html, in the current directory
+    /// The file to write [default: FILE's name with .html, in the current directory]
     #[arg(short, long, value_name = "OUT.html")]
     pub(crate) output: Option<PathBuf>,
-    /// Also write the chart that compares the allocators, as a picture of its own
+    /// Also write the chart that compares the allocators, as a separate picture
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) svg: Option<PathBuf>,
-    /// Show blocks from this event on. The first event of the trace is 0; where blocks or segments were there before the
-    /// history, the events that make them come first and count
+    /// Show blocks from this event on. The first event of the trace is 0; if blocks or segments existed before the
+    /// history, the events that recreate them come first and count
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_name = "EVENT")]
     pub(crate) from: usize,
-    /// Show blocks before this event; by default to the end
+    /// Show blocks before this event [default: to the end]
     #[arg(long, allow_negative_numbers = true, value_name = "EVENT")]
     pub(crate) to: Option<usize>,
-    /// Most bytes of the page, of which charts and tables take up to half a megabyte
+    /// The largest size of the page; charts and tables take up to half a megabyte of it
     #[arg(long, default_value = "4MB", value_parser = parse_bytes, value_name = "SIZE")]
     pub(crate) page_size: u64,
     #[command(flatten)]
     pub(crate) source: Source,
 }
 
-/// Do again what a trace recorded, on another allocator, and say what it takes
+/// Replay a trace's allocations on another allocator, and report the memory and time
 #[derive(clap::Args)]
 #[command(after_help = "\
 After each pass the blocks still live are freed in address order, and all streams complete.
@@ -153,32 +153,32 @@ Examples:
   tenure replay *.pickle.xz --allocator paged --repeat 3 --lag-us 10000 --json
   tenure replay snapshot.pickle --driver cuda --allocator paged")]
 pub(crate) struct ReplayArgs {
-    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), told apart by content
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// The allocator to replay on
     #[arg(long, value_enum, default_value_t = Allocators::All, value_name = "NAME")]
     pub(crate) allocator: Allocators,
-    /// How many times to play each trace, one after the other on the same allocator
+    /// The number of times to play each trace, one after the other on the same allocator
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
     pub(crate) repeat: u32,
-    /// How long after a block's free the simulated device completes its work on the block, in µs of the trace
+    /// The time after a block's free at which the simulated device completes its work on the block, in µs of the trace
     #[arg(long, default_value_t = 0, value_name = "L")]
     pub(crate) lag_us: u64,
-    /// The driver underneath
+    /// The driver to use
     #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
     pub(crate) driver: DriverKind,
-    /// The device of --driver cuda to replay on
+    /// The number of the device to replay on, with --driver cuda
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) on_device: u8,
-    /// Print one JSON object for each file and allocator, each on a line
+    /// Print one JSON object per line for each file and allocator
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) source: Source,
 }
 
-/// Say which devices there are, or why there is none
+/// List the devices, or say why there are none
 #[derive(clap::Args)]
 #[command(after_help = "\
 Memory and processes are those of a device that was started, which takes a moment and some of its memory.
@@ -187,7 +187,7 @@ Examples:
   tenure devices
   tenure devices --json")]
 pub(crate) struct DevicesArgs {
-    /// Whose devices
+    /// The driver whose devices are listed
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, value_name = "NAME")]
     pub(crate) driver: DriverKind,
     /// Print one JSON object
@@ -195,7 +195,7 @@ pub(crate) struct DevicesArgs {
     pub(crate) json: bool,
 }
 
-/// Print a vector for each text: one JSON list of numbers a line
+/// Print a vector for each text: one JSON list of numbers per line
 #[derive(clap::Args)]
 #[command(after_help = "\
 DIR is a sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The model is a BERT, \
@@ -213,32 +213,32 @@ pub(crate) struct EmbedArgs {
     /// Texts [default: the lines of standard input]
     #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
-    /// Where to compute: cpu, cuda, or cuda:N
+    /// The device to compute on: cpu, cuda, or cuda:N
     #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
     pub(crate) device: Device,
-    /// How many texts to compute at once
+    /// The number of texts to compute at once
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     pub(crate) batch_size: u16,
 }
 
-/// Which trace of a file.
+/// The options that choose a trace of a file.
 #[derive(clap::Args)]
 pub(crate) struct Source {
-    /// The device to read, if the snapshot has several [default: the one with most bytes]
+    /// The device to read, if the snapshot has several [default: the one with the most bytes]
     #[arg(long, value_name = "N")]
     pub(crate) device: Option<u32>,
 }
 
-/// Which driver is underneath.
+/// The driver to use.
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum DriverKind {
-    /// A device in software
+    /// A simulated device
     Sim,
-    /// NVIDIA's, on real devices
+    /// NVIDIA's driver, on real devices
     Cuda,
 }
 
-/// Which allocators to replay on.
+/// The allocators to replay on.
 #[derive(Clone, Copy)]
 pub(crate) enum Allocators {
     One(AllocatorKind),
@@ -284,7 +284,7 @@ mod tests {
 
     const COLUMNS: usize = 80;
 
-    /// Calls `check` with a command and each of those inside of it.
+    /// Calls `check` with a command and each of its subcommands.
     fn for_each(command: &mut Command, check: &mut impl FnMut(&mut Command)) {
         check(command);
         command.get_subcommands_mut().for_each(|inner| for_each(inner, check));

@@ -1,4 +1,4 @@
-//! Files: read with a progress bar, one after the other, a bad one with one line of complaint. And what is printed.
+//! Reads files one after the other with a progress bar, reports bad ones in one line each, and prints results.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,11 +10,11 @@ use tenure::plan::{ReadOptions, Trace, TraceError};
 use crate::args::Source;
 use crate::progress;
 
-/// The exit code for bad input, which is clap's for bad usage.
+/// The exit code for bad input, the same as clap's for bad usage.
 pub(crate) const BAD_INPUT: u8 = 2;
 
-/// Prints what `action` makes of each file. A file that it cannot use gets a line on stderr and leaves nothing on
-/// stdout, and the next has its turn.
+/// Prints the result of `action` for each file. A file that fails gets a line on stderr and nothing on stdout; the next
+/// file follows.
 pub(crate) fn for_each(files: &[PathBuf], mut action: impl FnMut(&Path) -> anyhow::Result<String>) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for file in files {
@@ -28,12 +28,12 @@ pub(crate) fn for_each(files: &[PathBuf], mut action: impl FnMut(&Path) -> anyho
     code
 }
 
-/// Prints what a command made that is not about files, or one line on stderr that says why it could not.
+/// Prints the result of a command, or one line on stderr that gives the error.
 pub(crate) fn print(made: anyhow::Result<String>) -> ExitCode {
     print_each([made])
 }
 
-/// Prints one after the other, each when it is made, up to the first that could not be.
+/// Prints results one after the other, each as soon as it is made, up to the first error.
 pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>) -> ExitCode {
     for made in made {
         match show(made) {
@@ -46,7 +46,7 @@ pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>)
     ExitCode::SUCCESS
 }
 
-/// Reads the trace that `source` asks for.
+/// Reads the trace that `source` selects.
 ///
 /// # Errors
 /// One line that names the file.
@@ -65,16 +65,16 @@ pub(crate) fn read(path: &Path, source: &Source) -> Result<Trace, TraceError> {
     Ok(trace)
 }
 
-/// An error of a library call, with the file that it is about in front.
+/// Returns the error of a library call, prefixed with the file that it concerns.
 pub(crate) fn about(path: &Path, error: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("{}: {error}", path.display())
 }
 
-/// What became of a text, or of an error in its place.
+/// The outcome of printing a text, or an error in its place.
 enum Shown {
     Text,
     Complaint,
-    /// Whoever read stdout has seen enough.
+    /// The reader of stdout has closed it.
     NobodyReads,
     /// Standard output cannot be written.
     Failed,
@@ -99,9 +99,9 @@ fn show(made: anyhow::Result<String>) -> Shown {
     }
 }
 
-/// One line on stderr, whatever the names in it hold.
+/// Prints one line on stderr, even if the message contains line breaks.
 pub(crate) fn complain(message: &str) {
     let line: String = message.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    // Nobody is left to tell of a failure here.
+    // A failure to write to stderr cannot be reported.
     let _ = writeln!(io::stderr(), "tenure: {line}");
 }

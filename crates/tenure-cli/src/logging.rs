@@ -1,11 +1,11 @@
-//! Warnings, and the log of a server's requests, on standard error.
+//! Logs warnings, and a server's requests, on standard error.
 
 use std::{env, io};
 
 use tenure_serve::request_log;
 use tracing_subscriber::EnvFilter;
 
-/// How requests to a server are logged.
+/// The format in which a server's requests are logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
     /// Not at all
@@ -16,12 +16,12 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Shows warnings, such as of a library that is not there, and requests. `RUST_LOG` asks for other messages than warnings.
+/// Starts logging of warnings, such as of a missing library, and of requests. `RUST_LOG` selects other messages.
 pub(crate) fn begin(requests: LogFormat) {
     let others = env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "warn".into());
     let level = if requests == LogFormat::Off { "off" } else { "info" };
     let filter = EnvFilter::new(format!("{others},{}={level}", request_log::TARGET));
-    // A line that cannot be written, as on a full disk, would be told of on standard error too, and panic.
+    // Otherwise a line that cannot be written, as on a full disk, would be reported on standard error too, and panic.
     let lines = tracing_subscriber::fmt().log_internal_errors(false);
     let lines = lines.with_env_filter(filter).with_writer(io::stderr).with_target(false);
     match requests {

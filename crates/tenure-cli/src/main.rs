@@ -1,8 +1,8 @@
-//! The program `tenure`: trains and serves models, and shows what a program did with its GPU memory, and what another allocator
-//! would have made of it.
+//! The program `tenure`: trains and serves models, shows how a program used its GPU memory, and replays that on other
+//! allocators.
 //!
 //! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, a file that could not be read
-//! or written, a device that is not there or failed, or a training run that could not go on; 130, interrupted.
+//! or written, a device that does not exist or failed, or a training run that could not go on; 130, interrupted.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let requests = if let Command::Serve(args) = &args.command { args.log } else { LogFormat::Off };
     logging::begin(requests);
-    // Some end in a way of their own.
+    // Some commands handle an interrupt themselves.
     let has_own_end = matches!(
         args.command,
         Command::Agent(_)

@@ -1,4 +1,4 @@
-//! Files written whole or not at all, also when the program is interrupted.
+//! Writes files atomically, even when the program is interrupted.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -10,19 +10,19 @@ use tenure::nn::checkpoint;
 
 use crate::files;
 
-/// What shells report for a program ended by Ctrl-C.
+/// The exit code that shells report for a program ended by Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Somebody asked a program that [takes note](note_interrupts) to end.
+/// Whether a program that [notes interrupts](note_interrupts) was asked to end.
 static WAS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on, Ctrl-C and a request to terminate leave no part of a file behind.
+/// Makes Ctrl-C and a request to terminate remove temporary files before the program ends.
 pub(crate) fn clean_up_when_interrupted() {
     handle_interrupts(clean_up_and_exit);
 }
 
-/// From now on, the first Ctrl-C or request to terminate is only [noted](is_interrupted), and `then`, what follows, is
-/// said; the next ends the program, and leaves no part of a file behind.
+/// Makes the first Ctrl-C or request to terminate only set [a flag](is_interrupted) and print `then`, which says what
+/// follows. The next ends the program and removes temporary files.
 pub(crate) fn note_interrupts(then: &'static str) {
     handle_interrupts(move || {
         if WAS_INTERRUPTED.swap(true, Ordering::Relaxed) {
@@ -34,13 +34,13 @@ pub(crate) fn note_interrupts(then: &'static str) {
     });
 }
 
-/// Whether the program was asked to end.
+/// Returns whether the program was asked to end.
 pub(crate) fn is_interrupted() -> bool {
     WAS_INTERRUPTED.load(Ordering::Relaxed)
 }
 
 fn handle_interrupts(handler: impl FnMut() + Send + 'static) {
-    // Fails only where a handler is set already; this is the program's only one.
+    // Fails only if a handler is already set; this is the program's only one.
     ctrlc::set_handler(handler).expect("the first signal handler");
 }
 
@@ -49,7 +49,7 @@ fn clean_up_and_exit() {
     process::exit(INTERRUPTED.into());
 }
 
-/// Writes `content` to `path`. The file appears when everything is there.
+/// Writes `content` to `path`. The file appears when it is complete.
 pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     if is_device(path) {
         let written = File::create(path).and_then(|file| {
@@ -62,7 +62,7 @@ pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Res
     Ok(checkpoint::write_atomically(path, content)?)
 }
 
-/// That a file cannot be written at the end is said at the beginning.
+/// Checks that a file can be written, so that the error comes before the work.
 pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     if is_device(path) {
         return Ok(());
@@ -70,7 +70,7 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     Ok(checkpoint::check_writable(path)?)
 }
 
-/// The one name of a file, which may not be there yet.
+/// Returns the canonical path of a file, which may not exist yet.
 pub(crate) fn canonical(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let there = fs::canonicalize(path);
@@ -78,7 +78,7 @@ pub(crate) fn canonical(path: &Path) -> PathBuf {
     there.or_else(not_there).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A device or a pipe is not replaced.
+/// Returns whether the path is a device or a pipe, which is written in place.
 fn is_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir())
 }

@@ -1,4 +1,4 @@
-//! Which devices the program works with.
+//! The devices that the program works with.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +11,7 @@ use tenure_device::{Platform, cuda};
 
 use crate::args::DriverKind;
 
-/// The devices of a driver.
+/// Returns the platform of a driver.
 pub(crate) fn platform(driver: DriverKind) -> &'static dyn Platform {
     static SIMULATED: LazyLock<SimPlatform> = LazyLock::new(|| SimPlatform::new(vec![SimConfig::default()]));
     match driver {
@@ -20,10 +20,10 @@ pub(crate) fn platform(driver: DriverKind) -> &'static dyn Platform {
     }
 }
 
-/// Makes simulated devices the process's of these numbers.
+/// Makes simulated devices with these numbers the process's devices.
 ///
 /// # Errors
-/// One of them is there already.
+/// One of the numbers already has a device.
 pub(crate) fn simulate(numbers: &[u8]) -> anyhow::Result<()> {
     let count = numbers.last().map_or(0, |last| usize::from(*last) + 1);
     let platform = SimPlatform::new(vec![SimConfig::default(); count]);
@@ -33,10 +33,10 @@ pub(crate) fn simulate(numbers: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The memory of a CUDA device that `option` asks for, such as `--device cuda`.
+/// Returns the memory of the CUDA device that `option` names, such as `--device cuda`.
 ///
 /// # Errors
-/// There is no such device, in the words for those who use it.
+/// There is no such device; the error is worded for users of the program.
 pub(crate) fn memory(option: &str, device: Device) -> anyhow::Result<&'static DeviceMemory> {
     memory::device(device.index()).map_err(|error| match error {
         MemoryError::Driver(error) => anyhow::anyhow!("{option}: {}", error.error.kind),
@@ -44,10 +44,10 @@ pub(crate) fn memory(option: &str, device: Device) -> anyhow::Result<&'static De
     })
 }
 
-/// A device to work on.
+/// Opens a device.
 ///
 /// # Errors
-/// There is none, in the words for those who use it.
+/// There is none; the error is worded for users of the program.
 pub(crate) fn device(driver: DriverKind, device: u8) -> anyhow::Result<Arc<dyn Driver>> {
     let platform = platform(driver);
     let count = platform.device_count().map_err(|error| anyhow::anyhow!(error.kind))?;

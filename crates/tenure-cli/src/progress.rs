@@ -1,4 +1,4 @@
-//! Progress bars on stderr, when that is a terminal.
+//! Progress bars on stderr, if it is a terminal.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use tenure::replay::Progress;
 /// Events between two updates.
 const EVENTS: usize = 4096;
 
-/// A bar of bytes read.
+/// Returns a bar of bytes read.
 pub(crate) fn bytes(length: u64, message: String) -> ProgressBar {
     bar(length, message, "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
 }
 
-/// A bar of cases measured.
+/// Returns a bar of cases measured.
 pub(crate) fn cases(count: u64) -> ProgressBar {
     bar(count, String::new(), "{msg:30} {wide_bar} {pos}/{len} cases")
 }
 
-/// A bar of steps, of which `done` are made.
+/// Returns a bar of steps, of which `done` are made.
 pub(crate) fn steps(done: u64, count: u64) -> ProgressBar {
     bar(count, String::new(), "{msg} {wide_bar} {pos}/{len}, {eta} left").with_position(done)
 }
 
-/// A bar of time in ms.
+/// Returns a bar of time in ms.
 pub(crate) fn time(time: Duration) -> ProgressBar {
     bar(time.as_millis() as u64, String::new(), "{wide_bar} {eta} left")
 }
 
-/// A bar of texts, of as many as are known.
+/// Returns a bar of texts, with their number if it is known.
 pub(crate) fn texts(count: Option<u64>) -> ProgressBar {
     match count {
         Some(count) => bar(count, String::new(), "{wide_bar} {human_pos}/{human_len} texts"),
@@ -43,12 +43,12 @@ pub(crate) struct Replaying {
 }
 
 impl Replaying {
-    /// For `passes` passes over `events` events.
+    /// Makes a bar for `passes` passes over `events` events.
     pub(crate) fn new(events: usize, passes: u64, message: String) -> Self {
         Self { bar: bar(events as u64 * passes, message, "{msg} {wide_bar} {human_pos}/{human_len} events"), events }
     }
 
-    /// Moves on; `earlier` passes came before.
+    /// Moves the bar; `earlier` passes came before.
     pub(crate) fn update(&self, earlier: u64, progress: Progress) {
         if progress.event.is_multiple_of(EVENTS) {
             let passes = earlier + u64::from(progress.pass);
@@ -57,7 +57,7 @@ impl Replaying {
     }
 }
 
-/// A line of what is going on.
+/// Returns a line that describes the current activity.
 pub(crate) fn line() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a template of ours");
     ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style)

@@ -1,21 +1,22 @@
-//! What this process has in memory, as the system counts, but for what is mapped from files, such as its code: the system
-//! takes that back when it needs to. Elsewhere than on Linux nobody knows.
+//! The resident memory of this process, by the system's count, without pages mapped from files, such as its code: the
+//! system reclaims those when it needs to. Known on Linux only.
 
 use std::fs;
 
-/// Bytes now.
+/// Returns the current bytes.
 pub(crate) fn now() -> Option<u64> {
     status("VmRSS:")?.checked_sub(status("RssFile:")?)
 }
 
-/// The most since that was [forgotten](forget_most). What is mapped from files only gets more.
+/// Returns the most bytes since the peak was [reset](forget_most). Pages mapped from files count as of now, because
+/// they only grow.
 pub(crate) fn most() -> Option<u64> {
     status("VmHWM:")?.checked_sub(status("RssFile:")?)
 }
 
-/// From now on the most is of now.
+/// Resets the peak to the current bytes.
 pub(crate) fn forget_most() {
-    // Where it cannot be forgotten, it is too high.
+    // If it cannot be reset, the peak is too high.
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 

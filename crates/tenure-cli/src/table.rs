@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Rows under heads, each column as wide as it must be: the first to the left, the others to the right.
+/// Formats rows under headings, each column as wide as needed: the first aligned left, the others right.
 pub(crate) fn table(heads: &[&str], rows: &[impl AsRef<[String]>]) -> String {
     let rows = rows.iter().map(|row| row.as_ref().iter().map(String::as_str).collect::<Vec<_>>());
     let rows: Vec<_> = std::iter::once(heads.to_vec()).chain(rows).collect();

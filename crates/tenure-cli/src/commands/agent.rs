@@ -1,4 +1,4 @@
-//! The agent as a process, and asking it.
+//! The commands `tenure agent serve` and `tenure agent ask`.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use tenure_agent::{Learner, Marl};
 use super::plan::PlannerName;
 use crate::{files, output, progress};
 
-/// How often the line on a terminal is brought up to date.
+/// The time between updates of the status line on a terminal.
 const UPDATE: Duration = Duration::from_millis(100);
 
 #[derive(Subcommand)]
@@ -26,7 +26,7 @@ pub(crate) enum AgentCommand {
     Ask(AskArgs),
 }
 
-/// Plan for other processes where their tensors should live, until interrupted
+/// Plan for other processes in which tier their tensors live, until interrupted
 #[derive(clap::Args)]
 #[command(override_usage = "\
 tenure agent serve [OPTIONS] --results <DIR>
@@ -46,18 +46,18 @@ Examples:
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     place: Place,
-    /// The folder for mappings, which must be there; best in memory, as under /dev/shm
+    /// The folder for mappings, which must exist; best in memory, as under /dev/shm
     #[arg(long, value_name = "DIR")]
     results: PathBuf,
-    /// Learn from measured times that clients report, and keep what was learned in this file
+    /// Learn from measured times that clients report, and keep the results in this file
     #[arg(long, value_name = "FILE")]
     learn: Option<PathBuf>,
-    /// The most connections at once
+    /// The largest number of connections at once
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     clients: u16,
 }
 
-/// Ask an agent where the tensors of a problem should live
+/// Ask an agent in which tier each tensor of a problem should live
 #[derive(clap::Args)]
 #[command(override_usage = "\
 tenure agent ask [OPTIONS] <--socket <PATH>|--tcp <ADDRESS:PORT>>
@@ -78,19 +78,19 @@ pub(crate) struct AskArgs {
     file: PathBuf,
     #[command(flatten)]
     place: Place,
-    /// Who plans [default: whom the agent prefers]
+    /// The planner [default: the agent's preferred one]
     #[arg(long, value_name = "NAME")]
     planner: Option<String>,
-    /// How long to search, in seconds
+    /// The time to search, in seconds
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     seconds: f64,
-    /// Where random numbers begin
+    /// The seed of the random numbers
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
-    /// The most plans to try
+    /// The largest number of plans to try
     #[arg(long, value_name = "N")]
     evaluations: Option<u64>,
-    /// Bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
+    /// Bytes of the first tier, or a share of the problem's own peak [default: the problem's capacity]
     #[arg(long, value_name = "N|P%")]
     fast_bytes: Option<Amount>,
     /// Print one JSON object
@@ -98,14 +98,14 @@ pub(crate) struct AskArgs {
     json: bool,
 }
 
-/// Where the agent is.
+/// The options that give the agent's address.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 struct Place {
-    /// Its socket, which this user's processes may use
+    /// Its socket, open to this user's processes
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Its address on this host, which every user's processes may use
+    /// Its address on this host, open to every user's processes
     #[arg(long, value_name = "ADDRESS:PORT")]
     tcp: Option<SocketAddr>,
 }
@@ -135,7 +135,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
         Ok(planners) => planners,
         Err(error) => return files::print(Err(error)),
     };
-    // The first plans if none is named.
+    // The first planner is used if a request names none.
     planners.sort_by_key(|planner| planner.name() != Scheduled.name());
     let config = ServerConfig { connections: args.clients.into(), ..ServerConfig::new(&args.results) };
     let server = match bind(args, config, planners) {
@@ -157,7 +157,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Begins to listen, with what was learned before if there is any.
+/// Starts to listen, with the learned times from the file if there is one.
 fn bind(
     args: &ServeArgs,
     config: ServerConfig,
@@ -171,7 +171,7 @@ fn bind(
     })
 }
 
-/// What is printed for machines.
+/// The JSON output of `ask`.
 #[derive(Serialize)]
 struct Printed<'a> {
     mapping: &'a str,
@@ -198,7 +198,7 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
     let request = Request::new(problem, options)?;
     let answer = wait(&request, &args.place.address())?;
     let Answer { placed, score, makespan_us, unplaced, unknown, .. } = &answer;
-    // It came as text.
+    // The path came as text, so nothing is lost.
     let mapping = &*placed.mapping.to_string_lossy();
     if args.json {
         let (evaluations, seconds) = (placed.evaluations, placed.seconds);
@@ -222,7 +222,7 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
     Ok(format!("{}\n{facts}", request.problem().name()))
 }
 
-/// Asks, and shows on a terminal that it is waited for.
+/// Sends the request, and shows on a terminal that the answer is awaited.
 fn wait(request: &Request, address: &Address) -> Result<Answer, ServeError> {
     let line = progress::line();
     line.set_message(format!("asking the agent at {address}"));

@@ -1,4 +1,4 @@
-//! `tenure background`: a program that stands still while a server has something to do.
+//! `tenure background`: runs a program that is stopped while a server has work.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -16,14 +16,14 @@ use tokio::sync::oneshot;
 
 use crate::files;
 
-/// Continues the command when the launcher has ended, however it did: then the script reads the end of its input.
+/// A script that continues the command when the launcher has ended for any reason: then its input ends.
 const GUARD: &str = r#"read _; kill -s CONT -- "-$1""#;
 
-/// Shells report these codes for a command that there is not, and for one that cannot be run.
+/// The exit codes that shells use for a command that does not exist, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// Run a command that stands still while `tenure serve --background SOCKET` has something to do
+/// Run a command that is stopped while `tenure serve --background SOCKET` has work
 #[derive(clap::Args)]
 #[command(after_help = "\
 The command is stopped (SIGSTOP) when a request comes, with all processes of its session's first group, and continued when the \
@@ -39,10 +39,10 @@ pub(crate) struct BackgroundArgs {
     /// The server's socket
     #[arg(value_name = "SOCKET")]
     socket: PathBuf,
-    /// The command, and what it is given
+    /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-    /// Become the command, in a session of its own
+    /// Become the command, in a separate session
     #[arg(long, hide = true)]
     in_session: bool,
 }
@@ -57,9 +57,9 @@ pub(crate) fn run(args: &BackgroundArgs) -> ExitCode {
     }
 }
 
-/// The command in its own session: a group that is stopped there gets no SIGHUP when its launcher dies.
+/// Becomes the command in its own session: a stopped group there gets no SIGHUP when its launcher dies.
 fn become_command(command: &[OsString]) -> ExitCode {
-    // Fails only in a process that leads a group, as one does that was not started by `launch`.
+    // Fails only if the process leads a group, which is so if `launch` did not start it.
     let _ = setsid();
     let error = Command::new(&command[0]).args(&command[1..]).exec();
     eprintln!("tenure: {}: {error}", command[0].display());
@@ -93,37 +93,37 @@ fn launch(args: &BackgroundArgs) -> anyhow::Result<ExitStatus> {
     Ok(status?)
 }
 
-/// Starts what continues the command when this process has ended.
+/// Starts the process that continues the command when this process has ended.
 fn guard(child: &Child) -> io::Result<Child> {
     Command::new("sh")
         .args(["-c", GUARD, "sh", &child.id().to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // An interrupt of the terminal does not end it.
+        // An interrupt from the terminal does not reach another process group.
         .process_group(0)
         .spawn()
 }
 
-/// The end of a command that is not reaped yet.
+/// Returns a channel that reports the end of the command without reaping it.
 fn ended(launched: &Launched) -> io::Result<oneshot::Receiver<()>> {
     let pid = launched.pid;
     let (tell, told) = oneshot::channel();
     thread::Builder::new().name("wait".into()).spawn(move || {
-        // There is such a child, so nothing but its end is waited for.
+        // The child exists, so this waits only for its end.
         let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
         let _ = tell.send(());
     })?;
     Ok(told)
 }
 
-/// The command's exit code, or what shells report of a signal.
+/// Returns the command's exit code, or the code that shells use for a signal.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
-/// A command and the processes of its group.
+/// A running command and the processes of its group.
 struct Launched {
     pid: Pid,
     state: Mutex<LaunchedState>,
@@ -132,7 +132,7 @@ struct Launched {
 #[derive(Default)]
 struct LaunchedState {
     has_yielded: bool,
-    /// Its number may be another process's.
+    /// Whether the command was reaped. Then its process id may belong to another process.
     is_reaped: bool,
 }
 
@@ -145,10 +145,10 @@ impl Launched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a signal, if there still is a process that it can be meant for.
+    /// Sends a signal if the process or its group may still exist.
     fn send(&self, state: &LaunchedState, signal: Signal) {
         if !state.is_reaped {
-            // Before it has a group of its own, there is one process.
+            // Before the command has its own group, there is only the process.
             let _ = kill_process_group(self.pid, signal).or_else(|_| kill_process(self.pid, signal));
         }
     }
@@ -159,7 +159,7 @@ impl Launched {
         child.wait()
     }
 
-    /// Passes on a request to end, which a command that is stopped could not follow.
+    /// Forwards a request to end, and continues a stopped command so that it can follow it.
     fn end(&self, signal: Signal) {
         let state = self.state();
         self.send(&state, signal);
@@ -177,7 +177,7 @@ impl Launched {
     }
 }
 
-/// A command, as its server has it.
+/// A command that yields to a server.
 struct Yielding(Arc<Launched>);
 
 impl Background for Yielding {
@@ -188,7 +188,7 @@ impl Background for Yielding {
         launched.send(&state, Signal::STOP);
         if !state.is_reaped {
             let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-            // Fails only where there is no such child.
+            // Fails only if there is no such child.
             let _ = waitid(WaitId::Pid(launched.pid), stopped);
         }
     }
@@ -200,7 +200,7 @@ impl Background for Yielding {
     }
 }
 
-/// The signals that a terminal or its user sends.
+/// The signals that a terminal or a user sends.
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -220,7 +220,7 @@ impl Signals {
         })
     }
 
-    /// Passes signals on to the command until its end.
+    /// Forwards signals to the command until it ends.
     async fn relay(mut self, launched: &Launched, mut ended: oneshot::Receiver<()>) {
         loop {
             tokio::select! {

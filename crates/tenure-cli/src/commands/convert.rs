@@ -1,3 +1,5 @@
+//! `tenure trace convert`: writes a trace in another format.
+
 use std::fs;
 use std::process::ExitCode;
 

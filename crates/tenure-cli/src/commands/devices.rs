@@ -1,4 +1,4 @@
-//! What devices there are, and why not.
+//! `tenure devices`: lists the devices, or says why there are none.
 
 use std::process::{self, ExitCode};
 
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &DevicesArgs) -> ExitCode {
     })
 }
 
-/// The listing as people read it.
+/// Formats the listing for people.
 fn text(listing: &Listing) -> String {
     let mut parts = vec![block("cpu", listing.cpu.name.as_deref(), &host(&listing.cpu))];
     let versions = [("NVIDIA driver", &listing.driver_version), ("CUDA", &listing.cuda_version)];
@@ -38,7 +38,7 @@ fn text(listing: &Listing) -> String {
     parts.join("\n")
 }
 
-/// A head, and what is known below it.
+/// Formats a heading with facts below it.
 fn block(head: &str, name: Option<&str>, facts: &[(&str, String)]) -> String {
     let facts: String = facts.iter().map(|(what, value)| format!("  {what:<16} {value}\n")).collect();
     format!("{head:<8} {}\n{facts}", name.unwrap_or("?"))
@@ -101,7 +101,7 @@ fn processes(state: &State) -> String {
     if described.is_empty() { "none".into() } else { described.join(", ") }
 }
 
-/// How each device reaches each other, a row for each.
+/// Formats the links between devices, a row for each.
 fn links(devices: &[Entry]) -> String {
     let names: Vec<_> = devices.iter().map(|device| format!("cuda:{}", device.number)).collect();
     let cell = |device: &Entry, other: &Entry| {

@@ -1,3 +1,5 @@
+//! `tenure embed`: prints a vector for each text.
+
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
@@ -33,8 +35,8 @@ fn open(args: &EmbedArgs) -> anyhow::Result<SentenceEncoder> {
     Ok(encoder)
 }
 
-/// Prints the vectors of a batch when it is done, so that neither texts nor vectors pile up. A text that cannot be read
-/// ends it, after those before.
+/// Prints the vectors of each batch when it is done, so that neither texts nor vectors accumulate. An unreadable text
+/// ends it after the vectors of the texts before.
 fn print(
     encoder: &SentenceEncoder,
     mut texts: impl Iterator<Item = anyhow::Result<String>>,
@@ -64,7 +66,7 @@ fn lines(encoder: &SentenceEncoder, texts: &[String]) -> anyhow::Result<String> 
     lines.collect()
 }
 
-/// None where the vectors themselves show how far it is.
+/// Returns a progress bar, hidden if the vectors themselves show the progress.
 fn bar(count: Option<u64>) -> ProgressBar {
     if io::stdout().is_terminal() { ProgressBar::hidden() } else { progress::texts(count) }
 }

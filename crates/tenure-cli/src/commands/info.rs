@@ -1,3 +1,5 @@
+//! `tenure trace info`: summarizes a trace.
+
 use std::process::ExitCode;
 
 use tenure::plan::{Summary, Trace};

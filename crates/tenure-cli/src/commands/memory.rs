@@ -1,4 +1,4 @@
-//! Memory shared between processes: a daemon that owns it, and what it says.
+//! `tenure memory`: a daemon that owns device memory and shares it between processes, and its status.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -20,10 +20,10 @@ use crate::platform::device;
 use crate::progress;
 use crate::table::table;
 
-/// How often the line on a terminal is brought up to date.
+/// The time between updates of the status line on a terminal.
 const UPDATE: Duration = Duration::from_secs(1);
 
-/// The smallest chunk that a pool may be asked to have, in bytes.
+/// The smallest chunk size of a pool, in bytes.
 const LEAST_CHUNK: u64 = 1 << 20;
 
 #[derive(Subcommand)]
@@ -43,30 +43,31 @@ Examples:
   tenure memory daemon --pool-bytes 16GiB
   tenure memory daemon --lease-bytes 64GiB --socket /run/user/1000/gpu.sock")]
 pub(crate) struct DaemonArgs {
-    /// The pool's size; a size is a number of bytes, or has a unit such as MiB or GB
+    /// The pool's size; sizes are numbers of bytes, or have a unit such as MiB or GB
     #[arg(long, default_value = "0", value_parser = parse_bytes, value_name = "SIZE")]
     pool_bytes: u64,
-    /// The size of the pool's chunks: a process maps each as a whole for reading or writing, and few are mapped faster
-    /// than many [default: the pool's]
+    /// The size of the pool's chunks. A process maps each chunk as a whole for reading or writing; few large chunks map
+    /// faster than many small ones [default: the pool's size]
     #[arg(long, value_parser = parse_chunk_bytes, value_name = "SIZE")]
     chunk_bytes: Option<u64>,
-    /// The pool's chunks by their sizes, in order, such as a part for parameters and one for computation: a process
-    /// that writes one can not write another by mistake
+    /// The sizes of the pool's chunks, in order, such as one for parameters and one for computation: a process that may
+    /// write one of them cannot write another by mistake
     #[arg(
         long, value_parser = parse_chunk_bytes, value_delimiter = ',', value_name = "SIZE,...",
         conflicts_with_all = ["pool_bytes", "chunk_bytes"]
     )]
     chunks: Vec<u64>,
-    /// The most that chunks leased beside the pool may come to [default: what the device has]
+    /// The most bytes that may be leased in addition to the pool [default: the device's memory]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     lease_bytes: Option<u64>,
-    /// How long a process's work may outlast it, in ms, where the driver does not tell
+    /// The time that a process's work may outlast it, in ms, if the driver does not report its end
     #[arg(long, default_value_t = 2000, value_name = "T")]
     grace_ms: u64,
-    /// The most connections at once, the daemon's own included; one that holds nothing and is silent for a minute makes place for another
+    /// The largest number of connections at once, including the daemon's own; one that holds nothing and is silent for
+    /// a minute is closed to make room for another
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..), value_name = "N")]
     clients: u32,
-    /// The driver underneath
+    /// The driver to use
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, value_name = "NAME")]
     driver: DriverKind,
     #[command(flatten)]
@@ -74,7 +75,7 @@ pub(crate) struct DaemonArgs {
 }
 
 impl DaemonArgs {
-    /// Sizes of the pool's chunks.
+    /// Returns the sizes of the pool's chunks.
     fn pool(&self) -> Vec<u64> {
         if self.chunks.is_empty() {
             equal_chunks(self.pool_bytes, self.chunk_bytes.unwrap_or(self.pool_bytes))
@@ -84,7 +85,7 @@ impl DaemonArgs {
     }
 }
 
-/// Say what a memory daemon has leased, and to whom
+/// Show which memory a daemon has leased, and to which processes
 #[derive(clap::Args)]
 #[command(after_help = "Example:\n  tenure memory status --json")]
 pub(crate) struct StatusArgs {
@@ -95,13 +96,13 @@ pub(crate) struct StatusArgs {
     place: Place,
 }
 
-/// Which daemon.
+/// The options that choose a daemon.
 #[derive(clap::Args)]
 struct Place {
     /// The device
     #[arg(long, default_value_t = 0, value_name = "N")]
     device: u8,
-    /// The daemon's socket [default: one for each user and device, under $XDG_RUNTIME_DIR or the system's temporary
+    /// The daemon's socket [default: one for each user and device, under $XDG_RUNTIME_DIR or the folder for temporary
     /// files]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -124,7 +125,7 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
     // From here on a signal ends the daemon, and nothing else.
     let (interrupted, interruption) = mpsc::channel();
     ctrlc::set_handler(move || {
-        // Once is enough.
+        // One message is enough.
         let _ = interrupted.send(());
     })?;
     let config = DaemonConfig {
@@ -137,7 +138,7 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
     };
     let daemon = MemoryDaemon::start(device(args.driver, args.place.device)?, config)?;
     let client = Client::connect(daemon.socket())?;
-    // Whoever waits for this line can connect. Nobody has to read it.
+    // A program that waits for this line can connect. If the line cannot be written, the daemon serves all the same.
     let _ = writeln!(io::stdout(), "serving {} at {}", offer(&client.status()?), daemon.socket().display());
     let line = progress::line();
     while interruption.recv_timeout(UPDATE) == Err(RecvTimeoutError::Timeout) {
@@ -153,14 +154,14 @@ fn status(args: &StatusArgs) -> anyhow::Result<String> {
     Ok(if args.json { serde_json::to_string(&status)? + "\n" } else { describe(&status) })
 }
 
-/// Equal chunks, and what is left.
+/// Returns equal chunks, and one for the remainder.
 fn equal_chunks(pool_bytes: u64, chunk_bytes: u64) -> Vec<u64> {
     let whole = pool_bytes.checked_div(chunk_bytes).unwrap_or(0);
     let rest = Some(pool_bytes - whole * chunk_bytes).filter(|&bytes| bytes > 0);
     std::iter::repeat_n(chunk_bytes, whole as usize).chain(rest).collect()
 }
 
-/// What there is to have.
+/// Describes the memory that the daemon offers.
 fn offer(status: &Status) -> String {
     let pool = match status.terms.pool.len() {
         0 => "no pool".to_owned(),
@@ -174,13 +175,13 @@ fn offer(status: &Status) -> String {
     format!("{pool} and {limit}, of {},", status.terms.device)
 }
 
-/// What is going on, in one line.
+/// Describes the current connections and leases in one line.
 fn activity(status: &Status) -> String {
     let orphans = status.holdings.iter().filter(|holding| holding.state == LeaseState::Orphaned).count();
     let pool = status.holdings.iter().filter(|holding| holding.kind == LeaseKind::Pool);
     let mut line = format!(
         "{} connections, {} of the pool and {} in chunks leased",
-        // The daemon's own is not interesting.
+        // The daemon's own connection does not count.
         status.connections.saturating_sub(1),
         Bytes(pool.map(|holding| holding.bytes).sum()),
         Bytes(status.chunk_bytes)

@@ -1,4 +1,4 @@
-//! What the program does, a file for each command.
+//! The program's commands, one file each.
 
 pub(crate) mod agent;
 pub(crate) mod background;

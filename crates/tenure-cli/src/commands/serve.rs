@@ -1,4 +1,4 @@
-//! Models over HTTP and gRPC.
+//! `tenure serve`: serves models over HTTP and gRPC.
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use crate::logging::LogFormat;
 use crate::{files, output, platform};
 
-/// Answer requests to the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
+/// Serve the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
 #[derive(clap::Args)]
 #[command(after_help = "\
 DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin \
@@ -52,54 +52,56 @@ pub(crate) struct ServeArgs {
     /// The folder of models
     #[arg(value_name = "DIR")]
     models: PathBuf,
-    /// Where to listen; others than this host reach the server only if this says so. Port 0 is any that is free, which is printed
+    /// The address to listen on; other hosts reach the server only if it is not a loopback address. Port 0 is any free
+    /// port, which is printed
     #[arg(long, default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 8000)), value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// The port for gRPC, at the same address, with the same tokens; 0 is any that is free, which is printed
-    /// [default: no gRPC; Triton's port is 8001]
+    /// The port for gRPC, at the same address, with the same tokens; 0 is any free port, which is printed [default: no
+    /// gRPC; Triton's port is 8001]
     #[arg(long, value_name = "N")]
     grpc_port: Option<u16>,
-    /// A file with tokens, one a line: each request must have one of them, as `Authorization: Bearer TOKEN`
-    /// [default: everybody who reaches the server]
+    /// A file with tokens, one per line: each request must have one of them, as `Authorization: Bearer TOKEN` [default:
+    /// no token is needed]
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
-    /// A file with the server's certificate as PEM: HTTP and gRPC are encrypted by TLS then
+    /// A file with the server's certificate as PEM; it turns on TLS for HTTP and gRPC
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// A file with the certificate's private key as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Where to compute: cpu, cuda, or cuda:N; or several CUDA devices, such as cuda:0,cuda:1, on which models are placed as they are
-    /// asked for
+    /// The device to compute on: cpu, cuda, or cuda:N; or several CUDA devices, such as cuda:0,cuda:1, on which models
+    /// are placed when they are requested
     #[arg(long, default_value = "cpu", value_delimiter = ',', value_name = "DEVICE")]
     device: Vec<Device>,
-    /// Each device's memory for weights: a size, or a share of what this program may use of it
+    /// Each device's memory for weights: a size, or a share of the memory available to this program
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     device_bytes: Amount,
-    /// The host's memory for weights that are not on a GPU, which is pinned: a size, or a share of what this program may use. All GPUs
-    /// copy from the same weights there; with --python, half of it is for PyTorch modules, an equal share for each GPU
+    /// The pinned host memory for weights that are not on a GPU: a size, or a share of the memory available to this
+    /// program. All GPUs copy from the same weights there; with --python, half of it is for PyTorch modules, an equal
+    /// share for each GPU
     #[arg(long, default_value = "50%", value_name = "SIZE|P%")]
     host_bytes: Amount,
-    /// The socket of programs that run on the device while nothing is asked, such as training, and yield it when a request comes:
-    /// `tenure background SOCKET -- COMMAND`, or PyTorch with tenure.torch.install(background="SOCKET") [default: none]
+    /// The socket of programs that use the device while there are no requests, such as training, and yield it when one
+    /// comes: `tenure background SOCKET -- COMMAND`, or PyTorch with tenure.torch.install(background="SOCKET")
+    /// [default: none]
     #[arg(long, value_name = "SOCKET")]
     background: Option<PathBuf>,
-    /// Requests that may wait for one model; others are told to come again
+    /// The largest number of requests that may wait for one model; the server refuses others
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     max_queued: u32,
-    /// The longest body of a request; a size is a number of bytes, or has a unit such as MiB or GB
+    /// The largest body of a request; a size is a number of bytes, or has a unit such as MiB or GB
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
     max_body: u64,
-    /// The Python that computes PyTorch modules, for which tenure and PyTorch are installed; started if there is such a model, on GPUs
-    /// once for each
-    /// [default: on the CPU that of $VIRTUAL_ENV, or else python3; on GPUs none]
+    /// The Python program that computes PyTorch modules, with tenure and PyTorch installed; started if there is such a
+    /// model, on GPUs once for each [default: on the CPU that of $VIRTUAL_ENV, or else python3; on GPUs none]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<PathBuf>,
-    /// Log each request on standard error, one a line: its id, which is the header X-Request-Id, the model, what became of it, and
-    /// where its time went
+    /// Log each request on standard error, one per line: its id, which is the header X-Request-Id, the model, the
+    /// outcome, and the time of each phase
     #[arg(long, value_enum, default_value_t = LogFormat::Off, value_name = "FORMAT")]
     pub(crate) log: LogFormat,
-    /// Print one JSON object when requests are answered: url, grpc, and the names of the models that are ready
+    /// Print one JSON object when the server is ready: url, grpc, and the names of the models that are ready
     #[arg(long)]
     json: bool,
 }
@@ -146,9 +148,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         let devices = args.device.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
         format!("serving {ready} of {count} models with {memory} of {devices} for weights at {grpc}{url}")
     };
-    // Whoever waits for this line can ask.
+    // A program that waits for this line can send requests.
     if let Err(error) = writeln!(io::stdout(), "{said}") {
-        // A program that waits for JSON would wait for ever. Who reads nothing may still ask.
+        // A program that waits for JSON would wait forever. After a broken pipe the server may still get requests.
         anyhow::ensure!(!args.json || error.kind() == io::ErrorKind::BrokenPipe, "standard output: {error}");
         files::complain(&format!("standard output: {error}: {said}"));
     }
@@ -156,7 +158,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The Python of the environment that is active, if one is.
+/// Returns the Python of the active environment, if there is one.
 fn python() -> PathBuf {
     env::var_os("VIRTUAL_ENV").map_or_else(|| "python3".into(), |folder| Path::new(&folder).join("bin/python3"))
 }
@@ -166,7 +168,8 @@ pub(crate) fn work() -> ExitCode {
     worker::run(Architectures::default())
 }
 
-/// Told of the first request to end, after which what has begun is answered; the second ends the program at once.
+/// Returns the notification of the first interrupt, after which requests in progress are answered; the second ends the
+/// program at once.
 fn interruption() -> anyhow::Result<Arc<Notify>> {
     let (interrupted, was_before) = (Arc::new(Notify::new()), AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
@@ -187,7 +190,7 @@ fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
     Ok(tokens)
 }
 
-/// The bytes that this program may use of the memory of each of some devices.
+/// Returns the fewest bytes of memory available to this program on any of the devices.
 fn available(devices: &[Device]) -> anyhow::Result<u64> {
     let of = |device: &Device| match device.is_cpu() {
         true => Ok(tier::memory_bytes()),

@@ -1,4 +1,4 @@
-//! Measures allocations.
+//! `tenure bench alloc`: measures allocations and frees.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::platform::device;
 use crate::progress;
 use crate::table::table;
 
-/// Measure what an allocation and a free cost when they need no driver call
+/// Measure the time of an allocation and a free that need no driver call
 #[derive(clap::Args)]
 #[command(after_help = "\
 Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced \
@@ -23,10 +23,10 @@ Examples:
   tenure bench alloc
   tenure bench alloc --driver cuda --allocator paged --threads 1,16 --json")]
 pub(crate) struct BenchAllocArgs {
-    /// The driver underneath
+    /// The driver to use
     #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
     pub(crate) driver: DriverKind,
-    /// The device of --driver cuda to measure on
+    /// The number of the device to measure on, with --driver cuda
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) device: u8,
     /// The allocators to measure, one or several
@@ -41,7 +41,7 @@ pub(crate) struct BenchAllocArgs {
         value_name = "NUMBERS"
     )]
     pub(crate) threads: Vec<u8>,
-    /// Print one JSON object for each case and allocator, each on a line
+    /// Print one JSON object per line for each case and allocator
     #[arg(long)]
     pub(crate) json: bool,
 }

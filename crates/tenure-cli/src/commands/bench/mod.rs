@@ -1,4 +1,4 @@
-//! Measures how fast something is.
+//! `tenure bench`: measures speed.
 
 mod alloc;
 mod plain;
@@ -22,7 +22,7 @@ pub(crate) enum BenchCommand {
 }
 
 impl BenchCommand {
-    /// Whether Ctrl-C is noted, and not the end of the program.
+    /// Returns whether Ctrl-C only sets a flag instead of ending the program.
     pub(crate) fn has_own_end(&self) -> bool {
         matches!(self, Self::Serve(_) | Self::Switch(_))
     }

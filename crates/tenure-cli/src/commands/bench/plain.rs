@@ -1,4 +1,4 @@
-//! A network with values from a file, computed without a switcher.
+//! A network with weights from a file, computed without a switcher.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,10 +11,10 @@ use tenure::tensor::{Device, Tensor};
 
 use super::workload::Workload;
 
-/// A network with values of its own.
+/// A network with its own weights.
 pub(super) struct Plain {
     pub(super) network: Box<dyn Network>,
-    /// On the host: each with the one that stands in the network now.
+    /// Tensors on the host, each with the one that is in the network now.
     values: Vec<(Tensor, Tensor)>,
 }
 
@@ -34,12 +34,12 @@ impl Plain {
         Ok(plain)
     }
 
-    /// Brings each tensor to the device.
+    /// Copies each tensor to the device.
     pub(super) fn come(&mut self, device: Device) -> anyhow::Result<()> {
         self.put(|host| host.to_device(device))
     }
 
-    /// Puts the host's tensors in the places of those on the device.
+    /// Puts the host's tensors back in place of those on the device.
     pub(super) fn leave(&mut self) -> anyhow::Result<()> {
         self.put(|host| Ok(host.clone()))
     }
@@ -59,7 +59,7 @@ impl Plain {
     }
 }
 
-/// The bytes of each tensor.
+/// Returns the bytes of each tensor.
 pub(super) fn bytes(answers: &[Tensor]) -> anyhow::Result<Vec<Vec<u8>>> {
     Ok(answers.iter().map(Tensor::to_bytes).collect::<tenure::tensor::Result<_>>()?)
 }

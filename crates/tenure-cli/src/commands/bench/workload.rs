@@ -1,4 +1,4 @@
-//! Models to measure, and weights for them.
+//! The models that benchmarks measure, and random weights for them.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,10 +10,10 @@ use tenure::nn::networks::{Architectures, Network};
 use tenure::tensor::random::Generator;
 use tenure::tensor::{DType, Device, Tensor};
 
-/// Values of a tensor that are drawn; then they come again.
+/// The number of random values that are drawn for a tensor; then they repeat.
 const DRAWN: usize = 1 << 22;
 
-/// A model, and the request that it answers.
+/// A model, and its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Workload {
     /// 8 images of 224 x 224
@@ -38,7 +38,7 @@ pub(super) enum Workload {
     Tiny,
     /// A row of 1,024 numbers; 17 MB
     Mlp,
-    /// A row of 16 numbers; 1 kB. They are whole, so that sums are exact, in whatever order
+    /// A row of 16 numbers; 1 kB. They are integers, so that sums are exact in any order
     Linear,
 }
 
@@ -47,13 +47,13 @@ impl Workload {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
 
-    /// The network without values.
+    /// Makes the network without values.
     pub(super) fn network(self) -> anyhow::Result<Box<dyn Network>> {
         let (architecture, options) = self.built_of();
         Ok(Architectures::default().build(architecture, options)?)
     }
 
-    /// The architecture, and its options.
+    /// Returns the architecture and its options.
     pub(super) fn built_of(self) -> (&'static str, Map<String, Value>) {
         let (architecture, options) = match self {
             Self::Resnet152 => ("resnet152", json!({})),
@@ -82,12 +82,12 @@ impl Workload {
         (architecture, options)
     }
 
-    /// The number of models: one more than has room.
+    /// Returns the number of models: one more than fit on the device.
     pub(super) fn models(self) -> usize {
         if self == Self::Llama8b { 2 } else { 3 }
     }
 
-    /// The inputs of a request.
+    /// Makes the inputs of a request.
     pub(super) fn inputs(self, device: Device) -> tenure::tensor::Result<Vec<Tensor>> {
         let generator = Generator::new(17);
         let images = |count, size| Tensor::randn(&[count, 3, size, size], DType::F32, Device::CPU, &generator);
@@ -108,7 +108,7 @@ impl Workload {
         inputs.iter().map(|input| input.to_device(device)).collect()
     }
 
-    /// Writes weights that are drawn.
+    /// Writes random weights.
     pub(super) fn write_weights(self, path: &Path, seed: u64) -> anyhow::Result<()> {
         let (network, generator) = (self.network()?, Generator::new(seed));
         let mut known = HashSet::new();
@@ -122,7 +122,7 @@ impl Workload {
         Ok(checkpoint::save(path, state, ("weights", "drawn by tenure bench"))?)
     }
 
-    /// Values with which numbers stay of one size from layer to layer.
+    /// Draws values with which activations keep their magnitude from layer to layer.
     fn drawn(self, name: &str, shape: &Tensor, generator: &Generator) -> tenure::tensor::Result<Tensor> {
         let sizes = shape.sizes();
         if !shape.dtype().is_floating() {
@@ -138,7 +138,7 @@ impl Workload {
                 let bound = (3.0 / fan_in as f64).sqrt();
                 (-bound, bound)
             }
-            // Factors, and the variances that activations have.
+            // Scale factors, and the variances of activations.
             _ if name.ends_with("weight") || name.ends_with("running_var") => (0.9, 1.1),
             _ => (-0.1, 0.1),
         };
@@ -151,7 +151,7 @@ impl Workload {
     }
 }
 
-/// Whole numbers from -8 to 8.
+/// Draws integers from -8 to 8.
 fn whole(sizes: &[usize], generator: &Generator) -> tenure::tensor::Result<Tensor> {
     Tensor::randint(-8, 9, sizes, DType::F32, Device::CPU, generator)
 }

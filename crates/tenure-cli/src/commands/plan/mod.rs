@@ -1,3 +1,5 @@
+//! `tenure plan`: plans in which tier each tensor lives, or packs buffers.
+
 mod packing;
 mod placement;
 mod train;
@@ -16,7 +18,7 @@ use crate::{files, output};
 use placement::ObjectiveName;
 pub(crate) use placement::{PlannerName, milp};
 
-/// Plan what lives where, or place buffers in one range of memory
+/// Plan in which tier each tensor lives, or place buffers in one range of memory
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
@@ -66,28 +68,28 @@ pub(crate) struct PlanArgs {
     file: Option<PathBuf>,
     #[command(flatten)]
     source: Source,
-    /// Of a problem: bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
+    /// For a problem: bytes of the first tier, or a share of the problem's own peak [default: the problem's capacity]
     #[arg(long, value_name = "N|P%", conflicts_with = "capacity")]
     fast_bytes: Option<Amount>,
-    /// Of a problem: who plans [default: scheduled]
+    /// For a problem: the planner [default: scheduled]
     #[arg(long, value_name = "NAME", conflicts_with = "capacity")]
     planner: Option<PlannerName>,
-    /// Of a problem: what the planner marl has learned, a file of `tenure plan train` [default: what comes with it]
+    /// For a problem: the policy of the planner marl, a file of `tenure plan train` [default: the built-in one]
     #[arg(long, value_name = "FILE", conflicts_with = "capacity")]
     policy: Option<PathBuf>,
-    /// Of a problem: what is to be good [default: the time if it names tiers, otherwise the score]
+    /// For a problem: the objective [default: the time if it names tiers, otherwise the score]
     #[arg(long, value_name = "WHAT", conflicts_with = "capacity")]
     objective: Option<ObjectiveName>,
-    /// Of a problem: where random numbers begin [default: 0]
+    /// For a problem: the seed of the random numbers [default: 0]
     #[arg(long, value_name = "N", conflicts_with = "capacity")]
     seed: Option<u64>,
-    /// Of buffers: the range's size in bytes [default: as small as can be found]
+    /// For buffers: the range's size in bytes [default: as small as can be found]
     #[arg(long, value_name = "N")]
     capacity: Option<u64>,
-    /// Where to write a problem's mapping, or buffers with their offsets if they fit
+    /// The file to write: a problem's mapping, or buffers with their offsets if they fit
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// How long to search, in seconds
+    /// The time to search, in seconds
     #[arg(long, default_value_t = 60.0, value_parser = parse_seconds, value_name = "S")]
     seconds: f64,
     /// Print JSON
@@ -101,7 +103,7 @@ enum PlanCommand {
 }
 
 impl PlanArgs {
-    /// Without a subcommand, there is one.
+    /// Returns the file, which is required without a subcommand.
     fn file(&self) -> &Path {
         self.file.as_deref().unwrap_or(Path::new(""))
     }
@@ -142,7 +144,7 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
     }
 }
 
-/// What a file has.
+/// The content of a file.
 #[derive(Clone, Copy, PartialEq)]
 enum Content {
     Problem,
@@ -150,7 +152,8 @@ enum Content {
     Buffers,
 }
 
-/// Returns what a file has: problems are JSON, and traces no text. A byte order mark and gzip do not matter.
+/// Returns the content of a file. Problems are JSON, and traces are not text. Skips a byte order mark, and decompresses
+/// gzip.
 fn content(path: &Path) -> io::Result<Content> {
     let mut file = open_unpacked(path)?;
     let beginning = file.fill_buf()?;
@@ -180,13 +183,13 @@ fn is_of_no_text(byte: u8) -> bool {
     byte.is_ascii_control() && !byte.is_ascii_whitespace()
 }
 
-/// Whether a search goes on.
+/// Returns whether a search goes on.
 fn going_on() -> ControlFlow<()> {
     if output::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds")?;
-    // Some thirty years.
+    // The limit is some thirty years.
     if (0.0..1e9).contains(&seconds) { Ok(seconds) } else { Err("expected from 0 to 1e9 seconds".into()) }
 }

@@ -1,4 +1,4 @@
-//! Buffers with known lifetimes in one range of memory.
+//! Packs buffers with known lifetimes into one range of memory.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tenure::units::{Bytes, Count, Micros, Percent};
 use super::{PlanArgs, going_on};
 use crate::{files, output, progress};
 
-/// What is printed for machines.
+/// The JSON output.
 #[derive(Serialize)]
 struct Answer {
     feasible: Option<bool>,
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
 
 fn pack(args: &PlanArgs) -> anyhow::Result<(PackingProblem, PackingOutcome)> {
     let problem = PackingProblem::read(args.file())?;
-    // That it cannot be written at the end is said at the beginning.
+    // Report an output that cannot be written before the work, not after it.
     args.output.as_deref().map_or(Ok(()), output::check)?;
     let options = PackingOptions {
         capacity_bytes: args.capacity,

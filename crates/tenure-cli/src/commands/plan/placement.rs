@@ -1,4 +1,4 @@
-//! What lives where: a problem, planners, and what came of their plans.
+//! Plans in which tier each tensor of a problem lives, and reports the plans' outcomes.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use super::{PlanArgs, going_on};
 use crate::table::table;
 use crate::{files, output, progress};
 
-/// What is to be good.
+/// The objective of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ObjectiveName {
     /// The share of accessed bytes that the first tier serves; tensors stay where they are
@@ -25,38 +25,38 @@ pub(crate) enum ObjectiveName {
     Time,
 }
 
-/// Who plans.
+/// A planner, or a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum PlannerName {
-    /// Tensors as they come to be
+    /// Tensors in the order in which they are created
     FirstTouch,
-    /// Weights, then what comes first
+    /// Weights first, then the others in the order in which they are created
     WeightsFirst,
-    /// What is no weight, then weights
+    /// The others first, then weights
     ActivationsFirst,
-    /// Those of which most is accessed for each byte
+    /// The most accessed bytes per byte first
     Hotness,
-    /// Those of which most is accessed for each byte and kernel of their life
+    /// The most accessed bytes per byte and kernel of the lifetime first
     Density,
     /// FlashNeuron's two phases
     Flashneuron,
-    /// Ours: prices of room and links, then evolution
+    /// Tenure's own planner: prices of room and links, then evolution
     Scheduled,
     /// A mixed-integer program, solved by HiGHS, in a build with the feature `milp`
     Milp,
     /// Evolutionary search
     Evolutionary,
-    /// Networks that have learned it on other programs
+    /// Neural networks that learned to plan on other programs
     Marl,
-    /// One after the other
+    /// All of them, one after the other
     All,
 }
 
-/// Threads may share it.
+/// A planner that threads may share.
 type AnyPlanner = Box<dyn Planner + Send + Sync>;
 
 impl PlannerName {
-    /// In the order of reports.
+    /// Returns the planners, in the order in which reports list them.
     pub(crate) fn planners(self, policy: Option<&Path>) -> anyhow::Result<Vec<AnyPlanner>> {
         if self == Self::Milp {
             return Ok(vec![milp()?]);
@@ -74,7 +74,7 @@ impl PlannerName {
     }
 }
 
-/// The planner `milp`; in a build without it, an error that says how to get one with it.
+/// Returns the planner `milp`; in a build without it, an error that says how to get one with it.
 pub(crate) fn milp() -> anyhow::Result<AnyPlanner> {
     or_how_to_get_it(planner::milp())
 }
@@ -84,7 +84,7 @@ fn or_how_to_get_it(milp: Result<AnyPlanner, PlannerError>) -> anyhow::Result<An
     milp.map_err(|error| anyhow::anyhow!("--planner milp: {error}: {install}"))
 }
 
-/// What is printed for machines.
+/// The JSON output.
 #[derive(Serialize)]
 struct Answer {
     problem: String,
@@ -100,7 +100,7 @@ struct Answer {
     evaluations: u64,
 }
 
-/// `read` reads the problem.
+/// Plans for the problem that `read` reads.
 pub(super) fn run(args: &PlanArgs, read: impl FnOnce(&Path) -> anyhow::Result<Problem>) -> ExitCode {
     let printed = match prepare(args, read) {
         Ok((problem, objective)) => print(args, &problem, objective),
@@ -109,13 +109,13 @@ pub(super) fn run(args: &PlanArgs, read: impl FnOnce(&Path) -> anyhow::Result<Pr
     if printed == ExitCode::SUCCESS && output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
 }
 
-/// The problem with the tiers that it is planned for, and what counts there.
+/// Returns the problem with the tiers to plan for, and the objective.
 fn prepare(
     args: &PlanArgs,
     read: impl FnOnce(&Path) -> anyhow::Result<Problem>,
 ) -> anyhow::Result<(Problem, Objective)> {
     let problem = read(args.file())?;
-    // That it cannot be written at the end is said at the beginning.
+    // Report an output that cannot be written before the work, not after it.
     args.output.as_deref().map_or(Ok(()), output::check)?;
     let objective = match args.objective {
         Some(ObjectiveName::Score) => Objective::Score,
@@ -169,7 +169,7 @@ fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
     files::print(Ok(text(problem, &answers)))
 }
 
-/// A plan, and what came of it; the mapping is written if that is asked for.
+/// Makes a plan and describes its outcome; writes the mapping if `output` asks for it.
 fn plan(
     args: &PlanArgs,
     problem: &Problem,
@@ -197,9 +197,9 @@ fn plan(
     Ok((planned, outcome))
 }
 
-/// What no plan surpasses, as far as anybody has proven.
+/// The best proven bounds, which no plan surpasses.
 struct Bounds {
-    /// Of plans in which nothing moves.
+    /// The bound for plans in which tensors stay where they are.
     fixed_score: f64,
     score: f64,
     makespan_ns: f64,
@@ -214,7 +214,7 @@ impl Bounds {
         }
     }
 
-    /// A planner has proven another.
+    /// Adds a bound that a planner has proven.
     fn add(&mut self, objective: Objective, proven: Option<f64>) {
         match (objective, proven) {
             (_, None) => {}
@@ -228,7 +228,7 @@ impl Answer {
     fn new(problem: &Problem, planner: &str, (planned, outcome): &(Planned, Outcome), bounds: &Bounds) -> Self {
         let score = outcome.score();
         let bound = if planned.plan.steps.is_empty() { bounds.fixed_score } else { bounds.score };
-        // Solvers have their tolerances.
+        // Solvers have tolerances.
         let bound = bound.max(score);
         Self {
             problem: problem.name().to_owned(),
@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn a_build_without_milp_says_how_to_get_one_with_it() {
         assert_eq!(milp().is_ok(), cfg!(feature = "milp"));
-        // As such a build has it: CI builds with the feature.
+        // The error of a build without the feature, made here because CI builds with it.
         let Err(error) = or_how_to_get_it(Err(PlannerError::NoMilp)) else { panic!("there is no planner") };
-        // As it is printed.
+        // The error as it is printed.
         let said = error.to_string();
         assert!(said.contains("cargo install") && said.contains("--features milp") && said.contains("cmake"), "{said}");
     }

@@ -1,4 +1,4 @@
-//! Training of the policy that the planner marl has.
+//! `tenure plan train`: trains the policy of the planner marl.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use tenure::units::{Count, Micros};
 use super::going_on;
 use crate::{files, output, progress};
 
-/// Train the policy of the planner marl, on problems that are made up
+/// Train the policy of the planner marl on synthetic problems
 #[derive(clap::Args)]
 #[command(after_help = "\
 First prices of room are learned, which place tensors that stay where they are; then what is done with \
@@ -30,22 +30,22 @@ Examples:
   tenure plan bert.json --fast-bytes 20% --planner marl \\
     --policy policy.safetensors")]
 pub(super) struct PlanTrainArgs {
-    /// Where to write the policy
+    /// The file to write the policy to
     #[arg(short, long, value_name = "OUT.safetensors")]
     output: PathBuf,
-    /// Where to write the learning curve, as one HTML page
+    /// The file to write the learning curve to, as one HTML page
     #[arg(long, value_name = "OUT.html")]
     report: Option<PathBuf>,
-    /// Problems to make up for each stage
+    /// The number of problems to generate for each stage
     #[arg(long, default_value_t = TrainOptions::default().problems, value_name = "N")]
     problems: u64,
-    /// Steps in which prices are learned
+    /// The number of steps in which prices are learned
     #[arg(long, default_value_t = TrainOptions::default().price_steps, value_name = "N")]
     price_steps: u64,
-    /// Steps in which it is learned what is done with tensors
+    /// The number of steps in which the treatments of tensors are learned
     #[arg(long, default_value_t = TrainOptions::default().leaning_steps, value_name = "N")]
     leaning_steps: u64,
-    /// Where random numbers begin
+    /// The seed of the random numbers
     #[arg(long, default_value_t = TrainOptions::default().seed, value_name = "N")]
     seed: u64,
     /// Print one JSON object
@@ -53,7 +53,7 @@ pub(super) struct PlanTrainArgs {
     json: bool,
 }
 
-/// What is printed for machines.
+/// The JSON output.
 #[derive(Serialize)]
 struct Answer {
     policy: String,
@@ -76,7 +76,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> ExitCode {
 
 fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
     let &PlanTrainArgs { problems, price_steps, leaning_steps, seed, .. } = args;
-    // What cannot be written at the end is said at the beginning.
+    // Report outputs that cannot be written before the work, not after it.
     for path in std::iter::once(&args.output).chain(&args.report) {
         output::check(path)?;
     }
@@ -128,7 +128,7 @@ fn describe(point: &TrainProgress) -> String {
     }
 }
 
-/// Time as a factor, not as its logarithm.
+/// Converts the logarithm of the time to a factor.
 fn shown(point: &TrainProgress) -> f64 {
     match point.stage {
         Stage::Prices => point.validation,

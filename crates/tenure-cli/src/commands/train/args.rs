@@ -77,85 +77,89 @@ pub(crate) struct TrainArgs {
     /// The model: one of those below
     #[arg(long, value_enum, hide_possible_values = true, value_name = "NAME")]
     pub(super) model: ModelKind,
-    /// What to learn from: fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE
+    /// The data: fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE
     #[arg(long, value_name = "DATA")]
     pub(super) data: DataSpec,
-    /// Where to compute: cpu, cuda, or cuda:N
+    /// The device to compute on: cpu, cuda, or cuda:N
     #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
     pub(super) device: Device,
-    /// How many devices to compute on, from that of --device on: each has the model, and computes a part of each batch
+    /// The number of devices to compute on, from that of --device on: each holds the model, and computes a part of each
+    /// batch
     #[arg(long, value_parser = above_zero::<NonZeroU8>, allow_negative_numbers = true, value_name = "N")]
     pub(super) devices: Option<NonZeroU8>,
-    /// Whose devices: simulated ones are for tests
+    /// The driver; simulated devices are for tests
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true, value_name = "NAME")]
     pub(super) driver: DriverKind,
-    /// With --device cuda, make each step in one launch: the first steps of a batch's size are made one kernel after the
-    /// other, and then captured. The losses are the same
+    /// With --device cuda, run each step in one launch: the first steps of each batch size run one kernel after the
+    /// other, and are then captured. The losses are the same
     #[arg(long)]
     pub(super) captured: bool,
-    /// Examples of one step [default: by model and data]
+    /// The number of examples in a step [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) batch_size: Option<NonZeroUsize>,
-    /// How often to go through the data [default: by model and data]
+    /// The number of passes over the data [default: by model and data]
     #[arg(long, conflicts_with = "steps", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
     pub(super) epochs: Option<NonZeroU64>,
-    /// How many steps to make [default: by model and data]
+    /// The number of steps [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
     pub(super) steps: Option<NonZeroU64>,
-    /// Parameters, the order of the examples, and dropout are drawn by it
+    /// The seed of the parameters, the order of the examples, and dropout
     #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true, value_name = "N")]
     pub(super) seed: u64,
-    /// Threads to compute with [default: one for each processor]
+    /// The number of threads [default: one for each processor]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) threads: Option<NonZeroUsize>,
-    /// The largest learning rate; it goes up to it and down again [default: the checkpoint's with --resume, else by model
-    /// and data]
+    /// The largest learning rate; the schedule rises to it and falls again [default: the checkpoint's with --resume,
+    /// else by model and data]
     #[arg(long, value_parser = positive, allow_negative_numbers = true, value_name = "X")]
     pub(super) lr: Option<f64>,
-    /// Go on from a checkpoint of a run of the same model, data, batch size and seed
+    /// Continue from a checkpoint of a run with the same model, data, batch size and seed
     #[arg(long, value_name = "FILE")]
     pub(super) resume: Option<PathBuf>,
-    /// With --resume, go on though the data has more or fewer examples than before, such as after an image was removed
+    /// With --resume, continue although the data has more or fewer examples than before, such as after an image was
+    /// removed
     #[arg(long, requires = "resume")]
     pub(super) changed_data: bool,
     /// Write a checkpoint after each epoch and at the end [default: only when interrupted, to the FILE of --resume or
     /// one in the current directory]
     #[arg(long, value_name = "FILE")]
     pub(super) checkpoint: Option<PathBuf>,
-    /// Write a page with loss, memory and step time; with --budget, also where bytes were in a step, what links carried,
-    /// and what was kept, recomputed and spilled
+    /// Write a page with loss, memory and step time; with --budget, also the bytes in each tier during a step, the
+    /// traffic on links, and the tensors that were kept, recomputed and spilled
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
-    /// Keep to so many bytes of the device's memory, everything included, such as 12GiB, or to a share of what a step takes without
-    /// (P%), which is measured first. What is saved for backward is spilled; the losses are the same
+    /// Keep within this much device memory, everything included, such as 12GiB, or within a share of a step's memory
+    /// without a budget (P%), which is measured first. Tensors saved for backward are spilled; the losses are the same
     #[arg(long, conflicts_with_all = ["mapping", "problem"], value_name = "SIZE|P%")]
     pub(super) budget: Option<Amount>,
-    /// A folder to spill to, on a disk; several share the load [default: that for temporary files, or /var/tmp if that is
-    /// in memory]
+    /// A folder to spill to, on a disk; several share the load [default: the folder for temporary files, or /var/tmp if
+    /// that is in memory]
     #[arg(long, requires = "budget", value_name = "DIR")]
     pub(super) spill: Vec<PathBuf>,
-    /// Bytes to take of those disks together, set aside at once [default: half of what is free, at most 64 GiB]
+    /// The bytes to use on those disks together, allocated at the start [default: half of the free bytes, at most 64
+    /// GiB]
     #[arg(long, requires = "budget", value_parser = size, allow_negative_numbers = true, value_name = "SIZE")]
     pub(super) spill_bytes: Option<NonZeroU64>,
-    /// How many bytes this run may write to them in 24 hours, as disks wear out: before they are encoded, and with those by
-    /// which disks are measured first; what would write more ends the run [default: any number]
+    /// The most bytes that this run may write to them in 24 hours, as disks wear out. Counts bytes before encoding, and
+    /// the writes that measure the disks first; a write beyond the limit ends the run [default: no limit]
     #[arg(long, requires = "budget", value_parser = size, allow_negative_numbers = true, value_name = "SIZE")]
     pub(super) spill_daily_bytes: Option<NonZeroU64>,
-    /// Who plans what is spilled, and when
+    /// The planner that decides which tensors are spilled, and when
     #[arg(long, requires = "budget", value_enum, default_value_t = PlannerName::Scheduled, value_name = "NAME")]
     pub(super) planner: PlannerName,
-    /// What makes it smaller on its way to a disk: none; zeros or planes, which lose nothing; auto, which is one of these
-    /// where measurements say that it saves time; or fp16 or csr-fp16, which round f32 to f16, so that losses are others
+    /// The codec of tensors on their way to a disk: none; zeros or planes, which are lossless; auto, which picks one of
+    /// these if measurements say that it saves time; or fp16 or csr-fp16, which round f32 to f16 and so change the
+    /// losses
     #[arg(long, requires = "budget", default_value_t = Choice::Auto, value_name = "NAME")]
     pub(super) codec: Choice,
-    /// On the CPU, write what a step allocates as a problem, for `tenure plan`
+    /// On the CPU, write the allocations of a step as a problem, for `tenure plan`
     #[arg(long, value_name = "FILE.json")]
     pub(super) problem: Option<PathBuf>,
-    /// On the CPU, have tensors live where a mapping says, which `tenure plan -o` wrote
+    /// On the CPU, place tensors by a mapping, which `tenure plan -o` wrote
     #[arg(long, requires = "tiers", conflicts_with = "problem", value_name = "FILE.json")]
     pub(super) mapping: Option<PathBuf>,
-    /// What a tier of the mapping is: dram, numa:N, a DAX device, or a folder or file that stands for persistent memory, then
-    /// @BYTES if it is to be limited. Once for each
+    /// The medium of a tier in the mapping: dram, numa:N, a DAX device, or a folder or file that stands for persistent
+    /// memory, then @BYTES to limit it. Once for each tier
     #[arg(long = "tier", requires = "mapping", value_name = "NAME=MEDIUM")]
     pub(super) tiers: Vec<TierSpec>,
     /// Write an event file for TensorBoard into a folder
@@ -167,7 +171,7 @@ pub(crate) struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// Where to compute, the first device first. They are there.
+    /// Returns the devices to compute on, in order. Fails if one does not exist.
     pub(super) fn devices(&self) -> anyhow::Result<Vec<Device>> {
         let (first, count) = (self.device, self.devices.map_or(1, NonZeroU8::get));
         anyhow::ensure!(
@@ -190,7 +194,7 @@ impl TrainArgs {
         Ok(numbers.into_iter().map(Device::cuda).collect())
     }
 
-    /// Refuses to write over what is read, or two files to one place.
+    /// Refuses to overwrite an input, or to write two files to one place.
     pub(super) fn check_files(&self) -> anyhow::Result<()> {
         let written = [("--report", &self.report), ("--checkpoint", &self.checkpoint), ("--problem", &self.problem)];
         for (option, path) in written {
@@ -211,7 +215,7 @@ impl TrainArgs {
         Ok(())
     }
 
-    /// Where the checkpoint of a run goes that ends after `steps` steps because it was interrupted.
+    /// Returns the path of the checkpoint of a run that was interrupted after `steps` steps.
     pub(super) fn checkpoint_when_interrupted(&self, steps: usize) -> PathBuf {
         let given = self.checkpoint.as_ref().or(self.resume.as_ref());
         given.cloned().unwrap_or_else(|| format!("{}-step{steps}.safetensors", self.model.name()).into())
@@ -222,7 +226,7 @@ fn above_zero<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "expected a whole number above 0".to_owned())
 }
 
-/// A size above zero, in bytes.
+/// Parses a size above zero, in bytes.
 fn size(text: &str) -> Result<NonZeroU64, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
     NonZeroU64::new(bytes).ok_or_else(|| "expected a size above 0".to_owned())

@@ -1,4 +1,4 @@
-//! Training within a budget of memory.
+//! Training within a memory budget.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -21,17 +21,17 @@ use super::outcome::median;
 use crate::commands::plan::milp;
 use crate::resident;
 
-/// For disks' wear.
+/// The period for the daily write limit of disks.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Who plans what is kept, and what is spilled.
+/// The planner that decides which tensors are kept, spilled and recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum PlannerName {
     /// FlashNeuron's two phases
     Flashneuron,
-    /// Ours: prices of room and links, then evolution
+    /// Tenure's own planner: prices of room and links, then evolution
     Scheduled,
-    /// Random plans, and what becomes of the best
+    /// Evolutionary search from random plans
     Evolutionary,
     /// A mixed-integer program, solved by HiGHS, in a build with the feature `milp`
     Milp,
@@ -48,16 +48,16 @@ impl PlannerName {
     }
 }
 
-/// A run's budget.
+/// The budget of a run.
 pub(super) struct RunBudget {
     amount: Amount,
-    /// Of this process, before there was a model.
+    /// The bytes of this process before the model was made.
     resident_bytes: u64,
-    /// When the first step began, and what the disk had done before.
+    /// The time when the first step began, and the disk's counters at that time.
     began: (Instant, DiskStatistics),
 }
 
-/// Counts the memory that this process has taken since before there was a model.
+/// Counts the memory that this process has gained since before the model was made.
 struct Growth {
     before_bytes: u64,
 }
@@ -72,45 +72,45 @@ impl ProcessMemory for Growth {
     }
 }
 
-/// What it took to keep to a budget: of a step, the median over steps; of disks, all steps.
+/// The cost of keeping to a budget. Times of steps are medians over the steps; disk figures cover all steps.
 #[derive(Serialize)]
 pub(super) struct Offloaded {
     budget_bytes: u64,
-    /// Of the process, beyond what it had before there was a model. None where the system does not say.
+    /// The growth of the process since before the model was made. `None` if the system does not report it.
     resident_bytes: Option<u64>,
     spilled_bytes: u64,
     recomputed_us: u64,
     stall_us: u64,
-    /// Of all steps: moves that no plan asked for.
+    /// Moves in all steps that no plan asked for.
     unplanned: u64,
     read_bytes: u64,
     written_bytes: u64,
-    /// If it went on at this pace.
+    /// The bytes per day at the run's pace.
     written_bytes_per_day: u64,
     #[serde(serialize_with = "by_name")]
     codec: Choice,
     is_lossy: bool,
-    /// Bytes that went to disk, for each that was written there.
+    /// The bytes that went to disk, divided by the bytes written there.
     compression: f64,
     /// The kind of disk, in words.
     disk: Option<String>,
     tiers: BTreeMap<String, TierUse>,
 }
 
-/// The use of a tier that bytes are spilled to.
+/// The figures of a tier that tensors are spilled to.
 #[derive(Serialize)]
 struct TierUse {
-    /// Bytes per second on the way out, as measured.
+    /// The measured bytes per second on the way out.
     out_bandwidth: u64,
-    /// Bytes per second on the way back.
+    /// The measured bytes per second on the way back.
     back_bandwidth: u64,
-    /// Bytes per second both ways together, if they are in each other's way.
+    /// The bytes per second of both ways together, if they slow each other down.
     #[serde(skip_serializing_if = "Option::is_none")]
     shared_bandwidth: Option<u64>,
 }
 
 impl RunBudget {
-    /// What the options ask for, before there is a model.
+    /// Opens the budget that the options ask for, before the model is made.
     pub(super) fn open(args: &TrainArgs) -> anyhow::Result<Option<Self>> {
         let Some(amount) = args.budget else { return Ok(None) };
         let resident_bytes = resident::now().unwrap_or(0);
@@ -126,7 +126,7 @@ impl RunBudget {
         Ok(Some(Self { amount, resident_bytes, began: (Instant::now(), DiskStatistics::default()) }))
     }
 
-    /// Has a run keep to it.
+    /// Makes a run keep to the budget.
     pub(super) fn enter<D: Examples>(
         &mut self,
         args: &TrainArgs,
@@ -143,7 +143,7 @@ impl RunBudget {
         Ok(run)
     }
 
-    /// What it took.
+    /// Returns the cost of keeping to the budget.
     pub(super) fn offloaded(&self, engine: &Engine, history: &[Step]) -> Offloaded {
         let reports: Vec<_> = history.iter().filter_map(|step| step.offload).collect();
         let of =
@@ -175,7 +175,7 @@ impl RunBudget {
 }
 
 impl Offloaded {
-    /// In words.
+    /// Describes the cost in words.
     pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![("Budget", Bytes(self.budget_bytes).to_string())];
         facts
@@ -222,7 +222,7 @@ fn tell(progress: BudgetProgress) {
     }
 }
 
-/// Nobody is left to tell of a failure here.
+/// Prints a line to stderr; a failure to print cannot be reported.
 fn say(words: &str) {
     let _ = writeln!(io::stderr(), "tenure: {words}");
 }

@@ -1,4 +1,4 @@
-//! What is learned from.
+//! The training data: names, folders and files.
 
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
@@ -11,20 +11,20 @@ use tenure::tensor::Tensor;
 use super::models::ModelKind;
 use crate::{files, output};
 
-/// Where Debian's package puts Fashion-MNIST.
+/// The folder in which Debian's package installs Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 /// Names of a folder of images to train on, the preferred ones first. See [`plain_part`].
 const TRAINING: [&str; 2] = ["train", "training"];
 /// Names of a folder of images that are held out.
 const HELD_OUT_PART: [&str; 8] = ["val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing"];
-/// Words that may stand before or after those names, as in `train_images`.
+/// Words that may come before or after those names, as in `train_images`.
 const AROUND_PART: [&str; 3] = ["set", "images", "data"];
-/// One example of so many is held out, where nothing says which.
+/// One in this many examples is held out if the data does not say which.
 const HELD_OUT: usize = 10;
-/// Classes whose names are shown.
+/// The most classes whose names are shown.
 const SHOWN_CLASSES: usize = 10;
 
-/// Which data, as it was given.
+/// The data that the user named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DataSpec {
     FashionMnist(Option<PathBuf>),
@@ -32,13 +32,13 @@ pub(super) enum DataSpec {
     Text(PathBuf),
 }
 
-/// Data that was found.
+/// The data that was found.
 pub(super) enum Data {
     Images(Parts<Images>, ImageKind),
     Text(Parts<TextWindows>),
 }
 
-/// What to train on, and what to find the accuracy on.
+/// The examples to train on, and those held out to measure accuracy.
 pub(super) struct Parts<D> {
     pub(super) training: D,
     pub(super) held_out: D,
@@ -46,7 +46,7 @@ pub(super) struct Parts<D> {
 
 pub(super) type Images = Box<dyn Dataset<Item = (Tensor, i64)>>;
 
-/// What a model for images is made for.
+/// The shape of the images for which a model is made.
 #[derive(Clone, Copy)]
 pub(super) struct ImageKind {
     pub(super) channels: usize,
@@ -79,7 +79,7 @@ impl fmt::Display for DataSpec {
 }
 
 impl DataSpec {
-    /// Whether a file is of the data, or would be if it were there.
+    /// Returns whether a file belongs to the data, or would if it existed.
     pub(super) fn has(&self, file: &Path) -> bool {
         let file = output::canonical(file);
         match self {
@@ -92,7 +92,7 @@ impl DataSpec {
         }
     }
 
-    /// Finds the data, as `model` wants it.
+    /// Finds the data, in the form that `model` needs.
     pub(super) fn open(&self, model: ModelKind, seed: u64) -> anyhow::Result<Data> {
         match self {
             Self::FashionMnist(folder) => open_fashion_mnist(folder.as_deref()),
@@ -102,7 +102,7 @@ impl DataSpec {
     }
 }
 
-/// Without `./`, so that a checkpoint knows the data again.
+/// Removes `./`, so that a checkpoint recognises the data.
 fn plain(path: &str) -> PathBuf {
     let parts: PathBuf = Path::new(path).components().filter(|part| *part != Component::CurDir).collect();
     if parts.as_os_str().is_empty() { ".".into() } else { parts }
@@ -122,7 +122,7 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
 }
 
 fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
-    // An error of the folder's own is that of ImageFolder below.
+    // An error of reading the folder is reported by ImageFolder below.
     let names = subfolders(folder).unwrap_or_default();
     let training = part_named(&names, &TRAINING);
     if let (Some(training), Some(held_out)) = (training, part_named(&names, &HELD_OUT_PART)) {
@@ -174,7 +174,7 @@ fn subfolders(folder: &Path) -> io::Result<Vec<String>> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // It may be a link.
+        // The entry may be a link.
         if entry.path().is_dir() && !ImageFolder::is_hidden(name.as_ref()) {
             names.push(name);
         }
@@ -183,14 +183,14 @@ fn subfolders(folder: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the first of the folders that has one of the names `known`, of which the first are preferred.
+/// Returns the first of the folders whose name is in `known`, which lists the preferred names first.
 fn part_named<'a>(folders: &'a [String], known: &[&str]) -> Option<&'a str> {
     let mut found = known.iter().filter_map(|known| folders.iter().find(|folder| plain_part(folder) == *known));
     found.next().map(String::as_str)
 }
 
-/// Returns a folder's name in lower case, without numbers at its end and the words that may stand around that of a part:
-/// `train` for `Train2017` and `train_images`.
+/// Returns a folder's name in lower case, without numbers at its end and words around the name of a part: `train` for
+/// `Train2017` and `train_images`.
 fn plain_part(folder: &str) -> String {
     let lower = folder.to_lowercase();
     let mut name = lower.as_str();
@@ -209,7 +209,8 @@ fn image_kind(folder: &ImageFolder) -> ImageKind {
     ImageKind { channels: 3, classes: folder.classes().len() }
 }
 
-/// Says how many images a folder has to train on and to hold out, and in which folders, and what was not read there.
+/// Prints the number of images to train on and to hold out in a folder, their folders, and the files that were not
+/// read.
 fn tell(folder: &Path, [training, held_out]: [(usize, &str); 2], classes: &str, left_out: &LeftOut) {
     let place = |name: &str| if name.is_empty() { String::new() } else { format!(" ({name})") };
     files::complain(&format!(
@@ -222,7 +223,7 @@ fn tell(folder: &Path, [training, held_out]: [(usize, &str); 2], classes: &str, 
     ));
 }
 
-/// How many classes there are, and the names of the first.
+/// Describes the number of classes, and the names of the first.
 fn named(classes: &[String]) -> String {
     let shown = &classes[..classes.len().min(SHOWN_CLASSES)];
     let more = if shown.len() < classes.len() { ", ..." } else { "" };

@@ -1,4 +1,4 @@
-//! Training runs.
+//! `tenure train`: runs a training.
 
 mod args;
 mod budget;
@@ -31,11 +31,11 @@ use placement::Memory;
 use recipe::{Length, Recipe};
 use watch::Watch;
 
-/// Names in a run's identity.
+/// The names of fields in a run's identity.
 const EXAMPLES: &str = "examples to train on";
 const BATCHES: &str = "steps of an epoch";
 
-/// Data of inputs and classes.
+/// A dataset of inputs and classes.
 trait Examples: Dataset<Item: Collate<Batch = Batch>> + 'static {}
 impl<D: Dataset<Item: Collate<Batch = Batch>> + 'static> Examples for D {}
 
@@ -61,7 +61,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if !args.device.is_cpu() && (args.problem.is_some() || args.mapping.is_some()) {
         anyhow::bail!("--problem and --mapping are of the CPU's memory: leave out --device {}", args.device);
     }
-    // That a file cannot be written at the end is said at the beginning.
+    // Report an output that cannot be written before the work, not after it.
     args.problem.as_deref().map_or(Ok(()), output::check)?;
     args.report.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
@@ -76,7 +76,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// `model` makes a fresh one.
+/// Trains on the data. `model` makes a new model.
 fn train_on<D: Examples>(
     args: &TrainArgs,
     devices: &[Device],
@@ -95,7 +95,7 @@ fn train_on<D: Examples>(
          more, or take fewer --devices",
         devices.len()
     );
-    // Over one image there is nothing to normalise.
+    // With one image on a device, batch normalisation has nothing to normalise over.
     let is_too_small = (1..2 * devices.len()).contains(&(examples % batch_size));
     let drop_last = !args.model.is_for_text() && examples > batch_size && is_too_small;
     let training = DataLoader::new(parts.training, LoaderOptions { shuffle: Some(args.seed), drop_last, ..options });
@@ -123,13 +123,13 @@ fn train_on<D: Examples>(
     }
     let mut watch = Watch::new(args, before as u64, steps)?;
     match make_steps(args, &mut run, &mut watch, &mut memory) {
-        // Nothing came of it.
+        // No step was made, so there is nothing to report.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
         made => Ok(finish(args, run, watch, (memory, budget), &held_out, made.err(), batch_size)),
     }
 }
 
-/// Until the plan is done, or somebody interrupts.
+/// Makes steps until all planned ones are done, or the user interrupts.
 fn make_steps<D: Examples>(
     args: &TrainArgs,
     run: &mut Trainer<AnyTask, D>,
@@ -152,7 +152,8 @@ fn make_steps<D: Examples>(
     Ok(())
 }
 
-/// Shows and writes what the steps came to, whatever `stopped` them, and whatever of it can be.
+/// Shows and writes the results of the steps, even if an error `stopped` them; writes as many of the outputs as
+/// possible.
 fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
@@ -166,7 +167,7 @@ fn finish<D: Examples>(
     if let Err(error) = memory.write() {
         watch.complain(&error);
     }
-    // What the parameters are now, nothing comes of: the checkpoint before is better.
+    // The current parameters are useless: the checkpoint before is better.
     let is_lost = matches!(stopped, Some(nn::Error::Train(TrainError::Diverged { .. })));
     if let Some(path) = args.checkpoint.as_ref().filter(|_| !is_lost) {
         watch.save(&run, path);
@@ -189,7 +190,7 @@ fn finish<D: Examples>(
     let mut outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
     outcome.unfinished = match &stopped {
         Some(error) => Some(outcome::stopped(steps as u64, run.plan().steps, error)),
-        // An interrupt that came after all was done ended nothing.
+        // An interrupt after everything was done ended nothing.
         None if is_interrupted && accuracy.is_none() => {
             outcome::interrupted(steps as u64, run.plan().steps, held_out.batches() > 0)
         }
@@ -203,7 +204,7 @@ fn finish<D: Examples>(
     if let Some(path) = left.filter(|_| watch.saved == Some(steps)) {
         let how = if is_interrupted { "interrupted" } else { "stopped" };
         let command = outcome::command_to_resume(&path);
-        // Nobody is left to tell of a failure here.
+        // A failure to write to stderr cannot be reported.
         let _ = writeln!(io::stderr(), "tenure: {how} after step {steps}; to go on:\n  {command}");
     }
     if printed != ExitCode::SUCCESS {
@@ -217,7 +218,7 @@ fn finish<D: Examples>(
     }
 }
 
-/// Goes on from a checkpoint, with its learning rate or the one that was asked for.
+/// Continues from a checkpoint, with its learning rate or the requested one.
 fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, args: &TrainArgs) -> anyhow::Result<()> {
     run.resume(path).map_err(|error| about_checkpoint(path, error))?;
     let Some(lr) = args.lr else { return Ok(()) };
@@ -246,7 +247,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         ("--batch-size", batch_size.to_string()),
         ("--seed", args.seed.to_string()),
         (EXAMPLES, training.dataset().len().to_string()),
-        // A small last batch may be left out, by the number of devices.
+        // The number of devices decides whether a small last batch is left out.
         (BATCHES, training.batches().to_string()),
     ];
     let may_differ = if args.changed_data { vec![EXAMPLES, BATCHES] } else { Vec::new() };
@@ -260,7 +261,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
     }
 }
 
-/// The share of predictions on what was held out that are right; `None` if there is nothing, or nobody waits for it.
+/// Returns the share of correct predictions on held-out examples; `None` if there are none, or the user interrupts.
 fn accuracy<D: Examples>(run: &mut Trainer<AnyTask, D>, held_out: &DataLoader<D>, watch: &mut Watch) -> Option<f64> {
     if output::is_interrupted() {
         return None;
@@ -279,7 +280,7 @@ fn accuracy<D: Examples>(run: &mut Trainer<AnyTask, D>, held_out: &DataLoader<D>
     }
 }
 
-/// Why a run does not go on, with the options that may help.
+/// Explains why a run cannot continue, with the options that may help.
 fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
     match error {
         nn::Error::Train(TrainError::Diverged { .. }) => {
@@ -287,7 +288,7 @@ fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size:
             anyhow::anyhow!("{error}: --lr is {lr:?}")
         }
         nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => too_small(&error, run, batch_size),
-        // Its part of a batch may be smaller than the first's.
+        // A device's part of a batch may be smaller than the first device's.
         nn::Error::Train(TrainError::OnDevice { ref message, .. }) if message.starts_with("batch_norm") => {
             too_small(&error, run, batch_size)
         }
@@ -295,7 +296,7 @@ fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size:
     }
 }
 
-/// A batch, or a device's part of it, has one image.
+/// Returns the error for a batch, or a device's part of it, of one image.
 fn too_small<D: Examples>(error: &nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
     let least = 2 * run.device_peaks().len().max(1);
     let examples = run.plan().identity.get(EXAMPLES).map_or("", String::as_str);
@@ -311,10 +312,10 @@ fn too_small<D: Examples>(error: &nn::Error, run: &Trainer<AnyTask, D>, batch_si
     )
 }
 
-/// What is wrong with a file that was given to go on from.
+/// Explains an error of the checkpoint to resume from.
 fn about_checkpoint(path: &Path, error: nn::Error) -> anyhow::Error {
     match error {
-        // It names the file.
+        // The error names the file.
         nn::Error::Checkpoint(_) => error.into(),
         nn::Error::Train(TrainError::OtherRun { ref name, .. }) if name == EXAMPLES => {
             let to_do = "put the data back as it was, or add --changed-data to go on with it as it is now \

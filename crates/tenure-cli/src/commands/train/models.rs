@@ -1,4 +1,4 @@
-//! Models by name, and how each is trained where nothing else is said.
+//! Models by name, and the default recipe of each.
 
 use clap::ValueEnum;
 use tenure::nn::data::ImageOptions;
@@ -14,13 +14,13 @@ use tenure::tensor::{self, Tensor};
 
 use super::data::{DataSpec, ImageKind};
 
-/// Inputs, and the classes that are right.
+/// Inputs, and their correct classes.
 pub(super) type Batch = (Tensor, Tensor);
 
-/// A model and its loss, whatever it is.
+/// Any model with its loss.
 pub(super) type AnyTask = Box<dyn Task<Batch = Batch>>;
 
-/// Bytes are tokens.
+/// The number of tokens: bytes are tokens.
 const VOCABULARY: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -39,7 +39,7 @@ pub(super) enum ModelKind {
     Gpt2,
     LlamaMini,
     Llama,
-    /// Known, to say what it is for.
+    /// A known name, so that the error can say which command uses it.
     #[value(hide = true)]
     Bert,
 }
@@ -49,12 +49,12 @@ impl ModelKind {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
 
-    /// Whether it predicts the next token of a text, rather than the class of an image.
+    /// Returns whether it predicts the next token of a text, rather than the class of an image.
     pub(super) fn is_for_text(self) -> bool {
         matches!(self, Self::Gpt2Mini | Self::Gpt2 | Self::LlamaMini | Self::Llama)
     }
 
-    /// Says that it cannot learn from `data`, and what can.
+    /// Returns an error if it cannot learn from `data`; the error says which models can.
     pub(super) fn check(self, data: &DataSpec) -> anyhow::Result<()> {
         let for_images = "resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, r3d18";
         let (name, is_text) = (self.name(), matches!(data, DataSpec::Text(_)));
@@ -81,7 +81,7 @@ impl ModelKind {
         Ok(())
     }
 
-    /// How images of a folder are brought to the size that it was made for.
+    /// Returns how images of a folder are scaled to the model's input size.
     pub(super) fn image_options(self) -> ImageOptions {
         match self {
             Self::InceptionV3 => ImageOptions { size: 299, resize: 342, ..ImageOptions::default() },
@@ -90,7 +90,7 @@ impl ModelKind {
         }
     }
 
-    /// Tokens of one example.
+    /// Returns the number of tokens in one example.
     pub(super) fn window(self) -> usize {
         match self {
             Self::Gpt2 | Self::Llama => 256,
@@ -98,7 +98,7 @@ impl ModelKind {
         }
     }
 
-    /// A fresh model for images.
+    /// Makes a new model for images.
     pub(super) fn for_images(self, scope: &Scope, kind: ImageKind) -> nn::Result<AnyTask> {
         let ImageKind { channels, classes } = kind;
         let resnet = |config: ResNetConfig| ResNet::new(scope, ResNetConfig { channels, classes, ..config });
@@ -126,7 +126,7 @@ impl ModelKind {
         Ok(classify(resnet(config)?))
     }
 
-    /// A fresh model for text.
+    /// Makes a new model for text.
     pub(super) fn for_text(self, scope: &Scope) -> nn::Result<AnyTask> {
         let vocab_size = VOCABULARY;
         Ok(match self {
@@ -145,7 +145,7 @@ impl ModelKind {
             }
             Self::Gpt2 => classify(Gpt2::new(scope, &Gpt2Config { vocab_size, ..Gpt2Config::default() })?),
             _ => {
-                // So few steps are not enough to learn a text by heart.
+                // No dropout: so few steps are not enough to memorise a text.
                 let (embd_pdrop, attn_pdrop, resid_pdrop) = (0.0, 0.0, 0.0);
                 let config = Gpt2Config {
                     vocab_size,
@@ -168,7 +168,7 @@ fn classify(model: impl Layer + 'static) -> AnyTask {
     Box::new(Classification(model))
 }
 
-/// A model whose input is made ready first.
+/// A model whose input is preprocessed.
 struct Prepared {
     prepare: fn(&Tensor) -> tensor::Result<Tensor>,
     model: Box<dyn Layer>,
@@ -181,19 +181,19 @@ impl Layer for Prepared {
     }
 }
 
-/// Images as videos.
+/// Turns images into videos of one frame.
 fn one_frame(images: &Tensor) -> tensor::Result<Tensor> {
     images.unsqueeze(2)
 }
 
-/// Of smaller images than of 32 pixels nothing would be left.
+/// Enlarges images smaller than 32 pixels, of which the network would leave nothing.
 fn at_least_32(images: &Tensor) -> tensor::Result<Tensor> {
     let missing = 32_usize.saturating_sub(images.size(-1)?) as isize;
     let (before, after) = (missing / 2, missing - missing / 2);
     images.pad(&[before, after, before, after], PadMode::Constant(0.0.into()))
 }
 
-/// Inception, which learns from a second classifier in its middle too.
+/// Inception, which also trains with an auxiliary classifier in its middle.
 struct Auxiliary(InceptionV3);
 
 impl Task for Auxiliary {
@@ -215,7 +215,7 @@ impl Task for Auxiliary {
         let (scores, auxiliary) = self.0.forward_with_auxiliary(input)?;
         let loss = scores.cross_entropy(target, &CrossEntropy::default())?;
         let Some(auxiliary) = auxiliary else { return Ok(loss) };
-        // As torchvision weighs it.
+        // The weight that torchvision uses.
         Ok(loss.add(&auxiliary.cross_entropy(target, &CrossEntropy::default())?.mul(0.4)?)?)
     }
 

@@ -1,4 +1,4 @@
-//! What came of a run.
+//! The outcome of a training run.
 
 use std::env;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::args::TrainArgs;
 use super::budget::Offloaded;
 use super::models::AnyTask;
 
-/// Steps at the end whose losses are averaged: those of single batches differ by chance.
+/// The number of steps at the end whose losses are averaged, since losses of single batches vary by chance.
 const LAST: usize = 20;
 
 #[derive(Serialize)]
@@ -31,10 +31,10 @@ pub(super) struct Outcome {
     placement: Option<Report>,
     #[serde(flatten)]
     offloaded: Option<Offloaded>,
-    /// How the run was made, and what came of it, in words.
+    /// The settings and results of the run, in words.
     #[serde(skip)]
     pub(super) facts: Vec<(&'static str, String)>,
-    /// How it ended, in a sentence, if that was before its end.
+    /// A sentence on how the run ended, if it ended early.
     #[serde(skip)]
     pub(super) unfinished: Option<String>,
 }
@@ -110,7 +110,7 @@ impl Outcome {
         &self.model
     }
 
-    /// What is printed.
+    /// Returns the text to print.
     pub(super) fn text(&self, as_json: bool) -> anyhow::Result<String> {
         if as_json {
             return Ok(serde_json::to_string(self)? + "\n");
@@ -121,13 +121,13 @@ impl Outcome {
     }
 }
 
-/// Says how far a run came that `error` stopped.
+/// Says how far a run came before `error` stopped it.
 pub(super) fn stopped(steps: u64, planned: u64, error: &str) -> String {
     format!("Stopped by an error after {} of {} steps: {error}.", Count(steps), Count(planned))
 }
 
-/// Says how far a run came that was interrupted before it had an accuracy; `None` if nothing was missing, because it
-/// made every step and has no examples to find an accuracy on.
+/// Says how far an interrupted run came that has no accuracy; `None` if nothing is missing, because it made every step
+/// and has no held-out examples.
 pub(super) fn interrupted(steps: u64, planned: u64, has_held_out: bool) -> Option<String> {
     if steps < planned {
         return Some(format!("Interrupted after {} of {} steps.", Count(steps), Count(planned)));
@@ -138,7 +138,7 @@ pub(super) fn interrupted(steps: u64, planned: u64, has_held_out: bool) -> Optio
     })
 }
 
-/// The loss of the first step, that of the last, and the mean of the last few, in words.
+/// Describes the loss of the first step, that of the last, and the mean of the last few.
 fn loss(losses: &[f32]) -> Option<String> {
     let (first, last) = (losses.first()?, losses.last()?);
     if losses.len() == 1 {
@@ -149,7 +149,7 @@ fn loss(losses: &[f32]) -> Option<String> {
     Some(format!("{first:.3} in the first step, {last:.3} in the last, {mean:.3} on average over the last {count}"))
 }
 
-/// What was where, in words.
+/// Describes the contents of each tier.
 fn placed(report: &Report) -> String {
     let tier = |tier: &TierReport| {
         let bytes = tier.tags.values().map(|tag| tag.bytes).sum();
@@ -174,7 +174,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// This program's command line, with another checkpoint to go on from.
+/// Returns this program's command line, with another checkpoint to resume from.
 pub(super) fn command_to_resume(path: &Path) -> String {
     let mut words = vec!["tenure".to_owned()];
     let mut given = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
@@ -189,7 +189,7 @@ pub(super) fn command_to_resume(path: &Path) -> String {
     words.join(" ")
 }
 
-/// As a shell takes it for one word.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -1,4 +1,4 @@
-//! Where tensors of the CPU live: recorded as a problem for `tenure plan`, or as a mapping says.
+//! Placement of tensors on the CPU: records them as a problem for `tenure plan`, or places them by a mapping.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,10 +14,10 @@ use tenure::tier::{Medium, Options, Placement, PlacementGuard, Recorder, Recorde
 use super::args::TrainArgs;
 use super::models::{AnyTask, Batch};
 
-/// The step, of those that this process makes, that is recorded or looked at: the optimizer has its state by then.
+/// The step of this process that is recorded or inspected: by then the optimizer has its state.
 const STEP: usize = 3;
 
-/// A tier of a mapping, and what it is.
+/// A tier of a mapping, and its medium.
 #[derive(Clone, Debug)]
 pub(super) struct TierSpec {
     name: String,
@@ -35,7 +35,7 @@ impl FromStr for TierSpec {
     }
 }
 
-/// What is done about the memory of a run, by the thread that makes its steps.
+/// The memory settings of a run's training thread: a recorder, or a mapping.
 #[derive(Default)]
 pub(super) struct Memory {
     recording: Option<Recording>,
@@ -45,7 +45,7 @@ pub(super) struct Memory {
 
 struct Recording {
     recorder: Recorder,
-    /// Until the step is over.
+    /// Records until the step is over.
     _guard: RecorderGuard,
     path: PathBuf,
     name: String,
@@ -56,7 +56,7 @@ struct Placed {
     _guard: PlacementGuard,
 }
 
-/// Looks where everything is when the forward pass of one step is over.
+/// Inspects the tensors' tiers when the forward pass of one step is over.
 struct Look {
     placement: Placement,
     passes: AtomicUsize,
@@ -64,7 +64,7 @@ struct Look {
 }
 
 impl Memory {
-    /// Enters the calling thread into what the options ask for.
+    /// Sets up the calling thread as the options say.
     pub(super) fn enter(args: &TrainArgs) -> anyhow::Result<Self> {
         let mut memory = Self::default();
         if let Some(path) = &args.problem {
@@ -83,7 +83,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Has `task` looked at, if there is anything to look at.
+    /// Returns a function that wraps a task so that it is inspected, if there is anything to inspect.
     pub(super) fn watching(&self) -> impl Fn(AnyTask) -> AnyTask + Send + Sync + 'static {
         let look = self.placed.as_ref().map(|placed| Arc::clone(&placed.look));
         move |task| match &look {
@@ -92,7 +92,7 @@ impl Memory {
         }
     }
 
-    /// A step was made.
+    /// Counts a step.
     pub(super) fn step(&mut self) -> anyhow::Result<()> {
         self.steps += 1;
         match (&self.recording, self.steps) {
@@ -103,13 +103,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes what is recorded, if it was not, and does not record any more.
+    /// Writes the recorded problem unless that is done, and stops recording.
     pub(super) fn write(&mut self) -> anyhow::Result<()> {
         let Some(Recording { recorder, path, name, .. }) = self.recording.take() else { return Ok(()) };
         Ok(recorder.problem(&name, Vec::new(), Vec::new())?.write(path)?)
     }
 
-    /// Where everything was, in that step or at last.
+    /// Returns the tensors' tiers, in that step or the last one.
     pub(super) fn report(&self) -> Option<Report> {
         let look = &self.placed.as_ref()?.look;
         Some(look.seen.get().cloned().unwrap_or_else(|| look.placement.report()))

@@ -1,4 +1,4 @@
-//! How a model is trained where the command line says nothing else.
+//! The default training recipe of each model.
 
 use tenure::nn::Parameter;
 use tenure::nn::optim::{Adam, Optimizer, Schedule, Sgd};
@@ -6,7 +6,7 @@ use tenure::nn::optim::{Adam, Optimizer, Schedule, Sgd};
 use super::data::DataSpec;
 use super::models::ModelKind;
 
-/// What suits a kind of model, and its data.
+/// The default settings for a kind of model and its data.
 #[derive(Clone, Copy)]
 pub(super) struct Recipe {
     pub(super) batch_size: usize,
@@ -41,7 +41,7 @@ impl Recipe {
         };
         match (model, data) {
             (ModelKind::LlamaMini, _) => text(8, 600, 3e-3),
-            // It has to learn what positions are.
+            // GPT-2 has to learn the positions too, so it takes more steps.
             (ModelKind::Gpt2Mini, _) => text(8, 1000, 3e-3),
             (ModelKind::Gpt2 | ModelKind::Llama, _) => text(4, 1000, 3e-4),
             (_, DataSpec::FashionMnist(_)) => images(64, 3, 0.03),
@@ -49,7 +49,7 @@ impl Recipe {
         }
     }
 
-    /// AdamW for transformers, else stochastic gradient descent with Nesterov's momentum.
+    /// Returns AdamW for transformers, and otherwise stochastic gradient descent with Nesterov's momentum.
     pub(super) fn optimizer(&self, parameters: Vec<Parameter>, lr: f64) -> Optimizer {
         if self.is_for_text {
             Optimizer::new(parameters, lr, Adam { betas: (0.9, 0.95), weight_decay: 0.1, ..Adam::w() })
@@ -58,7 +58,7 @@ impl Recipe {
         }
     }
 
-    /// Up for a while, then down to almost nothing.
+    /// Returns a schedule that rises for a while, then falls to almost nothing.
     pub(super) fn schedule(&self, steps: u64) -> Schedule {
         let up = if self.is_for_text { steps / 20 } else { steps / 5 };
         Schedule::Cosine { steps: steps - up, end: 0.01 }.with_warmup(up.max(1))

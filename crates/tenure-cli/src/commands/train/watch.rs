@@ -1,4 +1,4 @@
-//! What is shown and written while a run goes on.
+//! Progress and files that a run shows and writes while it goes on.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,16 +18,16 @@ use super::models::AnyTask;
 use super::outcome::Outcome;
 use crate::{files, output, progress};
 
-/// The step, of those that this process makes, in which memory is recorded: the optimizer has its state by then.
+/// The step of this process in which memory is recorded: by then the optimizer has its state.
 const RECORDED: u64 = 3;
-/// Looks at memory in that step.
+/// The number of samples of memory in that step.
 const LOOKS: f64 = 500.0;
-/// How much of the loss that is shown stays from step to step: those of single batches differ by chance.
+/// The share of the displayed loss that stays from step to step, since losses of single batches vary by chance.
 const SMOOTH: f64 = 0.9;
 
 pub(super) struct Watch {
     bar: ProgressBar,
-    /// Steps made by this process.
+    /// The number of steps made by this process.
     steps: u64,
     smooth_loss: Option<f64>,
     events: Option<EventWriter>,
@@ -35,12 +35,12 @@ pub(super) struct Watch {
     device: Device,
     recorder: Option<Recorder>,
     recording: Option<(u64, Recording)>,
-    /// Of the same step, with a budget.
+    /// The recorder of offloading in the same step, with a budget.
     offload_recorder: Option<StepRecorder>,
     offload: Option<(u64, StepRecord)>,
     /// The step of the last checkpoint that was written.
     pub(super) saved: Option<usize>,
-    /// Something could not be written, or found out. The run went on.
+    /// Whether something could not be written or measured. The run went on.
     pub(super) has_failed: bool,
 }
 
@@ -63,7 +63,7 @@ impl Watch {
         })
     }
 
-    /// A step was made, within the budget of an engine if there is one.
+    /// Records a step, within the budget of an engine if there is one.
     pub(super) fn step(&mut self, step: &Step, engine: Option<&Engine>) {
         self.steps += 1;
         let loss = self
@@ -95,30 +95,30 @@ impl Watch {
         }
     }
 
-    /// Says at once that something failed without which the run goes on: what it comes to is not lost by it.
+    /// Reports at once a failure that does not end the run.
     pub(super) fn complain(&mut self, error: &anyhow::Error) {
         self.has_failed = true;
         self.bar.suspend(|| files::complain(&error.to_string()));
     }
 
-    /// Accuracy is found on so many batches.
+    /// Shows that accuracy is measured on this many batches.
     pub(super) fn tests(&self, batches: usize) {
         self.bar.set_length(batches as u64);
         self.bar.set_position(0);
         self.bar.set_message("finding the accuracy");
     }
 
-    /// On one more.
+    /// Counts one more batch.
     pub(super) fn test(&self) {
         self.bar.inc(1);
     }
 
-    /// Nothing moves any more.
+    /// Removes the progress display.
     pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// Writes what the run came to.
+    /// Writes the results of the run.
     pub(super) fn write(&mut self, outcome: &Outcome, history: &[Step]) {
         if let (Some(accuracy), Some(last)) = (outcome.accuracy, history.last()) {
             self.scalars(last.number, &[("accuracy".to_owned(), accuracy)]);

@@ -1,10 +1,10 @@
-//! When requests come, and for which model: the same each time for the same seed.
+//! The arrival times of requests, and the model of each: the same for the same seed.
 
 use std::time::Duration;
 
 use tenure::tensor::random::Generator;
 
-/// A request that comes.
+/// A request's arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
     /// The time since the beginning.
@@ -13,20 +13,22 @@ pub(super) struct Arrival {
     pub(super) model: usize,
 }
 
-/// How requests come.
+/// The pattern in which requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Pattern {
-    /// One model at a time, in turns: requests for it come at equal intervals for so many seconds, then the next has its turn.
+    /// One model at a time: requests for it arrive at equal intervals for this many seconds, then the next model has
+    /// its turn.
     Cycles(f64),
-    /// At random times, for models by Zipf's law: the model of number n is asked (n + 1)^-exponent times as often as the first. With an
-    /// exponent of 0 all are asked equally often.
+    /// Random times, with models by Zipf's law: model number n gets (n + 1)^-exponent times as many requests as the
+    /// first. With an exponent of 0 all get equally many.
     Poisson {
         /// The exponent.
         exponent: f64,
     },
 }
 
-/// The requests to `models` models over so many seconds, in the order in which they come, `rate` a second in the mean.
+/// Returns the requests to `models` models over `seconds` seconds, in the order of arrival, with a mean of `rate` per
+/// second.
 pub(super) fn arrivals(pattern: Pattern, models: usize, rate: f64, seconds: f64, seed: u64) -> Vec<Arrival> {
     let generator = Generator::new(seed);
     match pattern {
@@ -50,7 +52,7 @@ pub(super) fn arrivals(pattern: Pattern, models: usize, rate: f64, seconds: f64,
     }
 }
 
-/// Each model's share of the requests, with those of all models before it.
+/// Returns each model's share of the requests, added to the shares of all models before it.
 fn cumulative(models: usize, exponent: f64) -> Vec<f64> {
     let weights = (1..=models).map(|rank| (rank as f64).powf(-exponent));
     let sums: Vec<f64> = weights
@@ -63,7 +65,7 @@ fn cumulative(models: usize, exponent: f64) -> Vec<f64> {
     sums.into_iter().map(|sum| sum / all).collect()
 }
 
-/// A number from 0 to 1, without 1.
+/// Returns a random number from 0 to below 1.
 fn unit(generator: &Generator) -> f64 {
     (generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -90,7 +92,7 @@ mod tests {
             prop_assert!(found.is_sorted_by_key(|arrival| arrival.at));
             prop_assert!(found.iter().all(|arrival| arrival.at.as_secs_f64() <= seconds && arrival.model < models));
             prop_assert_eq!(&found, &arrivals(pattern, models, rate, seconds, seed));
-            // Ten standard deviations.
+            // Within ten standard deviations.
             let expected = rate * seconds;
             prop_assert!((found.len() as f64 - expected).abs() <= 10.0 * expected.sqrt() + 1.0, "{}", found.len());
         }

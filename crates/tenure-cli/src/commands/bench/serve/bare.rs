@@ -1,4 +1,4 @@
-//! The least that a server of the same library can do: it reads a body, and answers what it is told to.
+//! A bare server with the same HTTP library, as an upper bound on speed: it reads a body and sends a fixed answer.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
@@ -17,14 +17,14 @@ use tokio::runtime::Runtime;
 
 use super::client::Answer;
 
-/// A bare server, until it is dropped.
+/// A bare server, which runs until it is dropped.
 pub(super) struct BareServer {
     pub(super) url: String,
     _runtime: Runtime,
 }
 
 impl BareServer {
-    /// Answers every request as another server answered one.
+    /// Starts a server that answers every request with `answer`, copied from another server.
     pub(super) fn start(answer: Answer) -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
@@ -47,7 +47,7 @@ async fn respond(
     json_bytes: Option<usize>,
     body: Bytes,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    // A client that sends no whole body is not one of ours.
+    // Errors of the body do not matter: the benchmark's own client sends whole bodies.
     drop(request.into_body().collect().await);
     let mut response = Response::new(Full::new(body));
     let headers = response.headers_mut();

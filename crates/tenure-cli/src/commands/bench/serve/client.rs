@@ -1,4 +1,4 @@
-//! A client that takes one connection for each request under way, and keeps those that are free.
+//! An HTTP client that uses one connection for each concurrent request and keeps idle connections.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tenure_serve::protocol::{Encoded, JSON_LENGTH};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A request is given up after this time.
+/// The time after which a request is abandoned.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 type Connection = SendRequest<Full<Bytes>>;
@@ -30,13 +30,13 @@ pub(super) struct Client {
 /// The server's answer.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
-    /// Bytes of the body that are JSON, if not all are.
+    /// The number of JSON bytes in the body, if not all are JSON.
     pub(super) json_bytes: Option<usize>,
     pub(super) body: Bytes,
 }
 
 impl Client {
-    /// A client of the server at http://HOST:PORT. Nothing is sent yet.
+    /// Makes a client of the server at http://HOST:PORT. It sends nothing yet.
     pub(super) fn new(url: &str) -> anyhow::Result<Self> {
         let address = url.strip_prefix("http://").map(|address| address.trim_end_matches('/'));
         let address = address.filter(|address| !address.contains('/')).map(str::to_owned);
@@ -45,12 +45,12 @@ impl Client {
         Ok(Self { address, host, idle: Mutex::default() })
     }
 
-    /// The answer to a GET.
+    /// Sends a GET and returns the answer.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<Answer> {
         self.send(Request::get(path).body(Full::default())?).await
     }
 
-    /// The answer to a POST.
+    /// Sends a POST and returns the answer.
     pub(super) async fn post(&self, path: &str, sent: &Encoded) -> anyhow::Result<Answer> {
         let mut request = Request::post(path).body(Full::new(sent.body.clone()))?;
         if let Some(json_bytes) = sent.json_bytes {
@@ -73,7 +73,7 @@ impl Client {
         answered.await.with_context(|| format!("{}: no answer in {PATIENCE:?}", self.address))?
     }
 
-    /// A connection that is free.
+    /// Returns an idle connection, or a new one.
     async fn connection(&self) -> anyhow::Result<Connection> {
         loop {
             let Some(mut idle) = self.idle().pop() else { return self.connect().await };
@@ -87,7 +87,7 @@ impl Client {
         let stream = TcpStream::connect(&self.address).await.with_context(|| self.address.clone())?;
         stream.set_nodelay(true)?;
         let (connection, driver) = http1::handshake(TokioIo::new(stream)).await?;
-        // How it ends is seen by the request.
+        // The request sees how the connection ends.
         tokio::spawn(driver);
         Ok(connection)
     }

@@ -1,4 +1,5 @@
-//! Requests over connections, each of which sends the next when the last is answered: to a server of ours, and to a bare one.
+//! A closed load: each connection sends the next request when the last is answered, to Tenure's server and to a bare
+//! one.
 
 use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +19,11 @@ use super::target::{Asked, Outcome};
 use crate::output;
 use crate::table::table;
 
-/// How often each server has its turn, and the share of a turn that warms up.
+/// The number of turns of each server, and the share of a turn that warms up.
 const TURNS: u32 = 10;
 const WARM_UP: f64 = 0.1;
 
-/// Turns of both servers, in both encodings.
+/// The turns of both servers, in both encodings.
 pub(super) const STEPS: u64 = TURNS as u64 * 4;
 
 /// The load.
@@ -32,15 +33,15 @@ pub(super) struct Closed {
     pub(super) time: Duration,
 }
 
-/// Requests a second in one encoding, by a server of ours and by a bare one, each the median of the turns.
+/// Requests per second in one encoding, by Tenure's server and by a bare one, each the median of the turns.
 #[derive(Debug, Serialize)]
 pub(super) struct Rates {
     encoding: &'static str,
     per_second: f64,
     bare_per_second: f64,
-    /// The median over the turns of our rate divided by the bare one in the same turn.
+    /// The median over the turns of Tenure's rate divided by the bare server's rate in the same turn.
     ratio: f64,
-    /// The processor's time for a request, the client's included.
+    /// The processor time for a request, including the client's.
     cpu_us: f64,
     bare_cpu_us: f64,
     p50_ms: Option<f64>,
@@ -48,11 +49,11 @@ pub(super) struct Rates {
     requests: usize,
     unanswered: usize,
     wrong: usize,
-    /// The memory of the server's processes and of this one: at the start, in the middle, and at the end.
+    /// The memory of the server's processes and of this process: at the start, in the middle, and at the end.
     resident_bytes: [u64; 3],
 }
 
-/// The requests of one turn, by what became of them.
+/// The requests of one turn, by outcome.
 #[derive(Default)]
 struct Turn {
     per_second: f64,
@@ -62,11 +63,12 @@ struct Turn {
     wrong: usize,
 }
 
-/// Latencies in µs, to three digits. They take as much memory however many there are: that of the process is measured.
+/// Latencies in µs, to three digits. Their memory does not grow with their number, because the process's memory is
+/// measured.
 #[derive(Clone)]
 struct Latencies(Arc<Mutex<Histogram<u64>>>);
 
-/// Measures each of the requests in its encoding. One that was interrupted is left out.
+/// Measures each of the requests in its encoding. An interrupted measurement is left out.
 pub(super) fn measure(
     runtime: &Runtime,
     server: &OwnServer,
@@ -130,7 +132,7 @@ impl Rates {
         }
     }
 
-    /// A table of them.
+    /// Returns a table of the rates.
     pub(super) fn describe(all: &[Self]) -> String {
         let row = |rates: &Self| {
             let time = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.2}"));
@@ -166,14 +168,14 @@ impl Latencies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(took_us);
     }
 
-    /// The smallest that such a share of all is not above; nothing where there are none.
+    /// Returns the smallest latency that at least this share of all requests does not exceed; `None` without requests.
     fn quantile_ms(&self, share: f64) -> Option<f64> {
         let latencies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (!latencies.is_empty()).then(|| latencies.value_at_quantile(share) as f64 / 1e3)
     }
 }
 
-/// Sends over so many connections for so long.
+/// Sends over this many connections for this time.
 async fn turn(
     client: &Arc<Client>,
     asked: &Arc<Asked>,
@@ -214,7 +216,7 @@ async fn turn(
     all
 }
 
-/// The memory of this process and of the server's workers; 0 where the system does not say.
+/// Returns the memory of this process and of the server's workers; 0 if the system does not report it.
 fn resident_bytes(server: &OwnServer) -> u64 {
     let of = |status: String| {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -223,10 +225,10 @@ fn resident_bytes(server: &OwnServer) -> u64 {
     all(server, "status").into_iter().filter_map(of).sum()
 }
 
-/// The processor's time that this process and the server's workers have had, to 10 ms; 0 where the system does not say.
+/// Returns the processor time of this process and the server's workers, to 10 ms; 0 if the system does not report it.
 fn cpu_us(server: &OwnServer) -> f64 {
     let of = |stat: String| {
-        // The program's name, which may have spaces, ends with the last parenthesis.
+        // The program's name may contain spaces; it ends with the last parenthesis.
         let mut times = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
         let mut ticks = || times.next()?.parse::<f64>().ok();
         Some((ticks()? + ticks()?) * 1e4)
@@ -234,7 +236,7 @@ fn cpu_us(server: &OwnServer) -> f64 {
     all(server, "stat").into_iter().filter_map(of).sum()
 }
 
-/// A file of the system about this process and each of the server's workers.
+/// Reads a /proc file of this process and of each of the server's workers.
 fn all(server: &OwnServer, file: &str) -> Vec<String> {
     let workers = server.workers().into_iter().map(|process| process.to_string());
     let processes = workers.chain(["self".to_owned()]);

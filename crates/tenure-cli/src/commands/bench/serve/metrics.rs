@@ -1,22 +1,22 @@
-//! The server's metrics, as it tells them to Prometheus.
+//! The server's metrics, in Prometheus's text format.
 
 use std::collections::BTreeMap;
 
 use super::client::Client;
 
-/// Where the time of a request goes, by the server's names.
+/// The phases of a request's time, with the server's names.
 pub(super) const PHASES: [&str; 4] = ["queue", "copy", "wait", "compute"];
 
-/// The counters of a server since it began.
+/// The counters of a server since it started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Counted {
-    /// How often models were brought to the device.
+    /// The number of times that models were brought to the device.
     pub(super) switches: u64,
-    /// Seconds and requests, by whether weights were `resident` or `switched` and by phase.
+    /// Seconds and requests, by `resident` or `switched` weights and by phase.
     phases: BTreeMap<(String, String), (f64, u64)>,
 }
 
-/// Where the time of some requests went.
+/// The phases of the time of some requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Split {
     pub(super) requests: u64,
@@ -25,7 +25,7 @@ pub(super) struct Split {
 }
 
 impl Counted {
-    /// The server's counters now; nothing if it does not say.
+    /// Reads the server's current counters; zeros if it does not report them.
     pub(super) async fn ask(client: &Client) -> Self {
         match client.get("/metrics").await {
             Ok(answer) if answer.status.is_success() => Self::parse(&String::from_utf8_lossy(&answer.body)),
@@ -52,7 +52,7 @@ impl Counted {
         counted
     }
 
-    /// The requests since `before` whose weights were `resident` or `switched`.
+    /// Returns the phases of the requests since `before` whose weights were `resident` or `switched`.
     pub(super) fn since(&self, before: &Self, weights: &str) -> Split {
         let mut split = Split::default();
         for (phase, mean_ms) in PHASES.iter().zip(&mut split.phases_ms) {
@@ -67,7 +67,7 @@ impl Counted {
     }
 }
 
-/// A label's value. Those that are asked for have no quotation marks in them.
+/// Returns a label's value. The labels used here contain no quotation marks.
 fn label(labels: &str, name: &str) -> Option<String> {
     let (_, rest) = labels.split_once(&format!("{name}=\""))?;
     Some(rest.split_once('"')?.0.to_owned())

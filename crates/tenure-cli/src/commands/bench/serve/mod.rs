@@ -1,4 +1,4 @@
-//! Measures a server under load.
+//! `tenure bench serve`: measures a server under load.
 
 mod arrivals;
 mod bare;
@@ -35,7 +35,7 @@ use replay::{Replayed, replay};
 use summary::Summary;
 use target::{Asked, Target};
 
-/// Measure a server's answers under load
+/// Measure a server's latency and throughput under load
 #[derive(clap::Args)]
 #[command(after_help = "\
 Without --url, models with weights that are drawn are served by this program as `tenure serve` serves them, and every answer is \
@@ -58,61 +58,61 @@ Examples:
   tenure bench serve --load poisson --url http://localhost:8000 --rate 10 --json
   tenure bench serve --load closed --connections 64")]
 pub(crate) struct BenchServeArgs {
-    /// How requests come
+    /// The pattern of requests
     #[arg(long, value_enum, default_value_t = Load::Zipf, value_name = "NAME")]
     load: Load,
-    /// How many models are asked [default: 4, or all of --url]
+    /// The number of models to ask [default: 4, or all of --url]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     models: Option<u16>,
-    /// A model to serve; may be repeated, and they are made in turn [default: mlp; linear for closed]
+    /// A model to serve; may be repeated, and models of these kinds are made in turn [default: mlp; linear for closed]
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "url")]
     model: Vec<Workload>,
-    /// Requests a second, in the mean
+    /// The mean number of requests per second
     #[arg(long, default_value = "20", value_parser = positive, value_name = "R")]
     rate: f64,
-    /// For how long requests are sent
+    /// The seconds for which requests are sent
     #[arg(long, default_value = "10", value_parser = positive, value_name = "S")]
     seconds: f64,
-    /// For how many seconds a model has its turn, of cycles
+    /// The seconds of a model's turn, with --load cycles
     #[arg(long, default_value = "1", value_parser = positive, value_name = "S")]
     cycle: f64,
-    /// How much more often the first models are asked, of zipf
+    /// The exponent of Zipf's law, with --load zipf: a higher one favours the first models more
     #[arg(long, default_value = "1", value_parser = positive, value_name = "X")]
     exponent: f64,
-    /// How many connections there are, of closed
+    /// The number of connections, with --load closed
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..1024), value_name = "N")]
     connections: u16,
-    /// After how many ms an answer is late
+    /// The time in ms after which an answer is late
     #[arg(long, default_value = "1000", value_parser = positive, value_name = "T")]
     deadline_ms: f64,
-    /// What random times and models follow from
+    /// The seed of random times and models
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
-    /// A server that runs already, as http://HOST:PORT: its models are asked with ones
+    /// A running server, as http://HOST:PORT; its models get inputs of ones
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// Where to compute: cpu, cuda, or cuda:N
+    /// The device to compute on: cpu, cuda, or cuda:N
     #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE", conflicts_with = "url")]
     device: Device,
-    /// Whose devices: simulated ones are for tests
+    /// The driver; simulated devices are for tests
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true)]
     driver: DriverKind,
-    /// The device's memory for weights [default: half of all models' weights; all of them for closed]
+    /// The device memory for weights [default: half of all models' weights; all of them for closed]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "url")]
     device_bytes: Option<u64>,
-    /// The host's memory for weights that are not on a GPU [default: half of what this program may use]
+    /// The host memory for weights that are not on a GPU [default: half of the memory available to this program]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "url")]
     host_bytes: Option<u64>,
-    /// The folder for models while it runs [default: the system's for temporary files]
+    /// The folder for models while the benchmark runs [default: the system's for temporary files]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Write latencies as a figure
+    /// Write the latencies as a figure
     #[arg(long, value_name = "FILE.svg")]
     figure: Option<PathBuf>,
     /// Write a page with the figure
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// Print JSON objects, each on a line
+    /// Print JSON objects, one per line
     #[arg(long)]
     json: bool,
 }
@@ -125,10 +125,10 @@ enum Load {
     Closed,
 }
 
-/// Room for a model whose weights are fewer bytes than a page.
+/// The least memory for a model whose weights are smaller than a page.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// How many models are made unless it is said.
+/// The default number of models.
 const MODELS: u16 = 4;
 
 pub(crate) fn run(args: &BenchServeArgs) -> ExitCode {
@@ -147,7 +147,7 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
     for path in args.figure.iter().chain(&args.report) {
         output::check(path)?;
     }
-    // One thread sends: there are as many cores as a server needs beside it, and the same for all servers.
+    // One thread sends, so that the other cores are left to the server; the same for all servers.
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     if let Some(url) = &args.url {
         let target = runtime.block_on(Target::at(url, args.models.map(usize::from)))?;
@@ -188,11 +188,11 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
         return closed(args, &runtime, &server, models.asked, &load);
     }
     let asked = models.asked.into_iter().map(|[binary, _]| binary).collect();
-    // The server ends before the folder of its models goes.
+    // The server ends before the folder of its models is removed.
     open(args, &runtime, Target { client: Client::new(&server.url)?, models: asked }, what)
 }
 
-/// Measures a load that does not wait for answers.
+/// Measures an open load, which does not wait for answers.
 fn open(args: &BenchServeArgs, runtime: &Runtime, target: Target, what: String) -> anyhow::Result<String> {
     let pattern = match args.load {
         Load::Cycles => Pattern::Cycles(args.cycle),
@@ -221,7 +221,7 @@ fn open(args: &BenchServeArgs, runtime: &Runtime, target: Target, what: String) 
     Ok(format!("{} at {} a second: {what}\n{}", args.load.name(), args.rate, summary.describe()))
 }
 
-/// Measures a load that waits for answers.
+/// Measures a closed load, which waits for answers.
 fn closed(
     args: &BenchServeArgs,
     runtime: &Runtime,
@@ -259,7 +259,7 @@ impl Load {
     }
 }
 
-/// A number above 0 that is not too large for a time in seconds.
+/// Parses a number above 0 that is not too large for a time in seconds.
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
     number.ok_or_else(|| "expected a number above 0, of at most a billion".into())

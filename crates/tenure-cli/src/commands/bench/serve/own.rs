@@ -1,4 +1,4 @@
-//! A server in this process, of models that are made for it.
+//! A server in this process, with models that are made for the benchmark.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -24,18 +24,18 @@ use super::super::workload::Workload;
 use super::target::Asked;
 use crate::output;
 
-/// Models in a folder, which goes with them.
+/// Models in a folder, which is removed when this is dropped.
 pub(super) struct OwnModels {
     pub(super) folder: TempDir,
-    /// Each, and its request as bytes and as JSON.
+    /// Each model, with its request as bytes and as JSON.
     pub(super) asked: Vec<[Asked; 2]>,
-    /// Bytes of all weights.
+    /// The bytes of all weights.
     pub(super) bytes: u64,
 }
 
 impl OwnModels {
-    /// So many models, of `workloads` in turn, each with weights of its own. `max_rows` of one may be computed together, or else one
-    /// request at a time.
+    /// Writes `count` models, of `workloads` in turn, each with its own weights. At most `max_rows` rows of one model
+    /// may be computed together; `None` computes one request at a time.
     pub(super) fn write(
         workloads: &[Workload],
         count: usize,
@@ -67,10 +67,10 @@ impl OwnModels {
     }
 }
 
-/// The configuration in a model's folder.
+/// Returns the configuration file of a model's folder.
 fn config(workload: Workload, inputs: &[Tensor], outputs: &[Tensor], max_rows: Option<usize>) -> String {
     let (architecture, options) = workload.built_of();
-    // Strings, numbers and lists of them are written in TOML as in JSON.
+    // Strings, numbers and lists of them have the same syntax in TOML and JSON.
     let mut text = format!("architecture = \"{architecture}\"\n[options]\n");
     for (name, value) in options {
         writeln!(text, "{name} = {value}").expect("a string takes every character");
@@ -96,7 +96,7 @@ fn name(role: &str, number: usize) -> String {
     format!("{role}-{number}")
 }
 
-/// The protocol's name of what the models here take and answer.
+/// Returns the protocol's name for a dtype of these models' inputs and outputs.
 fn datatype(dtype: DType) -> Datatype {
     match dtype {
         DType::I64 => Datatype::Int64,
@@ -105,7 +105,7 @@ fn datatype(dtype: DType) -> Datatype {
     }
 }
 
-/// A server, until it is dropped.
+/// A server, which runs until it is dropped.
 pub(super) struct OwnServer {
     pub(super) url: String,
     serving: Arc<Serving>,
@@ -115,7 +115,7 @@ pub(super) struct OwnServer {
 }
 
 impl OwnServer {
-    /// Serves the models of a folder as `tenure serve` does, on any port that is free.
+    /// Serves the models of a folder like `tenure serve`, on any free port.
     pub(super) fn start(folder: &Path, device: Device, device_bytes: u64, host_bytes: u64) -> anyhow::Result<Self> {
         let mut options = ServingOptions::new(folder, device_bytes);
         (options.devices, options.host_bytes) = (vec![device], host_bytes);
@@ -130,7 +130,7 @@ impl OwnServer {
         Ok(Self { url, serving, stop: Some(stop), served: Some(served), runtime })
     }
 
-    /// The processes that compute for it.
+    /// Returns the processes that compute for it.
     pub(super) fn workers(&self) -> Vec<u32> {
         self.serving.workers()
     }
@@ -140,7 +140,7 @@ impl Drop for OwnServer {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(served) = self.served.take() {
-            // A panic of the server was said.
+            // A panic of the server has already been reported.
             let _ = self.runtime.block_on(served);
         }
     }

@@ -1,4 +1,4 @@
-//! Sends requests at their times, whether or not others were answered.
+//! An open load: sends requests at their times, whether or not earlier ones were answered.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -12,7 +12,7 @@ use super::metrics::Counted;
 use super::target::{Outcome, Target};
 use crate::output;
 
-/// How often it is looked whether the program is to end, and how often the server's metrics are read.
+/// The time between two checks for an interrupt, and between two reads of the server's metrics.
 const LOOK: Duration = Duration::from_millis(50);
 const READ: Duration = Duration::from_millis(500);
 
@@ -20,21 +20,21 @@ const READ: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) arrival: Arrival,
-    /// The time from when it was to be sent until the whole answer was there.
+    /// The time from when the request was due until the whole answer arrived.
     pub(super) took: Duration,
     pub(super) outcome: Outcome,
 }
 
-/// A replay as it was seen.
+/// The results of a replay.
 pub(super) struct Replayed {
     pub(super) samples: Vec<Sample>,
-    /// The server's counters, and when they were read.
+    /// The server's counters, with the times at which they were read.
     pub(super) counted: Vec<(Duration, Counted)>,
     /// The first error.
     pub(super) error: Option<String>,
 }
 
-/// Sends requests until the last is answered, or the program is to end: what is not answered then does not count.
+/// Sends requests until the last is answered or the user interrupts; requests without an answer by then do not count.
 pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arrival], bar: &ProgressBar) -> Replayed {
     let (sender, receiver) = mpsc::channel();
     let mut counted = vec![(Duration::ZERO, runtime.block_on(Counted::ask(&target.client)))];
@@ -59,7 +59,7 @@ pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arriva
                 Ok(answer) => (model.outcome(answer), None),
                 Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
             };
-            // It is gone if the program is to end.
+            // The receiver is gone after an interrupt.
             let _ = sender.send((Sample { arrival, took, outcome }, error));
         });
         sent += 1;
@@ -83,7 +83,7 @@ pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arriva
     Replayed { samples, counted, error }
 }
 
-/// Tells again and again what the server has counted.
+/// Reads the server's counters again and again, and sends them.
 async fn read(target: Arc<Target>, begun: Instant, sender: mpsc::Sender<(Duration, Counted)>) {
     loop {
         tokio::time::sleep(READ).await;

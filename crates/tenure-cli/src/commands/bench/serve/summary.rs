@@ -1,4 +1,4 @@
-//! What a replay comes to.
+//! The summary of an open load.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::replay::{Replayed, Sample};
 use super::target::Outcome;
 use crate::table::table;
 
-/// The figures of a replay. Times are in ms, from when a request was to be sent; those of requests that were not answered are
-/// longer than all others, and `null` as JSON.
+/// The figures of an open load. Times are in ms, from when a request was due. Requests that were not answered count as
+/// longer than all others, and are `null` in JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     pub(super) requests: usize,
@@ -23,21 +23,21 @@ pub(super) struct Summary {
     pub(super) wrong: usize,
     pub(super) late: usize,
     pub(super) seconds: f64,
-    /// Requests a second that were answered rightly and in time.
+    /// Requests per second that were answered correctly and in time.
     pub(super) goodput: f64,
     p50_ms: Option<f64>,
     p90_ms: Option<f64>,
     p99_ms: Option<f64>,
     max_ms: Option<f64>,
-    /// How often models were brought to the device.
+    /// The number of times that models were brought to the device.
     switches: u64,
-    /// The share of requests that waited for a model to come, of those that were computed.
+    /// The share of computed requests that waited for their model to be brought to the device.
     switched_share: f64,
     resident: Phases,
     switched: Phases,
 }
 
-/// Where the time of requests went in the server, in the mean.
+/// The mean times of a request's phases in the server.
 #[derive(Debug, Serialize)]
 struct Phases {
     requests: u64,
@@ -48,7 +48,7 @@ struct Phases {
 }
 
 impl Summary {
-    /// Answers that took longer than `deadline` are late.
+    /// Summarizes a replay. Answers that took longer than `deadline` are late.
     pub(super) fn of(replayed: &Replayed, deadline: Duration) -> Self {
         let samples = &replayed.samples;
         let count = |is_it: &dyn Fn(&Sample) -> bool| samples.iter().filter(|sample| is_it(sample)).count();
@@ -90,7 +90,7 @@ impl Summary {
         }
     }
 
-    /// Tables of them.
+    /// Returns tables of the figures.
     pub(super) fn describe(&self) -> String {
         let Self { requests, answered, refused, failed, wrong, late, seconds, goodput, .. } = self;
         let counts = [
@@ -127,7 +127,7 @@ impl Summary {
     }
 }
 
-/// A phase as the head of a column.
+/// Returns a phase's column heading.
 fn head(phase: &'static str) -> &'static str {
     match phase {
         "queue" => "queue ms",
@@ -143,7 +143,7 @@ impl From<Split> for Phases {
     }
 }
 
-/// How long a request took; for ever, if it was not answered.
+/// Returns the time that a request took in ms; infinite if it was not answered.
 fn milliseconds(sample: &Sample) -> f64 {
     match sample.outcome {
         Outcome::Answered | Outcome::Wrong => sample.took.as_secs_f64() * 1e3,
@@ -151,13 +151,13 @@ fn milliseconds(sample: &Sample) -> f64 {
     }
 }
 
-/// The smallest that such a share of all is not above; nothing if that was never.
+/// Returns the smallest time that at least this share of all requests does not exceed; `None` if there is none.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().filter(|ms| ms.is_finite())
 }
 
-/// The requests that were answered, by model.
+/// Returns the answered requests, by model.
 pub(super) fn by_model(samples: &[Sample], names: &[&str]) -> Vec<ModelLatencies> {
     let mut models: BTreeMap<usize, Vec<SentRequest>> = BTreeMap::new();
     for sample in samples.iter().filter(|sample| milliseconds(sample).is_finite()) {
@@ -167,7 +167,7 @@ pub(super) fn by_model(samples: &[Sample], names: &[&str]) -> Vec<ModelLatencies
     models.into_iter().map(|(model, requests)| ModelLatencies { model: names[model].to_owned(), requests }).collect()
 }
 
-/// About when models were brought to the device.
+/// Returns the approximate times at which models were brought to the device.
 pub(super) fn switches(replayed: &Replayed) -> Vec<Duration> {
     let seen = replayed.counted.windows(2).filter(|seen| seen[1].1.switches > seen[0].1.switches);
     seen.map(|seen| seen[1].0).collect()

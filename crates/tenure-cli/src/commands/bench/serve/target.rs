@@ -1,4 +1,4 @@
-//! Models of a server, and a request for each.
+//! The models of a server, and a request for each.
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -8,21 +8,21 @@ use tenure_serve::protocol::{Datatype, Encoded, Encoding, InferRequest, InferRes
 
 use super::client::{Answer, Client};
 
-/// The size that stands in for one that a model leaves free, other than the first, which is 1.
+/// The size used for a dimension that a model leaves free, except the first, which is 1.
 const FREE: usize = 16;
 
-/// A server, and the models that are asked.
+/// A server, and the models to ask.
 pub(super) struct Target {
     pub(super) client: Client,
     pub(super) models: Vec<Asked>,
 }
 
-/// A model, and what it is asked.
+/// A model, and its request.
 pub(super) struct Asked {
     pub(super) name: String,
     path: String,
     sent: Encoded,
-    /// The bytes of its outputs, if they are known.
+    /// The bytes of its expected outputs, if they are known.
     expected: Option<Vec<Bytes>>,
 }
 
@@ -30,9 +30,9 @@ pub(super) struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Answered,
-    /// The answer was not the model's own.
+    /// The answer was not the expected one.
     Wrong,
-    /// The server has too much to do.
+    /// The server refused because it has too much to do.
     Refused,
     Failed,
 }
@@ -55,7 +55,7 @@ struct Input {
 }
 
 impl Target {
-    /// The models that are ready at `url`, at most `count` of them.
+    /// Returns the models that are ready at `url`, at most `count` of them.
     pub(super) async fn at(url: &str, count: Option<usize>) -> anyhow::Result<Self> {
         let client = Client::new(url)?;
         let body = Encoded { body: Bytes::from_static(br#"{"ready": true}"#), json_bytes: None };
@@ -72,7 +72,7 @@ impl Target {
 }
 
 impl Asked {
-    /// A model that is asked with inputs, and answers what is expected, if something is.
+    /// Makes a model with its inputs, and its expected answer if that is known.
     pub(super) fn new(
         name: String,
         inputs: Vec<Tensor>,
@@ -84,12 +84,12 @@ impl Asked {
         Ok(Self { path: format!("/v2/models/{name}/infer"), name, sent, expected })
     }
 
-    /// The server's answer.
+    /// Sends the request and returns the server's answer.
     pub(super) async fn ask(&self, client: &Client) -> anyhow::Result<Answer> {
         client.post(&self.path, &self.sent).await
     }
 
-    /// The outcome of a request.
+    /// Classifies an answer.
     pub(super) fn outcome(&self, answer: Answer) -> Outcome {
         match answer.status.as_u16() {
             200 => {}
@@ -103,7 +103,7 @@ impl Asked {
 }
 
 impl Input {
-    /// A tensor that most models take: of ones, or of strings.
+    /// Makes a tensor that most models accept: of ones, or of strings.
     fn made(self) -> anyhow::Result<Tensor> {
         let Self { name, datatype, shape } = self;
         let size = |(place, size): (usize, &i64)| usize::try_from(*size).unwrap_or(if place == 0 { 1 } else { FREE });
@@ -121,7 +121,7 @@ impl Input {
     }
 }
 
-/// The JSON of an answer.
+/// Parses the JSON of an answer.
 fn read<T: DeserializeOwned>(answer: &Answer) -> anyhow::Result<T> {
     let text = String::from_utf8_lossy(&answer.body);
     anyhow::ensure!(answer.status.is_success(), "the server answered {}: {text}", answer.status);

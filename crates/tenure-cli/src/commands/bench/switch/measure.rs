@@ -1,4 +1,4 @@
-//! The times of one model.
+//! Measures the times of one model.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,10 +19,11 @@ use crate::{output, platform};
 /// The stages of a measurement: files, ready, searched, no pool, three other groupings, two without a switcher.
 pub(super) const STAGES: u64 = 9;
 
-/// Calls of a model until it is learned and captured.
+/// The number of calls until a model has been learned and captured.
 const LEARNING: usize = 4;
 
-/// Bytes of a chunk of a device that is full of models: its budget would be larger than the few models' here.
+/// The chunk size of a device that is full of models. The switcher's default depends on the budget, which is smaller
+/// here with few models.
 const CHUNK_BYTES: u64 = 64 << 20;
 
 /// The figures of a model. Times are medians.
@@ -39,16 +40,16 @@ pub(super) struct Row {
     pub(super) groups: usize,
     peak_bytes: u64,
     pub(super) equal: bool,
-    /// No cold start ends before: the longer of copying and computing, and the shorter of what cannot be hidden behind it, which
-    /// is the first group's copy or the last one's computing.
+    /// A lower bound on a cold start: the longer of copying and computing, plus the shorter of the two parts that
+    /// nothing can hide, the first group's copy or the last group's computing.
     floor_ms: f64,
     first_group_bytes: u64,
-    /// The first group's copy, and what computes with the last one.
+    /// The first group's copy, and the computing with the last group.
     first_copy_ms: f64,
     last_compute_ms: Option<f64>,
-    /// Computing while another model is copied.
+    /// The time of computing while another model is copied.
     compute_beside_copies_ms: Option<f64>,
-    /// The copy of all weights as one.
+    /// The time of copying all weights at once.
     whole_copy_ms: f64,
     ready_plainly_ms: f64,
     whole_ms: f64,
@@ -60,7 +61,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The times from a request to its answer.
+    /// Returns the times from a request to its answer.
     pub(super) fn times(&self) -> Vec<(&'static str, f64)> {
         let always = [
             ("ready", self.ready_ms),
@@ -76,7 +77,7 @@ impl Row {
     }
 }
 
-/// A model, and everything that its measurements share.
+/// A model, and the state that its measurements share.
 struct Bench<'a> {
     workload: Workload,
     device: Device,
@@ -84,13 +85,13 @@ struct Bench<'a> {
     repeats: u32,
     inputs: Vec<Tensor>,
     paths: Vec<PathBuf>,
-    /// The answers of each model.
+    /// The expected answers of each model.
     expected: Vec<Vec<Vec<u8>>>,
     equal: bool,
     bar: &'a ProgressBar,
 }
 
-/// Measures a model; nothing if that was interrupted.
+/// Measures a model; returns `None` if interrupted.
 pub(super) fn measure(
     workload: Workload,
     device: Device,
@@ -111,7 +112,7 @@ pub(super) fn measure(
     let mut bench = Bench { workload, device, memory, repeats, inputs, paths, expected: Vec::new(), equal: true, bar };
     let row = bench.row();
     for path in &bench.paths {
-        // The folder goes in any case.
+        // Remove the file in any case; the folder is removed too.
         let _ = std::fs::remove_file(path);
     }
     if output::is_interrupted() { Ok(None) } else { row.map(Some) }
@@ -154,12 +155,12 @@ impl Bench<'_> {
         })
     }
 
-    /// Waits until the device has done all.
+    /// Waits until the device has finished all work.
     fn finish(&self) -> anyhow::Result<()> {
         Ok(self.memory.map_or(Ok(()), |memory| memory.driver().synchronize())?)
     }
 
-    /// The median time of a call until its answer is there, in ms. `before` is not timed.
+    /// Returns the median time of a call until its answer is complete, in ms. `before` is not timed.
     fn timed(
         &self,
         mut before: impl FnMut(usize) -> anyhow::Result<()>,
@@ -179,7 +180,7 @@ impl Bench<'_> {
         Ok(median(times))
     }
 
-    /// A model that has the device's memory for itself.
+    /// Measures a model that has the device's memory for itself.
     fn ready(&mut self) -> anyhow::Result<Ready> {
         self.bar.set_message(format!("{}: ready", self.workload.name()));
         for path in self.paths.clone().iter().rev() {
@@ -240,7 +241,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Models of which one fewer has room than there are.
+    /// Measures models of which all but one fit on the device.
     fn switched(&mut self, grouping: Grouping) -> anyhow::Result<Switched> {
         self.bar.set_message(format!("{}: {grouping:?}", self.workload.name()));
         let count = self.paths.len();
@@ -254,7 +255,7 @@ impl Bench<'_> {
             for _ in 0..LEARNING {
                 self.equal &= bytes(&model.forward(&self.inputs)?)? == *expected;
                 if self.memory.is_none() {
-                    // The next image is in the order that was learned.
+                    // The next image has the learned order.
                     model.evict()?;
                 }
             }
@@ -263,7 +264,7 @@ impl Bench<'_> {
         for turn in 0..self.repeats as usize {
             anyhow::ensure!(!output::is_interrupted(), "interrupted");
             let model = &models[turn % count];
-            // The device is full of the others.
+            // The device is full of the other models.
             model.evict()?;
             models.iter().filter(|other| other.name() != model.name()).try_for_each(SwitchedModel::load)?;
             anyhow::ensure!(model.resident_bytes()? == 0, "{} is there already", model.name());
@@ -278,16 +279,16 @@ impl Bench<'_> {
         let cold_ms = median(times);
         self.equal &= is_equal;
         let (group_bytes, table_bytes) = (models[0].group_bytes()?, models[0].table_bytes()?);
-        // Weights that nothing uses are the last group.
+        // Weights that no operation uses are the last group.
         let times_ms = models[0].compute_times()?.unwrap_or_default().into_iter().map(|time| time.as_secs_f64() * 1e3);
         let last_compute_ms = times_ms.rev().find(|ms| *ms > 0.0);
         let (mut resident_ms, mut no_pool_ms, mut beside_ms) = (cold_ms, None, None);
         if grouping == Grouping::Searched {
-            // As many as have room, in turn.
+            // Load as many as fit, in turn.
             models.iter().take(count - 1).try_for_each(SwitchedModel::load)?;
             resident_ms = self.timed(|_| Ok(()), |turn| Ok(models[turn % (count - 1)].forward(&self.inputs)?))?;
             if let Some(memory) = self.memory {
-                // Of two models, one makes the other leave.
+                // With two models, one evicts the other.
                 beside_ms = (count > 2).then(|| self.beside_copies(memory, &models)).transpose()?;
                 let empty = |turn: usize| {
                     models.iter().try_for_each(SwitchedModel::evict)?;
@@ -317,7 +318,7 @@ impl Bench<'_> {
         })
     }
 
-    /// The median time that a model that is there computes while the last one is copied, in ms.
+    /// Returns the median time in ms in which a resident model computes while the last one is copied.
     fn beside_copies(&self, memory: &DeviceMemory, models: &[SwitchedModel]) -> anyhow::Result<f64> {
         let [there, .., copied] = models else { anyhow::bail!("it needs another model") };
         let mut computed = Vec::new();
@@ -337,7 +338,7 @@ impl Bench<'_> {
         Ok(median(computed))
     }
 
-    /// Room for one model less than there are.
+    /// Returns options with room for one model less than there are.
     fn options(&self, grouping: Grouping) -> anyhow::Result<SwitcherOptions> {
         let image_bytes = StoredTensors::find(&self.paths[..1], &self.workload.network()?.state())?.bytes();
         let count = self.paths.len() as u64;
@@ -348,7 +349,7 @@ impl Bench<'_> {
         if self.device.is_cpu() {
             return Ok(of_room(image_bytes));
         }
-        // What stays on the host is known when a model was learned.
+        // The bytes that stay on the host are known only after a model has been learned.
         let switcher = Switcher::new(self.device, of_room(image_bytes.next_multiple_of(CHUNK_BYTES)))?;
         let model = switcher.add("model", self.workload.network()?, &self.paths[..1])?;
         for _ in 0..LEARNING {
@@ -356,7 +357,7 @@ impl Bench<'_> {
         }
         let copied: u64 = model.group_bytes()?.iter().sum();
         model.remove()?;
-        // Until it is learned, a model needs room for all of it.
+        // Until it has been learned, a model needs room for all of it.
         Ok(of_room(copied.max(image_bytes.div_ceil(count - 1)).next_multiple_of(CHUNK_BYTES)))
     }
 }

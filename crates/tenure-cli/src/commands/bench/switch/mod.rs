@@ -1,4 +1,4 @@
-//! Measures how soon a model answers that is not on the device.
+//! `tenure bench switch`: measures how soon a model answers whose weights are not on the device.
 
 mod measure;
 
@@ -44,16 +44,16 @@ pub(crate) struct BenchSwitchArgs {
     /// A model; may be repeated [default: resnet152, inception_v3, bert_base]
     #[arg(long, value_enum, value_name = "NAME")]
     model: Vec<Workload>,
-    /// Where to compute: cpu, cuda, or cuda:N
+    /// The device to compute on: cpu, cuda, or cuda:N
     #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
     device: Device,
-    /// Whose devices: simulated ones are for tests
+    /// The driver; simulated devices are for tests
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true)]
     driver: DriverKind,
-    /// How often each time is measured
+    /// The number of times that each figure is measured
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     repeats: u32,
-    /// The folder for files of weights while it runs [default: the system's for temporary files]
+    /// The folder for files of weights while the benchmark runs [default: the system's for temporary files]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Write the times as a figure
@@ -62,7 +62,7 @@ pub(crate) struct BenchSwitchArgs {
     /// Write a page with the figure
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
-    /// Print one JSON object for each model, each on a line
+    /// Print one JSON object per line for each model
     #[arg(long)]
     json: bool,
 }
