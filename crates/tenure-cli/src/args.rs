@@ -106,9 +106,9 @@ pub(crate) struct ConvertArgs {
 /// Draw a trace, and every allocator's replay of it, as one HTML file
 #[derive(clap::Args)]
 #[command(after_help = "\
-The page shows every block over time with its stack, and the segments at any moment, in any browser of 2023 or later and \
-without a network. Stacks are those of PyTorch snapshots; compact traces have none. Where the blocks do not fit into the \
-page, those with most bytes × events are shown one by one, and the others are summed.
+The page shows every block over time with its stack, and the segments at any moment. It works in any browser of 2023 \
+or later, without a network. Stacks are those of PyTorch snapshots; compact traces have none. If the blocks do not \
+fit into the page, those with most bytes × events are shown one by one, and the others are summed.
 
 Examples:
   tenure trace report snapshot.pickle
@@ -143,10 +143,10 @@ pub(crate) struct ReportArgs {
 #[command(after_help = "\
 After each pass the blocks still live are freed in address order, and all streams complete.
 
-On a real device (--driver cuda) memory and maps are real: every block is written at both ends, the calls of the \
-allocator are timed beside the model, and the device's own count of used memory is compared with the allocator's. Have \
-the device to yourself: what others get or give back meanwhile is counted too. Blocks get the addresses that the device \
-chooses, so they are not compared with the recorded ones.
+On a real device (--driver cuda) memory and mappings are real: every block is written at both ends, the allocator's \
+calls are timed and compared with the model, and the device's own count of used memory is compared with the \
+allocator's. Use a device that no other process uses: its allocations and frees would be counted too. The device \
+chooses the addresses of blocks, so they are not compared with the recorded ones.
 
 Examples:
   tenure replay snapshot.pickle
@@ -181,7 +181,8 @@ pub(crate) struct ReplayArgs {
 /// List the devices, or say why there are none
 #[derive(clap::Args)]
 #[command(after_help = "\
-Memory and processes are those of a device that was started, which takes a moment and some of its memory.
+Memory and processes are listed for devices that could be started; starting one takes a moment and some of its \
+memory.
 
 Examples:
   tenure devices
@@ -198,10 +199,10 @@ pub(crate) struct DevicesArgs {
 /// Print a vector for each text: one JSON list of numbers per line
 #[derive(clap::Args)]
 #[command(after_help = "\
-DIR is a sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The model is a BERT, \
-RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT or ModernBERT. modules.json says how a text's vector is made of its \
-tokens' numbers; without it they are averaged, and the vector made one of length 1, so that the product of two says how \
-like they are.
+DIR is a sentence encoder in Hugging Face's layout: config.json, tokenizer.json, model.safetensors. The model is a \
+BERT, RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT or ModernBERT. modules.json says how the vectors of tokens \
+become the vector of a text. Without it the mean is taken and scaled to length 1, so that the product of two vectors \
+measures how similar the texts are.
 
 Examples:
   tenure embed --weights all-MiniLM-L6-v2 \"a cat on a mat\" \"a dog on a rug\"

@@ -8,8 +8,8 @@ pub(crate) fn now() -> Option<u64> {
     status("VmRSS:")?.checked_sub(status("RssFile:")?)
 }
 
-/// Returns the most bytes since the peak was [reset](forget_most). Pages mapped from files count as of now, because
-/// they only grow.
+/// Returns the most bytes since the peak was [reset](forget_most). Subtracts the pages that are mapped from files now,
+/// whose number only grows.
 pub(crate) fn most() -> Option<u64> {
     status("VmHWM:")?.checked_sub(status("RssFile:")?)
 }

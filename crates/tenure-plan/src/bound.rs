@@ -175,7 +175,7 @@ impl Room {
         Self { is_stuck, left: live.into_iter().map(|live| capacity as f64 - live as f64).collect() }
     }
 
-    /// All of the first tier, for any tensor.
+    /// Returns all of the first tier, for any tensor.
     fn whole(problem: &Problem, capacity: u64) -> Self {
         let is_stuck = vec![false; problem.tensors().len()];
         Self { is_stuck, left: vec![capacity as f64; problem.kernels().len()] }

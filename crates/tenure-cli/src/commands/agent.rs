@@ -32,12 +32,12 @@ pub(crate) enum AgentCommand {
 tenure agent serve [OPTIONS] --results <DIR>
        <--socket <PATH>|--tcp <ADDRESS:PORT>>")]
 #[command(after_help = "\
-Clients ask over a socket, and are answered with a mapping, in a file that any number of processes may read. \
-docs/agent-protocol.md says what is spoken, and what clients may use up: with --tcp, every user's may. Files \
-of earlier answers are left where they are.
+Clients send requests over a socket, and get a mapping in a file that any number of processes may read. \
+docs/agent-protocol.md describes the protocol, and the resources that clients may use up; with --tcp, clients of \
+every user may. Files of earlier answers are kept.
 
-Planners are those of `tenure plan`, as for the score; scheduled, if none is named. With --learn it is marl, \
-which learns from the times that clients report how long accesses really take.
+Planners are those of `tenure plan` for the score; the default is scheduled. With --learn the default is marl, which \
+learns from the access times that clients report.
 
 Examples:
   tenure agent serve --socket /run/user/1000/agent.sock \\
@@ -63,10 +63,11 @@ pub(crate) struct ServeArgs {
 tenure agent ask [OPTIONS] <--socket <PATH>|--tcp <ADDRESS:PORT>>
        <FILE.json>")]
 #[command(after_help = "\
-The answer is read, matched with the problem by key, and played: what is printed is what the simulator says here.
+The answer's mapping is read, matched with the problem by key, and simulated here; the simulator's figures are \
+printed.
 
---json prints mapping (its file), planner, score, makespan_us, evaluations, seconds, and the keys that did \
-not match: unplaced (of the problem; they live in the first tier) and unknown (of the mapping).
+--json prints mapping (its file), planner, score, makespan_us, evaluations, seconds, and the keys that did not match: \
+unplaced (of the problem; they live in the first tier) and unknown (of the mapping).
 
 Examples:
   tenure agent ask problem.json --socket /run/user/1000/agent.sock

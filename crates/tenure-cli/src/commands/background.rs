@@ -26,11 +26,12 @@ const NOT_EXECUTABLE: u8 = 126;
 /// Run a command that is stopped while `tenure serve --background SOCKET` has work
 #[derive(clap::Args)]
 #[command(after_help = "\
-The command is stopped (SIGSTOP) when a request comes, with all processes of its session's first group, and continued when the \
-server has been idle for a moment, or is gone. Nothing of it is lost: it does not notice. It has no controlling terminal; Ctrl-C, \
-Ctrl-Z and requests to terminate reach it through this program, which ends as it does.
+When a request comes, the command is stopped (SIGSTOP) with all processes of its session's first group. It continues \
+when the server has been idle for a moment, or has ended. It loses nothing and does not notice. It has no controlling \
+terminal; Ctrl-C, Ctrl-Z and requests to terminate reach it through this program, which ends with the same exit code.
 
-A GPU still runs what it was given before. PyTorch yields a GPU with tenure.torch.install(background=\"SOCKET\"), without this.
+A GPU still runs the work that it was given before. With tenure.torch.install(background=\"SOCKET\") PyTorch yields a \
+GPU without this command.
 
 Example:
   tenure serve models --background /run/user/1000/background.sock

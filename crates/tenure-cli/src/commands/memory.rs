@@ -35,8 +35,8 @@ pub(crate) enum MemoryCommand {
 /// Own memory of a device and lease it to other processes of this user, until interrupted
 #[derive(clap::Args)]
 #[command(after_help = "\
-Processes map the pool as a whole and lease ranges of it, or lease chunks of their own beside it. \
-When the daemon ends, what they have mapped stays valid.
+Processes map the pool as a whole and lease ranges of it, or lease separate chunks in addition to it. When the daemon \
+ends, memory that they have mapped stays valid.
 
 Examples:
   tenure memory daemon --chunks 1GiB,11GiB  # parameters, computation

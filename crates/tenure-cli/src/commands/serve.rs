@@ -27,11 +27,15 @@ use crate::{files, output, platform};
 /// Serve the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
 #[derive(clap::Args)]
 #[command(after_help = "\
-DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some to begin \
-with. A Hugging Face folder is served as it is, where needed by transformers in the Python that --python names, and so is a PyTorch \
-module that a function loads: python = \"model.py:load\" in its config.toml. Folders that come, change or go are noticed. Weights that do not all fit into --device-bytes come when they are \
-asked for, on the CPU from the disk, on a GPU from the host's memory; those that are worth least leave. Models are computed by \
-processes of their own: one that ends is replaced, and loses no weights and no more than the batch that it computed. At / is a page that shows what goes on, at /metrics the same for Prometheus.
+DIR has a folder for each model, with a config.toml and weights as safetensors; `tenure models init DIR` writes some \
+to begin with. A Hugging Face folder is served as it is, if necessary by transformers in the Python that --python \
+names. A PyTorch module that a function loads is served too: python = \"model.py:load\" in its config.toml. The \
+server notices folders that are added, changed or removed.
+
+If the weights do not all fit into --device-bytes, a model's weights are loaded when it is requested, on the CPU from \
+the disk, on a GPU from the host's memory; the weights of least value are evicted. Models are computed by separate \
+processes. One that ends is replaced; it loses no weights, and only the batch that it computed. At / is a page that \
+shows the server's activity, at /metrics the same for Prometheus.
 
 Examples:
   tenure models init models && tenure serve models
@@ -158,7 +162,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the Python of the active environment, if there is one.
+/// Returns the Python of the active environment, or else `python3`.
 fn python() -> PathBuf {
     env::var_os("VIRTUAL_ENV").map_or_else(|| "python3".into(), |folder| Path::new(&folder).join("bin/python3"))
 }

@@ -28,9 +28,9 @@ const SEED: u64 = 0;
 
 /// The result of a search.
 pub(super) enum Verdict<T> {
-    /// It fits.
+    /// The buffers fit, with these offsets.
     Found(T),
-    /// It does not.
+    /// The buffers do not fit.
     Exhausted,
     /// The limit was reached before there was an answer.
     OutOfNodes,

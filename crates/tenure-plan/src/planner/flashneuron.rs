@@ -115,7 +115,7 @@ impl Saved {
         chosen.map(|(candidate, _)| candidate.tensor).collect()
     }
 
-    /// The first phase: chooses tensors in the order in which they are saved, until enough are chosen. Also returns the
+    /// Runs the first phase: chooses tensors in the order in which they are saved, until enough are chosen. Also returns the
     /// number of the last.
     fn in_order(&self) -> (Vec<bool>, usize) {
         let (mut chosen, mut excess, mut last) = (vec![false; self.candidates.len()], self.excess, 0);
@@ -132,7 +132,7 @@ impl Saved {
         (chosen, last)
     }
 
-    /// The second phase: while the last write ends after the forward pass, replaces the latest chosen tensor that
+    /// Runs the second phase: while the last write ends after the forward pass, replaces the latest chosen tensor that
     /// compresses least by the next tensors after the first phase's last that compress most, of at least as many bytes.
     fn compress(&self, chosen: &mut [bool], last: usize) {
         while self.written_ns(chosen) > self.forward_ns {

@@ -104,7 +104,7 @@ fn moves_go_on_beside_kernels() {
     // The move back is requested too late: `a` is read from where it is, which takes 100 ns more.
     let outcome = play(&parts(), [0; 5], &[(0, 1, TO_SLOW), (0, 3, TO_FAST)]).unwrap();
     assert_eq!(outcome.makespan_ns, 4100.0);
-    // `b` is written by kernel 1, so that it is copied from 2000 on, and read by kernel 2, so that it keeps the link until 3000.
+    // Kernel 1 writes `b`, so that it is copied from 2000 on; kernel 2 reads it, so that it keeps the link until 3000.
     let outcome = play(&parts(), [0; 5], &[(1, 1, TO_SLOW), (0, 1, TO_SLOW)]).unwrap();
     assert_eq!((outcome.moved_bytes, outcome.makespan_ns), (vec![200, 0], 4000.0));
 }

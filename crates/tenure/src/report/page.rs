@@ -16,7 +16,7 @@ pub(super) fn page(report: &Report<'_>, options: &PageOptions) -> String {
         section(
             "Allocator beside allocator",
             "What each allocator holds of the device while the program runs. Everything above the grey area is memory \
-             that nobody asked for: rounding, fragmentation, caches.",
+             that the program did not request: rounding, fragmentation, caches.",
             &format!("{}{}", figure(&report.comparison), outcomes(&report.outcomes)),
         ),
         section(

@@ -21,9 +21,9 @@ struct Room {
 /// The dependencies in a manifest.
 #[derive(Debug, Default)]
 struct Manifest {
-    /// Those of the library or program itself.
+    /// Dependencies of the library or program itself.
     uses: BTreeSet<String>,
-    /// Those of its tests and benchmarks.
+    /// Dependencies of its tests and benchmarks.
     tests_use: BTreeSet<String>,
 }
 

@@ -15,9 +15,9 @@ use crate::table::table;
 /// Measure the time of an allocation and a free that need no driver call
 #[derive(clap::Args)]
 #[command(after_help = "\
-Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced \
-(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times \
-are those of a pair of an allocation and a free, on one thread.
+Cases: a block is allocated and freed at once (pair); a random one of many live blocks of 257 bytes to 1 MiB is \
+replaced (churn), also on several threads with a stream each (threads), and after use on a second stream \
+(record_stream). Times are those of a pair of an allocation and a free, on one thread.
 
 Examples:
   tenure bench alloc

@@ -22,21 +22,20 @@ pub(crate) use placement::{PlannerName, milp};
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
-A problem, FILE.json, says what one iteration of a program computes with: its kernels, its tensors, \
-and tiers of memory (docs/problem-format.md). A planner says which tensors live in the first tier, \
-which are moved away and back, and which are computed again. A problem that names no tiers gets an \
-H200's memory and host memory beside it. For the score, which is the share of accessed bytes that \
-the first tier serves, tensors stay where they are; -o writes that as a mapping, which placement \
-enforces (docs/mapping-format.md). For the time they may move.
+A problem, FILE.json, describes one iteration of a program: its kernels, its tensors, and tiers of memory \
+(docs/problem-format.md). A planner decides which tensors live in the first tier, which move away and back, and which \
+are recomputed. A problem that names no tiers gets an H200's memory and host memory. For the score, the share of \
+accessed bytes that the first tier serves, tensors stay where they are; -o writes the placement as a mapping \
+(docs/mapping-format.md), which `tenure train --mapping` follows. For the time they may move.
 
---json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of the \
-first tier), score, bound (proven) and gap ((bound - score) / bound), makespan_us and \
-bound_makespan_us (simulated), seconds, evaluations (plans tried).
+--json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of \
+the first tier), score, bound (proven) and gap ((bound - score) / bound), makespan_us and bound_makespan_us \
+(simulated), seconds, evaluations (plans tried).
 
-A memory trace, such as a snapshot of PyTorch's, is a problem, too: each allocation begins a kernel, \
-and what is never freed is there all the time.
+A memory trace, such as a PyTorch snapshot, is a problem, too: each allocation begins a kernel, and a block that is \
+never freed always exists.
 
-Buffers, FILE.csv, have a line each, and a first line that names the columns, as MiniMalloc has it:
+Buffers, FILE.csv, have a line each, after a line that names the columns (MiniMalloc's format):
 
   id,lower,upper,size,alignment
   a,0,3,4096,512
@@ -44,12 +43,12 @@ Buffers, FILE.csv, have a line each, and a first line that names the columns, as
 From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of \
 512; `alignment` may be left out. A buffer with a number in a column `offset` stays there. Buffers that are alive at once \
 share no byte. The search is \
-complete: given time, it fits the buffers into the capacity, or proves that nobody can.
+complete: given time, it fits the buffers into the capacity, or proves that they do not fit.
 
 --json prints feasible (true, false, or null if it is not known), height (of the lowest packing \
 found), seconds, buffers, capacity, lower_bound (proven) and nodes (places tried).
 
-Ctrl-C ends a search with what it has found.
+Ctrl-C ends a search with the best result so far.
 
 Examples:
   tenure plan bert.json --fast-bytes 20%

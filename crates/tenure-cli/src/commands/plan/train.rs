@@ -15,15 +15,15 @@ use crate::{files, output, progress};
 /// Train the policy of the planner marl on synthetic problems
 #[derive(clap::Args)]
 #[command(after_help = "\
-First prices of room are learned, which place tensors that stay where they are; then what is done with \
-those that may move or be computed again. The same options give the same policy. The default takes \
-one to two minutes on two processors.
+First the policy learns prices of room, which place tensors that stay where they are; then it learns the treatment of \
+tensors that may move or be recomputed. The same options give the same policy. The default takes one to two minutes \
+on two processors.
 
-Ctrl-C ends it, and what was learned until then is written.
+Ctrl-C ends the training and writes the policy learned until then.
 
---json prints policy, seconds, and the learning curve: stage (prices or leanings), step, and \
-validation on problems that were not trained on: of prices, the best bound that is known over theirs; \
-of leanings, how many times less a plan takes than the density rule's.
+--json prints policy, seconds, and the learning curve: stage (prices or leanings), step, and validation on problems \
+that were not trained on: for prices, the best known bound divided by theirs; for leanings, the factor by which a \
+plan is faster than the density rule's.
 
 Examples:
   tenure plan train -o policy.safetensors --report curve.html

@@ -18,44 +18,47 @@ use crate::{output, platform};
 /// Train a model
 #[derive(clap::Args)]
 #[command(after_help = "\
-Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not for \
-fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no reader of \
-videos. They are made for as many classes and channels as the data has. A last batch of fewer than two images for each \
-device is left out, because they normalise over the batch.
+Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not \
+for fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no \
+reader of videos. They are made for as many classes and channels as the data has. A last batch of fewer than two \
+images for each device is left out, because the models normalise over the batch.
 
-Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, of \
-TinyLlama's size.
+Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, \
+of TinyLlama's size.
 
-Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder \
-for each class, in DIR/train (or training) and DIR/val (or valid, validation, dev, eval, evaluation, test or testing, the \
-first of them that is there), or in DIR itself, of which every tenth image is held out. A number may end the names of \
-these folders, and set, images or data stand beside them: train2017, val_images. Images are JPEG, PNG, \
-WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and folders are \
-left out. The first line says what was found, and what was left out. \
-text:FILE is any file, unpacked if gzip has packed it; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
-from those before them. It is learned in windows that begin at other bytes in each epoch.
+Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is measured on its test set. images:DIR has a \
+folder for each class, in DIR/train (or training) and DIR/val (or valid, validation, dev, eval, evaluation, test or \
+testing, the first of them that exists), or in DIR itself, of which every tenth image is held out. The names of these \
+folders may end with a number, and may contain set, images or data: train2017, val_images. Images are JPEG, PNG, \
+WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and folders \
+are left out. The first line of output says what was found, and what was left out. text:FILE is any file, also \
+compressed with gzip; its last tenth is held out, and accuracy is the share of its bytes that the model predicts \
+correctly from the bytes before. Training reads windows that begin at other bytes in each epoch.
 
-Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
-ends at once. An error in the middle of a run, such as an image that cannot be read, leaves a checkpoint too; after other \
-errors than of reading, batch normalisation may have seen the batch, and dropout have drawn, once more. If the loss \
-is no finite number any more, the run ends, and --checkpoint's file stays that of the last whole epoch: --resume with a \
-smaller --lr goes on from there. What was learned until then is printed and reported in any case. The same seed gives the \
-same losses, bit for bit, for any number of threads, whether interrupted or not.
+Ctrl-C, or a request to terminate, ends the run after the current step, writes a checkpoint, and prints how to \
+continue; a second one ends it at once. An error in the middle of a run, such as an image that cannot be read, leaves \
+a checkpoint too. After errors other than of reading, batch normalisation may have seen the batch, and dropout have \
+drawn, once more. If the loss is no longer a finite number, the run ends, and --checkpoint's file stays that of the \
+last whole epoch: --resume with a smaller --lr continues from there. The results until then are printed and reported \
+in any case. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
 
-On several devices the losses are those of one, but for rounding and dropout: examples are averaged over, however they \
-are divided. Batch normalisation sees a device's own examples, and dropout draws other numbers on each. A run goes on \
-from its checkpoint on any number of devices with as many steps of an epoch.
+On several devices the losses are those of one, except for rounding and dropout: the loss is the mean over the \
+examples, however they are divided. Batch normalisation sees each device's own examples, and dropout draws other \
+numbers on each. A run continues from its checkpoint on any number of devices with as many steps in an epoch.
 
-The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...], \"step_ms_median\",\
-\"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; \
-accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --budget, there are also \
-\"budget_bytes\"; \"resident_bytes\", what the process grew by; of a step, medians: \"spilled_bytes\",\"recomputed_us\",\
-\"stall_us\"; of all steps: \"unplanned\", moves that no plan asked for, and \"read_bytes\",\"written_bytes\" of disks; \
-\"written_bytes_per_day\", if it went on at this pace; \
-\"codec\",\"is_lossy\"; \"compression\", bytes that went to disk for each that was written there; \"disk\", what that is and how it is reached; and \"tiers\":\
-{\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, bytes per second as measured. With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
+The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...], \"step_ms_median\", \
+\"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was \
+most; accuracy is from 0 to 1, and null if no example was held out or the run was interrupted.
 
-On the CPU, --problem writes what the third step allocates as a problem, for which `tenure plan --objective score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
+With --budget, there are also \"budget_bytes\"; \"resident_bytes\", the growth of the process; medians over the \
+steps: \"spilled_bytes\", \"recomputed_us\", \"stall_us\"; over all steps: \"unplanned\", moves that no plan asked \
+for, and \"read_bytes\", \"written_bytes\" of disks; \"written_bytes_per_day\" at this pace; \"codec\", \"is_lossy\"; \
+\"compression\", bytes that went to disk divided by bytes written there; \"disk\", its kind and its connection; and \
+\"tiers\": {\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, measured bytes per second. With --mapping, \
+placement lists the contents of each tier after the third step's forward pass, and says that they were verified.
+
+On the CPU, --problem writes the allocations of the third step as a problem, for which `tenure plan --objective \
+score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
 
 Examples:
   tenure train --model llama-mini --data text:README.md

@@ -186,7 +186,7 @@ fn one_frame(images: &Tensor) -> tensor::Result<Tensor> {
     images.unsqueeze(2)
 }
 
-/// Enlarges images smaller than 32 pixels, of which the network would leave nothing.
+/// Pads images to at least 32 pixels: the network would shrink smaller ones to nothing.
 fn at_least_32(images: &Tensor) -> tensor::Result<Tensor> {
     let missing = 32_usize.saturating_sub(images.size(-1)?) as isize;
     let (before, after) = (missing / 2, missing - missing / 2);

@@ -142,7 +142,7 @@ impl Signals {
     }
 }
 
-/// The callback that HiGHS calls during a search.
+/// Reads a new best solution and passes on a stop; HiGHS calls it during a search.
 unsafe extern "C" fn callback(
     kind: c_int,
     _: *const c_char,

@@ -38,18 +38,18 @@ use target::{Asked, Target};
 /// Measure a server's latency and throughput under load
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without --url, models with weights that are drawn are served by this program as `tenure serve` serves them, and every answer is \
-compared with the model's own. Loads:
+Without --url, this program serves models with random weights like `tenure serve`, and compares every answer with the \
+model's own. Loads:
 
-  cycles    models in turns, as PipeSwitch's authors measured it: one is asked at equal intervals, after --cycle seconds the next
+  cycles    models in turns, as PipeSwitch's authors measured: one gets requests at equal intervals, after --cycle seconds the next
   poisson   requests come at random times, for all models equally often
-  zipf      the same, but the model of number n is asked n^-exponent times as often as the first
+  zipf      the same, but model number n gets n^-exponent times as many requests as the first
   closed    each of --connections sends its next request when the last is answered, to one model; in turns with a bare server of
             the same library that reads each request and answers as many bytes
 
-All but `closed` send each request at its time, whether or not others were answered. Latencies count from that time, over all \
-requests: one that is not answered takes for ever. Where their time went is what the server's metrics say, of requests whose \
-weights were resident and of those that waited for weights (switched).
+All but `closed` send each request at its time, whether or not earlier ones were answered. Latencies count from that \
+time, over all requests; an unanswered one counts as infinite. The server's metrics give the phases of this time, for \
+requests whose weights were resident and for those that waited for weights (switched).
 
 Examples:
   tenure bench serve --load cycles --models 2 --cycle 5 --seconds 60

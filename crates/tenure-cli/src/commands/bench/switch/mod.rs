@@ -19,22 +19,23 @@ use measure::Row;
 /// Measure how soon a model answers whose weights are not on the device
 #[derive(clap::Args)]
 #[command(after_help = "\
-Each model is made several times, of weights that are drawn, and one fewer of them has room than there are: so the one that is \
-called next is not there, unless it is said to be. On a GPU its weights come from pinned memory of the host, on the CPU from a \
+Several copies of each model are made with random weights, and all but one fit on the device: so the next one to be \
+called is absent, unless a row says otherwise. On a GPU its weights come from pinned host memory, on the CPU from a \
 file. Times are in ms, from a request to its answer, and the median of --repeats:
 
-  ready        the weights are there, and nothing else was asked meanwhile
-  resident     they are there, and another model was asked before
-  cold         they are not there
+  ready        the weights are resident, and no other model was called before
+  resident     the weights are resident, and another model was called before
+  cold         the weights are not resident
   whole, per layer, per block
                the same in one group, in one for each layer or each block, where `cold` searches for the best groups
-  no pool      the device's memory is taken from the driver anew
-  no pinning   tensors come one by one from memory that is not pinned, and are computed with afterwards
-  one process  the same, and memory was given back to the driver before
+  no pool      the device's memory is allocated from the driver each time
+  no pinning   tensors come one by one from memory that is not pinned, before the computation
+  one process  the same, and the memory was returned to the driver before
 
---json prints a line for each model: {\"model\",\"device\",\"bytes\",\"ready_ms\",\"cold_ms\",\"resident_ms\", \"copy_ms\",\"compute_ms\",\
-\"groups\",\"peak_bytes\",\"equal\"} and the other times. copy_ms is that of all weights, compute_ms what the device computes. \
-peak_bytes is the most that weights took of the device. equal says whether every answer of a model that was learned or cold was its own, bit for bit.
+--json prints a line for each model: {\"model\",\"device\",\"bytes\",\"ready_ms\",\"cold_ms\",\"resident_ms\", \
+\"copy_ms\",\"compute_ms\", \"groups\",\"peak_bytes\",\"equal\"} and the other times. copy_ms is the time to copy all \
+weights, compute_ms the time that the device computes. peak_bytes is the most device memory that weights took. equal \
+says whether every answer of a model that was learned or cold was its own, bit for bit.
 
 Examples:
   tenure bench switch --model resnet18
