@@ -13,14 +13,14 @@ use crate::Problem;
 use crate::problem::Link;
 use crate::uses::{Use, uses};
 
-/// Returns the share of accessed bytes that the first tier can serve, in any valid plan, with moves and recomputation:
-/// 0 to 1. It is 1 if the problem has no tiers.
+/// Returns an upper bound on the share of accessed bytes that the first tier serves in any valid plan, with moves and
+/// recomputation: 0 to 1. It is 1 if the problem has no tiers.
 pub fn score_bound(problem: &Problem) -> f64 {
     capacity(problem).map_or(1.0, |capacity| kernels_score(problem, &Room::new(problem, capacity)))
 }
 
-/// Returns the share of accessed bytes that the first tier can serve if tensors stay where they are: 0 to 1. With the
-/// feature `milp` it is the optimum over placements in which parts of tensors may be in the first tier, to the solver's
+/// Returns an upper bound on the share of accessed bytes that the first tier serves if tensors stay where they are: 0 to
+/// 1. With the feature `milp` it is the optimum over placements that may split tensors between tiers, to the solver's
 /// tolerance of a millionth; that takes a tenth of a second instead of milliseconds.
 pub fn static_score_bound(problem: &Problem) -> f64 {
     let Some(capacity) = capacity(problem) else { return 1.0 };
@@ -30,8 +30,8 @@ pub fn static_score_bound(problem: &Problem) -> f64 {
     bound
 }
 
-/// Returns the same bound in milliseconds. Kernels at which not everything fits are joined: one knapsack of room times
-/// kernels.
+/// Returns the same bound without the solver, within milliseconds. Kernels at which not everything fits are joined: one
+/// knapsack of room times kernels.
 pub(crate) fn joined_score_bound(problem: &Problem, capacity: u64) -> f64 {
     let is_full: Vec<bool> = problem.live_bytes(|_| true).into_iter().map(|live| live > capacity).collect();
     let mut full = 0_usize;

@@ -241,7 +241,7 @@ impl State {
         true
     }
 
-    /// Returns the lowest offset that `item` can get after the last placed item.
+    /// Returns the lowest offset that `item` can get after the last placed item; `None` if it cannot be placed any more.
     fn release(&self, item: usize, part: &Part) -> Option<u64> {
         let lowest = self.lowest[item];
         if self.key(item) >= part.after {

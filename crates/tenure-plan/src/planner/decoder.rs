@@ -278,7 +278,7 @@ impl<'a> Decoder<'a> {
         stays
     }
 
-    /// Returns the kernel that starts at or after a time.
+    /// Returns the kernel that runs at a time.
     pub(super) fn kernel_from(&self, ns: f64) -> usize {
         self.begins.partition_point(|begin| *begin <= ns).saturating_sub(1)
     }

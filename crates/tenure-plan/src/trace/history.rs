@@ -174,8 +174,8 @@ impl Completion {
         self.insert(Event { action: Action::FreeCompleted, ..*request });
     }
 
-    /// Adds the event `made` to the earlier state, unless the history made the block or segment itself. See Note \[What
-    /// was there before\].
+    /// Adds the event `made` to the earlier state, unless the history made the block or segment itself.
+    /// See Note \[What was there before\].
     fn find(&mut self, made: &Event) {
         let address = made.address;
         match made.action {

@@ -119,7 +119,7 @@ fn binned(moments: &[TierMoment], figure: impl Fn(&TierMoment) -> u64) -> Vec<u6
     (0..BINS).map(seen).collect()
 }
 
-/// Returns the number and bytes of saved tensors by fate.
+/// Returns the table of saved tensors by fate: their number, bytes, share and waits.
 fn fates(saved: &[SavedRecord]) -> String {
     let all: u64 = saved.iter().map(|saved| saved.bytes).sum();
     let rows = FATES.into_iter().filter_map(|(fate, name, class)| {

@@ -199,7 +199,7 @@ fn thinned(values: &[f64]) -> Vec<f64> {
     (0..BINS).map(|bin| mean(&values[range(bin, values.len())])).collect()
 }
 
-/// Returns a moving mean over the last 30th of the steps, but at least five.
+/// Returns an exponential moving mean, weighted like a mean over a 30th of the steps, but at least five.
 fn smooth(values: &[f64]) -> Vec<f64> {
     let keep = 1.0 - 2.0 / ((values.len() as f64 / 30.0).max(5.0) + 1.0);
     let (mut sum, mut weight) = (0.0, 0.0);

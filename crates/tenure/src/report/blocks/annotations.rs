@@ -10,7 +10,7 @@ const MOST_SPANS: usize = 20_000;
 /// The approximate bytes of an annotation in the page, without its name.
 const SPAN_BYTES: usize = 6;
 
-/// An annotation, from its first event to before the event after its last.
+/// An annotation: the range of its events, and its name.
 pub(super) struct AnnotationSpan<'a> {
     pub(super) events: Range<usize>,
     pub(super) name: &'a str,

@@ -11,7 +11,7 @@ use tenure_plan::{Action, Event, Trace};
 /// A block, or a range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
-    /// The event that made it, or that left it when a segment lost a part.
+    /// The event that made it, or that split it off when a segment lost a part.
     pub(super) born: usize,
     /// The event that allocated its memory.
     pub(super) made: usize,

@@ -81,11 +81,11 @@ pub struct TagUse {
     /// The tag.
     #[serde(serialize_with = "by_name")]
     pub tag: Tag,
-    /// The tag's share of [`MemoryReport::requested_bytes`].
+    /// The part of [`MemoryReport::requested_bytes`] that has this tag.
     pub requested_bytes: Figure,
-    /// The tag's share of [`MemoryReport::allocated_bytes`].
+    /// The part of [`MemoryReport::allocated_bytes`] that has this tag.
     pub allocated_bytes: Figure,
-    /// The tag's share of [`MemoryReport::active_bytes`].
+    /// The part of [`MemoryReport::active_bytes`] that has this tag.
     pub active_bytes: Figure,
     /// The number of blocks that hold them.
     pub blocks: usize,
