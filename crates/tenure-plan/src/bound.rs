@@ -2,7 +2,7 @@
 //!
 //! Both arguments are about the room of the first tier. *For one kernel*: the tensors of the kernel that fit there
 //! serve it best, a knapsack problem in which parts of tensors may be taken. *For one moment*: bytes that exist when a
-//! kernel begins and do not fit either were used elsewhere, or crossed a link before and will cross one again, or are
+//! kernel begins and do not fit are either used elsewhere before and after, or cross a link before and after, or are
 //! recomputed. Links carry no more than their bandwidth, so the rest costs time. Transfers in progress only slow other
 //! accesses down, and waits only add to the cost.
 

@@ -84,7 +84,7 @@ pub enum PlanError {
         /// The tier to which it is to move.
         to: usize,
     },
-    /// A step names a tensor that has been dropped.
+    /// A step names a tensor that does not exist at that time.
     #[error(
         "tensor {tensor} is to move or to be dropped at kernel {kernel}, and is not there: it was dropped, or comes later"
     )]

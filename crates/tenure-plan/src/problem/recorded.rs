@@ -8,8 +8,7 @@ use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor};
 use crate::{Action, Trace};
 
 impl Problem {
-    /// Makes a problem of the program that a trace recorded. An allocator sees no kernels, only allocations and frees,
-    /// so
+    /// Makes a problem of the program that a trace recorded. An allocator sees allocations and frees, but no kernels:
     /// - each block is a tensor; its key is its bytes and the number of earlier blocks of the same size: `4096#2`;
     /// - each allocation begins a kernel, which writes that block, reads the blocks that are freed before the next
     ///   allocation, and takes the time until then;

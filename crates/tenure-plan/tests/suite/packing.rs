@@ -176,7 +176,7 @@ fn a_small_model_is_packed_as_low_as_can_be() {
 }
 
 #[test]
-fn whoever_watches_ends_the_search_with_the_best_so_far() {
+fn an_observer_ends_the_search_with_the_best_so_far() {
     let problem = PackingProblem::read(data("odd.csv")).unwrap();
     let options = PackingOptions::default();
     let outcome = problem.pack(&options, |progress| {
