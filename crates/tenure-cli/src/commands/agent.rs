@@ -33,7 +33,7 @@ tenure agent serve [OPTIONS] --results <DIR>
        <--socket <PATH>|--tcp <ADDRESS:PORT>>")]
 #[command(after_help = "\
 Clients send requests over a socket, and get a mapping in a file that any number of processes may read. \
-docs/agent-protocol.md describes the protocol, and the resources that clients may use up; with --tcp, clients of \
+docs/reference/agent-protocol.md describes the protocol, and the resources that clients may use up; with --tcp, clients of \
 every user may. Files of earlier answers are kept.
 
 Planners are those of `tenure plan` for the score; the default is scheduled. With --learn the default is marl, which \
@@ -74,7 +74,7 @@ Examples:
   tenure agent ask bert.json --tcp 127.0.0.1:7007 --fast-bytes 20% \\
     --planner evolutionary --json")]
 pub(crate) struct AskArgs {
-    /// The problem, or a kernel trace (docs/problem-format.md)
+    /// The problem, or a kernel trace (docs/reference/problem-format.md)
     #[arg(value_name = "FILE.json")]
     file: PathBuf,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! Problems: a program's kernels and tensors, and the tiers of memory. `docs/problem-format.md` documents their file
+//! Problems: a program's kernels and tensors, and the tiers of memory. `docs/reference/problem-format.md` documents their
+//! file format.
 //! format.
 
 mod error;

@@ -1,4 +1,4 @@
-//! Tenure's own trace format; `docs/trace-format.md` documents it byte by byte.
+//! Tenure's own trace format; `docs/reference/trace-format.md` documents it byte by byte.
 
 use std::io::{self, Write};
 
