@@ -1,4 +1,5 @@
-//! Mappings: the tier in which each tensor of a program lives. `docs/reference/mapping-format.md` documents their file format.
+//! Mappings: the tier in which each tensor of a program lives. `docs/reference/mapping-format.md` documents
+//! their file format.
 
 use std::collections::BTreeMap;
 use std::fmt;

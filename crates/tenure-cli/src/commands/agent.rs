@@ -33,8 +33,8 @@ tenure agent serve [OPTIONS] --results <DIR>
        <--socket <PATH>|--tcp <ADDRESS:PORT>>")]
 #[command(after_help = "\
 Clients send requests over a socket, and get a mapping in a file that any number of processes may read. \
-docs/reference/agent-protocol.md describes the protocol, and the resources that clients may use up; with --tcp, clients of \
-every user may. Files of earlier answers are kept.
+docs/reference/agent-protocol.md describes the protocol, and the resources that clients may use up; with --tcp, \
+clients of every user may. Files of earlier answers are kept.
 
 Planners are those of `tenure plan` for the score; the default is scheduled. With --learn the default is marl, which \
 learns from the access times that clients report.

@@ -1,6 +1,5 @@
-//! Problems: a program's kernels and tensors, and the tiers of memory. `docs/reference/problem-format.md` documents their
-//! file format.
-//! format.
+//! Problems: a program's kernels and tensors, and the tiers of memory. `docs/reference/problem-format.md` documents
+//! their file format.
 
 mod error;
 mod file;
