@@ -24,8 +24,8 @@ pub(crate) use placement::{PlannerName, milp};
 #[command(after_help = "\
 A problem, FILE.json, describes one iteration of a program: its kernels, its tensors, and tiers of memory \
 (docs/reference/problem-format.md). A planner decides which tensors live in the first tier, which move away and back, \
-and which are recomputed. A problem that names no tiers gets an H200's memory and host memory. For the score, the share of \
-accessed bytes that the first tier serves, tensors stay where they are; -o writes the placement as a mapping \
+and which are recomputed. A problem that names no tiers gets an H200's memory and host memory. For the score, the \
+share of accessed bytes that the first tier serves, tensors stay where they are; -o writes the placement as a mapping \
 (docs/reference/mapping-format.md), which `tenure train --mapping` follows. For the time they may move.
 
 --json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of \
