@@ -1,4 +1,4 @@
-"""What the tests share. They run from any folder, on the package that `import tenure` finds."""
+"""Fixtures that all tests share. The tests run from any folder, on the package that `import tenure` finds."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As it is for what a script starts in the background: tests of interruptions would wait for ever.
+    # Restores Ctrl-C, which a script's background jobs ignore: tests of interruptions would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Where tests/data is: the project, or what `just gpu` made of it.
+# The folder that has tests/data: the project's, or the one that `just gpu` copied it to.
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "tests/data").is_dir())
 
 
 @pytest.fixture(autouse=True)
 def in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths in tests and examples begin there."""
+    """Begins the paths in tests and examples at the project's folder."""
     monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture
 def sample() -> Path:
-    """A recorded training step of ResNet-50."""
+    """Returns the path of a recorded training step of ResNet-50."""
     return ROOT / "tests/data/resnet50_step.pickle.xz"
 
 
 @pytest.fixture
 def nobody_is_asked_to_yield() -> Iterator[None]:
-    """Python's lock changes hands only where whoever has it gives it up."""
+    """Makes Python's lock change hands only where the thread that holds it gives it up."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     yield
@@ -40,7 +40,7 @@ def nobody_is_asked_to_yield() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Two runs of PyTorch on the CPU add the same numbers in the same order."""
+    """Runs PyTorch on one CPU thread, so that two runs add the same numbers in the same order."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def deterministic(one_thread: None) -> Iterator[None]:
-    """Two runs of PyTorch compute the same bits."""
+    """Makes two runs of PyTorch compute the same bits."""
     torch = pytest.importorskip("torch")
     torch.use_deterministic_algorithms(True)
     yield

@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Steps of PyTorch's models within a budget of the CPU's memory."""
+"""Training steps of PyTorch models within a budget of the CPU's memory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def convolutions() -> tuple[Any, Callable[[int], Any]]:
 
 
 class Gated(nn.Module):
-    """Half of a layer of a Llama, with what is cheap to compute again."""
+    """Half of a layer of a Llama, with operations that are cheap to recompute."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Gated(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.norm(x)
         y = nn.functional.silu(self.gate(y)) * self.up(y)
-        # Through views, too.
+        # Through views as well.
         y = nn.functional.gelu(y.unflatten(-1, (2, -1)).transpose(1, 2), approximate="tanh")
         return x + self.down(y.transpose(1, 2).flatten(-2))
 
@@ -111,7 +111,7 @@ def gated() -> tuple[Any, Callable[[int], Any]]:
 
 @dataclass
 class Run:
-    """What a run computed, to the bit."""
+    """The results of a run, to the bit, and the budget's reports."""
 
     losses: list[str] = field(default_factory=list)
     gradients: list[bytes] = field(default_factory=list)
@@ -200,7 +200,7 @@ def test_a_budget_in_bytes_holds_from_the_first_step(tmp_path: Path) -> None:
     for report in (first, second):
         assert report.peak_bytes is not None and report.peak_bytes <= budget and moved(report), report
     assert all(report.is_planned and moved(report) for report in planned)
-    # Tensors that there is room for stay, also in steps that are measured.
+    # Tensors that fit stay, also in steps that are measured.
     most = (plain - budget) * 3 // 2
     assert all(report.spilled_bytes < most for report in run.reports), run.reports
 
@@ -223,12 +223,12 @@ def test_the_least_budget_that_is_named_works() -> None:
         assert budget.least_bytes is None
         for number in range(2):
             loss_of(number).backward()
-            # With the optimizer's state, which later steps have to hold.
+            # With the optimizer's state, which later steps must hold too.
             optimizer.step()
             optimizer.zero_grad()
             budget.report()
         least = budget.least_bytes
-    # A budget has its model, also when it is over.
+    # A budget keeps its model alive, also after it is closed.
     del model, loss_of, optimizer, budget
     gc.collect()
     assert least is not None
@@ -237,7 +237,7 @@ def test_the_least_budget_that_is_named_works() -> None:
 
 
 def test_a_share_that_is_too_small_is_refused_with_what_would_do() -> None:
-    # Of a plain step it is known before the first step that would keep to it.
+    # The plain step tells, before the first step that must keep to the budget, that this one cannot.
     model, loss_of = transformer()
     with pytest.raises(tenure.Error, match="too small") as told, tenure.torch.budget(model, "20%"):
         for number in range(2):
@@ -248,7 +248,7 @@ def test_a_share_that_is_too_small_is_refused_with_what_would_do() -> None:
         pytest.fail("the third step began")
     why = str(told.value)
     assert "what else is there all the time" in why
-    # All of it is said what for.
+    # The error names a purpose for each of these bytes.
     named = re.search(r"a budget of at least (\d+)", why)
     assert named and int(named[1]) == sum(int(part) for part in re.findall(r"(?:time|computed|used|aside) (\d+)", why))
     assert all(map(torch.equal, before.values(), model.state_dict().values()))
@@ -298,10 +298,10 @@ def test_compiled_models_have_budgets(what: str, tmp_path: Path) -> None:
             )
         return train((model, loss_of), memory, 4, moves_all=True, spill=tmp_path, spill_bytes=512 * MIB)
 
-    # Of one graph all comes back at once.
+    # Everything that one compiled graph saved comes back at once.
     within = run(64 * MIB if what == "model" else 48 * MIB)
     assert within == run(None)
-    # Of the whole graph it is known after one step that it fits.
+    # If the whole model is one graph, one measured step shows that it fits.
     assert all(moved(report) for report in within.reports[: 1 if what == "model" else 2])
     assert all(report.is_planned for report in within.reports[2:])
 
@@ -319,7 +319,8 @@ def test_a_compiled_graph_that_must_be_whole_says_where_the_budget_belongs(tmp_p
 
 
 def many_saved(model: Any, size: int = 512) -> Any:
-    """A loss of things that are saved as views, twice, with others' storages, and written to before."""
+    """Returns a loss whose graph saves tensors as views, twice, with a shared storage, and after they were written
+    to."""
     x = torch.linspace(-1, 1, size * size).view(size, size)
     y = model(x)
     y = y.tanh()
@@ -336,7 +337,7 @@ def linear() -> Any:
 
 
 def budgeted(model: Any, folder: Path, memory: int = 48 * MIB, **options: Any) -> Any:
-    """A budget whose measured steps move all that they save, also where there is room."""
+    """Returns a budget whose measured steps move all that they save, even if there is room."""
     budget = tenure.torch.budget(model, memory, spill=folder, spill_bytes=512 * MIB, **options)
     budget._native.move_all()
     return budget
@@ -381,7 +382,7 @@ def test_backward_can_be_repeated_and_differentiated(tmp_path: Path) -> None:
 
 
 def arbitrary(model: Any, seed: int) -> list[bytes] | str:
-    """Gradients of operations in any order, on views, in place, of what others use, too; or the error."""
+    """Returns the gradients of random operations on views, in place and on shared tensors; or the error's text."""
     choose = random.Random(seed)
     x = torch.linspace(-1, 1, 512 * 512).view(512, 512)
     tensors = [x, model(x)]
@@ -405,13 +406,13 @@ def arbitrary(model: Any, seed: int) -> list[bytes] | str:
             case 7:
                 made = nn.functional.gelu(first.reshape(256, 1024)).view(512, 512)
             case 8 if first.grad_fn is not None and choose.random() < 0.8:
-                # What others saved, perhaps.
+                # Perhaps writes over a tensor that other operations saved.
                 made = first.mul_(0.5)
             case _:
                 made = checkpoint(lambda a, b: (a * b).cos(), first, second, use_reentrant=False)
         tensors.append(made)
     loss = torch.stack([tensor.mean() for tensor in tensors[1:]]).sum()
-    # Nobody has them any more but who saved them.
+    # Only the operations that saved these tensors hold them from here on.
     del tensors, first, second, made
     try:
         loss.backward()
@@ -442,7 +443,7 @@ def test_any_model_has_the_same_gradients_and_errors(tmp_path: Path) -> None:
                         if report := budget.report():
                             reports.append(report)
             except tenure.Error as error:
-                # As little as will do.
+                # Raises the budget by as little as suffices.
                 assert "too small" in str(error)
                 memory += MIB
         has_moved += reports[-1].is_planned and moved(reports[-1])
@@ -493,7 +494,7 @@ def test_what_was_written_to_since_is_pytorchs_error(size: int, tmp_path: Path) 
         work(linear())
     with pytest.raises(RuntimeError) as told, budgeted(model, tmp_path):
         work(model)
-    # But for the operation, of which hooks are not told.
+    # The message is PyTorch's but for the operation's name, which hooks are not told.
     words = re.sub(r", which is output 0 of \w+,", "", str(expected.value))
     assert str(told.value) == words and "modified by an inplace operation" in words
 
@@ -509,11 +510,11 @@ def test_weights_that_were_written_to_are_pytorchs_error(tmp_path: Path) -> None
 
 
 class Kind(Tensor):
-    """A subclass that does nothing else."""
+    """A subclass that changes nothing."""
 
 
 class Keep(Function):
-    """Saves something beside."""
+    """A function that also notes the type of the tensor that it saved."""
 
     kinds: ClassVar[list[type]] = []
 
@@ -573,7 +574,7 @@ def test_what_is_more_than_its_bytes_is_left_alone(work: Callable[[Any], Any], t
 
 
 def test_threads_and_small_tensors_get_along(tmp_path: Path) -> None:
-    """Whoever notes an operation may wait for Python's lock, and whoever saves has it."""
+    """Threads that note operations may wait for Python's lock, which threads that save tensors hold."""
     model = nn.Linear(8, 8)
 
     def work() -> None:
@@ -642,12 +643,12 @@ def test_other_sizes_have_plans_of_their_own(tmp_path: Path) -> None:
     for size in sizes:
         work(plain, size)
     assert torch.equal(model.weight.grad, plain.weight.grad)
-    # The third begins with gradients, which the first had not; of the seventh's size nothing is known.
+    # The third step begins with gradients, which the first did not have; the seventh is the first of its size.
     assert planned[:2] == [False, False] and all(planned[3:6]) and planned[7], planned
 
 
 def test_borders_can_be_told(tmp_path: Path) -> None:
-    """Where a step goes back more than once, as with a penalty for gradients."""
+    """Allows steps that run backward more than once, as with a gradient penalty."""
 
     def work(model: Any) -> None:
         x = torch.linspace(-1, 1, 512 * 512).view(512, 512).requires_grad_()
@@ -719,7 +720,7 @@ def test_what_finds_no_room_stays_in_steps_that_are_measured_and_then_is_compute
 @pytest.mark.parametrize("codec", ["none", "zeros", "fp16"])
 def test_what_is_encoded_comes_back(codec: Any, tmp_path: Path) -> None:
     def work(model: Any, size: int = 512) -> None:
-        # Numbers that have a third of the bits.
+        # Makes numbers that are mostly zero.
         model(torch.ones(size, 512)).relu().sub(0.5).relu().square().sum().backward()
 
     model, plain = linear(), linear()
@@ -743,7 +744,7 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
         many_saved(model).backward()
     gc.collect()
     model = linear()
-    # A second budget, of what the first had.
+    # Opens a second budget of the same size, for the memory that the first had.
     with budgeted(model, tmp_path) as budget:
         many_saved(model).backward()
         report = budget.report()

@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Loops of libraries that train models, within a budget: the same losses, a plan, and no more than the budget."""
+"""Training loops of libraries within a budget: the same losses, a plan, and no more bytes than the budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 @dataclass
 class Run:
-    """What a loop computed, to the bit, and what the budget said of its last step."""
+    """The results of a training loop, to the bit, and the budget's report of its last step."""
 
     losses: list[str] = field(default_factory=list)
     state: list[bytes] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Run:
     plain_bytes: int | None = field(default=None, compare=False)
 
 
-#: Trains a model, and tells losses.
+#: A function that trains a model and appends its losses to a list.
 Loop = Callable[[Any, list[str]], None]
 
 
@@ -53,7 +53,7 @@ def trained(make: Callable[[], Any], loop: Loop, memory: int | str | None, folde
 
 
 def check(make: Callable[[], Any], loop: Loop, folder: Path, share: int = 90) -> None:
-    """A share of what steps take, and as many bytes, from the first step on."""
+    """Trains within a share of what a plain step takes, then within as many bytes from the first step on."""
     plain = trained(make, loop, None, folder)
     shared = trained(make, loop, f"{share}%", folder)
     assert shared == plain
@@ -88,7 +88,7 @@ def llama(layers: int = 2) -> Any:
 
 
 def deep_llama() -> Any:
-    """Checkpoints of its layers are more than what a budget on the CPU sets aside for disks."""
+    """Returns a Llama whose checkpoints take more than a budget on the CPU reserves for copies to disks."""
     return llama(16)
 
 

@@ -1,4 +1,4 @@
-"""What `tenure.torch.budget` refuses, and the ways in which amounts are given to it."""
+"""The mistakes that `tenure.torch.budget` refuses, and the forms in which amounts can be given to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of processes that have children, or train together."""
+"""Budgets of processes that start children, or that train together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs within a budget of the CPU's memory compute the same to the bit, and keep to it."""
+"""Random programs within a budget of the CPU's memory: they compute the same bits, and keep to the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from budget_programs import MIB, Program, larger  # noqa: E402
 import tenure  # noqa: E402
 import tenure.torch  # noqa: E402
 
-#: TENURE_BUDGET_PROGRAMS=500 tests more.
+#: The seeds of the programs. TENURE_BUDGET_PROGRAMS=500 tests more.
 SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "8")))
 
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 
 def held(folder: Path) -> int:
-    """Bytes that are allocated when a step begins and ends, by a budget that was just opened."""
+    """Returns the bytes that are allocated when a step begins and ends, according to a fresh budget."""
     gc.collect()
     model = torch.nn.Linear(512, 512)
     with tenure.torch.budget(model, "100%", spill=folder, spill_bytes=16 * MIB) as budget:
@@ -64,10 +64,10 @@ def test_a_random_program_is_as_without(seed: int, tmp_path: Path) -> None:
                 reports.append(budget.report())
             break
         except (tenure.Error, torch.OutOfMemoryError) as error:
-            # As little as will do.
+            # Raises the budget by as little as suffices.
             shares = [report.budget_bytes for report in filter(None, reports)]
             memory = larger(error, memory if isinstance(memory, int) else max(filter(None, shares), default=None))
-        # What a try had counts in the next one.
+        # Frees the memory of this attempt, which would count in the next one.
         del program, budget, after
         gc.collect()
     what = f"{what}, {memory}, {reports[-1]}"
@@ -79,7 +79,7 @@ def test_a_random_program_is_as_without(seed: int, tmp_path: Path) -> None:
 
 
 def test_programs_leave_nothing_behind(tmp_path: Path) -> None:
-    """Whatever fails in them: the bytes that are held return to what they were."""
+    """The bytes held return to what they were before, even if passes fail."""
     before = held(tmp_path)
     for seed in range(4):
         program = Program(seed)

@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Room that a budget takes: for what is computed again, and until nobody has it any more."""
+"""Room in a budget: for recomputation, and for memory until its last owner frees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("deterministic")
 
 
 class Chains(nn.Module):
-    """Saves what takes several operations to make, of what is not saved; one of them writes in place."""
+    """A model that saves tensors which several operations recompute from unsaved ones; one operation writes in
+    place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ def test_operations_that_are_repeated_have_room_for_what_they_make_on_the_way(tm
         return Chains()
 
     expected = trained(made(), 6)
-    # The disk has room for a part: the rest is computed again.
+    # The disk has room for a part: the rest is recomputed.
     with tenure.torch.budget(model := made(), "60%", spill=tmp_path, spill_bytes=8 * MIB) as budget:
         found = trained(model, 6)
         report = budget.report()

@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Steps of a budget, whatever calls the model, and what they cost where nothing has to go."""
+"""Steps of a budget for many ways of calling the model, and their cost where nothing has to be moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks  # noqa: E402 
 
 MIB = 1 << 20
 WIDTH = 256
-#: Of an activation.
+#: Rows of an activation of one MiB.
 ROWS_OF_A_MIB = MIB // (4 * WIDTH)
 
 
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Net(nn.Module):
-    """Layers that save twice the batch each."""
+    """Layers that each save twice the batch."""
 
     def __init__(self, layers: int = 6) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-        #: How often the layers are gone through.
+        #: The number of passes through the layers.
         self.times = 1
         self.fails_at: int | None = None
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Trained(nn.Module):
-    """A model as Lightning has it: the loop calls its method, and that calls a part."""
+    """A model as Lightning trains it: the loop calls a method, which calls a part of the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Trained(nn.Module):
 
 
 class Functions(nn.Module):
-    """A model of no modules that anybody calls."""
+    """A model whose modules are never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def evaluated(model: Any, number: int) -> None:
     whole(model, number)
     with torch.no_grad():
         model(batch(number, 5))
-    # And by a program that does not care.
+    # And by a program that leaves gradients on.
     model(batch(number))
 
 
@@ -125,7 +125,7 @@ def interrupted(model: Any, number: int) -> None:
 
 
 def kept(model: Any, number: int) -> None:
-    # What nobody goes back through lives on into the next step.
+    # No backward pass goes through these tensors; they live on into the next step.
     model.output = model(batch(number))
     model.output.square().mean().backward()
     model.aside = model.layers[0](batch(number)).tanh()
@@ -164,7 +164,7 @@ def test_a_budget_holds_whatever_calls_the_model(make: Callable[[], Any], loop: 
         memory = budget.bytes
     assert memory is not None and len(reports) >= 8
     assert all(report.peak_bytes is None or report.peak_bytes <= memory for report in reports[3:]), reports
-    # A step that begins while bytes of the one before are being written has more held than others: it is measured.
+    # A step that begins while bytes of the one before are still being written holds more than others: it is measured.
     planned = [report for report in reports if report.is_planned]
     assert len(planned) >= 3, reports
     assert all(report.budget_bytes == memory and report.spilled_bytes > 0 for report in planned), reports
@@ -209,7 +209,7 @@ def is_hooked() -> bool:
 
 
 def looked_at(model: Any) -> list[bool]:
-    """Whether hooks are there when the model is called."""
+    """Returns whether hooks are installed when the model is called."""
     found: list[bool] = []
     model.layers[0].register_forward_hook(lambda *_: found.append(is_hooked()))
     return found
@@ -225,7 +225,7 @@ def test_a_step_that_fits_is_left_alone(tmp_path: Path) -> None:
             assert report is not None and report.is_planned == (number > 0)
             assert number == 0 or report.spilled_bytes == report.fetched_bytes == 0
         assert found == [True, False, False, False]
-        # Hooks of others are called as they would be, and are where they were.
+        # Hooks of the program are called as without a budget, and stay where they are.
         saved: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:

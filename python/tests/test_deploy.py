@@ -16,7 +16,7 @@ DEPLOY = ROOT / "deploy" / "kserve"
 PROGRAM = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "debug", "tenure")
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 
-# Types that clients have for what is no object; a port or a quantity of resources is an `object`.
+# Python types of the clients' scalar types. A port or a quantity of resources is an `object`.
 PLAIN: dict[str, Any] = {"str": str, "int": int, "bool": bool, "object": (str, int), "IntOrString": (str, int)}
 
 needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: cargo build")
@@ -33,16 +33,16 @@ def container() -> Any:
 
 
 def instructions(name: str) -> list[list[str]]:
-    """The arguments of all instructions of a name."""
+    """Returns the arguments of all instructions with this name."""
     return [line.split()[1:] for line in DOCKERFILE.splitlines() if line.startswith(f"{name} ")]
 
 
 def check_options(arguments: list[str]) -> None:
-    """Each option is one of `tenure serve`, and the program understands its value."""
+    """Checks that each option is one of `tenure serve`, and that the program understands its value."""
     said = subprocess.run([PROGRAM, "serve", "--help"], check=True, capture_output=True, text=True).stdout
     known = set(re.findall(r"--[a-z-]+", said))
     assert {argument.partition("=")[0] for argument in arguments if argument.startswith("--")} <= known
-    # It reads all arguments before it says that there is no such folder.
+    # The program reads all arguments before it reports that there is no such folder.
     folder, *options = arguments
     assert folder.startswith("/")
     options = [re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", option) for option in options]
@@ -51,7 +51,7 @@ def check_options(arguments: list[str]) -> None:
 
 
 def check_type(models: Any, kind: str, said: Any, at: str) -> None:
-    """Checks that a type of KServe's or Kubernetes' clients has all that is said, in its form."""
+    """Checks that a type of KServe's or Kubernetes' clients has every field that `said` gives, in the right form."""
     if element := re.fullmatch(r"[Ll]ist\[(.*)\]", kind):
         assert isinstance(said, list), f"{at}: {said!r} is no list"
         for index, each in enumerate(said):
@@ -61,7 +61,7 @@ def check_type(models: Any, kind: str, said: Any, at: str) -> None:
         for name, each in said.items():
             check_type(models, values[1], each, f"{at}.{name}")
     elif kind in PLAIN:
-        # A yes is an integer to Python.
+        # To Python, a bool is an int as well.
         assert isinstance(said, PLAIN[kind]) and (kind == "bool") == isinstance(said, bool), (
             f"{at}: {said!r} is no {kind}"
         )
@@ -71,7 +71,7 @@ def check_type(models: Any, kind: str, said: Any, at: str) -> None:
         assert set(said) <= set(names), f"{at}: {kind} has no {set(said) - set(names)}"
         for name, value in said.items():
             check_type(models, of.openapi_types[names[name]], value, f"{at}.{name}")
-        # It refuses to lack what it must have.
+        # The client's constructor refuses an object without its required fields.
         of(**{names[name]: value for name, value in said.items()})
 
 
@@ -104,7 +104,7 @@ def test_a_service_asks_for_what_the_runtime_has() -> None:
 @needs_program
 def test_a_serving_runtimes_arguments_are_the_programs() -> None:
     asked = container()
-    # KServe takes the container of this name, and puts models there.
+    # KServe uses the container of this name, and mounts models at this path.
     assert asked["name"] == "kserve-container" and asked["args"][0] == "/mnt/models"
     assert asked["command"] == ["tenure", "serve"]
     check_options(asked["args"])
@@ -129,7 +129,7 @@ def test_an_images_arguments_are_the_programs() -> None:
     check_options(arguments)
     assert instructions("EXPOSE") == [["8000", "8001"]]
     assert "0.0.0.0:8000" in arguments and "8001" in arguments
-    # KServe's arguments take the place of these, for the same program.
+    # KServe's arguments replace these, for the same program.
     assert instructions("USER")[0] == ["10001"] and f"--uid {instructions('USER')[0][0]} " in DOCKERFILE
 
 
@@ -140,7 +140,7 @@ def test_an_image_copies_what_there_is() -> None:
     assert [source for source in copied if not (ROOT / source).exists()] == []
     members = re.search(r"^members = \[(.*)\]$", (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
     assert members is not None
-    # Cargo reads the manifest of each.
+    # Cargo reads the manifest of each member.
     assert {member.partition("/")[0] for member in re.findall(r'"([^"]*)"', members[1])} <= copied
 
 
@@ -149,5 +149,5 @@ def test_an_image_is_built_with_the_packages_that_ci_installs() -> None:
     of_ci = {name for line in re.findall(r"need_system_packages ([a-z].*)$", ci, re.MULTILINE) for name in line.split()}
     (installed,) = re.findall(r"apt-get install --yes --no-install-recommends ([^&]*)&&", DOCKERFILE)
     packages = set(shlex.split(installed))
-    # The package of Python is not in the image.
+    # The Python package is not in the image.
     assert packages == {name for name in of_ci if not name.startswith("python3")}

@@ -1,6 +1,6 @@
-"""What the examples say where something is missing or does not hold: one line, also where Python ignores assertions.
+"""The errors of examples where something is missing or does not hold: one line, even if Python ignores assertions.
 
-PyTorch and Tenure are made up: what matters is what they say of themselves.
+PyTorch and Tenure are made up: only what they say about themselves matters.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MISSING = "raise ImportError(f'No module named {__name__!r}')"
 
 
 class Machine:
-    """A machine with a made-up PyTorch and Tenure. Nothing is missing by default."""
+    """A machine with a made-up PyTorch and Tenure. By default, nothing is missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Machine:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
     def fails(self, example: str, *arguments: str) -> str:
-        """The one line that it says."""
+        """Runs an example that fails, and returns the one line of its error."""
         result = self.run(example, *arguments)
         assert (result.returncode, result.stdout) == (1, "")
         lines = result.stderr.splitlines()

@@ -1,6 +1,6 @@
-"""`TENURE_TORCH=1`: the allocator is installed right after `import torch`, in programs that do not know of it.
+"""`TENURE_TORCH=1`: installs the allocator right after `import torch`, in programs that do not know about it.
 
-Both `torch` and `tenure.torch` are made up here: what matters is when, and with what, `install` is called.
+Both `torch` and `tenure.torch` are made up: only when and with what `install` is called matters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 HOOK = Path(__file__).resolve().parents[1] / "tenure.data/platlib"
 
-# What a program is once Python has started: the line of `tenure.pth` has run.
+# The beginning of each program: Python has started and run the line of `tenure.pth`.
 STARTED = """
 import site, sys, types
 import tenure
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Run:
 
 
 class Run:
-    """Runs programs that see a made-up PyTorch in `folder`."""
+    """Runs programs that find a made-up PyTorch in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ def test_a_word_that_says_neither_on_nor_off_is_told_and_off(run: Run) -> None:
 
 
 def test_it_is_told_once_although_python_starts_it_twice(run: Run) -> None:
-    """As in a virtual environment."""
+    """Python runs a `.pth` file twice in a virtual environment."""
     done = run(f"site.addsitedir({os.fspath(HOOK)!r})", TENURE_TORCH="paged")
     assert done.stderr.count("tenure:") == 1
 
@@ -128,7 +128,7 @@ def test_a_failure_is_one_line_and_the_program_goes_on(run: Run) -> None:
     [
         "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
         "sys.stderr.close()",
-        "sys.stderr = None",  # as where it is closed from the start
+        "sys.stderr = None",  # as in a program that was started with it closed
     ],
 )
 def test_a_failure_that_cannot_be_told_is_not(run: Run, spoil: str) -> None:
@@ -156,7 +156,7 @@ import torch
 
 
 def test_the_finders_stay_where_they_are(run: Run) -> None:
-    """Other threads may be going through them."""
+    """Other threads may be iterating over them."""
     program = """
 def names():
     return [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path]
@@ -180,7 +180,7 @@ def test_torch_looks_as_it_does_without_it(run: Run) -> None:
     assert without[-1] == under[-1]
 
 
-# A program that has the real `install`, on a PyTorch that is refused once it is there.
+# A program that calls the real `install`, on a PyTorch that it refuses.
 REAL = """
 del sys.modules["tenure.torch"], tenure.torch
 import threading
@@ -192,7 +192,7 @@ except tenure.Error as error:
 """
 
 
-# Imported on another thread, this PyTorch is not there before the main thread waits for it.
+# This PyTorch, imported on another thread, finishes only once the main thread waits for it.
 IMPORTED = """
 import __main__, sys, threading, time, types
 
@@ -222,7 +222,7 @@ has_begun.wait()
 
 @pytest.mark.parametrize("elsewhere", ["", ELSEWHERE], ids=["here", "elsewhere"])
 def test_a_program_may_install_it_too(run: Run, elsewhere: str) -> None:
-    """Whichever imports PyTorch, neither waits for the other."""
+    """The program and the hook never wait for each other, whichever of them imports PyTorch."""
     (run.folder / "torch/__init__.py").write_text(IMPORTED)
     program = REAL.replace("import tenure.torch\n", f"import tenure.torch\n{elsewhere}", 1)
     done = run(program, TENURE_TORCH="1")

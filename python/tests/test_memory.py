@@ -1,4 +1,4 @@
-"""Memory of this process on its devices: here on a simulated one, opened and used through the C interface."""
+"""Memory of this process on its devices: here on a simulated device, used through the C interface."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 import tenure
 from tenure import _native
 
-# The only one that can be simulated, and one that no machine has.
+# The only device that can be simulated, and a device that no machine has.
 DEVICE, ABSENT = 0, 100
 MIB = 1 << 20
 
 
 class Library:
-    """The C interface of the extension module, and a simulated device opened through it."""
+    """The C interface of the extension module, and the simulated device that it opened."""
 
     def __init__(self) -> None:
         self.c = ctypes.CDLL(_native.__file__)
@@ -46,7 +46,7 @@ def library() -> Library:
 
 @pytest.fixture
 def block(library: Library) -> Iterator[ctypes.c_void_p]:
-    """A block of 8 MiB."""
+    """Allocates a block of 8 MiB."""
     block = library.allocate(8 * MIB)
     yield block
     library.free(block)
@@ -79,7 +79,7 @@ def test_a_number_that_no_device_has(call: Callable[[int], object], device: int)
 
 
 def test_a_device_that_pytorch_has_not_used_yet_says_so() -> None:
-    """`install()` was called, and is not asked for again."""
+    """`install()` was called: the message does not ask for it again."""
     program = """
 import tenure
 tenure._native.torch_configure("allocator=paged,fraction=1.0")

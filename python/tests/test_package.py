@@ -29,7 +29,7 @@ def modules() -> list[str]:
 def imported(name: str) -> ModuleType:
     try:
         module = importlib.import_module(name)
-        # Some of it may be imported only now.
+        # Some names are imported only here.
         for public_name in getattr(module, "__all__", []):
             getattr(module, public_name)
         return module
@@ -40,7 +40,7 @@ def imported(name: str) -> ModuleType:
 
 
 def public(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """What a module offers: functions, classes, and their methods and properties."""
+    """Yields a module's public functions and classes, and their methods and properties."""
     for name in getattr(module, "__all__", []):
         member = getattr(module, name)
         if inspect.isroutine(member) or inspect.isclass(member):
@@ -64,7 +64,7 @@ def test_the_package_is_typed() -> None:
 def test_every_public_thing_is_documented(name: str) -> None:
     module = imported(name)
     assert module.__doc__, f"{name} has no docstring"
-    # A dataclass without a docstring gets its signature for one.
+    # A dataclass without a docstring has its signature as docstring.
     undocumented = [
         path
         for path, member in public(module)
@@ -80,7 +80,7 @@ def test_examples_in_the_documentation_hold(name: str) -> None:
 
 
 def test_every_function_says_what_it_takes() -> None:
-    """As the stubs do: parameters appear in the docstring by name."""
+    """Docstrings name all parameters that the stubs do."""
     for module in (tenure, tenure.memory, tenure.trace):
         for path, member in public(module):
             if not inspect.isfunction(member):
@@ -92,7 +92,7 @@ def test_every_function_says_what_it_takes() -> None:
 
 def test_the_stubs_match_the_extension_module(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
-    # mypy wants a folder with nothing else in it.
+    # mypy needs a folder that contains nothing else.
     (tmp_path / "tenure").symlink_to(PACKAGE)
     command = [sys.executable, "-m", "mypy.stubtest", "tenure._native", "--ignore-disjoint-bases"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
@@ -105,7 +105,7 @@ def test_importing_it_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_nothing_public_is_native_only() -> None:
-    """The extension module is a detail: what it has is wrapped, documented and typed in Python."""
+    """The extension module is a detail: Python wraps, documents and types all that it has."""
     exported = {id(value) for name, value in vars(tenure).items() if name in tenure.__all__}
     native = {id(value) for name, value in vars(_native).items() if callable(value)}
     assert not exported & native

@@ -1,4 +1,4 @@
-"""PyTorch's tensors on the CPU in tiers of memory, by a mapping."""
+"""PyTorch's tensors on the CPU, placed in memory tiers by a mapping."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model_and_optimizer() -> tuple[Any, Any]:
 
 
 def train(entered: Any = None, steps: int = STEPS) -> tuple[list[str], list[dict[str, Any]]]:
-    """The losses, to the bit, and reports from between forward and backward."""
+    """Returns the losses, to the bit, and reports taken between forward and backward."""
     model, optimizer = model_and_optimizer()
     losses, reports = [], []
 
@@ -82,7 +82,7 @@ def test_a_training_run_follows_its_mapping_and_learns_the_same(tmp_path: Path) 
     assert names[0] == "begin" and names.count("4/forward/out#0") == 1, "the second step alone"
     assert "0/parameter/weight#0" in keys and "4/forward/out#0" in keys
 
-    # Weights and activations are split: one after the other goes here and there.
+    # Weights and activations alternate between the two tiers.
     places: dict[str, int] = {}
     for tag in {tensor["tag"] for tensor in problem["tensors"]}:
         of_tag = [tensor["key"] for tensor in problem["tensors"] if tensor["tag"] == tag]
@@ -154,7 +154,7 @@ def test_a_thread_that_did_not_enter_is_not_placed(tmp_path: Path) -> None:
         other.start()
         other.join()
         assert held() == 4000
-        # Storages grow where they are placed.
+        # Storages grow in their tier.
         kept[0].resize_(2000)
         assert held() == 8000
     kept.append(torch.ones(1000))
@@ -233,7 +233,7 @@ def test_weights_of_a_model_that_was_called_before_move_when_it_is_called_in_a_p
             report = placement.report()
             assert report["outside"] == {}
             assert bytes_of(report, 1, "weight")["verified"] == model[4].weight.nbytes
-            # What has no place is no merit of the mapping.
+            # Bytes that the mapping does not name count as not verified.
             unmapped = weights - model[4].weight.nbytes
             assert bytes_of(report, 0, "weight") == {
                 "bytes": unmapped,
@@ -263,12 +263,12 @@ def test_memory_that_others_have_stays_where_it_is_and_is_reported(tmp_path: Pat
         model(torch.ones(1, 4))
         report = placement.report()
         assert report["outside"] == {"weight": 128 + 3 * 64} and report["verified_share"] == 0
-        # Of one tensor, by whatever names.
+        # The two names share one tensor, whose bytes count once.
         assert bytes_of(report, 0, "weight")["bytes"] == tied.nbytes and also.weight is tied
         assert addresses == [weight.data_ptr() for weight in (view, processes, array, alias)]
         alias.fill_(3)
         assert same.eq(3).all() and processes.is_shared() and (numbers == array.numpy()).all()
-        # When it is the tensor's alone, it moves.
+        # The tensor moves once its storage has no other owner.
         del same
         model(torch.ones(1, 4))
         assert placement.report()["outside"] == {"weight": 128 + 2 * 64}
@@ -315,7 +315,7 @@ def test_free_memory_is_given_back(tmp_path: Path) -> None:
 
 def test_forked_workers_write_to_copies(tmp_path: Path) -> None:
     mapping = write_mapping(tmp_path / "mapping.json", {})
-    # What has no place lives in the first tier, which is a file here.
+    # Tensors that the mapping does not name live in the first tier, which is a file here.
     placement = tenure.torch.install(
         device="cpu", mapping=mapping, tiers={"DRAM": f"{tmp_path}/@32MiB", "PM": "dram@1MiB"}
     )
@@ -331,7 +331,7 @@ def test_forked_workers_write_to_copies(tmp_path: Path) -> None:
 
         loader = torch.utils.data.DataLoader(Writes(), batch_size=2, num_workers=2, multiprocessing_context="fork")
         batches = torch.cat(list(loader))
-        # Two workers made two batches each, and counted for themselves.
+        # Each of the two workers made two batches, and counted in its own memory.
         assert sorted(batches[:, 0].tolist()) == [1, 1, 2, 2, 3, 3, 4, 4]
         assert shared.eq(0).all()
 

@@ -28,7 +28,7 @@ SPEED = {"read_bandwidth": 10**9, "write_bandwidth": 10**9}
 
 @pytest.fixture
 def problem() -> tenure.plan.Problem:
-    """Two weights, of which the first tier holds one: that which is read more often had better live there."""
+    """Returns two weights, of which the first tier holds one: the plan should put the one read more often there."""
     return tenure.plan.Problem.from_dict(
         {
             "format": "tenure-problem",
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_a_search(problem: tenure.plan.Problem) -> None:
 
 
 def serve(listener: socket.socket, replies: list[tuple[int, dict[str, Any]]], asked: list[Any]) -> None:
-    """An agent with these replies, one after the other, on one connection."""
+    """Serves as an agent that sends these replies, one after the other, on one connection."""
     connection, _ = listener.accept()
     with connection, connection.makefile("rb") as stream:
         for kind, reply in replies:
@@ -164,7 +164,7 @@ def test_an_agent_is_asked_and_told_measured_times(problem: tenure.plan.Problem,
 
 @contextmanager
 def learning(folder: Path) -> Iterator[tenure.plan.Agent]:
-    """The agent of ``tenure agent serve --learn``, which ends well when it is told to."""
+    """Runs the agent of ``tenure agent serve --learn``, and checks that it exits with success when asked to."""
     command = [str(PROGRAM), "agent", "serve", "--socket", "agent.sock", "--results", ".", "--learn", "learned.json"]
     program = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:

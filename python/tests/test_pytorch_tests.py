@@ -1,4 +1,4 @@
-"""The script that runs PyTorch's own tests: its arguments, its results, its table. What it runs is made up here."""
+"""The script that runs PyTorch's own tests: its arguments, its results, its table. The tests are made up here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if not SCRIPT.is_file():
 
 FILE = "test_cuda.py"
 
-# What the script starts instead of PyTorch's tests: each test but `hangs` passes.
+# The program that the script starts instead of PyTorch's tests: each test but `hangs` passes.
 CHILD = """
 import json, pathlib, sys, time
 names = pathlib.Path(sys.argv[sys.argv.index("--tests") + 1]).read_text().split()
@@ -48,7 +48,7 @@ def script() -> Any:
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
     module = module_from_spec(spec)
-    # Data classes look their module up there.
+    # Data classes look up their module there.
     sys.modules[loader.name] = module
     loader.exec_module(module)
     return module
@@ -56,7 +56,7 @@ def script() -> Any:
 
 @pytest.fixture
 def native(tmp_path: Path) -> Path:
-    """Results of the native allocator for three tests, of two classes."""
+    """Writes results of the native allocator for three tests of two classes."""
     tests = ["TestMemPool.test_a", "TestCuda.test_b", "TestCuda.test_hangs"]
     path = tmp_path / "native.json"
     path.write_text(json.dumps({f"{FILE}::{test}": {"native": line("pass")} for test in tests}))
@@ -77,7 +77,7 @@ class Run:
         self.runner = script.Runner(arguments, folder, script.native_results(native))
 
     def done(self) -> set[str]:
-        """The tests of which the file says what became of them on Tenure."""
+        """Returns the tests whose result on Tenure is in the file."""
         if not self.json.exists():
             return set()
         return {test for test, lines in json.loads(self.json.read_text()).items() if "tenure" in lines}

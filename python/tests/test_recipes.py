@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False, disallow-untyped-calls=False
-"""What PyTorch's operations make is made again, bit for bit."""
+"""Recomputation of the results of PyTorch's operations: the same bits."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ class Operations(Structure):
         ("run", CFUNCTYPE(c_void_p, c_void_p, c_size_t, POINTER(c_void_p), POINTER(Bytes))),
         ("drop_call", Drop),
         ("drop_tensor", Drop),
-        # What is saved, and storages: test_budget.py has these.
+        # Functions for saved tensors and storages, which test_budget.py tests.
         ("others", c_void_p * 9),
     )
 
 
 class Book:
-    """Listens to what is made on the CPU, and makes it again."""
+    """A recorder of operations on the CPU, which can recompute their results."""
 
     def __init__(self, staying: list[int]) -> None:
         self.table = Operations.from_address(operations())
         assert self.table.size == ctypes.sizeof(Operations)
-        #: How each was made: of what, by which call, as which of its results.
+        #: How each tensor was made: its inputs, the call, and its number among the call's results.
         self.made: dict[tuple[int, int], tuple[list[tuple[int, int]], int, int]] = {}
         self.bytes: dict[tuple[int, int], Any] = {}
         self.is_dropped = False
@@ -91,7 +91,7 @@ class Book:
         self.table.drop_recorder(self._recorder)
 
     def compute(self, made: tuple[int, int]) -> Any:
-        """The storage of what was made, computed again from the beginning."""
+        """Returns the storage of a tensor, recomputed from the beginning."""
         if made not in self.made:
             return self.bytes[made]
         given, call, number = self.made[made]
@@ -115,7 +115,7 @@ class Book:
 
 
 class Keeping(TorchDispatchMode):
-    """Keeps all that is made, so that no two have one address."""
+    """Keeps all results alive, so that no two have the same address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,10 +152,10 @@ def convolved(x: Any) -> Any:
         lambda x: nn.functional.max_pool2d(x.view(8, 4, 8, 16).exp(), 2).permute(0, 2, 3, 1).contiguous(),
         attended,
         convolved,
-        # What the functional operation would give another type, or other strides.
+        # In-place operations whose functional form would give another type or other strides.
         lambda x: x.exp().to(torch.bfloat16).mul_(torch.full((32,), 0.5)),
         lambda x: x.exp().view(16, 1, 256).transpose(1, 2).relu_(),
-        # What was dropped is small, and kept.
+        # The dropout mask is small, and kept.
         lambda x: nn.functional.dropout(x, 0.5),
     ],
 )
@@ -177,11 +177,11 @@ def test_what_an_operation_makes_is_made_again(compute: Callable[[Any], Any]) ->
 @pytest.mark.parametrize(
     "compute",
     [
-        # Something else each time.
+        # A result that differs each time.
         torch.rand_like,
-        # A part of what is there.
+        # A write to a part of a tensor.
         lambda x: (y := x.exp())[0].add_(1) is not None and y,
-        # In an order of its own.
+        # An operation whose order of additions may vary.
         lambda x: x.exp().index_add(0, torch.tensor([0, 0]), x[:2]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Peaks of PyTorch's memory snapshots, against a reading of the same files that shares no code with Tenure's.
+"""Peaks of PyTorch's memory snapshots, compared with a second reader that shares no code with Tenure's.
 
 ``TENURE_SNAPSHOTS`` names a folder of further snapshots to compare.
 """
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads dicts, lists, text and numbers. It runs nothing, so that snapshots of strangers can be compared."""
+    """Unpickles dicts, lists, text and numbers. It runs nothing, so that snapshots from strangers can be compared."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a snapshot does not need {module}.{name}")
@@ -41,7 +41,7 @@ def unpickled(path: Path) -> dict[str, Any]:
 
 
 def live_at_end(snapshot: dict[str, Any], device: int) -> dict[int, int]:
-    """Sizes of the blocks that the segments of `device` list as not free, by address."""
+    """Returns the sizes of the blocks that the segments of `device` list as not free, by address."""
     live = {}
     for segment in snapshot["segments"]:
         if segment["device"] != device:
@@ -57,12 +57,12 @@ def live_at_end(snapshot: dict[str, Any], device: int) -> dict[int, int]:
 
 
 def peak_bytes(events: list[Event], at_end: dict[int, int]) -> int:
-    """Most bytes live at once.
+    """Returns the most bytes that were live at once.
 
     A block was live before the history if the history frees it without having allocated it, or if it is live at the end
     and the history does not name it. It counts from the start.
     """
-    # A recorder that leaves `free_completed` out says only when a free was requested.
+    # A recorder that leaves out `free_completed` records only the requests of frees.
     completes = any(event["action"] == "free_completed" for event in events)
     last = {event.get("addr"): event for event in events if event["action"] in ("alloc", "free_requested")}
     live: dict[int, int] = {}
@@ -98,7 +98,7 @@ def test_peaks_are_those_of_another_reading(folder: str) -> None:
 
 
 def compare(path: Path) -> str:
-    """The difference between both readings of a snapshot; empty if there is none."""
+    """Returns the difference between both readings of a snapshot; empty if there is none."""
     snapshot = unpickled(path)
     histories = {device: events for device, events in enumerate(snapshot["device_traces"]) if events}
     expected = {device: peak_bytes(events, live_at_end(snapshot, device)) for device, events in histories.items()}

@@ -1,4 +1,4 @@
-"""Many threads in the extension module at once, also where Python has no lock that keeps them apart."""
+"""Many threads in the extension module at once, also on a Python without the global lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def at_once(function: Callable[[int], T], threads: int = THREADS) -> list[T]:
-    """What a function returns to threads that begin together, by their numbers."""
+    """Returns the results of a function on threads that begin together, by the threads' numbers."""
     begin = threading.Barrier(threads)
 
     def run(number: int) -> T:
@@ -35,7 +35,7 @@ def at_once(function: Callable[[int], T], threads: int = THREADS) -> list[T]:
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python is not free-threaded")
 def test_the_extension_module_leaves_pythons_lock_off() -> None:
-    """Python takes it for the whole process when it imports a module that does not say so."""
+    """Python turns the lock on for the whole process when it imports a module that does not declare to work without."""
     assert not sys._is_gil_enabled()  # type: ignore[attr-defined, unused-ignore]
 
 
@@ -66,7 +66,7 @@ def test_equal_keys_have_one_number_whichever_threads_intern_them() -> None:
 
 
 def test_no_two_spans_have_a_number() -> None:
-    # More than 255 at a time have no number.
+    # Spans beyond 255 at a time have no number.
     spans = at_once(lambda _: [_native.begin_span() for _ in range(16)])
     numbers = [span for of_thread in spans for span in of_thread]
     assert len(set(numbers)) == THREADS * 16

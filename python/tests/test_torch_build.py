@@ -1,4 +1,4 @@
-"""Shims that are compiled for the PyTorch that is there."""
+"""Shims that are compiled for the installed PyTorch."""
 
 import subprocess
 from pathlib import Path
@@ -16,7 +16,7 @@ def test_a_shim_has_the_cxx_library_of_pytorch_whatever_its_compiler_links(tmp_p
     assert b"libstdc++.so" in library.read_bytes()
 
 
-# Prints how many of an exception there are, after each of its references has come or gone.
+# A program that prints an exception's reference count after each copy of its holder is made or destroyed.
 REFERENCES = """
 #include <cstdio>
 #include <exception>

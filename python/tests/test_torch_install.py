@@ -1,7 +1,7 @@
-"""What `tenure.torch.install` says about the mistakes that users make, and which way it goes.
+"""The messages of `tenure.torch.install` about users' mistakes, and its choice between shim and fallback.
 
-PyTorch is made up: what matters is what it says of itself. Programs run in a process of their own, since nothing is
-ever uninstalled.
+PyTorch is made up: only what it says about itself matters. Each program runs in a process of its own, since nothing
+is ever uninstalled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ cuda = types.SimpleNamespace(is_initialized=lambda: {initialized}, get_allocator
 _C = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
 """
 
-# Says what came of `install`: the shim and the fallback only say that they were reached.
+# Prints what `install` did: the shim and the fallback only report that they were reached.
 PROGRAM = """
 import sys, warnings
 warnings.simplefilter("always")
@@ -65,9 +65,9 @@ class Machine:
         status: str = "tenure.torch.status().mode",
         **environment: str,
     ) -> list[str]:
-        """The lines that a program says that installs Tenure; `load` stands for the loading of a library."""
+        """Returns the lines that a program prints which installs Tenure; `load` replaces the loading of a library."""
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
-        # Without compiled files: they are taken for newer sources that are as long and of the same second.
+        # Writes no bytecode: Python would take it for that of a newer source of the same length and second.
         own = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
         variables = os.environ | own | environment
         command = [sys.executable, "-c", PROGRAM.format(call=call, load=load, status=status, driver=self.has_driver)]
@@ -84,7 +84,7 @@ class Machine:
         initialized: bool = False,
         backend: str = "native",
     ) -> None:
-        """Puts a PyTorch there."""
+        """Installs a made-up PyTorch."""
         folder = self.folder / "torch"
         (folder / "include/c10/cuda").mkdir(parents=True)
         (folder / "include/c10/cuda/CUDACachingAllocator.h").touch()
@@ -96,7 +96,7 @@ class Machine:
         (folder / "__init__.py").write_text(text)
 
     def have_compiler(self, script: str) -> str:
-        """Puts a compiler there, which says `script`, and returns its name."""
+        """Installs a compiler whose body is `script`, and returns its name."""
         compiler = self.folder / "compiler"
         compiler.write_text(f"#!/bin/sh\n{script}\n")
         compiler.chmod(0o755)
@@ -108,7 +108,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-# A compiler that writes a file where it is told to.
+# A compiler script that writes the file that `-o` names.
 WORKING = 'for file; do case "$before" in -o) printf "\\177ELF" >"$file";; esac; before=$file; done'
 
 
@@ -209,11 +209,11 @@ def test_a_shim_is_built_once(machine: Machine) -> None:
     runs = (machine.folder / "runs").read_text()
     assert machine.install(CXX=compiler) == said
     assert machine.log == ""
-    # It was asked for its version again, and nothing else.
+    # The second run asked the compiler for its version only.
     assert (machine.folder / "runs").read_text() == runs + "run\n"
 
 
-# The shim that would come with the package.
+# The shim that would be part of the package.
 PREBUILT = "build._PREBUILT / build.Torch.current().prebuilt_name()"
 
 
@@ -253,7 +253,7 @@ def test_installed_twice(machine: Machine) -> None:
 
 
 def test_a_later_call_asks_for_no_more_than_it_says(machine: Machine) -> None:
-    """As that of a program whose user has said in TENURE_TORCH_OPTIONS what is to be installed."""
+    """A user's TENURE_TORCH_OPTIONS may have installed more than the program then asks for."""
     machine.have_torch()
     later = "{}, {'fraction': 0.9}, {'allocator': 'native'}, {'fraction': 0.5}"
     call = (
@@ -282,13 +282,13 @@ def test_there_is_no_compiler(machine: Machine) -> None:
     assert rest == ["fallback: allocator=paged,fraction=1.0", "pluggable"]
 
 
-# A compiler that refuses.
+# A compiler script that refuses every source.
 REFUSING = 'case "$1" in --version) ;; *) echo "x.h:1: error: no such thing" >&2; exit 1;; esac'
 
 
 @pytest.mark.parametrize("cache", ["cache", "torch/__init__.py"])
 def test_the_compiler_refuses(machine: Machine, cache: str) -> None:
-    """What it said can be read afterwards, also where there is no cache."""
+    """The compiler's errors can be read afterwards, even without a cache."""
     machine.have_torch()
     compiler = machine.have_compiler(REFUSING)
     folders = {"XDG_CACHE_HOME": str(machine.folder / cache), "TMPDIR": str(machine.folder)}
@@ -385,7 +385,7 @@ def test_shims_that_nobody_used_for_long_are_removed(machine: Machine) -> None:
     first, second = build("2.11.0"), build("2.11.1")
     for library in (first, second):
         os.utime(library, (0, 0))
-    build("2.11.1")  # which was used, by that
+    build("2.11.1")  # marks it as used
     build("2.11.2")
     assert not first.exists() and second.exists()
 
@@ -438,7 +438,7 @@ def test_the_cache_cannot_be_written_to(machine: Machine) -> None:
 
 
 def test_the_user_has_no_home(machine: Machine) -> None:
-    """As in a container that runs as a user whom it does not know."""
+    """The program runs in a container as a user that the container does not know."""
     machine.have_torch()
     call = (
         "import os, pwd; del os.environ['HOME']; pwd.getpwuid = lambda user: {}[user]; "
@@ -467,7 +467,7 @@ def test_a_shim_that_was_built_is_taken_from_a_folder_that_cannot_be_written_to(
     shims = cache / "tenure/shims"
     for lock in shims.glob("*.lock"):
         lock.unlink()
-        lock.mkdir()  # nobody can lock it now
+        lock.mkdir()  # makes locking it fail
     assert machine.install(CXX=compiler, XDG_CACHE_HOME=str(cache))[-1] == "built shim"
 
 

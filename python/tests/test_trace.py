@@ -1,4 +1,4 @@
-"""Traces: read, written, replayed, reported; and what happens to those who press Ctrl-C."""
+"""Traces: reading, writing, replaying and reporting them; and Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import tenure
 
 
 class Hostile:
-    """Unpickled by Python, it would run a program."""
+    """A class that would run a program if Python unpickled it."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch executed",)
@@ -212,7 +212,7 @@ def test_a_report_is_one_html_file(sample: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>") and text.rstrip().endswith("</html>")
     assert "resnet50_step" in text
-    # Nothing comes from elsewhere.
+    # The page loads nothing from elsewhere.
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
 
 

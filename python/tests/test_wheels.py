@@ -1,4 +1,4 @@
-"""Wheels that `just wheels` made, in target/wheels: what is in them, and that they run in a fresh environment."""
+"""Wheels that `just wheels` made in target/wheels: their contents, and that they run in a fresh environment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tenure.torch import build
 
 MOST_BYTES = 40_000_000
 
-# The newest of each that manylinux_2_28 has.
+# The newest version of each that manylinux_2_28 has.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
 
 SHIMS = (build.on_cuda(), build.on_operations())
 
 FOLDER = Path(__file__).resolve().parents[2] / "target/wheels"
-# Installing the package from its sources leaves a wheel there too, which is for this machine alone.
+# Installing the package from its sources leaves a wheel there too, which fits this machine only.
 WHEELS = sorted(FOLDER.glob("tenure-*-manylinux*.whl"))
 
 pytestmark = pytest.mark.skipif(not WHEELS, reason=f"there is no wheel in {FOLDER}: `just wheels` makes them")
@@ -32,20 +32,20 @@ each_wheel = pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: wheel.na
 
 
 def shims(wheel: Path) -> list[str]:
-    """The names of a wheel's shims."""
+    """Returns the names of a wheel's shims."""
     with zipfile.ZipFile(wheel) as archive:
         paths = [Path(name) for name in archive.namelist()]
     return [path.name for path in paths if path.parent.name == "prebuilt"]
 
 
 def fits(wheel: Path) -> bool:
-    """Whether a wheel is for this Python."""
+    """Returns whether a wheel is for this Python."""
     return ("cp314t" in wheel.name) == bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a fresh environment of this Python, with nothing in it but the wheel."""
+    """Makes a fresh environment with only the wheel, and returns its folder of programs."""
     wheel = next((wheel for wheel in WHEELS if fits(wheel)), None)
     if wheel is None:
         pytest.skip("no wheel is for this Python")
@@ -57,7 +57,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(environment: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program of an environment, where no other program is found."""
+    """Runs a program of an environment, with no other programs on the path."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TENURE"))}
     variables["PATH"] = str(environment)
     program, *arguments = command
@@ -82,7 +82,7 @@ def test_nothing_in_a_wheel_needs_newer_libraries_than_its_name_says(wheel: Path
         for name in archive.namelist():
             content = archive.read(name)
             if content.startswith(b"\x7fELF"):
-                # Each stands alone among the names of a library's symbols.
+                # Each name stands alone among the names of a library's symbols.
                 for kind, version in re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI)_([\d.]+)(?=\0)", content):
                     if tuple(map(int, version.split(b"."))) > NEWEST[kind.decode()]:
                         newer.append((name, kind, version))

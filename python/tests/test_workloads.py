@@ -1,4 +1,4 @@
-"""The benchmark under stock PyTorch: its arguments, and what it says of losses. It runs nothing here."""
+"""The benchmark under stock PyTorch: its arguments, and its reports of losses. No benchmark runs here."""
 
 from __future__ import annotations
 

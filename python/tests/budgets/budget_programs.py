@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Random small models and the loops that train them, for tests of budgets: the same for the same seed."""
+"""Random small models and the loops that train them, for tests of budgets. A seed gives the same program each time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import tenure
 
 MIB = 1 << 20
 
-#: Numbers of a row. 2048 rows are one MiB, the least that a budget moves.
+#: The numbers in a row. 2048 rows are 1 MiB, the least that a budget moves.
 WIDTH = 128
 
 
 class Fault(Exception):
-    """Raised in the middle of a pass; the loop catches it and goes on."""
+    """An error raised in the middle of a pass; the loop catches it and goes on."""
 
 
 class Dense(nn.Module):
@@ -60,7 +60,7 @@ class Convolution(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of 64 rows to each other, written so that it can be differentiated twice."""
+    """Attention within groups of 64 rows, written so that it can be differentiated twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Attention(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes to what it has made."""
+    """Writes to its intermediate results in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Drop(nn.Module):
 
 
 class Detached(nn.Module):
-    """Computes a part that nothing goes back through, and one that is never used."""
+    """Computes a part without gradients, and a part that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ LAYERS: list[type[nn.Module]] = [Dense, Norm, Convolution, Attention, InPlace, V
 
 
 class Net(nn.Module):
-    """Random layers. `fault` makes the next pass fail in its middle."""
+    """A stack of random layers. `fault` makes the next pass fail in its middle."""
 
     def __init__(self, choose: random.Random, layers: int, is_reentrant: bool) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Net(nn.Module):
         return self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
-        """The same by a method, of which hooks of the module are not told."""
+        """Computes the same as a call, through a method, which hooks of the module do not see."""
         for number, layer in enumerate(self.layers):
             x = layer(x)
             if self.fault is not None and number == len(self.layers) // 2:
@@ -172,7 +172,7 @@ class Net(nn.Module):
 
 
 class Pair(nn.Module):
-    """A generator and a critic, of which the budget may be told together."""
+    """A generator and a critic, which may share one budget."""
 
     def __init__(self, model: Net, critic: Net) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Pair(nn.Module):
 
 
 class Program:
-    """A model and a loop. `run` returns losses and gradients."""
+    """A random model and its training loop. `run` notes losses and gradients."""
 
     def __init__(self, seed: int, device: str = "cpu") -> None:
         self.choose = random.Random(seed)
@@ -192,10 +192,10 @@ class Program:
         self.model = Net(choose, choose.randint(2, 5), is_reentrant)
         self.critic = Net(choose, 2, is_reentrant)
         self.pair = Pair(self.model, self.critic).to(device)
-        #: What the budget is of: the model that is called, or a module around it that is never called.
+        #: The module that the budget is for: the model that is called, or a module around it that is never called.
         self.budgeted: nn.Module = choose.choice([self.model, self.pair])
         self.is_method = choose.random() < 0.3
-        #: Whether reports are asked for within the loop, by which a step ends.
+        #: Whether the loop asks for reports, which end a step.
         self.asks = choose.random() < 0.3
         make: Any = choose.choice([torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
         self.optimizers = {net: make(net.parameters(), lr=1e-3, foreach=False) for net in (self.model, self.critic)}
@@ -250,7 +250,7 @@ class Program:
                     after()
 
     def bits(self) -> list[bytes]:
-        """What was computed, to the bit."""
+        """Returns all that was computed, to the bit."""
         return [tensor.numpy().tobytes() for tensor in self.results]
 
     def batch(self, number: int = 0) -> Tensor:
@@ -309,7 +309,7 @@ class Program:
         self.update(self.model)
 
     def in_two_parts(self) -> None:
-        """The backward pass of the critic ends before that of the model begins."""
+        """Ends the critic's backward pass before the model's begins."""
         self.zero(self.model, "before")
         made = self.call(self.model, self.batch())
         middle = made.detach().requires_grad_()
@@ -398,9 +398,9 @@ def _fail(_: Tensor) -> None:
 
 
 def larger(error: tenure.Error | torch.OutOfMemoryError, memory: int | str | None) -> int:
-    """A budget that may do, where `memory` was too small: the least that is named, or more."""
+    """Returns a budget that may suffice where `memory` was too small: the least that the error names, or more."""
     if isinstance(error, torch.OutOfMemoryError) and isinstance(memory, int):
-        # Outside of a step, as where a model is evaluated, the error is PyTorch's own.
+        # Outside of a step, as in evaluation, the error is PyTorch's own.
         return memory * 9 // 8
     named = re.search(r"a budget of at least (\d+)", str(error))
     if named:

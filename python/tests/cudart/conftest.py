@@ -1,6 +1,6 @@
-"""Each test here has a process of its own: a fork of this one, which has imported PyTorch and not started CUDA.
+"""Runs each test here in a process of its own: a fork of this one, which has imported PyTorch and not started CUDA.
 
-They run where `just test-torch` starts them, on the simulated CUDA of `tests/cudart`, and are skipped elsewhere.
+The tests run where `just test-torch` starts them, on the simulated CUDA of `tests/cudart`, and are skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-#: The status of a process whose test skips itself.
+#: The exit status of a process whose test skips itself.
 SKIPPED = 77
 
 if importlib.util.find_spec("torch") is None:
@@ -22,7 +22,7 @@ if importlib.util.find_spec("torch") is None:
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test knows what another learned."""
+    """Gives each test a cache of its own, so that it does not find what another learned."""
     monkeypatch.setenv("TENURE_CACHE", str(tmp_path / "cache"))
 
 
@@ -63,5 +63,5 @@ def _run(test: pytest.Function, arguments: dict[str, object], report: int) -> No
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # What CUDA and PyTorch do at exit is not tested, nor is pytest to end twice.
+        # Ends here: the exit of CUDA and PyTorch is not tested, and pytest must not end twice.
         os._exit(status)

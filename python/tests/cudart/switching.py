@@ -1,7 +1,7 @@
 """Models for a switcher, and operations that compute on the host, for tests on a simulated GPU.
 
-Its copies move bytes, and its kernels compute nothing: operations compute here with the bytes that their tensors have
-on the device.
+The simulated GPU copies bytes, but its kernels compute nothing: operations compute here, on the host, with the bytes
+that their tensors have on the device.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MIB = 1 << 20
 CHUNK = 16 * MIB
 
 
-#: Operations that are views where they can be.
+#: Operations that return views where they can.
 COPYING = [torch.ops.aten.to, torch.ops.aten.contiguous, torch.ops.aten.reshape]
 
 
 class OnHost(TorchDispatchMode):
-    """Computes with what is on the device, and puts answers there."""
+    """Computes on the host with the tensors' bytes on the device, and puts the results there."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -56,7 +56,7 @@ class OnHost(TorchDispatchMode):
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """What is on the device, in the same order: copies go byte by byte."""
+    """Returns a tensor's elements on the host, with the same strides: the copy goes byte by byte."""
     if tensor.is_contiguous():
         return tensor.cpu()
     storage = torch.empty(0, dtype=torch.uint8, device="cuda").set_(tensor.untyped_storage()).cpu().untyped_storage()
@@ -98,12 +98,12 @@ def resnet() -> tuple[nn.Module, Tensor]:
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 1.5)
-    # In another order than C's, as for tensor cores.
+    # Channels last, as for tensor cores.
     return model.to(memory_format=torch.channels_last), torch.randn(2, 3, 8, 8)
 
 
 class Language(nn.Module):
-    """Tied weights, an integer buffer that no state has, a parameter that its parent takes."""
+    """A language model: tied weights, a buffer of integers outside the state, a parameter that its parent takes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,12 +139,12 @@ def recurrent() -> tuple[nn.Module, Tensor]:
 
 
 class Large(nn.Module):
-    """Layers of a few MiB each, of which a call answers with a part."""
+    """Layers of a few MiB each; a call returns a part of each layer."""
 
     def __init__(self, seed: int, layers: int = 5, rows: int = 1 << 20) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        # Not used in this order.
+        # The call uses the layers in another order.
         self.layers = nn.ModuleList(nn.Linear(1, rows, bias=False) for _ in range(layers))
         for layer in self.layers:
             layer.weight = nn.Parameter(torch.rand(rows, 1, generator=generator))
@@ -161,19 +161,19 @@ def large(seed: int = 0, **kwargs: int) -> tuple[nn.Module, Tensor]:
 
 
 def opened(chunks: int, **kwargs: Any) -> tenure.torch.Switcher:
-    """Of modules of the tests' own, which are captured."""
+    """Returns a switcher for the tests' own modules, which captures graphs of them."""
     tenure.torch.install()
     kwargs = {"graphs": True, **kwargs}
     return tenure.torch.Switcher("cuda:0", device_bytes=chunks * CHUNK, host_bytes=1 << 30, **kwargs)
 
 
 def slow_down() -> None:
-    """Copies take a hundred times as long as on an H200, on a clock that goes on for those only who wait."""
+    """Makes copies take a hundred times as long as on an H200, on a clock that advances only while a thread waits."""
     os.environ |= {"TENURE_CUDART_SLOWNESS": "100", "TENURE_CUDART_CLOCK": "virtual"}
 
 
 def answer_of(module: nn.Module, x: Tensor) -> Tensor:
-    """The plain module's."""
+    """Returns the plain module's answer."""
     with torch.inference_mode():
         return copy.deepcopy(module).cuda()(x.cuda()).cpu()
 
@@ -190,8 +190,8 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + contents)
 
 
-#: A step of Tenure's Python code: of which frame, what begins or has ended ("call", "c_call", "c_return"), and, if that
-#: is a function of C's, its name.
+#: A step of Tenure's Python code: its frame, the kind of event ("call", "c_call", "c_return") and, for a C function,
+#: the function's name.
 Step = tuple[Any, str, str]
 
 
@@ -199,12 +199,12 @@ Step = tuple[Any, str, str]
 def signalled(kind: signal.Signals, at: Callable[[Step], bool]) -> Iterator[None]:
     """Sends this process a signal at a step.
 
-    Python looks for signals where a function begins, and where one of C's returns, in which they may have come.
+    Python handles signals where a function begins, and where a C function returns during which they may have come.
     """
     folder = str(Path(tenure.torch.__file__).parent)
 
     def look(frame: Any, event: str, argument: Any) -> None:
-        # Python ends a generator without its `finally` if this raises an error where it goes on.
+        # Python ends a generator without its `finally` if a signal raises an error where the generator resumes.
         is_generator = frame.f_code.co_flags & inspect.CO_GENERATOR and event == "call"
         is_ours = frame.f_code.co_filename.startswith(folder) and not is_generator
         if is_ours and at((frame, event, getattr(argument, "__name__", ""))):
@@ -219,7 +219,7 @@ def signalled(kind: signal.Signals, at: Callable[[Step], bool]) -> Iterator[None
 
 
 def interrupted(number: int, work: Callable[[], object], files: tuple[str, ...] = (".py",)) -> bool:
-    """Does some work in which Ctrl-C comes at a step in some files. Whether there are so many."""
+    """Runs `work` with Ctrl-C at step `number` in some files. Returns whether it had that many steps."""
     steps = iter(range(number + 1))
 
     def is_now(step: Step) -> bool:

@@ -26,7 +26,7 @@ for line in sys.stdin:
 
 
 class Server:
-    """One end of the socket that programs yield to."""
+    """One end of the socket to which programs yield their device."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "background.sock"
@@ -51,7 +51,7 @@ def started(*args: str | os.PathLike[str]) -> subprocess.Popen[str]:
 
 
 def step(program: subprocess.Popen[str], allocations: int) -> None:
-    """Has the program allocate, and does not wait until it has."""
+    """Has the program allocate, and does not wait for it."""
     assert program.stdin is not None
     program.stdin.write(f"{allocations}\n")
     program.stdin.flush()
@@ -82,7 +82,7 @@ def test_a_program_stops_where_it_allocates_until_it_may_run(server: Server, tmp
         assert answers.readline() == "yielded\n"
         step(program, 100)
         may_run.touch()
-        connection.shutdown(socket.SHUT_RDWR)  # without a server it goes on
+        connection.shutdown(socket.SHUT_RDWR)  # the program goes on without a server
         assert line(program) == "True"
         program.communicate()
         assert program.returncode == 0

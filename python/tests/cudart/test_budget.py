@@ -1,6 +1,6 @@
 """Steps within a budget of a simulated GPU's memory.
 
-Copies move bytes, and kernels compute nothing: what was saved is looked at.
+Copies move bytes, and kernels compute nothing: the tests look at the saved bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUMBERS = 1 << 20
 
 
 class Layer(torch.autograd.Function):
-    """Saves a tensor of 4 MiB of its own, and counts those that came back as they were."""
+    """Saves a tensor of 4 MiB of its own, and counts the saved tensors that came back unchanged."""
 
     came_back = 0
 
@@ -82,7 +82,7 @@ def test_what_is_saved_leaves_and_comes_back(spill: bool, tmp_path: Path) -> Non
 
 
 def test_streams_of_the_program_wait_and_are_waited_for() -> None:
-    """On several streams, each of which frees what another used."""
+    """Steps run on several streams, each of which frees memory that another used."""
     tenure.torch.install()
     model = Model()
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -98,11 +98,11 @@ def test_streams_of_the_program_wait_and_are_waited_for() -> None:
 
 
 class Both(Model):
-    """Calls a model on the CPU in the middle."""
+    """A model that calls another one on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: Not a part of it: its device is another.
+        #: A list, so that the inner model is no part of this one: it is on another device.
         self.inner = [nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh())))]
 
     def forward(self, first: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random programs within a budget of a simulated GPU's memory: the same to the bit, and never more than the budget."""
+"""Random programs within a budget of a simulated GPU's memory: the same bits, and never more bytes than the budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-# Optimizers import it at their first step. Tests are forks of this process: it is imported once for all.
+# Optimizers import this at their first step. It is imported once here: tests are forks of this process.
 import torch._dynamo
 from budget_programs import MIB, Program, larger
 from switching import computing
@@ -19,15 +19,15 @@ from switching import computing
 import tenure
 import tenure.torch
 
-#: TENURE_BUDGET_PROGRAMS=500 tests more.
+#: The seeds of the programs. TENURE_BUDGET_PROGRAMS=500 tests more.
 SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "4")))
 
 
 def held() -> int:
-    """Bytes that are allocated, without those of passes that failed.
+    """Returns the bytes that are allocated, without those of passes that failed.
 
-    A backward pass runs on a thread of PyTorch's. If it fails, the program may go on before this thread lets go of the
-    exception, whose frames have all that the program has. The next pass runs on the same thread, after it has let go.
+    A backward pass runs on a thread of PyTorch's. If it fails, the program may go on before this thread releases the
+    exception, whose frames hold all that the program holds. The next pass runs on the same thread, after the release.
     """
     torch.ones(1, device="cuda", requires_grad=True).sum().backward()
     gc.collect()
@@ -35,7 +35,7 @@ def held() -> int:
 
 
 def trained(seed: int, memory: int | str, folder: Path) -> list[bytes]:
-    """What a program computes within a budget, of which no more is ever held."""
+    """Returns the bits that a program computes within a budget, and checks that it never holds more."""
     program = Program(seed, "cuda")
     budget = tenure.torch.budget(program.budgeted, memory, spill=folder, spill_bytes=64 * MIB, host_bytes=256 * MIB)
     is_known = False
@@ -47,7 +47,7 @@ def trained(seed: int, memory: int | str, folder: Path) -> list[bytes]:
         if is_known:
             peak = torch.cuda.max_memory_allocated()
             assert budget.bytes is not None and peak <= budget.bytes, f"{peak} of {budget.bytes} bytes: {program}"
-        # From the next cycle on, each step keeps to it.
+        # Each step keeps to the budget from the next cycle on.
         is_known = budget.bytes is not None
         torch.cuda.reset_peak_memory_stats()
 
@@ -74,7 +74,7 @@ def test_a_random_program_is_as_without(seed: int, tmp_path: Path) -> None:
             try:
                 computed = trained(seed, memory, tmp_path)
             except (tenure.Error, torch.OutOfMemoryError) as error:
-                # As little as will do.
+                # Raises the budget by as little as suffices.
                 memory = larger(error, memory)
             assert held() <= before, f"something is left: {memory}: {what}"
     assert computed == expected, f"{memory}: {what}"

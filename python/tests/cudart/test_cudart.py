@@ -1,6 +1,6 @@
 """The simulated CUDA under PyTorch's own allocator: the ground on which ours is tested without a GPU.
 
-Where a real device would compute, it does not; these tests say what it does.
+It does not compute as a real device would; these tests say what it does instead.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_a_capture_bears_no_call_that_waits() -> None:
             torch.cuda.synchronize()
         with pytest.raises(RuntimeError, match="cudaErrorStreamCaptureInvalidated"):
             graph.capture_end()
-    # PyTorch ends the process when a graph is destroyed whose capture failed.
+    # Leaks the graph: PyTorch ends the process when a graph is destroyed whose capture failed.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 

@@ -1,7 +1,7 @@
-"""PyTorch's own allocator and Tenure's, side by side: after each call of a random program, what both say of memory.
+"""Compares PyTorch's own allocator and Tenure's: their statistics and snapshots after each call of a random program.
 
-The program and the simulated CUDA do the same each time: its clock stands still but for who waits. Each allocator runs
-the program in a process of its own, a fork of the test's.
+The program and the simulated CUDA do the same each time: its clock advances only while a thread waits. Each allocator
+runs the program in a process of its own, a fork of the test's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import tenure.torch
 MIB = 1 << 20
 CAPACITY = 2 << 30
 STEPS = 120
-LONG = 1 << 40  # cycles of a nanosecond
+LONG = 1 << 40  # cycles of a nanosecond each
 
 
 @dataclass
 class Step:
-    """A call, what became of it, and what was said of memory afterwards."""
+    """A call of the program, its outcome, and the memory's statistics and segments after it."""
 
     call: str
-    #: Beside it what out-of-memory observers were told.
+    #: The result, and the arguments of calls to out-of-memory observers.
     outcome: tuple[object, list[tuple[int, ...]]]
     figures: dict[str, int]
     segments: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(eq=False)
 class Held:
-    """A tensor, and the streams recorded for it: whether within a use of a pool."""
+    """A tensor, and the streams recorded for it, each with whether it was recorded within a use of a pool."""
 
     tensor: torch.Tensor
     recorded: dict[torch.cuda.Stream, bool] = field(default_factory=dict)
@@ -49,23 +49,23 @@ class Held:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a program does beside allocating and freeing."""
+    """The program's features beside allocating and freeing."""
 
-    #: PyTorch's settings.
+    #: Settings of PyTorch's allocator.
     settings: str = ""
-    #: Whether memory may run short: when it does depends on the policy.
+    #: Whether memory may run short. The moment depends on the policy.
     is_tight: bool = True
     streams: int = 4
-    #: Streams that blocks of others are recorded on. Blocks that several have passed become free in no order that
-    #: PyTorch tells, and what they are merged with depends on it.
+    #: The number of streams that blocks of other streams are recorded on. If several streams use a block, PyTorch does
+    #: not document when it becomes free, and which blocks it is merged with depends on that.
     users: int = 1
     pools: bool = True
-    #: PyTorch 2.12 and 2.13 await what captures have used in ways of their own.
+    #: Whether the program captures graphs: PyTorch 2.12 and 2.13 await blocks used in captures in ways of their own.
     captures: bool = int(torch.__version__.split(".")[1]) not in (12, 13)
 
 
 class Program:
-    """Random calls, the same for the same seed, whatever the allocator."""
+    """A program of random calls, the same for the same seed on every allocator."""
 
     def __init__(self, seed: int, kind: Kind) -> None:
         self.random = random.Random(seed)
@@ -101,7 +101,7 @@ class Program:
             weights |= {self.make_pool: 2, self.use_pool: 5, self.drop_pool: 2}
         if self.kind.captures:
             weights |= {self.capture: 3, self.drop_graph: 2}
-        # Tenure's figures begin with the first block: what empties a cache that was never filled is not counted.
+        # Tenure's figures begin with the first block, and do not count emptying a cache that was never filled.
         self.note("put", self.put(512))
         calls = self.random.choices(list(weights), list(weights.values()), k=STEPS)
         if self.kind.captures:
@@ -122,7 +122,7 @@ class Program:
         self.observed.clear()
 
     def segments(self) -> list[dict[str, Any]]:
-        """A snapshot, with streams and segments by number and blocks by where they lie in their segment."""
+        """Returns a snapshot, with streams and segments by number and blocks by their offset in the segment."""
         segments = list(torch.cuda.memory_snapshot(include_traces=False))
         streams = [stream.cuda_stream for stream in [*self.streams, torch.cuda.graph.default_capture_stream] if stream]
         for segment in segments:
@@ -131,7 +131,7 @@ class Program:
                 block["address"] -= segment["address"]
         assert segments == sorted(segments, key=lambda segment: segment["address"])
         if "expandable" in self.kind.settings:
-            # Tenure gives addresses back that have nothing under them, and PyTorch may keep them.
+            # Tenure gives back addresses without memory, and PyTorch may keep them.
             segments.sort(key=lambda segment: (segment["segment_pool_id"], segment["stream"], segment["segment_type"]))
         for segment in segments:
             del segment["address"]
@@ -151,7 +151,7 @@ class Program:
             return self.put(size)
 
     def put(self, size: int) -> object:
-        """A tensor on the current stream, if there is room."""
+        """Allocates a tensor on the current stream, if there is room."""
         try:
             self.tensors.append(Held(torch.empty(size, dtype=torch.uint8, device="cuda")))
         except torch.cuda.OutOfMemoryError as error:
@@ -167,8 +167,8 @@ class Program:
             return
         users = self.streams[-self.kind.users :]
         held, stream = self.random.choice(self.tensors), self.random.choice(users)
-        # A stream recorded both within a use of a pool and outside is forgotten by PyTorch if the block is freed within
-        # one, though its work outside may not be done. Tenure waits for it.
+        # If a stream was recorded both within a use of a pool and outside, PyTorch forgets it when the block is freed
+        # within one, though its work outside may not be done. Tenure waits for it.
         if held.recorded.setdefault(stream, self.is_inside) == self.is_inside:
             held.tensor.record_stream(stream)
 
@@ -222,7 +222,7 @@ class Program:
             self.inside([self.free, self.free, self.record_stream, self.empty_cache])
 
     def inside(self, others: list[Callable[[], object]]) -> None:
-        """Calls while allocations on the current stream go to a pool."""
+        """Makes calls while allocations on the current stream go to a pool."""
         self.is_inside = True
         for _ in range(self.random.randint(1, 8)):
             call = self.random.choice([*others, self.allocate_here, self.allocate_here, self.allocate_here])
@@ -254,9 +254,9 @@ class Program:
             self.graphs.pop(self.random.randrange(len(self.graphs)))
 
     def fail_a_capture(self) -> object:
-        """Ends a capture that a call in it broke: allocations go on."""
+        """Ends a capture that one of its calls broke: allocations go on."""
         graph = torch.cuda.CUDAGraph()
-        # PyTorch ends the process when a graph is destroyed whose capture failed.
+        # Leaks the graph: PyTorch ends the process when a graph is destroyed whose capture failed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
         outcomes = []
         with torch.cuda.stream(self.streams[1]):
@@ -271,7 +271,7 @@ class Program:
 
 
 def run(allocator: str, seed: int, kind: Kind) -> list[Step]:
-    """What the program does on an allocator: `pytorch`, or one of Tenure's."""
+    """Returns the program's steps on an allocator: `pytorch`, or one of Tenure's."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -292,7 +292,7 @@ def _run(allocator: str, seed: int, kind: Kind, answer: int) -> None:
     try:
         os.environ.update(TENURE_CUDART_CLOCK="virtual", TENURE_CUDART_CAPACITY=str(CAPACITY))
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = kind.settings
-        # What is there now stays, and captures need not look through it.
+        # Freezes the objects so far, so that captures need not traverse them.
         gc.freeze()
         warnings.simplefilter("ignore")
         if allocator != "pytorch":
@@ -302,12 +302,12 @@ def _run(allocator: str, seed: int, kind: Kind, answer: int) -> None:
         said = traceback.format_exc()
     with open(answer, "wb") as pipe:
         pickle.dump(said, pipe)
-    # What CUDA and PyTorch do at exit is not tested.
+    # Ends here: the exit of CUDA and PyTorch is not tested.
     os._exit(0)
 
 
 def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
-    """Where two answers differ, in words."""
+    """Yields the differences between two answers, in words."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in {**theirs, **ours}:
             yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}")
@@ -319,7 +319,7 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
 
 
 def compare(allocator: str, seed: int, kind: Kind, said: Callable[[Step], object]) -> None:
-    """Runs a program on PyTorch's allocator and on Tenure's, and looks for differences in what they `said`."""
+    """Runs a program on PyTorch's allocator and on Tenure's, and looks for differences in what `said` selects."""
     theirs, ours = (run(name, seed, kind) for name in ("pytorch", allocator))
     assert STEPS // 2 < len(theirs) <= len(ours)
     for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
@@ -332,7 +332,8 @@ def everything(step: Step) -> object:
 
 
 def all_but_order(step: Step) -> object:
-    """Without what depends on the order in which blocks become free that several streams have passed."""
+    """Returns a step without the parts that depend on the order in which blocks become free that several streams
+    used."""
     figures = {name: value for name, value in step.figures.items() if not is_of_order(name)}
     for block in (block for segment in step.segments for block in segment["blocks"]):
         if block["state"] == "inactive":
@@ -356,7 +357,7 @@ def is_of_order(name: str) -> bool:
     ],
 )
 def test_pytorchs_policy_in_tenure_is_pytorchs(allocator: str, settings: str) -> None:
-    # A collection of garbage breaks a capture.
+    # A garbage collection breaks a capture.
     captures = Kind.captures and "garbage_collection" not in settings
     for seed in range(8):
         compare(allocator, seed, Kind(settings, captures=captures), everything)
@@ -366,7 +367,7 @@ def test_pytorchs_policy_in_tenure_is_pytorchs(allocator: str, settings: str) ->
 @pytest.mark.parametrize(
     ("kind", "names", "ends"),
     [
-        # A heap's peaks are exact; those of several, and of private pools, add up to an upper bound.
+        # The peaks of one heap are exact; those of several heaps, and of private pools, add up to an upper bound.
         (
             Kind(is_tight=False, streams=1, users=0, pools=False, captures=False),
             ("allocation", "active", "requested_bytes"),
@@ -377,12 +378,12 @@ def test_pytorchs_policy_in_tenure_is_pytorchs(allocator: str, settings: str) ->
             ("allocation", "active", "requested_bytes"),
             ("current", "allocated", "freed"),
         ),
-        # PyTorch looks at all awaited blocks at every allocation, Tenure at those of the stream.
+        # At each allocation, PyTorch checks all awaited blocks, and Tenure those of the stream.
         (Kind(is_tight=False, users=3), ("allocation",), ("current", "allocated", "freed")),
     ],
 )
 def test_what_no_policy_changes_is_pytorchs_too(kind: Kind, names: tuple[str, ...], ends: tuple[str, ...]) -> None:
-    """The figures of Tenure's own policy that do not depend on where blocks lie."""
+    """Compares the figures of Tenure's own policy that do not depend on the blocks' addresses."""
     pools = ("all", "small_pool", "large_pool")
     figures = [f"{name}.{pool}.{end}" for name in names for pool in pools for end in ends]
     # PyTorch leaves up to 1 MiB unsplit at the end of a large block.

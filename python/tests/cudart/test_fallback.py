@@ -1,6 +1,6 @@
-"""What PyTorch does on Tenure where there is no compiler to build the shim with: through `CUDAPluggableAllocator`.
+"""PyTorch on Tenure without a compiler to build the shim: through `CUDAPluggableAllocator`.
 
-Every limit that `tenure.torch.status()` names is tried, and what it does not name.
+The tests try every limit that `tenure.torch.status()` names, and the features that it does not name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CAPACITY = 8 << 30
 
 
 def install(allocator: Allocator = "paged") -> tenure.torch.Status:
-    """Installs Tenure where no compiler is found, which warns."""
+    """Installs Tenure without a compiler, and expects its warning."""
     nowhere = mock.patch.dict("os.environ", PATH="/nowhere", CXX="")
     says = r"^there is no C\+\+ compiler: install one .* tenure.torch.status\(\) says what$"
     prebuilt = mock.patch("tenure.torch.build.prebuilt", return_value=None)
@@ -96,7 +96,7 @@ def test_a_fraction_is_kept_to() -> None:
 
 
 def test_a_block_is_not_reused_while_another_stream_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The stream is busy until it is waited for.
+    # On this clock, a stream is busy until a thread waits for it.
     monkeypatch.setenv("TENURE_CUDART_CLOCK", "virtual")
     install()
     side = torch.cuda.Stream()
@@ -174,7 +174,7 @@ def test_what_changes_nothing_is_named_too() -> None:
     assert "PYTORCH_CUDA_ALLOC_CONF and torch.cuda.caching_allocator_enable(), which change nothing" in limits
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     torch.cuda.caching_allocator_enable(False)
-    tensor()  # and its end
+    tensor()  # allocates and frees
     assert figure("reserved_bytes") > 0
 
 

@@ -1,6 +1,6 @@
-"""`tenure.torch.install` after PyTorch's C++ has begun to use its own allocator, which Python knows nothing of.
+"""`tenure.torch.install` after PyTorch's C++ code has begun to use its own allocator, which Python cannot see.
 
-Nothing is put half in place then.
+The installation fails then, and leaves nothing half in place.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ def test_settings_are_pytorchs_own(capfd: pytest.CaptureFixture[str], recwarn: p
 
 
 def without_compiler(really: bool) -> mock._patch_dict:
-    """Where no shim can be built."""
+    """Makes shims impossible to build, if `really`."""
     return mock.patch.dict("os.environ", {"CXX": "nowhere"} if really else {})

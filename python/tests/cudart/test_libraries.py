@@ -1,6 +1,6 @@
 """Programs of libraries (`examples/pytorch`) on Tenure's allocator and a simulated device.
 
-Kernels compute nothing there, but what is allocated, copied and freed is what it is on a GPU.
+Kernels compute nothing there, but allocations, copies and frees are those of a real GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load() -> ModuleType:
 
 examples = load()
 
-#: The compiler needs a real device.
+#: The programs for one device, without `compiled`, whose compiler needs a real device.
 SINGLE = [program for program in examples.PROGRAMS if program not in ("compiled", "distributed")]
 
 

@@ -1,4 +1,4 @@
-"""A replica's models of `tenure.ray` on a simulated GPU."""
+"""The models of a `tenure.ray` replica on a simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PyTorch modules as models of `tenure serve --device cuda`: what is where, and how both kinds of models share it.
+"""PyTorch modules as models of `tenure serve --device cuda`: where their bytes are, and how both kinds of models share
+the device.
 
 Modules compute on the host with the bytes that their weights have on the device.
 """
@@ -31,7 +32,7 @@ outputs = [{ name = "y", datatype = "FP32", shape = [-1, 3] }]
 max_rows = 8
 """
 
-#: Three chunks of weights.
+#: A module with three chunks of weights.
 CODE = """
     import sys
     sys.path.insert(0, {tests!r})
@@ -56,7 +57,7 @@ CODE = """
         return Model()
 """
 
-#: The first number of a row that no module computes.
+#: A first number that makes `forward` fail.
 FAULT = -77.0
 
 ROW = [0.5, -1.25, 3.0, 0.1]
@@ -94,7 +95,8 @@ class OnDevice(Server):
         return status, torch.tensor(said).tolist() if status == 200 else said
 
     def taken(self, pid: int | None = None) -> int:
-        """Chunks of the device's memory that a process has, or all of them have. Those that are lent count once."""
+        """Returns the number of chunks of the device's memory that a process has, or that all have. A lent chunk counts
+        once."""
         chunks = set()
         for process in [self.process.pid, *self.workers()] if pid is None else [pid]:
             for file in Path(f"/proc/{process}/fd").iterdir():
@@ -110,7 +112,7 @@ class OnDevice(Server):
         assert self.tier("cuda:0")["used_bytes"] <= self.chunks * CHUNK
 
     def python(self) -> int:
-        """The process of Python."""
+        """Returns the id of the Python worker."""
         arguments = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.workers()}
         (found,) = (pid for pid, line in arguments.items() if b"tenure.serving.worker" in line)
         return found
@@ -138,7 +140,7 @@ def test_modules_that_do_not_all_fit_take_turns_and_answer_as_they_do_elsewhere(
     for seed in range(3):
         write(tmp_path, f"m{seed}", seed)
     answers = [(200, expected(seed)) for seed in range(3)]
-    # The third one takes a chunk of another, which is then brought in part.
+    # The third module takes a chunk from another one, which then needs only this chunk copied again.
     with serving(tmp_path, 8) as server:
         images = server.tier("pinned")
         assert images["used_bytes"] > 8 * CHUNK and images["capacity_bytes"] == 1 << 30
@@ -157,11 +159,11 @@ def test_modules_and_networks_of_ours_never_take_more_than_there_is(tmp_path: Pa
     for seed in range(2):
         write(models, f"m{seed}", seed)
     image = tensor("image", "FP32", [1, 1, 28, 28], [0.5] * 784)
-    # There is room for one of the modules, or for the network and a part of one.
+    # The device has room for one of the modules, or for the network and a part of a module.
     with serving(models, 3) as server:
         for turn in range(3):
             assert server.ask("m0") == (200, expected(0))
-            # It has no kernels on a simulated device where there is no compiler of CUDA's.
+            # The network has no kernels on a simulated device without CUDA's compiler.
             assert server.infer("digits", image)[0] in (200, 500)
             server.check()
             assert server.taken() > server.taken(server.python()), turn

@@ -53,7 +53,8 @@ def test_answers_are_those_of_the_plain_module(make: Any, grouping: Any) -> None
 
 
 def test_more_models_than_fit_answer_in_any_order() -> None:
-    """Two chunks each and room for five: what is left of one is completed."""
+    """Each model takes two chunks, with room for five: a model of which one chunk is left needs only the other
+    copied."""
     with opened(5) as switcher, computing():
         made = {f"model {seed}": large(seed) for seed in range(4)}
         expected = {name: answer_of(module, x) for name, (module, x) in made.items()}
@@ -72,7 +73,7 @@ def test_more_models_than_fit_answer_in_any_order() -> None:
 
 
 def test_streams_that_are_not_the_one_that_waited_wait() -> None:
-    """In an order that was not learned, and on streams of their own."""
+    """The model's order was not learned, and it runs on new streams."""
     slow_down()
     switcher = opened(4)
     module, x = large(layers=2, rows=16 * MIB // 8)
@@ -102,7 +103,7 @@ def test_streams_that_are_not_the_one_that_waited_wait() -> None:
 def test_the_device_waits_for_a_layer_and_no_more_and_the_host_does_not(grouping: Any) -> None:
     slow_down()
     switcher = opened(3, grouping=grouping)
-    # Each takes 30 ms to copy.
+    # Each layer takes 30 ms to copy.
     module, _ = large(layers=2, rows=16 * MIB // 4)
     model = switcher.add("model", Taker(module))
     model()
@@ -118,12 +119,12 @@ def test_the_device_waits_for_a_layer_and_no_more_and_the_host_does_not(grouping
     if grouping == "whole":
         assert first_ms > 0.95 * copy_ms, (first_ms, copy_ms)
     else:
-        # The one that is taken first comes first, which is not the one that was made first.
+        # The layer that is taken first is copied first, though it was made last.
         assert 0.45 * copy_ms < first_ms < 0.55 * copy_ms, (first_ms, copy_ms)
 
 
 class Taker(nn.Module):
-    """Takes the weights of its module's layers from the last to the first, and says when the device has each."""
+    """Takes its module's layers' weights from the last to the first, and records an event after each."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class Taker(nn.Module):
         for layer in reversed(self.module.layers):
             assert layer.weight.is_cuda
             events.append(torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)))
-            # Computes as long as a layer takes to copy.
+            # Computes for as long as a layer takes to copy.
             torch.cuda._sleep(30_000_000)
         return events
 
@@ -156,7 +157,7 @@ def test_weights_come_from_files_and_come_again_when_the_host_has_no_room(
         path = tmp_path if is_folder else tmp_path / "0.safetensors"
         bytes_of_all = sum(tensor.nbytes for tensor in state.values())
         whole.close()
-        # For one image, and not for two.
+        # The host has room for one image, and not for two.
         switcher = tenure.torch.Switcher(device_bytes=2 * CHUNK, host_bytes=bytes_of_all * 3 // 2)
         others = []
         for name in ("one", "other"):
@@ -217,7 +218,7 @@ def test_files_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
 
 
 def refuse(switcher: tenure.torch.Switcher, module: nn.Module, said: str, path: Path | None = None) -> None:
-    """Nothing is left of a model that is refused."""
+    """Checks that a model is refused and that nothing of it is left."""
     before = [id(parameter) for parameter in module.parameters()]
     with pytest.raises(tenure.Error, match=said):
         switcher.add("refused", module, path)
@@ -336,7 +337,7 @@ def test_what_writes_to_weights_is_told_and_the_weights_are_as_they_were() -> No
             with pytest.raises(tenure.Error, match=r"'writing': its weights or buffers were written to.* eval\(\)"):
                 model(torch.zeros(2, device="cuda"))
             assert torch.equal(model(torch.zeros(1, device="cuda")).cpu(), expected)
-        # Also by who got hold of one.
+        # Also through a reference to one of its tensors.
         held = model._tensors[0]()
         with torch.inference_mode():
             held.zero_()
@@ -420,7 +421,7 @@ def test_threads_take_turns() -> None:
         except BaseException as error:
             wrong.append(error)
 
-    # Closed, models are gone; this is another.
+    # Models are gone once their switcher is closed; this is a new one.
     switcher = opened(3)
     models = [switcher.add(str(seed), large(seed)[0]) for seed in range(3)]
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -506,7 +507,7 @@ def test_what_is_called_seldom_or_matters_least_leaves_first() -> None:
         assert resident() == [True, False, True], "the second one matters least"
 
 
-# Made in the test's process: threads that compute do not live through a fork.
+# This test runs in the test's own process: PyTorch's computing threads do not survive a fork.
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -539,7 +540,8 @@ def test_a_file_that_nobody_can_read_to_its_end_is_refused(tmp_path: Path) -> No
 
 
 class Copied(nn.Linear):
-    """Takes its parameters in copies of the dictionary that has them, and what is noted at one."""
+    """Takes its parameters from copies of the dictionary that holds them, and an attribute from the parameter
+    itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         copies = [dict(self._parameters), {**self._parameters}, self._parameters | {}, {} | self._parameters]

@@ -1,4 +1,4 @@
-"""A switcher where Tenure is not under PyTorch: weights lie beside what PyTorch's own allocator has."""
+"""A switcher without Tenure under PyTorch: weights lie beside the memory of PyTorch's own allocator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_pytorchs_cache_makes_room_and_what_it_needs_is_told() -> None:
     os.environ["TENURE_CUDART_CAPACITY"] = str(8 * CHUNK)
     switcher = opened(8)
     models = [switcher.add(str(seed), large(seed, layers=2, rows=CHUNK // 4)[0]) for seed in range(2)]
-    # Freed, and kept by PyTorch.
+    # PyTorch keeps this memory in its cache when it is freed.
     del [torch.empty(7 * CHUNK, dtype=torch.uint8, device="cuda")][0]
     assert torch.cuda.memory_reserved() >= 7 * CHUNK
     models[0].load()

@@ -1,4 +1,4 @@
-"""What goes wrong under a switcher leaves everything right, and nothing behind."""
+"""Faults under a switcher: answers stay right, and nothing is left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import tenure.torch
 
 
 class Failing(Large):
-    """Fails in the middle, if it is told to."""
+    """Fails in the middle of its call, if it is told to."""
 
     fails = False
 
@@ -178,7 +178,7 @@ def test_a_model_that_was_refused_can_be_added_with_more_room() -> None:
 
 
 class Models:
-    """Two in files, of which neither the device nor the host has room for both."""
+    """Two models in files, in a switcher whose device and host memory have no room for both."""
 
     def __init__(self, folder: Path) -> None:
         tenure.torch.install()
@@ -194,7 +194,8 @@ class Models:
             self.switcher.add(name, module, path)
 
     def check(self) -> None:
-        """All answers are right, nobody finds weights outside of calls, and budgets are kept."""
+        """Checks that all answers are right, that weights cannot be read outside of calls, and that budgets are
+        kept."""
         for name, expected in self.expected.items():
             with pytest.raises(tenure.Error, match="only while the model is called"):
                 list(self.modules[name].parameters())
@@ -244,7 +245,7 @@ def test_ctrl_c_at_any_step_of_a_switch_leaves_this_model_and_others_right(
 def test_ctrl_c_at_any_step_while_a_model_is_learned_loses_nothing(
     tmp_path: Path, is_in_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No absolute path: no order is kept, and each is learned anew.
+    # The path is not absolute, so that no order is kept and each one is learned anew.
     monkeypatch.setenv("TENURE_CACHE", "nowhere")
     with computing():
         models = Models(tmp_path)
@@ -276,7 +277,7 @@ def test_ctrl_c_at_any_step_while_a_model_is_added_leaves_the_module_as_it_was(h
         while interrupted(steps, lambda: switcher.add("added", module, example=x if has_example else None)):
             report = switcher.report()
             if report.models:
-                # Ctrl-C came when all was done.
+                # Ctrl-C came after the model was added.
                 break
             assert (report.image_bytes, report.resident_bytes) == (0, 0), steps
             assert torch.equal(answer_of(module, x), expected)
@@ -309,7 +310,7 @@ def test_signals_that_come_while_images_are_read_harm_nothing(tmp_path: Path) ->
         models = Models(tmp_path)
         came: list[int] = []
         signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-        # Threads that read were started before, and get them.
+        # This thread blocks the signal: the threads that read, which were started before, get it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         is_over = threading.Event()
 
@@ -329,7 +330,7 @@ def test_signals_that_come_while_images_are_read_harm_nothing(tmp_path: Path) ->
 
 
 def files_in_use(folder: Path) -> set[str]:
-    """Those of this process that others could find in a folder or in shared memory."""
+    """Returns the files of this process that other processes could find in a folder or in shared memory."""
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     opened = {os.readlink(link.path) for link in os.scandir("/proc/self/fd") if os.path.islink(link.path)}
     return {path for path in mapped | opened if path.startswith(("/dev/shm/", f"{folder}/"))}

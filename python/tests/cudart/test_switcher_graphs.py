@@ -1,4 +1,4 @@
-"""CUDA graphs of a switcher's models. Kernels of the simulated GPU compute nothing, and its copies move bytes."""
+"""CUDA graphs of a switcher's models. The simulated GPU's kernels compute nothing, but its copies move bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenure.torch import graphs
 
 
 class Copies(nn.Module):
-    """Answers with copies of its input and of parts of its weights, which are a few MiB each."""
+    """Returns copies of its input and of parts of its weights, which are a few MiB each."""
 
     def __init__(self, seed: int = 0, layers: int = 3, rows: int = MIB) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Copies(nn.Module):
         return {"input": x.clone(), "weights": [part.clone() for part in parts], "scale": scale}
 
 
-#: How often the Python code of `Copies` ran: a global, which is not looked at.
+#: The number of runs of the Python code of `Copies`: a global, which the check for captures does not see.
 RUNS = [0]
 
 
@@ -138,7 +138,7 @@ def test_inputs_of_every_layout_are_copied_to_static_ones() -> None:
         model = switcher.add("model", Copies())
         base = torch.arange(64.0)
         for _ in range(4):
-            # At an odd address, which a graph of its own has.
+            # The input is at an unaligned address, for which there is a graph of its own.
             answer = model(base.cuda()[1:5])
             assert torch.equal(answer["input"].cpu(), base[1:5])
             check(model, 0, base[:4] * 2)
@@ -159,7 +159,7 @@ def test_eight_shapes_have_graphs_and_those_used_longest_ago_go() -> None:
         assert graphs_of(model) == 8
         RUNS[0] = 0
         model(torch.rand(11).cuda())
-        # Shapes that are called once take no graph's place.
+        # Shapes that are called once do not replace a graph.
         for size in range(20, 40):
             model(torch.rand(size).cuda())
         assert RUNS == [20] and graphs_of(model) == 8
@@ -167,7 +167,7 @@ def test_eight_shapes_have_graphs_and_those_used_longest_ago_go() -> None:
         assert RUNS == [20]
         model(torch.rand(1).cuda())
         assert RUNS == [21]
-        # Nor is a graph made again and again that others take the place of.
+        # Graphs that others replace are not captured over and over.
         for _ in range(20):
             for size in range(1, 12):
                 model(torch.rand(size).cuda())
@@ -179,7 +179,7 @@ def test_eight_shapes_have_graphs_and_those_used_longest_ago_go() -> None:
 
 
 class Does(nn.Module):
-    """Does something beside copying its input."""
+    """Does something else beside copying its input."""
 
     def __init__(self, does: Any) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def test_a_module_that_cannot_be_captured_is_computed_plainly(open_switcher: Any
             assert graphs_of(model) == 0
             assert reason in refusal_of(model), (name, refusal_of(model))
             switcher.remove(name)
-            # Nothing of it is left: random numbers, and captures.
+            # Neither the random generator nor a capture is left changed.
             torch.rand(4, device="cuda")
             check(other, 0, torch.rand(7))
         assert graphs_of(other) == 1
@@ -289,7 +289,7 @@ def test_attributes_that_a_program_changes_are_found() -> None:
 def test_a_capture_that_fails_leaves_the_device_and_the_allocator_as_they_were(
     open_switcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nothing was seen before: the capture meets it."""
+    """The capture itself fails, where the probe before it saw no reason to refuse."""
     monkeypatch.setattr(graphs.Probe, "_refuse", lambda *_: None)
     with open_switcher(4) as switcher:
         other = switcher.add("other", Copies())
@@ -328,7 +328,7 @@ def test_values_that_depend_on_no_input_may_be_read() -> None:
 
 
 def test_a_capture_within_a_capture_is_refused() -> None:
-    """Also where the outer one reads values, so that Python code does not know of it."""
+    """The outer module reads values, so that Python code does not know about the captures."""
     with opened(2) as switcher:
         inner = switcher.add("inner", Copies())
 
@@ -362,7 +362,7 @@ def pool_bytes() -> int:
 def test_graphs_share_memory_which_goes_with_them(
     open_switcher: Any, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Kernels compute nothing, so that answers are whatever was in their memory.
+    # Kernels compute nothing, so that answers are the bytes that their memory held before.
     monkeypatch.setattr(graphs, "_are_equal", lambda *_: True)
 
     class Needs(nn.Module):
@@ -377,7 +377,7 @@ def test_graphs_share_memory_which_goes_with_them(
             return torch.empty(self.mib * MIB, dtype=torch.uint8, device="cuda")[:4].zero_().view(torch.float32) + x
 
     switcher = open_switcher(6)
-    # Memory of PyTorch's own, beside pools.
+    # PyTorch's memory beside pools.
     before = pool_bytes()
     for number, mib in enumerate((100, 60, 80)):
         model = switcher.add(str(number), Needs(mib))
@@ -515,7 +515,7 @@ def test_ctrl_c_at_any_step_of_a_capture_or_a_replay_leaves_answers_right_and_gr
         steps, has_more = 0, True
         while has_more:
             if not is_captured:
-                # Graphs go.
+                # Drops all graphs.
                 switcher.sleep()
             has_more = interrupted(steps, lambda: model(inputs), ("graphs.py", "switched.py"))
             for _ in range(2):
@@ -527,7 +527,7 @@ def test_ctrl_c_at_any_step_of_a_capture_or_a_replay_leaves_answers_right_and_gr
 
 
 class Own(nn.LayerNorm):
-    """A class that no library has."""
+    """A class that is no library's."""
 
 
 def test_only_modules_of_libraries_are_captured_unless_somebody_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Models of other libraries under a switcher, on a simulated GPU, where those libraries are there."""
+"""Models of other libraries under a switcher, on a simulated GPU, if those libraries are installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tenure.torch
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "switch.py"
 
-#: What the host computes with another attention than PyTorch chooses for it.
+#: Tolerances for models for which the host uses another attention kernel than PyTorch chooses on the device.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -73,7 +73,7 @@ def test_adapters_are_chosen_in_a_block() -> None:
                 with switcher.use("adapted") as used:
                     used.set_adapter(adapter)
                     inside = used(input_ids=ids.cuda()).logits.cpu()
-                # The choice is kept.
+                # The choice of adapter is kept after the block.
                 after = switcher("adapted", input_ids=ids.cuda()).logits.cpu()
             torch.testing.assert_close(inside, expected[adapter], **CLOSE)
             assert torch.equal(after, inside)
@@ -173,5 +173,5 @@ def test_models_of_all_libraries_take_turns_within_the_budget() -> None:
 
 
 def last_of(answer: Any) -> Tensor:
-    """What a language model or an encoder says."""
+    """Returns the output of a language model or an encoder, on the host."""
     return (answer["logits"] if "logits" in answer else answer["sentence_embedding"]).cpu()

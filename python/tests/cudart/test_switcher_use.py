@@ -1,4 +1,4 @@
-"""A switcher's models by their names: called, opened for a block, sent to sleep and woken, and reported."""
+"""A switcher's models by name: called, opened for a block, sent to sleep, woken and reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_is_called_by_its_name() -> None:
 
 
 class Named(nn.Module):
-    """Has an input that is called as an argument of the switcher is."""
+    """Has an input with the name of one of the switcher's own parameters."""
 
     def forward(self, name: Tensor) -> Tensor:
         return name
@@ -65,7 +65,7 @@ def test_a_block_has_the_module_and_all_of_its_weights(make: Any) -> None:
                     assert tensor.is_cuda and torch.equal(tensor.cpu(), values[name]), name
                 del tensor
                 assert torch.equal(used(x.cuda()).cpu(), expected)
-                # Calls and blocks of the same model within.
+                # Calls and blocks of the same model nest.
                 assert torch.equal(model(x.cuda()).cpu(), expected)
                 with switcher.use("model") as within:
                     assert torch.equal(within(x.cuda()).cpu(), expected)
@@ -242,7 +242,7 @@ def test_who_sleeps_leaves_nothing_on_the_device_and_wakes_without_a_call() -> N
         report = switcher.report()
         assert [model.resident_bytes for model in report.per_model] == [0, 0]
         assert (report.taken_bytes, report.copied_bytes) == (0, copied)
-        # Within what the driver and PyTorch round to.
+        # The difference is below the sizes to which the driver and PyTorch round.
         assert before - free_bytes() < 4 * MIB
         switcher.wake()
         assert switcher.report().resident_models == 2 and switcher.report().copied_bytes > copied

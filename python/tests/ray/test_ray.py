@@ -20,10 +20,10 @@ MODEL_BYTES = 1000
 
 
 def builder(number: int, model_bytes: int = MODEL_BYTES) -> Callable[[], Any]:
-    """Makes a model that multiplies by a number, and says on which node it was made, and how many were made there."""
+    """Returns a function that makes a model: it multiplies by a number, and returns its node and its own id too."""
 
     def make() -> Any:
-        # Local, so that Ray brings it to replicas, which do not have this file.
+        # A local class, so that Ray sends its code to replicas, which do not have this file.
         class Weights:
             nbytes = model_bytes
 
@@ -45,7 +45,7 @@ def builder(number: int, model_bytes: int = MODEL_BYTES) -> Callable[[], Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    # The nodes' dashboards are for people.
+    # The tests need no dashboard.
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, logging_level="error", log_to_driver=False)
@@ -80,7 +80,7 @@ def test_models_stay_where_they_are_and_are_spread_by_bytes(handle: Any) -> None
     for name in random.Random(1).choices(NAMES, k=60):
         answer, *made = ask(handle, name, 10, plus=3)
         assert answer == 10 * NAMES.index(name) + 3
-        # It was made there once, and never again.
+        # Each model was made once on its node, and never again.
         assert tuple(made) == first[name]
 
 

@@ -1,7 +1,7 @@
-"""What the tests of tags share.
+"""Fixtures that the tests of tags share.
 
-Those with a device need one under PyTorch, real or simulated (tests/cudart). They look at memory and not at values, and
-use nothing of CUDA's libraries, since the simulated device runs no kernel and has no library.
+Tests with a device need one under PyTorch, real or simulated (tests/cudart). They look at memory and not at values, and
+use none of CUDA's libraries, since the simulated device runs no kernel and has no library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tenure.torch  # noqa: E402
 
 @pytest.fixture(scope="session", autouse=True)
 def installed() -> None:
-    """Before any test makes PyTorch start CUDA."""
+    """Installs Tenure before any test makes PyTorch start CUDA."""
     if torch.cuda.is_available():
         tenure.torch.install()
 
@@ -29,7 +29,7 @@ def nothing_is_left_behind(installed: None) -> Iterator[None]:
 
     from tenure.torch import backward
 
-    # Models of other tests, which exceptions or graphs have kept.
+    # Frees models of other tests, which exceptions or graphs have kept.
     gc.collect()
     assert purpose() == NOTHING
     yield
@@ -40,7 +40,7 @@ def nothing_is_left_behind(installed: None) -> Iterator[None]:
 
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets hooks be made where there is no device to install anything on."""
+    """Lets tests tag modules where there is no device to install Tenure on."""
     monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("built shim", "test"))
 
 

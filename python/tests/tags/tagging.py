@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Models whose memory is easy to count, and who holds it."""
+"""Models whose memory is easy to count, and queries of the memory's owners."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_device = pytest.mark.skipif(
 
 
 class Scale(nn.Module):
-    """Elementwise: an activation for each call, and two parameters."""
+    """An elementwise module: an activation for each call, and two parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Scale(nn.Module):
 
 
 class Probe(nn.Module):
-    """Notes what is allocated for when it is called."""
+    """Notes the purpose of the thread's allocations when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Failing(nn.Module):
 
 
 class Noting(nn.Module):
-    """Notes what is allocated for when backward reaches it, and on which thread; or fails there."""
+    """Notes the purpose of allocations, and the thread, when backward reaches it; or fails there."""
 
     def __init__(self, error: type[BaseException] | None = None) -> None:
         super().__init__()
@@ -94,18 +94,18 @@ class _Note(Function):
 
 
 def purpose() -> tuple[str, str]:
-    """The tag and the module that this thread allocates for."""
+    """Returns the tag and the module for which this thread allocates."""
     tag, key = _native.current_purpose()
     return TAGS[tag], _native.module_of_key(key)
 
 
 def batch(**settings: Any) -> Tensor:
-    """An input on the device."""
+    """Returns an input on the device."""
     return torch.ones(BATCH, WIDTH, device="cuda", **settings)
 
 
 def backward_thread_has() -> tuple[str, str]:
-    """What the device's thread for backward allocates for in a pass that nobody tagged."""
+    """Returns the purpose of allocations on the device's backward thread, in a pass without tags."""
     noting = Noting()
     noting(torch.ones(1, device="cuda", requires_grad=True)).sum().backward()
     assert noting.threads != [threading.get_ident()]
@@ -113,14 +113,14 @@ def backward_thread_has() -> tuple[str, str]:
 
 
 def figures(tag: str) -> int:
-    """Bytes asked for under a tag."""
+    """Returns the bytes requested under a tag."""
     count = tenure.memory.stats(0)[f"requested_bytes.{tag}.current"]
     assert count is not None
     return count
 
 
 def held(tag: str) -> dict[str, int]:
-    """Bytes by module of a tag as hooks have said it, modules that hold none left out."""
+    """Returns a tag's bytes by module, according to hooks, without the modules that hold none."""
 
     def walk(module: dict[str, Any], path: str) -> Iterator[tuple[str, int]]:
         yield path, module["tags"].get(tag, 0)
@@ -132,6 +132,6 @@ def held(tag: str) -> dict[str, int]:
 
 
 def tagged_keys(tag: str) -> set[str]:
-    """The keys of live blocks of a tag."""
+    """Returns the keys of live blocks of a tag."""
     blocks = json.loads(_native.memory_report(0, "", True))["largest"]
     return {block["key"] for block in blocks if block["tag"] == tag}

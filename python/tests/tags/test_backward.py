@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""For what the threads allocate that run backward passes."""
+"""Purposes of the allocations of threads that run backward passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Record:
 
 
 class OfUnknownType(nn.Module):
-    """A model in whose output no tensor is seen."""
+    """A model whose output has a type in which no tensor is found."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_backward_works_for_modules_in_turn() -> None:
         for _ in range(2):
             seen.clear()
             loss(model(batch(requires_grad=True))).sum().backward()
-            # The thread of the device has no purpose until backward is in the model.
+            # The device's thread has no purpose before backward enters the model.
             assert seen == [NOTHING, ("gradient", "1.1.0"), *[("gradient", "0.0")] * 2]
     assert all(thread != threading.get_ident() for thread in (*first.threads, *last.threads, *loss.threads))
 
@@ -120,7 +120,7 @@ def test_a_pass_goes_on_after_one_inside_it() -> None:
             self.inner = nn.Sequential(Scale(), Scale())
 
         def forward(self, x: Tensor) -> Tensor:
-            # Backward meets what was noted last first: it is still in this module then.
+            # Backward meets the module that was called last first: it is still in this module then.
             result: Tensor = checkpoint(self.inner, after(x), use_reentrant=True)
             return result * 2
 
@@ -160,7 +160,7 @@ def test_a_pass_that_ends_on_the_callers_thread_leaves_its_purpose_alone() -> No
             self.scale = Scale().cuda()
 
         def forward(self, x: Tensor) -> Tensor:
-            # The gradient of what lies on the CPU is the last that is made.
+            # The gradient of the parameter on the CPU is the last one made.
             result: Tensor = self.scale(x * self.start.cuda())
             return result
 

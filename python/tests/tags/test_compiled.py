@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""Tags of programs that are compiled. What inductor makes is tested in python/tests/pytorch, on a GPU."""
+"""Tags of compiled programs. Inductor's code is tested in python/tests/pytorch, on a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 @pytest.fixture(autouse=True)
 def graph_breaks() -> Iterator[dict[str, int]]:
-    """No graph is broken, and none is left that keeps a model."""
+    """Checks that no graph is broken, and leaves no compiled graph that keeps a model alive."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     breaks = torch._dynamo.utils.counters["graph_break"]
@@ -80,7 +80,7 @@ def test_compiled_code_is_the_models_in_which_it_is_entered(order: str, backend:
         for _ in range(2):
             output = called(batch())
             activations = held("activation")
-            # Nothing belongs to the parts, and what is saved for backward counts.
+            # The parts have no memory of their own, and tensors saved for backward count.
             assert set(activations) == {"", "model"} and activations["model"] >= ACTIVATION
             output.sum().backward()
             assert held("gradient")["model"] == 4 * ROW
@@ -122,8 +122,8 @@ def test_state_that_a_compiled_step_makes_is_tagged(order: str) -> None:
         model(batch()).sum().backward()
         step()
         if order == "compile, tag":
-            # No hook hears of it.
+            # No hook sees the compiled step: the report looks for the optimizer's state.
             tenure.torch.report(format="json")
         assert held("optimizer_state")["0"] >= 4 * ROW
-    # PyTorch's own.
+    # The break is PyTorch's own.
     torch._dynamo.utils.counters["graph_break"].clear()

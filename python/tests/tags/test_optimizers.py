@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""For what an optimizer's steps allocate, and what they leave as it was."""
+"""Purposes of allocations in an optimizer's steps, and the state that steps leave unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tenure.torch import purpose as purpose_module  # noqa: E402
 
 
 class Momentum(Optimizer):
-    """Makes a buffer for each parameter, and fails when it is told to. Notes what its steps allocate for."""
+    """An optimizer that makes a buffer for each parameter and notes its steps' purpose. It fails when told to."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 1.0})

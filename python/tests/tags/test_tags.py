@@ -1,5 +1,5 @@
 # mypy: disallow-subclassing-any=False
-"""What the hooks of `tenure.torch.tag` say that memory is for."""
+"""Purposes of memory, according to the hooks of `tenure.torch.tag`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tenure.torch.purpose import number_of_tag, retag  # noqa: E402
 
 
 class Interrupted(nn.Module):
-    """Is interrupted when its input has two elements."""
+    """Raises KeyboardInterrupt when its input has two elements."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == 2:
@@ -46,7 +46,7 @@ class Interrupted(nn.Module):
         return x
 
 
-# Without a device: the hooks alone.
+# Tests without a device: the hooks alone.
 
 
 @pytest.mark.usefixtures("untouched")
@@ -257,7 +257,7 @@ def test_without_an_installation_nothing_is_done(caplog: pytest.LogCaptureFixtur
     assert "tags have no effect: call tenure.torch.install()" in caplog.text
 
 
-# On a device: what is allocated.
+# Tests on a device: the memory of allocations.
 
 
 @needs_device
@@ -272,7 +272,7 @@ def test_everything_that_a_step_allocates_is_tagged(device: str) -> None:
         for step in range(3):
             y = model(x)
             saved = held("activation")
-            # Each layer's product, and the sum that ReLU was made of, or that is returned.
+            # Each layer's product, and the sum that is ReLU's input or the result.
             assert saved["0"] >= ACTIVATION and saved["1.1"] >= ACTIVATION
             y.sum().backward()
             assert held("gradient") == {"": 4 * ROW, "0": 2 * ROW, "1": 2 * ROW, "1.1": 2 * ROW}
@@ -421,7 +421,7 @@ def test_calls_interrupted_twice_are_left_by_the_next() -> None:
             with pytest.raises(KeyboardInterrupt):
                 model(torch.ones(2))
         model(torch.ones(3))
-        # Twice interrupted, left once.
+        # One later call leaves both interrupted calls.
         assert purpose() == NOTHING
 
 
