@@ -30,7 +30,7 @@ def sample() -> Path:
 
 
 @pytest.fixture
-def nobody_is_asked_to_yield() -> Iterator[None]:
+def no_forced_thread_switches() -> Iterator[None]:
     """Makes Python's lock change hands only where the thread that holds it gives it up."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)

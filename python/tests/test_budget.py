@@ -732,7 +732,7 @@ def test_what_is_encoded_comes_back(codec: Any, tmp_path: Path) -> None:
     assert torch.equal(model.weight.grad, plain.weight.grad) == (codec != "fp16")
 
 
-def test_a_budget_that_nobody_has_any_more_is_over(tmp_path: Path) -> None:
+def test_a_budget_without_references_is_over(tmp_path: Path) -> None:
     budgeted(linear(), tmp_path)
     gc.collect()
     budgeted(linear(), tmp_path).close()

@@ -185,7 +185,7 @@ def test_what_an_operation_makes_is_made_again(compute: Callable[[Any], Any]) ->
         lambda x: x.exp().index_add(0, torch.tensor([0, 0]), x[:2]),
     ],
 )
-def test_what_nobody_can_repeat_is_not_made_again(compute: Callable[[Any], Any]) -> None:
+def test_what_cannot_be_repeated_is_not_made_again(compute: Callable[[Any], Any]) -> None:
     x = rows().requires_grad_()
     book = Book([x.data_ptr()])
     with Keeping(), book.listening():
@@ -215,7 +215,7 @@ def test_what_is_small_may_be_written_to_since() -> None:
     book.close()
 
 
-def test_operations_that_nobody_listens_to_are_not_told() -> None:
+def test_operations_without_a_listener_are_not_told() -> None:
     book, x = Book([]), rows()
     with book.listening():
         elsewhere = Thread(target=x.exp)

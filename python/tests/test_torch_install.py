@@ -371,7 +371,7 @@ def test_a_build_that_was_killed_leaves_nothing(machine: Machine) -> None:
     assert files == [".lock", ".so"]
 
 
-def test_shims_that_nobody_used_for_long_are_removed(machine: Machine) -> None:
+def test_shims_that_were_not_used_for_long_are_removed(machine: Machine) -> None:
     machine.have_torch()
     compiler = machine.have_compiler(WORKING)
     shims = machine.folder / "cache/tenure/shims"

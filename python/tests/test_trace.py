@@ -217,7 +217,7 @@ def test_a_report_is_one_html_file(sample: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["load", "facts", "events", "save", "replay", "report"])
-def test_other_threads_run_meanwhile(sample: Path, tmp_path: Path, nobody_is_asked_to_yield: None, call: str) -> None:
+def test_other_threads_run_meanwhile(sample: Path, tmp_path: Path, no_forced_thread_switches: None, call: str) -> None:
     trace = tenure.trace.load(sample)._native
     calls: dict[str, Callable[[], object]] = {
         "load": lambda: type(trace).load(sample, None),

@@ -87,7 +87,7 @@ def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
     assert before.elapsed_time(after) == 50
 
 
-def test_whoever_waits_for_a_stream_that_sleeps_waits_as_long() -> None:
+def test_a_wait_for_a_stream_that_sleeps_takes_as_long() -> None:
     began = time.monotonic()
     torch.cuda._sleep(50_000_000)
     torch.cuda.synchronize()

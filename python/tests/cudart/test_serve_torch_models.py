@@ -1,5 +1,4 @@
-"""PyTorch modules as models of `tenure serve --device cuda`: where their bytes are, and how both kinds of models share
-the device.
+"""PyTorch modules as models of `tenure serve --device cuda`: their bytes, and sharing the device with networks.
 
 Modules compute on the host with the bytes that their weights have on the device.
 """

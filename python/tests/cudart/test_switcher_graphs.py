@@ -530,7 +530,7 @@ class Own(nn.LayerNorm):
     """A class that is no library's."""
 
 
-def test_only_modules_of_libraries_are_captured_unless_somebody_says_so() -> None:
+def test_only_modules_of_libraries_are_captured_by_default() -> None:
     with opened(4, graphs=None) as switcher:
         models = [
             switcher.add("library's", nn.Sequential(nn.LayerNorm(4), nn.ReLU())),

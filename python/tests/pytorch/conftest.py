@@ -1,8 +1,9 @@
-"""What the tests of PyTorch's behaviour share.
+"""Fixtures that the tests of PyTorch's behaviour share.
 
-They are a specification: each holds on PyTorch's own allocator and on Tenure's. `TENURE_TEST_ALLOCATOR=native` runs
+The tests are a specification: each holds on PyTorch's own allocator and on Tenure's. `TENURE_TEST_ALLOCATOR=native`
+runs
 them on the former. They run on a GPU, or on the simulated CUDA of `tests/cudart`; there, kernels compute nothing, and
-tests marked `values` are skipped. Its clock stands still except for waits: a busy stream stays busy until then.
+tests marked `values` are skipped. Its clock advances only in waits: a stream stays busy until a thread waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 
 HERE = Path(__file__).parent
 
-# Read when CUDA starts, here and in the processes that the tests start.
+# CUDA reads this when it starts, here and in the processes that the tests start.
 os.environ.setdefault("TENURE_CUDART_CLOCK", "virtual")
 
 if importlib.util.find_spec("torch") is None:
@@ -45,21 +46,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def begin() -> str | None:
-    """Installs the allocator that is tested; or says why there is nothing to test."""
+    """Installs the tested allocator. Returns the reason if there is nothing to test."""
     if not torch.cuda.is_available():
         return "no GPU here, and not started on the simulated CUDA (`just test-torch`)"
     if ALLOCATOR == "tenure":
         import tenure.torch
 
         tenure.torch.install()
-    # What is there now stays, and need not be looked through before and after each test.
+    # Freezes the objects so far, so that the collections around each test need not traverse them.
     gc.freeze()
     return None
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Each test begins and ends with settings and memory as they were."""
+    """Checks that each test begins and ends with the same settings and memory."""
     settle()
     allocated = torch.cuda.memory_allocated()
     yield
@@ -74,7 +75,7 @@ def nothing_left() -> Iterator[None]:
 def settle() -> None:
     gc.collect()
     torch.cuda.synchronize()
-    # A library's workspace stays for the stream that it was first used on.
+    # cuBLAS keeps a workspace for each stream that it was used on.
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

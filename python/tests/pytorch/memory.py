@@ -1,4 +1,4 @@
-"""What the tests look at, and how they make it."""
+"""Functions with which the tests allocate memory and look at it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-# The allocator that is tested: Tenure's, or PyTorch's (`native`).
+# The allocator under test: Tenure's, or PyTorch's (`native`).
 ALLOCATOR = os.environ.get("TENURE_TEST_ALLOCATOR", "tenure")
 MIB = 1 << 20
 
 
 def tensor(size: int) -> torch.Tensor:
-    """One of so many bytes."""
+    """Allocates a tensor of `size` bytes."""
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
@@ -23,12 +23,12 @@ def stat(name: str) -> int:
 
 
 def segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
-    """Those of one pool."""
+    """Returns the segments of one pool."""
     return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == pool]
 
 
 def graph_segments() -> list[dict[str, Any]]:
-    """Those of all private pools."""
+    """Returns the segments of all private pools."""
     return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] != (0, 0)]
 
 
@@ -41,7 +41,7 @@ def blocks() -> list[dict[str, Any]]:
 
 
 def capture(function: Callable[[], Any], pool: tuple[int, int] | None = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of what `function` does, and what it returned."""
+    """Captures `function`, and returns the graph and the function's result."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         result = function()
@@ -49,7 +49,7 @@ def capture(function: Callable[[], Any], pool: tuple[int, int] | None = None) ->
 
 
 def limit(size: int) -> None:
-    """Lets the allocator reserve `size` bytes more than it has."""
+    """Lets the allocator reserve at most `size` bytes more than it has now."""
     total = torch.cuda.mem_get_info()[1]
-    # The limit is the fraction of the total, rounded down: half a byte more keeps it from being one byte less.
+    # The limit is the fraction of the total, rounded down: half a byte keeps it from being one byte too small.
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size + 0.5) / total)

@@ -1,4 +1,4 @@
-"""What processes do that share tensors with a test. They import it by this name."""
+"""Functions of the processes that share tensors with a test. The processes import them from this module."""
 
 from __future__ import annotations
 

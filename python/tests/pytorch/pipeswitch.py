@@ -1,8 +1,8 @@
 """A program that makes PipeSwitch's calls in PipeSwitch's order: a process that schedules, and two workers with two
 models each (its `main.py`, `frontend_schedule.py`, `worker.py`, `worker_common.py`).
 
-`test_shared_cache.py` runs it. It ends with an error if anything is not as it should be. On a simulated device, which
-computes nothing, it looks at the parameters that a worker finds, and on a real one also at what it computes with them.
+`test_shared_cache.py` runs it. It fails if anything is not as it should be. On a simulated device, which computes
+nothing, it checks the parameters that a worker finds, and on a real one also the results computed with them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import tenure.torch as tt
 
 MIB = 1 << 20
 MODELS = ("small", "large")
-#: The models that are asked for, one after the other. Workers take turns.
+#: The models that are requested, one after the other. Workers take turns.
 REQUESTS = ("small", "large", "large", "small", "small", "large")
 BATCH = 4096
-#: What PipeSwitch fills each tensor up to.
+#: The bytes to a multiple of which PipeSwitch pads each tensor.
 BLOCK = 512
 
 
 def configure(socket: str) -> None:
-    """Sizes, and where: what stands in PipeSwitch's code."""
+    """Installs Tenure and sets the cache's sizes and socket, which are constants in PipeSwitch's code."""
     tt.install()
     tt.configure_shared_cache(
         pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=48 * MIB, socket=socket, wait=300.0
@@ -45,12 +45,12 @@ def inputs(request: int) -> torch.Tensor:
 
 
 def tensors(layer: nn.Module) -> list[torch.Tensor]:
-    """What PipeSwitch moves of a layer."""
+    """Returns the tensors of a layer that PipeSwitch copies."""
     return [*layer.parameters(), *(buffer for buffer in layer.buffers() if buffer.dtype is torch.float32)]
 
 
 def packed(layer: nn.Module) -> torch.Tensor | None:
-    """A layer as one tensor."""
+    """Returns a layer's tensors as one pinned tensor."""
     parts = []
     for tensor in tensors(layer):
         part = torch.zeros(-(-tensor.nbytes // BLOCK) * BLOCK // tensor.element_size())
@@ -60,7 +60,7 @@ def packed(layer: nn.Module) -> torch.Tensor | None:
 
 
 class Loaded:
-    """A model in a worker: its tensors have places, and nothing is in them yet."""
+    """A model in a worker: its tensors have addresses, and no values yet."""
 
     def __init__(self, name: str, transferred: Connection) -> None:
         self.model = made(name)
@@ -81,7 +81,7 @@ class Loaded:
             layer.register_forward_pre_hook(lambda layer, _, index=index: self.wait(transferred, index))
 
     def wait(self, transferred: Connection, index: int) -> None:
-        """Until a layer is there."""
+        """Waits until a layer's values are there."""
         assert transferred.recv() == index
 
     def compute(self, data: torch.Tensor) -> list[float]:

@@ -1,4 +1,4 @@
-"""What C++ code of a program throws when the allocator calls it."""
+"""Exceptions that a program's C++ code throws when the allocator calls it."""
 
 from __future__ import annotations
 

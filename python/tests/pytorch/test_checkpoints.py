@@ -1,4 +1,4 @@
-"""A graph pool's blocks, kept and set back: what graph trees do between graphs."""
+"""Checkpoints of a graph pool's blocks, kept and restored, as graph trees do between graphs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def state(pool: tuple[int, int]) -> Any:
 
 
 def restore(checkpoint: Any, gone: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
-    """Sets a pool back. Storages of `gone` own nothing any more; those of `kept` own their block again."""
+    """Restores a pool. Storages of `gone` own nothing afterwards; those of `kept` own their block again."""
     storages = [[tensor.untyped_storage()._cdata for tensor in tensors] for tensors in (gone, kept)]
     torch._C._cuda_setCheckpointPoolState(0, checkpoint, *storages)
 
 
 def looks(pool: tuple[int, int]) -> dict[int, Any]:
-    """What must be the same in a pool that was set back."""
+    """Returns the properties that must be the same in a restored pool."""
     return {
         segment["address"]: (
             [segment[field] for field in ("device", "total_size", "allocated_size", "active_size", "segment_type")],
@@ -33,7 +33,7 @@ def looks(pool: tuple[int, int]) -> dict[int, Any]:
 
 
 def view_of(address: int, size: int) -> torch.Tensor:
-    """A tensor that owns nothing."""
+    """Returns a tensor that does not own its memory."""
     storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cuda:0"), size)
     return torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (size,), (1,))
 

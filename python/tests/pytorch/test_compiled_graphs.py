@@ -21,7 +21,7 @@ def no_graph_is_kept() -> Iterator[None]:
 
 
 def compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The backend that captures what PyTorch's own kernels do, without a compiler."""
+    """Compiles with a backend that captures PyTorch's own kernels, without a compiler."""
     torch._dynamo.reset()
     return torch.compile(function, backend="cudagraphs")
 
@@ -31,13 +31,13 @@ def values(fill: float = 1) -> Tensor:
 
 
 def live_blocks() -> int:
-    """Of all private pools."""
+    """Returns the number of live blocks in all private pools."""
     blocks = [block for segment in graph_segments() for block in segment["blocks"]]
     return sum(block["state"] == "active_allocated" for block in blocks)
 
 
 def called(function: Callable[[Tensor], Tensor], times: int = 3) -> None:
-    """Warms up, captures and replays."""
+    """Calls it often enough to warm up, capture and replay."""
     for _ in range(times):
         torch.compiler.cudagraph_mark_step_begin()
         function(values())
@@ -48,7 +48,7 @@ def test_a_result_lives_in_the_graphs_pool_until_it_is_dropped() -> None:
     .test_aliased_storage_single_weakref."""
     function = compiled(lambda x: x + 1)
     called(function, 1)
-    # Captured now; replays find their results where they are.
+    # Replays find their results where this capture puts them.
     torch.compiler.cudagraph_mark_step_begin()
     result = function(values())
     assert live_blocks() == 1
@@ -70,7 +70,7 @@ def test_replays_take_no_more_memory_than_the_capture() -> None:
 
 def test_graphs_one_after_another_go_on_from_each_other_s_live_results() -> None:
     """Covers CudaGraphTreeTests.test_live_outputs_multiple_graphs, .test_tensor_dies_between_checkpoint,
-    .test_accumulate_multiple_recordings: the pool is set back to what lived when the earlier graph had run."""
+    .test_accumulate_multiple_recordings: the pool is restored to the blocks live after the earlier graph's run."""
     first, second, third = [compiled_apart(step) for step in range(3)]
     for path in (second, third, second, third):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Tags of what inductor's code allocates. On the simulated CUDA, python/tests/tags tests other backends."""
+"""Tags of allocations in inductor's code. On the simulated CUDA, python/tests/tags tests other backends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_inductor_allocates_is_the_models(
         for _ in range(3):
             before = figures("activation")
             output = called(x)
-            # What is saved for backward, and the output.
+            # The tensors saved for backward, and the output.
             assert figures("activation") - before >= 2 * ACTIVATION
             assert torch.allclose(output, expected, rtol=1e-3, atol=1e-3)
             output.sum().backward()

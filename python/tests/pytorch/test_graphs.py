@@ -22,7 +22,7 @@ from memory import MIB, capture, graph_segments, live_blocks, segments, stat, te
 def test_segments_have_pytorch_s_sizes(size: int, taken: int, count: int, kind: str) -> None:
     """Covers TestCuda.test_graph_memory_stats_and_use_result_after_destroy_graph."""
     names = [f"{name}.{kind}.current" for name in ("segment", "reserved_bytes", "active_bytes")]
-    # The random state of graphs is made with the first one, outside their pools; by 2.12 with each one.
+    # The first graph makes the graphs' random state, outside their pools; on 2.12 each graph makes one.
     first, _ = capture(lambda: None)
     one = [stat(name) for name in names]
     second, _ = capture(lambda: None)
@@ -130,8 +130,11 @@ def test_a_capture_asks_no_stream_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_what_other_streams_use_in_a_capture_is_not_reused_before_they_join(streams: int) -> None:
-    """Covers of TestMemPool.test_graph_capture_reclaim_2_streams and _4_streams what both allocators do, without the
-    setting `graph_capture_record_stream_reuse`: nor later in the same capture. With it, PyTorch reuses it then."""
+    """Covers the part of TestMemPool.test_graph_capture_reclaim_2_streams and _4_streams that both allocators do,
+    without
+    the setting `graph_capture_record_stream_reuse`: the block is not reused later in the capture either. With the
+    setting,
+    PyTorch reuses it then."""
     graph, first, others = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(streams)]
     with torch.cuda.stream(first):
         graph.capture_begin()
@@ -215,7 +218,7 @@ def test_replays_out_of_order_overwrite_what_a_shared_pool_freed() -> None:
     """Covers TestCuda.test_graph_three_successive."""
     one = torch.ones(1000, device="cuda")
     first, made = capture(lambda: [one + 1, one + 2])
-    # Frees its input: the third graph's result lies there.
+    # Frees its input: the third graph's result gets the same address.
     second, early = capture(lambda: made.pop(0) + 3, first.pool())
     third, late = capture(lambda: made[0] + 4, first.pool())
     for graph in (first, second, third):

@@ -1,6 +1,6 @@
 """Tensors and events that processes share.
 
-Children are spawned, and get their allocator from `TENURE_TORCH`.
+Children are spawned, and install their allocator because of `TENURE_TORCH`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def test_a_child_waits_for_an_event_of_its_parent(is_handle: bool) -> None:
 
 
 def is_pending(event: torch.cuda.Event) -> bool:
-    """Records an event behind work that takes longer than this process does to look, however long that is."""
+    """Records an event after work that is long enough for this process to see it pending, and doubles the work until it
+    is."""
     for doublings in range(12):
         torch.cuda._sleep(50_000_000 << doublings)
         event.record()

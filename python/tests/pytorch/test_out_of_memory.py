@@ -1,4 +1,4 @@
-"""Requests that cannot be served, and limits."""
+"""Requests that fail for want of memory, and limits."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_after_the_error_all_goes_on() -> None:
 
 
 def test_cached_memory_is_given_back_before_the_error() -> None:
-    """Others may have a use for it."""
+    """Other processes may need it."""
     reserved = torch.cuda.memory_reserved()
     tensor(200 * MIB)
     with pytest.raises(torch.OutOfMemoryError):
@@ -124,7 +124,7 @@ def test_observers_are_told_first() -> None:
 
 
 def test_a_request_beyond_the_configured_fraction_is_rejected() -> None:
-    """Covers TestCuda.test_throw_on_cudamalloc_oom: nothing more than the configured fraction is ever asked for."""
+    """Covers TestCuda.test_throw_on_cudamalloc_oom: the driver is never asked for more than the configured fraction."""
     if "num_oom_rejections" not in torch.cuda.memory_stats():
         pytest.skip("this PyTorch has no such setting")
     total = torch.cuda.mem_get_info()[1]

@@ -1,4 +1,4 @@
-"""Memory that a program keeps apart."""
+"""Memory pools of a program."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ void release(void *address, size_t, int, void *) {
 
 
 class Source:
-    """An allocator of the program's own, and how often it was called."""
+    """An allocator of the program's own, which counts its calls."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("c++")
@@ -61,7 +61,7 @@ class Source:
         return torch.cuda.MemPool(self.allocator.allocator(), **settings)
 
     def does(self, inside: Callable[[], None] | None) -> None:
-        """Has each call do something beside."""
+        """Makes each call of the allocator call `inside` too."""
         self.inside = ctypes.CFUNCTYPE(None)(inside) if inside else None  # must outlive the calls
         ctypes.c_void_p.in_dll(self.library, "inside").value = ctypes.cast(self.inside, ctypes.c_void_p).value
 
@@ -112,7 +112,7 @@ def test_a_pool_is_not_begun_twice() -> None:
     with torch.cuda.use_mem_pool(pool):
         with pytest.raises(RuntimeError), torch.cuda.use_mem_pool(pool):
             pass
-        # PyTorch counts the use that it refused too, and then never gives the pool's memory back.
+        # PyTorch also counts the use that it refused, and then never gives the pool's memory back.
         assert pool.use_count() == (2 if ALLOCATOR == "tenure" else 3)
     assert pool.use_count() == (1 if ALLOCATOR == "tenure" else 2)
 
@@ -234,7 +234,8 @@ def test_a_pool_lends_when_memory_runs_out_if_it_may() -> None:
 
 
 def marks_captures() -> bool:
-    """Whether PyTorch tells its allocator where captures begin: before, every use of a pool may be one."""
+    """Returns whether PyTorch tells its allocator where captures begin. If not, every use of a pool may be a
+    capture."""
     header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
     return "markCaptureBegin" in header.read_text()
 
@@ -261,10 +262,10 @@ def test_a_block_of_a_pool_is_used_again_once_other_streams_have_passed() -> Non
 
 
 def test_a_capture_gets_nothing_that_is_cached_outside() -> None:
-    """Also if the program uses a pool of its own within the capture."""
+    """The same holds if the program uses a pool of its own within the capture."""
     limit(80 * MIB)
     pool, graph = torch.cuda.MemPool(), torch.cuda.CUDAGraph()
-    # Unlike this, `torch.cuda.graph` empties the cache first.
+    # `torch.cuda.graph` would empty the cache first.
     with torch.cuda.stream(torch.cuda.Stream()):
         tensor(60 * MIB)
         graph.capture_begin()
@@ -328,7 +329,7 @@ def test_its_segments_are_not_expandable(source: Source) -> None:
     pool = source.pool()
     with torch.cuda.use_mem_pool(pool):
         held = [tensor(MIB)]
-    # More than any segment that is there has free.
+    # No segment has this much free.
     held.append(tensor(200 * MIB))
     address = held[-1].data_ptr()
     outside = [segment for segment in segments((0, 0)) if 0 <= address - segment["address"] < segment["total_size"]]
@@ -338,7 +339,7 @@ def test_its_segments_are_not_expandable(source: Source) -> None:
 
 
 def test_it_serves_a_pool_that_a_graph_is_captured_in(source: Source) -> None:
-    """What calls cudaMalloc breaks a capture, unless the thread's capture mode is relaxed meanwhile."""
+    """Calls of cudaMalloc break a capture, unless the thread's capture mode is relaxed meanwhile."""
     pool, graph = source.pool(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool.id):
         block = tensor(3 * MIB)
@@ -375,7 +376,7 @@ def test_a_pool_of_the_allocator_that_is_installed_is_like_any_other() -> None:
 
 
 def test_a_pool_s_memory_is_one_allocation_of_the_driver_s_that_others_can_register() -> None:
-    """Network cards and NCCL register what cudaMalloc gave, where mapped memory may be refused."""
+    """Network cards and NCCL register memory from cudaMalloc, and may refuse mapped memory."""
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         held = tensor(64 * MIB)

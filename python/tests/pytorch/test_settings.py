@@ -1,4 +1,4 @@
-"""Settings, and what installing an allocator must leave alone."""
+"""Settings of the allocator, and state that installing it must not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memory import ALLOCATOR, MIB, limit, stat, tensor
 
 
 def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program on the allocator that is tested."""
+    """Runs a program on the tested allocator."""
     hook = {"TENURE_TORCH": "1" if ALLOCATOR == "tenure" else "0"}
     return subprocess.run(
         [sys.executable, "-c", text], env=os.environ | hook | environment, text=True, capture_output=True, timeout=300
@@ -57,7 +57,7 @@ def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
 
 
 def test_the_backend_that_is_there_may_be_named() -> None:
-    """Programs write it into the settings that they give."""
+    """Programs name it in their settings."""
     torch._C._accelerator_setAllocatorSettings("backend:native,roundup_power2_divisions:4")
     assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
     with pytest.raises(RuntimeError, match="parsed at load time"):
@@ -73,7 +73,7 @@ def test_settings_that_change_nothing_are_named_and_no_others() -> None:
     assert ("max_split_size_mb changes nothing" in done.stderr) == (ALLOCATOR == "tenure")
 
 
-# A setting of each name, and whether Tenure has no use for it.
+# A value for each setting, and whether the setting changes nothing in Tenure.
 SETTINGS = {
     "backend:native": False,
     "expandable_segments:True": False,
@@ -97,7 +97,7 @@ SETTINGS = {
     "throw_on_cudamalloc_oom:True": False,
 }
 
-# Settings that came after 2.11: an older PyTorch refuses them.
+# Settings newer than 2.11: an older PyTorch refuses them.
 NEW_SETTINGS = {
     "expandable_segments_reserve",
     "expandable_segments_reserve_by_class",
@@ -113,18 +113,18 @@ def name_of(setting: str) -> str:
 
 
 def accepted_settings() -> list[str]:
-    """The settings that this PyTorch knows."""
+    """Returns the settings that this PyTorch knows."""
     source = (Path(torch.__file__).parent / "lib/libc10_cuda.so").read_bytes()
     source += (Path(torch.__file__).parent / "lib/libc10.so").read_bytes()
     return [it for it in SETTINGS if name_of(it) not in NEW_SETTINGS or name_of(it).encode() in source]
 
 
 def test_every_setting_is_known() -> None:
-    """Those that PyTorch has more are to be followed too, or named as those that change nothing."""
+    """A setting that PyTorch adds must be followed, or named as one that changes nothing."""
     include = Path(torch.__file__).parent / "include/c10"
     names = set()
     for header in ("core/AllocatorConfig.h", "cuda/CUDAAllocatorConfig.h"):
-        # Newer headers have only the keys of CUDA.
+        # Newer headers list CUDA's keys only.
         for keys in re.findall(r"unordered_set<std::string> keys\{(.*?)\};", (include / header).read_text(), re.DOTALL):
             keys = re.sub(r"//.*", "", keys)
             names |= {name.replace('"', "") for name in re.sub(r'"\s+"', "", keys).replace(" ", "").split(",")}
@@ -277,7 +277,7 @@ def test_the_first_allocation_imports_no_compiler() -> None:
 
 
 def test_a_program_may_fork_after_the_import() -> None:
-    """Beside TestCuda.test_lazy_init: neither the import nor the installation may start CUDA."""
+    """Neither the import nor the installation may start CUDA. This goes beyond TestCuda.test_lazy_init."""
     text = """
 import multiprocessing, torch
 def child(): print(torch.empty(2, device="cuda").numel(), flush=True)

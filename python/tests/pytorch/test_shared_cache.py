@@ -1,4 +1,4 @@
-"""The shared cache: what each call does, in one process; and between processes, in Tenure's order of calls
+"""The shared cache: each call in one process; and calls between processes, in Tenure's order
 (`examples/shared_weights.py`) and in PipeSwitch's (`pipeswitch.py`)."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "shared_weights.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """This process's own cache."""
+    """Allocates this process's own cache."""
     socket = tmp_path_factory.mktemp("cache") / "memory.sock"
     tt.configure_shared_cache(
         pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=32 * MIB, socket=socket, wait=300.0
@@ -47,7 +47,7 @@ def model(width: int = 300) -> torch.nn.Sequential:
     layers = torch.nn.Sequential(
         torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, width, bias=False)
     )
-    # Tied, as embeddings often are.
+    # Ties the weights, as embeddings often are.
     layers[2].weight = layers[0].weight
     return layers.eval()
 
@@ -85,7 +85,7 @@ def test_a_module_is_attached_to_what_was_shared_without_a_copy() -> None:
 
 
 def laid_out() -> torch.nn.Module:
-    """Tensors that lie in other ways than one row behind the other, and one that lies nowhere."""
+    """Returns a module with tensors whose rows are not contiguous, and one without bytes."""
     torch.manual_seed(3)
     layer = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     layer.turned = torch.nn.Parameter(torch.rand(4, 3).T)
@@ -126,13 +126,13 @@ def test_nothing_is_written_where_deterministic_algorithms_fill_new_tensors() ->
     with pytest.raises(tenure.Error, match=r"fill_uninitialized_memory = False"):
         tt.insert_shared_cache_for_parameter("read")
     attached = tt.attach_module(model())
-    # Where the fill would have lost the device.
+    # Waits here, where the fill would have failed and broken the context.
     torch.cuda.synchronize()
     assert equal(values(attached), before)
 
 
 def test_a_published_module_is_read_by_calls_of_pytorch_alone() -> None:
-    """One process moves its model to the device, between the calls; another allocates the same."""
+    """One process moves its model to the device between the calls; another allocates the same tensors."""
 
     def made() -> torch.nn.Module:
         torch.manual_seed(3)
@@ -208,7 +208,7 @@ def test_parameters_that_do_not_fit_are_refused() -> None:
 
 @pytest.fixture
 def divided() -> Iterator[None]:
-    """The cache, with other ranges than it was made with."""
+    """Receives the cache with other ranges than it was made with, and restores them."""
     tt.send_shared_cache()
     tt.recv_shared_cache(parameter_bytes=48 * MIB, computation_bytes=16 * MIB)
     yield
@@ -286,7 +286,7 @@ def test_a_second_cache_is_refused() -> None:
 
 
 def test_two_workers_compute_in_pipeswitch_s_order_of_calls(tmp_path: Path) -> None:
-    """Everything is inserted and allocated first, by each worker for each model; then parameters come and go."""
+    """Each worker inserts and allocates everything first, for each model; then parameters come and go."""
     program = [sys.executable, str(Path(__file__).with_name("pipeswitch.py")), str(tmp_path / "cache.sock")]
     subprocess.run(program, check=True, timeout=300)
 
@@ -300,7 +300,7 @@ def test_two_processes_share_weights_and_either_may_die(made: str) -> None:
 
 @pytest.fixture
 def computing() -> list[torch.cuda.Stream]:
-    """Two streams that compute in the cache."""
+    """Returns two streams that compute in the cache."""
     streams = [torch.cuda.Stream() for _ in range(2)]
     for stream in streams:
         with torch.cuda.stream(stream):
@@ -324,7 +324,7 @@ def computed(stream: torch.cuda.Stream) -> torch.Tensor:
     ids=["tensor", "storage", "storage.cuda", "resize_"],
 )
 def test_who_waits_to_compute_lets_other_threads_end(
-    computing: list[torch.cuda.Stream], nobody_is_asked_to_yield: None, allocate: Callable[[], object]
+    computing: list[torch.cuda.Stream], no_forced_thread_switches: None, allocate: Callable[[], object]
 ) -> None:
     held = [computed(computing[0])]
     goes_on = threading.Event()
@@ -336,7 +336,7 @@ def test_who_waits_to_compute_lets_other_threads_end(
     thread = threading.Thread(target=end)
     thread.start()
     with torch.cuda.stream(computing[1]):
-        # The thread gets Python's lock when this one gives it up.
+        # The thread gets Python's lock when this one releases it.
         goes_on.set()
         allocate()
     thread.join()

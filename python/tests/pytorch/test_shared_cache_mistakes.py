@@ -1,4 +1,4 @@
-"""Mistakes around the shared cache: each is one error that says what to do, and changes nothing."""
+"""Mistakes around the shared cache: each raises one error that says what to do, and changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tenure import _native
 
 @pytest.fixture(scope="module", autouse=True)
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where this process sends its own cache; another test file may have allocated it."""
+    """Allocates this process's cache unless another test file has, and returns its socket."""
     socket = tmp_path_factory.mktemp("cache") / "own.sock"
     if _native.owns_shared_cache(0):
         return Path(str(tt.configure_shared_cache().socket))
@@ -55,12 +55,12 @@ def model(width: int = 40, tied: bool = False) -> nn.Sequential:
 
 
 def contents(module: nn.Module) -> list[int]:
-    """The tensors themselves."""
+    """Returns the identities of a module's tensors."""
     return [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
 
 
 def refused(module: nn.Module, call: Callable[[nn.Module], object], error: type[BaseException], says: str) -> None:
-    """The call fails, the module is as it was, and no range for parameters is inserted."""
+    """Checks that the call fails, the module is unchanged, and no range for parameters stays inserted."""
     before = contents(module)
     with pytest.raises(error, match=says):
         call(module)
@@ -72,7 +72,7 @@ def refused(module: nn.Module, call: Callable[[nn.Module], object], error: type[
 
 
 def publish(module: nn.Module) -> bytes:
-    """Shares a module, and leaves what was published."""
+    """Shares a module, drops it, and returns the published description."""
     tt.share_module(module)
     about = tt.shared_parameters()
     assert about is not None
@@ -92,7 +92,7 @@ def test_another_module_is_refused_while_this_process_computes() -> None:
     with pytest.raises(tenure.Error, match="another module was shared"):
         tt.attach_module(wrong)
     assert contents(wrong) == before
-    # Small tensors are allocated as before, and large ones in the range that stays inserted.
+    # Small tensors are allocated as before, and large ones in the range that is still inserted.
     tensor(5)
     own_bytes = tt.own_bytes()
     more = tensor(4 * MIB)
@@ -138,7 +138,7 @@ def test_what_was_not_published_as_a_module_is_no_module() -> None:
 
 
 def test_a_module_whose_tensors_lie_elsewhere_is_left_as_it_was() -> None:
-    """Whoever published the description of a module need not have allocated the module."""
+    """The process that published a module's description may have allocated other tensors."""
     about = publish(model())
     tt.clear_shared_cache()
     tt.insert_shared_cache_for_parameter("write")
@@ -169,7 +169,7 @@ def test_a_module_that_is_too_large_is_refused_before_anything_is_moved() -> Non
     with pytest.raises(tenure.Error, match=r"need 1\d{7} bytes, and their range in the shared cache has 16777216"):
         tt.share_module(large)
     assert contents(large) == before
-    # What was published before is there for others.
+    # The parameters published before can still be read.
     tt.insert_shared_cache_for_parameter("read")
     assert tt.shared_parameters() == about
 
@@ -222,7 +222,7 @@ def test_a_publication_that_fails_leaves_the_module_as_it_was(
 
 
 class Choosy(nn.Module):
-    """Two tensors. When they are set again, this is what comes of it, in order: it is refused, or allowed (None)."""
+    """A module of two tensors. Each time one is set again, the next entry of `comes` is raised, unless it is None."""
 
     def __init__(self, comes: list[BaseException | None]) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def test_what_other_threads_allocate_meanwhile_is_their_own(
     allocated: list[torch.Tensor] = []
 
     def beside(device: int) -> tuple[int, int]:
-        # On the stream that is current here too.
+        # Allocates in another thread, on the stream that is current there and here.
         allocated.append(others.submit(tensor, 500).result())
         return placed(device)
 
@@ -302,7 +302,7 @@ def test_modules_are_not_placed_where_a_pool_takes_their_tensors(call: Callable[
 
 
 def test_recurrent_layers_use_what_was_shared() -> None:
-    """They keep a list of their parameters beside them."""
+    """They keep a list of their parameters in another attribute."""
     shared = tt.share_module(nn.LSTM(4, 4))
     assert [id(weight) for weight in shared._flat_weights] == [id(weight) for weight in shared.parameters()]
     del shared
@@ -363,10 +363,10 @@ def test_settings_are_set_together_or_not_at_all() -> None:
     assert tt.configure_shared_cache() == before
 
 
-def test_nobody_sends_where_it_is_received() -> None:
-    with pytest.raises(tenure.Error, match=r"no memory daemon at .*nobody.sock"):
-        tt.recv_shared_cache("nobody.sock", wait=0)
-    # What was received before is there.
+def test_a_cache_is_received_where_none_is_sent() -> None:
+    with pytest.raises(tenure.Error, match=r"no memory daemon at .*absent.sock"):
+        tt.recv_shared_cache("absent.sock", wait=0)
+    # The cache received before is still there.
     tt.insert_shared_cache_for_computation()
 
 
@@ -409,7 +409,7 @@ print(json.dumps([before, *map(said, json.loads(sys.argv[1]))]))
 """
 
 ALLOCATE = "tt.allocate_shared_cache({}, {}, {})"
-#: What a process that has just started does, in order, and what it is told.
+#: The calls of a process that has just started, in order, each with its answer.
 ORDER = {
     "tt.insert_shared_cache_for_parameter()": "there is no shared cache here: call recv_shared_cache() first",
     "tt.insert_shared_cache_for_computation()": "there is no shared cache here: call recv_shared_cache() first",
@@ -432,7 +432,7 @@ ORDER = {
 
 
 def test_calls_in_the_wrong_order_and_wrong_sizes(tmp_path: Path) -> None:
-    """Each is told, and a mistake spoils nothing for the calls after it."""
+    """Each mistake is reported, and spoils nothing for the calls after it."""
     calls = [call.format(folder=tmp_path) for call in ORDER]
     output = subprocess.run([sys.executable, "-c", NEW_PROCESS, json.dumps(calls)], check=True, capture_output=True)
     first, *answers = json.loads(output.stdout)
@@ -542,7 +542,7 @@ def test_a_sender_that_dies_takes_nothing_along_and_another_is_received(owner: O
     attached = tt.attach_module(nn.Linear(40, 40))
     owner.kill()
     before = attached.weight.cpu()
-    # Computed is in this process's own memory.
+    # `computed` is in this process's own memory.
     tt.insert_shared_cache_for_computation()
     own_bytes = tt.own_bytes()
     computed = tensor(4 * MIB)

@@ -1,4 +1,4 @@
-"""A process that has sent a tensor, and does not answer when the tensor is opened."""
+"""A process that has sent a tensor, and does not answer when a receiver opens it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.stdin.readline()
 
 
 class Opening(threading.Thread):
-    """Opens what a sender that was stopped has sent."""
+    """A thread that opens a tensor whose sender is stopped."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", SENDER]
@@ -42,7 +42,7 @@ class Opening(threading.Thread):
         assert self.sender.stdout is not None
         self.handle = pickle.loads(bytes.fromhex(self.sender.stdout.readline()))
         self.sender.send_signal(signal.SIGSTOP)
-        # The signal alone does not promise that it answers nothing more.
+        # Sending the signal does not ensure that the sender has stopped.
         os.waitid(os.P_PID, self.sender.pid, os.WSTOPPED)
         self.result: object = None
         super().__init__()
@@ -55,7 +55,7 @@ class Opening(threading.Thread):
 
 
 def sockets() -> set[str]:
-    """Those that this process has open."""
+    """Returns the sockets that this process has open."""
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -65,7 +65,7 @@ def sockets() -> set[str]:
 
 @pytest.fixture
 def opening() -> Iterator[Opening]:
-    # What a device needs once is there.
+    # Starts CUDA, so that the sockets below are not its own.
     torch.empty(1, device="cuda")
     opening = Opening()
     before = sockets()
@@ -73,7 +73,7 @@ def opening() -> Iterator[Opening]:
     while sockets() <= before:
         assert opening.is_alive(), "other Python threads had to wait too"
         time.sleep(0.01)
-    # It has a connection to the sender, which does not answer.
+    # This thread has a connection to the sender, which does not answer.
     assert opening.result is None
     yield opening
     opening.sender.kill()

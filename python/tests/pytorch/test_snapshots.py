@@ -1,4 +1,4 @@
-"""Snapshots, and the history in them."""
+"""Snapshots, and the history of allocations in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.cuda._memory_viz import segment_plot, trace_plot
 
 @contextmanager
 def recorded(**settings: Any) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Records from here on; gives what takes a snapshot."""
+    """Records the history within the block; yields a function that takes a snapshot."""
     torch.cuda.empty_cache()
     torch.cuda.memory._record_memory_history(**settings)
     try:
@@ -32,12 +32,12 @@ def actions(snapshot: dict[str, Any]) -> list[str]:
 
 
 def allocate_here(size: int = 512) -> torch.Tensor:
-    """A name to look for in frames."""
+    """Allocates, with a name to look for in frames."""
     return tensor(size)
 
 
 def free_here(held: list[torch.Tensor]) -> None:
-    """Another one."""
+    """Frees, with a name to look for in frames."""
     held.clear()
 
 
@@ -124,7 +124,7 @@ def test_only_the_last_events_are_kept() -> None:
 )
 def test_frames_are_kept_as_asked(context: str, allocation: bool, free: bool) -> None:
     """Covers TestCudaMallocAsync.test_memory_plots_free_stack."""
-    # Its segment is there before.
+    # Makes the segment exist before the recording.
     beside = tensor(512)
     with recorded(context=context, stacks="python") as snapshot:
         free_here([allocate_here()])

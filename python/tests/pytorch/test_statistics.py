@@ -1,4 +1,4 @@
-"""What PyTorch's counters say."""
+"""PyTorch's counters of memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_graphs_keep_two_blocks_for_each_generator(graphs: int, generators: int)
             graph.capture_end()
         made.append(graph)
     added = stat("active.all.current") - before[0], stat("active_bytes.all.current") - before[1]
-    # Graphs of 2.11 share the states of generators, and those of 2.12 and 2.13 have their own. Newer graphs find the
+    # Graphs of 2.11 share the states of generators; those of 2.12 and 2.13 have their own. Newer graphs find the
     # generators that they use themselves: here, each uses the default one.
     minor = int(torch.__version__.split(".")[1])
     states_kept = generators if minor < 12 else graphs * generators if minor < 14 else graphs

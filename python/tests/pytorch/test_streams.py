@@ -1,4 +1,4 @@
-"""Blocks that streams share."""
+"""Blocks that several streams use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memory import tensor
 
 
 def busy(stream: torch.cuda.Stream) -> None:
-    """Keeps a stream at work: on the simulated CUDA until it is waited for, on a GPU for some tenths of a second."""
+    """Keeps a stream busy: on the simulated CUDA until a thread waits for it, on a GPU for some tenths of a second."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(400_000_000)
 
@@ -82,7 +82,7 @@ def test_a_copy_on_another_stream_is_whole() -> None:
 
 
 class _Doubled(torch.autograd.Function):
-    """Computes backward on the stream of its forward, where autograd runs it."""
+    """A function whose backward checks that autograd runs it on the stream of its forward."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,8 @@ def test_gradients_of_several_streams_are_whole(iterations: int) -> None:
                 ambient.wait_stream(stream)
             seed = torch.full((1000,), 3.0, device="cuda")
             torch.autograd.backward(results[0] + results[1], seed)
-            # Freed and overwritten while backward may still run: autograd and record_stream see to it.
+            # The tensors are freed and overwritten while backward may still run: autograd and record_stream keep them
+            # whole.
             for result in results:
                 result.record_stream(ambient)
             del results, seed

@@ -1,6 +1,6 @@
 """Memory of two devices.
 
-Each test has a process of its own, where devices do not reach each other yet. They are skipped where there is one GPU.
+Each test has a process of its own, where peer access is not enabled yet. The tests are skipped where there is one GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Run = Callable[[Callable[[str], Any]], Any]
 
 @pytest.fixture(params=KINDS)
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a function of `two_devices` on an allocator."""
+    """Returns a function that runs a function of `two_devices` on an allocator."""
     if torch.cuda.get_device_name() != "Simulated" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     monkeypatch.setenv("TENURE_CUDART_DEVICES", "2")

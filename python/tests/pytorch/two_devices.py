@@ -1,4 +1,4 @@
-"""What processes do on two devices, each on an allocator of its own. They import it by this name."""
+"""Functions of processes that use two devices, each on an allocator of its own. They are imported from this module."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import warnings
 import torch
 
 MIB = 1 << 20
-#: Blocks that share a segment, blocks that have one, and blocks of many chunks.
+#: Sizes of blocks that share a segment, blocks with a segment of their own, and blocks of many chunks.
 SIZES = (1000, 3 * MIB, 40 * MIB)
 
 PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 def install(kind: str) -> None:
-    """Puts an allocator under PyTorch: one of Tenure's, of Tenure's through the fallback, or none."""
+    """Installs an allocator: one of Tenure's, one of Tenure's through the fallback, or none."""
     if kind == "stock":
         return
     import tenure.torch
@@ -32,14 +32,14 @@ def install(kind: str) -> None:
 
 
 def tensors(device: int) -> list[torch.Tensor]:
-    """Tensors of all sizes, made from the host, with other bytes on every device."""
+    """Returns tensors of all sizes, copied from the host, with other bytes on each device."""
     made = (torch.arange(device, device + size, dtype=torch.int32).to(torch.uint8) for size in SIZES)
     return [tensor.to(f"cuda:{device}") for tensor in made]
 
 
 def copies(kind: str) -> dict[str, bool]:
-    """Whether copies have the bytes of what was copied: of what was there before devices reached each other, and of
-    what came later."""
+    """Returns whether copies have the source's bytes: of tensors made before peer access was enabled, and of later
+    ones."""
     install(kind)
     right = {}
     for when in ("before", "after"):
@@ -59,7 +59,8 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 def enabled(kind: str) -> tuple[list[bool], list[bool]]:
-    """Which devices can reach the other's memory, and which do once tensors went from the first to the second."""
+    """Returns the devices that can reach the other's memory, and those that do after copies from the first to the
+    second."""
     install(kind)
     can = [torch.cuda.can_device_access_peer(device, 1 - device) for device in range(2)]
     tensor = torch.zeros(4, device="cuda:0")
@@ -69,7 +70,7 @@ def enabled(kind: str) -> tuple[list[bool], list[bool]]:
 
 
 def is_enabled(device: int) -> bool:
-    """Whether a device reaches the memory of the other. From now on it does."""
+    """Returns whether a device has peer access to the other, and enables it."""
     runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
     with torch.cuda.device(device):
         result = runtime.cudaDeviceEnablePeerAccess(1 - device, 0)
@@ -79,7 +80,7 @@ def is_enabled(device: int) -> bool:
 
 
 def known(kind: str) -> list[list[int]]:
-    """The devices that Tenure knows of: at first, after the first was used, and after both were."""
+    """Returns the devices that Tenure knows: at first, after the first one was used, and after both were."""
     install(kind)
     import tenure.torch
 
@@ -93,8 +94,9 @@ def known(kind: str) -> list[list[int]]:
 
 
 def figures(kind: str) -> list[list[int]]:
-    """Bytes allocated on each device: with a tensor on both, with that of the second freed while the first is the
-    current device, and with both freed; at last, bytes reserved with the cache emptied."""
+    """Returns the bytes allocated on each device: with a tensor on both, after the second's was freed while the first
+    is
+    current, and with both freed; and last the bytes reserved, with the cache emptied."""
     install(kind)
     held = [torch.empty((4 + 2 * device) * MIB, dtype=torch.uint8, device=f"cuda:{device}") for device in range(2)]
     seen = []
@@ -107,7 +109,7 @@ def figures(kind: str) -> list[list[int]]:
 
 
 def figure(kind: str, name: str) -> list[int]:
-    """A figure of each device."""
+    """Returns a counter of each device."""
     stats = torch.cuda.memory_stats
     if kind.endswith("pluggable"):
         import tenure

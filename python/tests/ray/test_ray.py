@@ -85,8 +85,8 @@ def test_models_stay_where_they_are_and_are_spread_by_bytes(handle: Any) -> None
 
 
 def test_a_request_without_a_known_model_is_told_which_there_are(handle: Any) -> None:
-    with pytest.raises(Exception, match="there is no model 'nobody': .* one of model-0, model-1"):
-        ask(handle, "nobody", 1)
+    with pytest.raises(Exception, match="there is no model 'absent': .* one of model-0, model-1"):
+        ask(handle, "absent", 1)
     with pytest.raises(Exception, match="the request names no model: call handle.options"):
         handle.remote(1).result(timeout_s=300)
     assert ask(handle, NAMES[2], 5)[0] == 10

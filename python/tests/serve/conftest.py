@@ -1,4 +1,4 @@
-"""What the tests of `tenure serve` share."""
+"""Fixtures that the tests of `tenure serve` share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from serving import PROGRAM
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """The folder of the example models."""
+    """Writes the example models, and returns their folder."""
     subprocess.run([PROGRAM, "models", "init", tmp_path / "models"], check=True, capture_output=True)
     return tmp_path / "models"

@@ -1,4 +1,4 @@
-"""Requests over HTTP that are wrong in most ways, the same ones for a seed."""
+"""HTTP requests with mistakes of most kinds. A seed gives the same requests each time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "get", "", "G\x00T", "POST POST", "Ä"]
 PATHS = [
     "/", "/metrics", "/v2", "/v2/", "/v2/health/live", "/v2/models/digits", "/v2/models/digits/infer",
-    "/v2/models/digits/versions/1/infer", "/v2/models/digits/versions/9/ready", "/v2/models/nobody/infer",
+    "/v2/models/digits/versions/1/infer", "/v2/models/digits/versions/9/ready", "/v2/models/absent/infer",
     "/v2/models/stats", "/v2/models/%ff%00/infer", "/v2/models/../../etc/passwd", "/v2/repository/index",
-    "/v2/repository/models/nobody/load", "/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/x/register",
+    "/v2/repository/models/absent/load", "/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/x/register",
     "/v1/embeddings", "/v1/models", "//", "/" + "a" * 3000, "v2", "*", "http://[::1/",
 ]  # fmt: skip
 VALUES: list[Any] = [
@@ -30,7 +30,7 @@ HEADERS = [
 
 
 def infer(generator: random.Random) -> bytes:
-    """A request for inference of which some value is another, or some bytes are."""
+    """Returns the body of an inference request in which some values or bytes are changed."""
     image: dict[str, Any] = {"name": "image", "datatype": "FP32", "shape": [1, 1, 28, 28], "data": [0.5] * 784}
     body: dict[str, Any] = {"id": "1", "parameters": {}, "inputs": [image], "outputs": [{"name": "scores"}]}
     for _ in range(generator.randint(1, 3)):
@@ -43,7 +43,7 @@ def infer(generator: random.Random) -> bytes:
 
 
 def requests(seed: int, number: int) -> Iterator[bytes]:
-    """So many requests. None of them unloads a model."""
+    """Yields `number` requests. None of them unloads a model."""
     generator = random.Random(seed)
     for _ in range(number):
         kind = generator.random()

@@ -1,4 +1,4 @@
-"""Asks through KServe's clients, as a process of its own: beside tritonclient's, protobuf fails on its messages.
+"""Sends requests through KServe's clients, whose protobuf messages cannot share a process with tritonclient's.
 
 Arguments: http or grpc, an address, a `.npz` file of inputs named `MODEL/INPUT`, and one for answers, named `MODEL`.
 """
@@ -38,7 +38,7 @@ async def ask_http(address: str, models: dict[str, dict[str, NDArray[Any]]]) -> 
         assert np.array_equal(binary, plain), model
         answers[model] = plain
     try:
-        await client.infer(url, request("nobody", inputs, False), model_name="nobody")
+        await client.infer(url, request("absent", inputs, False), model_name="absent")
     except httpx.HTTPStatusError as error:
         assert error.response.status_code == 404 and "there is no model" in str(error), error
     else:

@@ -1,4 +1,4 @@
-"""A server of its own for a test: what `cargo build` made of `tenure serve`."""
+"""A server of its own for each test: the `tenure serve` that `cargo build` made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-# Where `cargo build` and `cargo test` leave it.
+# The folder in which `cargo build` and `cargo test` leave it.
 TARGET = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[3] / "target")
 PROGRAM = Path(TARGET, "debug", "tenure")
 
@@ -28,14 +28,14 @@ needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is n
 
 @contextmanager
 def serving(models: Path, *args: str, listen: str = "127.0.0.1:0") -> Iterator[str]:
-    """The address of a server, such as `127.0.0.1:8000`, which ends well when it is told to."""
+    """Runs a server that exits with success when asked to; yields its address, such as `127.0.0.1:8000`."""
     with serving_both(models, *args, listen=listen) as (_, address):
         yield address
 
 
 @contextmanager
 def serving_both(models: Path, *args: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[str, str]]:
-    """The addresses of a server for gRPC, which is empty if it has none, and for HTTP."""
+    """Runs a server; yields its addresses for gRPC, empty if it has none, and for HTTP."""
     command = [str(PROGRAM), "serve", str(models), "--listen", listen, *args]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -51,7 +51,7 @@ def serving_both(models: Path, *args: str, listen: str = "127.0.0.1:0") -> Itera
 
 
 class Server:
-    """A server that faults happen to, with gRPC. It is ended with `end`, or killed."""
+    """A server, also for gRPC, in which tests cause faults. `end` stops it; the block's end kills it."""
 
     def __init__(self, models: Path, *args: str, stderr: IO[Any] | None = None) -> None:
         command = [str(PROGRAM), "serve", str(models), "--listen", "127.0.0.1:0", "--grpc-port", "0", "--json", *args]
@@ -68,12 +68,12 @@ class Server:
         self.process.wait()
 
     def end(self) -> int:
-        """Has it end as it should, and returns its status."""
+        """Asks the server to stop, waits, and returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
     def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
-        """The status, what the answer's JSON says, and its headers."""
+        """Sends a request. Returns the status, the answer's content (parsed if it is JSON) and its headers."""
         connection = http.client.HTTPConnection(self.address)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
@@ -86,27 +86,27 @@ class Server:
             connection.close()
 
     def infer(self, model: str, *inputs: dict[str, Any]) -> tuple[int, Any]:
-        """The status, and the first output's numbers or what is wrong."""
+        """Returns the status, and the first output's numbers or the error."""
         status, said, _ = self.request("POST", f"/v2/models/{model}/infer", {"inputs": list(inputs)})
         return status, said["outputs"][0]["data"] if status == 200 else said["error"]
 
     def index(self) -> dict[str, tuple[str, str]]:
-        """State and reason of each model."""
+        """Returns the state and the reason of each model."""
         _, said, _ = self.request("POST", "/v2/repository/index")
         return {model["name"]: (model["state"], model.get("reason", "")) for model in said}
 
     def queued(self) -> dict[str, int]:
-        """How many requests wait for each model that was asked."""
+        """Returns the number of requests that wait for each model that was ever asked."""
         _, said, _ = self.request("GET", "/metrics")
         counts = re.findall(r'^tenure_queued_requests{model="(.*)"} (\d+)$', said, re.MULTILINE)
         return {model: int(count) for model, count in counts}
 
     def workers(self) -> list[int]:
-        """The processes that the server started, and that are not reaped."""
+        """Returns the ids of the server's child processes, dead ones included until they are reaped."""
         children = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
-                # State and parent stand behind the name.
+                # In this file, state and parent follow the name.
                 parent = stat.read_text().rpartition(") ")[2].split()[1]
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -116,19 +116,19 @@ class Server:
 
 
 def until(what: str, is_so: Callable[[], bool]) -> None:
-    """Polls a state that no event tells of. One that never comes is ended by pytest's own limit, which shows `what`."""
+    """Polls until a state is reached for which there is no event. On a timeout, pytest's traceback shows `what`."""
     pause = threading.Event()
     while not is_so():
         pause.wait(0.01)
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
-    """A tensor of a request in JSON."""
+    """Returns a tensor of a request in JSON."""
     return {"name": name, "datatype": datatype, "shape": shape, "data": data}
 
 
 def with_bias(weights: Path, bias: NDArray[np.float32]) -> bytes:
-    """The weights of a ResNet whose last layer answers nothing but a bias."""
+    """Returns the weights of a ResNet whose last layer returns its bias, whatever its input."""
     content = bytearray(weights.read_bytes())
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])

@@ -1,4 +1,4 @@
-"""Clients that others wrote, each with five models of `tenure serve` in memory that has room for two.
+"""Third parties' clients, each with five models of `tenure serve` in memory for two.
 
 Clients that are not installed are skipped. All of them: `pip install '.[clients]'`, or `just clients`.
 
@@ -45,7 +45,7 @@ Inputs: TypeAlias = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Served:
-    """A server with five models in memory for two, and the answers of one with memory for all."""
+    """A server with five models in memory for two, and the answers of a server with memory for all."""
 
     grpc: str
     http: str
@@ -54,16 +54,16 @@ class Served:
     vectors: NDArray[np.float32]
 
     def switches(self) -> int:
-        """How often a model's weights came so far."""
+        """Returns how often weights were loaded so far."""
         text = urllib.request.urlopen(f"http://{self.http}/metrics").read().decode()
         return sum(int(float(count)) for count in re.findall(r"^tenure_switches_total\{.*\} (\S+)$", text, re.M))
 
     def order(self) -> list[str]:
-        """Names of models, so that most are asked when they are not in memory."""
+        """Returns names of models in an order in which most are not in memory when they are asked."""
         return random.Random(1).choices(sorted(self.inputs), k=25)
 
     def check(self, ask: Callable[[str, Inputs], NDArray[Any]]) -> None:
-        """Asks the models in turns."""
+        """Asks the models in that order, and compares their answers."""
         before = self.switches()
         for name in self.order():
             answer = ask(name, self.inputs[name])
@@ -73,7 +73,7 @@ class Served:
 
 
 def varied(weights: Path, seed: int) -> None:
-    """Scales all weights a little, so that the models of a kind answer differently."""
+    """Scales all weights a little, so that models of one kind give different answers."""
     content = bytearray(weights.read_bytes())
     begin = 8 + struct.unpack("<Q", content[:8])[0]
     values = np.frombuffer(content, np.float32, offset=begin)
@@ -82,7 +82,7 @@ def varied(weights: Path, seed: int) -> None:
 
 
 def plainly(address: str, model: str, inputs: Inputs) -> NDArray[np.float32]:
-    """An answer in JSON, through no client."""
+    """Returns an answer in JSON, received without a client library."""
     tensors = [
         {"name": name, "datatype": DATATYPES[values.dtype.name], "shape": values.shape, "data": values.ravel().tolist()}
         for name, values in inputs.items()
@@ -138,11 +138,11 @@ def test_tritonclient(served: Served, protocol: str) -> None:
             metadata = client.get_model_metadata(name, **({"as_json": True} if protocol == "grpc" else {}))
             assert metadata["name"] == name and {tensor["name"] for tensor in metadata["inputs"]} == set(inputs)
         with pytest.raises(module.InferenceServerException, match="there is no model"):
-            client.infer("nobody", triton_inputs(module, served.inputs["digits-0"]))
+            client.infer("absent", triton_inputs(module, served.inputs["digits-0"]))
 
 
 def first(answer: Any) -> NDArray[Any]:
-    """The only output of Triton's answer, which JSON and protobuf name differently."""
+    """Returns the only output of Triton's answer, whose name differs between JSON and protobuf."""
     response = answer.get_response()
     (output,) = response["outputs"] if isinstance(response, dict) else response.outputs
     values: NDArray[Any] = answer.as_numpy(output["name"] if isinstance(output, dict) else output.name)
@@ -159,7 +159,7 @@ def test_requests_of_tritonclient_at_once(served: Served, protocol: str) -> None
             return await asyncio.gather(*asked)
 
     for name, answer in zip(served.order(), asyncio.run(ask()), strict=True):
-        # Requests that wait together are computed in one batch, whose sums may be of another order.
+        # Requests that wait together are computed in one batch, whose sums may have another order.
         assert np.allclose(first(answer), served.expected[name], rtol=1e-4, atol=1e-5), name
 
 
@@ -213,7 +213,7 @@ def test_open_inference_client(served: Served) -> None:
     for name, inputs in served.inputs.items():
         assert {tensor.name for tensor in client.read_model_metadata(name).inputs} == set(inputs)
     with pytest.raises(core.ApiError) as missing:
-        client.read_model_metadata("nobody")
+        client.read_model_metadata("absent")
     assert missing.value.status_code == 404 and "there is no model" in missing.value.body["error"]
     with pytest.raises(errors.BadRequestError, match="the model takes FP32"):
         client.model_infer("digits-0", request=request({"image": np.array([[1]])}))
@@ -224,16 +224,16 @@ def test_openai(served: Served) -> None:
     with openai.OpenAI(base_url=f"http://{served.http}/v1", api_key="none") as client:
         assert {model.id for model in client.models.list()} == set(served.inputs)
         for name in served.order():
-            # Others make the encoder leave.
+            # Requests for other models evict the encoder.
             assert np.array_equal(plainly(served.http, name, served.inputs[name]), served.expected[name]), name
             answer = client.embeddings.create(model="tiny_bert-0", input=TEXTS)
             assert np.array_equal(np.array([vector.embedding for vector in answer.data], np.float32), served.vectors)
         with pytest.raises(openai.NotFoundError):
-            client.embeddings.create(model="nobody", input="a")
+            client.embeddings.create(model="absent", input="a")
 
 
 def openapi_of_the_protocol(models: list[str]) -> dict[str, Any]:
-    """The protocol's required routes in OpenAPI, with the schemas that the client's types have."""
+    """Returns the protocol's required routes as OpenAPI, with the schemas of the client's types."""
     names_of = {"model": models, "version": ["1"]}
     types = pytest.importorskip("open_inference.openapi.types", reason="pip install open-inference-openapi")
     schemas: dict[str, Any] = {}
@@ -292,7 +292,7 @@ def test_perf_analyzer(served: Served, tmp_path: Path, memory: str, protocol: st
     program = os.environ.get("TENURE_PERF_ANALYZER")
     if program is None:
         pytest.skip("TENURE_PERF_ANALYZER does not name perf_analyzer of tritonclient 2.50.0")
-    # It would make up tokens that are out of range.
+    # Without this file, perf_analyzer would make up tokens that are out of range.
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps({"data": [{"tokens": {"content": list(range(16)), "shape": [16]}}]}))
     for model, data in ("digits-0", []), ("next-byte-1", ["--input-data", str(tokens)]):

@@ -1,7 +1,7 @@
-"""`tenure serve` under load and random faults: answers are right or say to ask again, and nothing is left.
+"""`tenure serve` under load and random faults: answers are right or ask to try again, and no resource leaks.
 
-By default some faults happen, and with `TENURE_FAULTS_MINUTES` as many as in that time.
-`TENURE_FAULTS_SEED` chooses others, and `TENURE_FAULTS_DEVICE=cuda` has a GPU compute.
+By default a fixed number of faults happens; with `TENURE_FAULTS_MINUTES`, as many as fit that time.
+`TENURE_FAULTS_SEED` chooses other faults, and `TENURE_FAULTS_DEVICE=cuda` computes on a GPU.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from serving import Server, needs_program, tensor, until, with_bias
 pytestmark = needs_program
 
 DEVICE = os.environ.get("TENURE_FAULTS_DEVICE", "cpu")
-# Of a GPU's memory, in which each of the models here has one.
+# The bytes of a chunk of GPU memory. Each of the models here takes one.
 CHUNK = 16 << 20
 FAULTS = 30
 MODELS = [f"model-{number}" for number in range(4)]
 CLIENTS = 3
-# What may be held more at the end than in the middle.
+# The growth that is allowed between the middle of the run and its end.
 MORE_BYTES = 64 << 20
 MORE_FILES = 16
 
 
 class Load:
-    """Models whose answers are known, their server, its clients, and what becomes of them."""
+    """Models whose answers are known, their server, its clients, and counts of outcomes."""
 
     def __init__(self, models: Path, root: Path, seed: int) -> None:
         self.random = random.Random(seed)
         self.whole = models / "digits" / "model.safetensors"
         self.root, self.statuses, self.lock = root, Counter[str](), threading.Lock()
-        # What each model answers, and what it ever did: files are looked at now and then.
+        # The last answer of each model, and all it ever gave: the server looks at files only now and then.
         self.last: dict[str, list[float]] = {}
         self.known: dict[str, set[tuple[float, ...]]] = {name: set() for name in MODELS}
         for name in MODELS:
             shutil.copytree(models / "digits", root / name)
             self.replace(name)
-        # Two of four.
+        # Room for two of the four models.
         room = self.whole.stat().st_size * 5 // 2 if DEVICE == "cpu" else 2 * CHUNK
         self.server = Server(root, "--device", DEVICE, "--device-bytes", str(room))
 
     def weights(self, name: str) -> bytes:
-        """New weights of a model, whose answer is known from now on."""
+        """Returns new weights of a model, and notes their answer."""
         bias = np.array([self.random.randrange(1 << 20) for _ in range(10)], np.float32)
         with self.lock:
             self.last[name] = bias.tolist()
@@ -64,13 +64,13 @@ class Load:
         return with_bias(self.whole, bias)
 
     def replace(self, name: str) -> None:
-        """Puts other weights in the place of a model's, all at once."""
+        """Replaces a model's weights atomically."""
         new = self.root / name / "new"
         new.write_bytes(self.weights(name))
         new.rename(self.root / name / "model.safetensors")
 
     def overwrite(self, name: str) -> None:
-        """Writes a model's file again, first one half and then the rest."""
+        """Overwrites a model's file in place, first one half and then the rest."""
         weights = self.weights(name)
         with open(self.root / name / "model.safetensors", "wb") as file:
             file.write(weights[: len(weights) // 2])
@@ -79,7 +79,7 @@ class Load:
             file.write(weights[len(weights) // 2 :])
 
     def kill(self, _: str) -> None:
-        """Ends a worker."""
+        """Kills a worker."""
         if workers := self.server.workers():
             try:
                 os.kill(self.random.choice(workers), signal.SIGKILL)
@@ -87,7 +87,7 @@ class Load:
                 pass
 
     def disconnect(self, name: str) -> None:
-        """A client that goes away before it has an answer."""
+        """Sends a request, or its beginning, and disconnects before the answer."""
         host, port = self.server.address.split(":")
         body = json.dumps({"inputs": [images(16)]}).encode()
         head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -95,7 +95,7 @@ class Load:
             client.sendall(head.encode() + body[: self.random.choice([10, len(body)])])
 
     def ask(self, name: str, rows: int) -> str:
-        """Has a model answer, and returns the status."""
+        """Asks a model, checks the answer, and returns the status."""
         status, said = self.server.infer(name, images(rows))
         if status == 200:
             with self.lock:
@@ -103,17 +103,17 @@ class Load:
         else:
             assert status == 503, (status, said)
             if "correct it, and load it" in said:
-                # Workers were killed with its batches, and with no other's.
+                # Workers were killed with batches of this model, and with no other's.
                 self.server.request("POST", f"/v2/repository/models/{name}/load")
         return str(status)
 
     def progress(self, answers: int) -> None:
-        """Waits until so many more were answered."""
+        """Waits until `answers` more requests were answered."""
         end = self.statuses["200"] + answers
         until("answers go on", lambda: self.statuses["200"] >= end or self.is_over.is_set())
 
     def run(self, goes_on: Callable[[int], bool]) -> None:
-        """Has clients ask and faults happen for as long as it goes on, and waits until nothing is on its way."""
+        """Runs clients and causes faults while `goes_on` returns true, and then waits until all requests are done."""
         self.is_over = threading.Event()
 
         def client(seed: int) -> None:
@@ -137,7 +137,7 @@ class Load:
                 faults += 1
             self.is_over.set()
             failed = [error for each in clients if (error := each.exception())]
-            # One that has ended closes connections, which says nothing of the reason.
+            # A server that has exited closes connections, whose errors do not tell the reason.
             assert self.server.process.poll() is None, (self.server.process.returncode, failed)
             for each in clients:
                 each.result()
@@ -153,7 +153,8 @@ class Load:
             return False
 
     def held(self) -> tuple[int, int, set[str]]:
-        """Bytes of memory, a GPU's too, and descriptors of the server and its workers, and names of shared memory."""
+        """Returns the bytes in use (a GPU's too), the descriptors of the server and workers, and the shared memory's
+        names."""
         processes = [Path(f"/proc/{pid}") for pid in [self.server.process.pid, *self.server.workers()]]
         pages = sum(int((process / "statm").read_text().split()[1]) for process in processes)
         files = sum(len(os.listdir(process / "fd")) for process in processes)
@@ -161,7 +162,7 @@ class Load:
 
 
 def device_bytes() -> int:
-    """Bytes of the GPU that are in use; none where it computes nothing."""
+    """Returns the bytes of the GPU that are in use, or 0 if the server computes on the CPU."""
     if DEVICE == "cpu":
         return 0
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
@@ -173,7 +174,7 @@ def images(rows: int) -> dict[str, Any]:
 
 
 def half() -> Callable[[int], bool]:
-    """Whether half of a run goes on after so many faults."""
+    """Returns a function of the number of faults that tells whether half of the run goes on."""
     minutes = float(os.environ.get("TENURE_FAULTS_MINUTES", "0"))
     is_over = threading.Event()
     timer = threading.Timer(minutes * 30, is_over.set)
@@ -182,7 +183,7 @@ def half() -> Callable[[int], bool]:
     return lambda faults: not is_over.is_set() if minutes else faults < FAULTS // 2
 
 
-# Its own limit is that of the run.
+# The limit includes the length of the run.
 @pytest.mark.timeout(900 + 60 * float(os.environ.get("TENURE_FAULTS_MINUTES", "0")))
 def test_load_with_faults_has_right_answers_and_leaves_nothing(models: Path, tmp_path: Path) -> None:
     load = Load(models, tmp_path / "loaded", int(os.environ.get("TENURE_FAULTS_SEED", "1")))

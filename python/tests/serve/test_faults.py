@@ -1,4 +1,4 @@
-"""`tenure serve` under faults: after each of them, the next request has the right answer."""
+"""`tenure serve` under faults: after each one, the next request gets the right answer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from serving import PROGRAM, Server, needs_program, tensor, until
 pytestmark = needs_program
 
 IMAGE = tensor("image", "FP32", [1, 1, 28, 28], [index % 255 / 255 for index in range(784)])
-# A second or more of an unoptimised program.
+# Takes an unoptimised program a second or more.
 LONG = tensor("tokens", "INT64", [1, 700], [index % 256 for index in range(700)])
 SHORT = tensor("tokens", "INT64", [1, 5], [72, 101, 108, 108, 111])
-# Each sends a request for what takes long, and waits for the answer.
+# Programs that each send a request which takes long, and wait for the answer.
 CLIENTS = {
     "http": """
 import sys, urllib.request
@@ -43,7 +43,7 @@ client.InferenceServerClient(sys.argv[1]).infer("next-byte", [asked])
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the example models, which are always the same, answer where nothing happens."""
+    """Returns the answers of the example models, which are always the same, from a server without faults."""
     models = tmp_path_factory.mktemp("right") / "models"
     subprocess.run([PROGRAM, "models", "init", models], check=True, capture_output=True)
     with Server(models) as server:
@@ -60,9 +60,10 @@ def is_right(server: Server, right: dict[str, Any]) -> bool:
 
 @contextmanager
 def computing(server: Server, send: Callable[[], Any]) -> Iterator[tuple[Any, Future[Any]]]:
-    """What `send` made, whose request is computed now, and a request of another model that waits behind it."""
+    """Yields the result of `send`, whose request is being computed, and a request of another model that waits after
+    it."""
     with ThreadPoolExecutor(1) as pool:
-        # A machine that is busy may miss the moment.
+        # A busy machine may miss the moment.
         while True:
             sent = send()
             behind = pool.submit(server.infer, "digits", IMAGE)
@@ -74,7 +75,7 @@ def computing(server: Server, send: Callable[[], Any]) -> Iterator[tuple[Any, Fu
 
 
 def connected(server: Server) -> socket.socket:
-    """A client that has asked something long, and reads nothing."""
+    """Connects a client that has sent a long request and reads nothing."""
     host, port = server.address.split(":")
     client = socket.create_connection((host, int(port)))
     body = json.dumps({"inputs": [LONG]}).encode()
@@ -115,7 +116,7 @@ def test_a_killed_server_leaves_nothing_and_starts_again(models: Path, right: di
 
 
 @pytest.mark.parametrize("protocol", CLIENTS)
-def test_a_killed_client_hinders_nobody(models: Path, right: dict[str, Any], protocol: str) -> None:
+def test_a_killed_client_hinders_no_other(models: Path, right: dict[str, Any], protocol: str) -> None:
     if protocol == "grpc":
         pytest.importorskip("tritonclient.grpc", reason="pip install 'tritonclient[grpc]'")
     with Server(models) as server:
@@ -136,7 +137,7 @@ def test_a_killed_client_hinders_nobody(models: Path, right: dict[str, Any], pro
 
 
 def is_busy(server: Server) -> bool:
-    """Whether a worker is on a processor, or wants to be."""
+    """Returns whether a thread of a worker runs on a processor, or is ready to."""
     states = []
     for worker in server.workers():
         try:
@@ -176,7 +177,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_damaged_weights_are_a_model_that_is_not_ready(models: Path, right: dict[str, Any], damage: str) -> None:
     weights = models / "next-byte" / "model.safetensors"
     whole = weights.read_bytes()
-    # Of the two models, one fits.
+    # One of the two models fits.
     with Server(models, "--device-bytes", "800kB") as server:
         assert is_right(server, right) and server.infer("digits", IMAGE) == right["digits"]
         weights.write_bytes(DAMAGES[damage](whole))

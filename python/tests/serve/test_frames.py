@@ -19,7 +19,7 @@ def frame(message: dict[str, Any], payload: bytes = b"", version: int = 1) -> by
 
 
 def received(content: bytes) -> Any:
-    """What comes of some bytes after which the connection is closed."""
+    """Returns the frame read from these bytes, after which the connection is closed."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -1,4 +1,4 @@
-"""`tenure serve` over gRPC, asked by Triton's client: it answers as it does over HTTP."""
+"""`tenure serve` over gRPC, asked by Triton's client: the answers are those over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = needs_program
 
 @contextmanager
 def asking(models: Path, *args: str) -> Iterator[tuple[Any, Any, str]]:
-    """A client each for gRPC and HTTP of the same server, and its address for gRPC."""
+    """Yields a client each for gRPC and HTTP of one server, and its address for gRPC."""
     with serving_both(models, "--grpc-port", "0", *args) as (address, http_address):
         clients = grpc.InferenceServerClient(address), http.InferenceServerClient(http_address)
         yield *clients, address
@@ -41,7 +41,7 @@ def tensor(module: Any, name: str, values: NDArray[Any]) -> Any:
 
 
 def as_protobuf(said: Any) -> Any:
-    """What JSON says as the JSON of protobuf does: numbers of 64 bits are text, and what is empty is left out."""
+    """Converts JSON to protobuf's form: 64-bit numbers are text, and empty values are left out."""
     if isinstance(said, dict):
         return {name: as_protobuf(value) for name, value in said.items() if value not in ("", [])}
     return [as_protobuf(value) for value in said] if isinstance(said, list) else str(said)
@@ -55,7 +55,7 @@ def test_a_server_and_its_models_say_the_same(models: Path) -> None:
     with asking(models) as (client, other, _):
         assert client.is_server_live() and client.is_server_ready()
         metadata = other.get_server_metadata()
-        # Over gRPC, tensors as bytes are no extension.
+        # Over gRPC, tensors as bytes are not an extension but standard.
         metadata["extensions"].remove("binary_tensor_data")
         assert client.get_server_metadata(as_json=True) == as_protobuf(metadata)
         assert client.get_model_metadata("digits", as_json=True) == as_protobuf(other.get_model_metadata("digits"))
@@ -63,13 +63,13 @@ def test_a_server_and_its_models_say_the_same(models: Path) -> None:
         assert index == as_protobuf(other.get_model_repository_index())
         names = [model["name"] for model in index]
         assert len(names) == 3
-        for name in (*names, "nobody"):
-            assert client.is_model_ready(name) == other.is_model_ready(name) == (name != "nobody")
+        for name in (*names, "absent"):
+            assert client.is_model_ready(name) == other.is_model_ready(name) == (name != "absent")
 
 
 def test_configurations_and_statistics_are_those_of_http(models: Path) -> None:
     def numbers(said: Any) -> Any:
-        """What JSON says, without the numbers that are 0, as protobuf leaves them out."""
+        """Converts JSON to protobuf's form, which also leaves out numbers that are 0."""
         if isinstance(said, dict):
             return {name: numbers(value) for name, value in said.items() if value not in ("", "0", 0, [])}
         return [numbers(value) for value in said] if isinstance(said, list) else str(said)
@@ -140,7 +140,7 @@ def test_a_stream_answers_in_order(models: Path) -> None:
     with asking(models) as (client, _, _):
         answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
         client.start_stream(lambda result, error: answers.put((result, error)))
-        for name in ("digits", "nobody", "digits"):
+        for name in ("digits", "absent", "digits"):
             client.async_stream_infer(name, [tensor(grpc, "image", images())])
         said = [answers.get(timeout=300) for _ in range(3)]
         client.stop_stream()
@@ -157,7 +157,7 @@ def test_errors_are_those_of_http(models: Path) -> None:
     tokens = np.array([[1, 2, 3]])
     with asking(models) as (client, other, _):
         for code, args in (
-            ("NOT_FOUND", ("nobody", "tokens", tokens)),
+            ("NOT_FOUND", ("absent", "tokens", tokens)),
             ("INVALID_ARGUMENT", ("digits", "image", tokens)),
             ("INVALID_ARGUMENT", ("next-byte", "tokens", tokens + 1000)),
         ):

@@ -1,4 +1,4 @@
-"""Hugging Face folders that `tenure serve` has `transformers` compute."""
+"""Hugging Face folders that `tenure serve` runs with `transformers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving import Server, needs_program, tensor
 
 torch = pytest.importorskip("torch")
 
-#: Texts of 5 tokens, the second of which is filled up.
+#: Two texts of 5 tokens, the second of which is padded.
 IDS = [[5, 9, 3, 7, 2], [8, 4, 6, 0, 0]]
 MASK = [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
 
@@ -41,7 +41,7 @@ def save(folder: Path, model: Any) -> None:
 
 
 def write_sentences(folder: Path, model: Any, pooling: dict[str, Any], *after: str, path: str = "") -> None:
-    """A folder of sentence-transformers, its model and a tokenizer of words in its folder ``path``."""
+    """Writes a folder of sentence-transformers, with the model and a tokenizer of words in its folder ``path``."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     save(folder / path, model)
@@ -72,7 +72,7 @@ def masked() -> list[dict[str, Any]]:
 
 
 def exactly(values: Any) -> list[bytes]:
-    """Numbers as 32-bit floats, which JSON writes in the shortest way that is read as the same."""
+    """Returns numbers as 32-bit floats, since JSON has each in the shortest form that reads back the same."""
     flat = values.flatten().tolist() if isinstance(values, torch.Tensor) else values
     return [struct.pack("<f", value) for value in flat]
 
@@ -121,7 +121,7 @@ def test_answers_are_those_of_transformers_bit_for_bit(tmp_path: Path, transform
                 inputs = masked()
             with torch.inference_mode():
                 if name == "MistralForSequenceClassification":
-                    # Without a token to fill texts up with, transformers takes one text at a time.
+                    # Without a padding token, transformers takes one text at a time.
                     rows = [{key: each[row : row + 1] for key, each in given.items()} for row in (0, 1)]
                     expected = {"logits": torch.cat([model(**row).logits for row in rows])}
                 else:
@@ -143,7 +143,7 @@ def test_weights_in_several_files_and_in_half_precision_are_served_as_they_are_s
     model.save_pretrained(tmp_path / "m", max_shard_size="4KB")
     assert len(list((tmp_path / "m").glob("model-*.safetensors"))) > 1
     config = json.loads((tmp_path / "m/config.json").read_text())
-    # The server goes by the stored weights' types, not by these.
+    # The server uses the stored weights' types, and ignores these.
     (tmp_path / "m/config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}))
     inputs = {"inputs": masked()[:1], "outputs": [{"name": "logits", "parameters": {"binary_data": True}}]}
     with serving(tmp_path) as server:
@@ -234,7 +234,7 @@ def test_folders_whose_weights_or_inputs_are_others_are_broken(tmp_path: Path, t
 
     change("weights", architectures=["RobertaForSequenceClassification"])
     change("class", architectures=["NobodysForCausalLM"])
-    change("kernels", attn_implementation="somebody/kernels")
+    change("kernels", attn_implementation="someone/kernels")
     with serving(tmp_path) as server:
         reasons = {name: reason for name, (_, reason) in server.index().items()}
         assert reasons["weights"] == (
@@ -246,7 +246,7 @@ def test_folders_whose_weights_or_inputs_are_others_are_broken(tmp_path: Path, t
             ' add a config.toml with python = "model.py:load"'
         )
         assert reasons["class"].startswith(f"transformers {t.__version__} has no class NobodysForCausalLM: ")
-        assert reasons["kernels"].startswith("config.json: attn_implementation is 'somebody/kernels'")
+        assert reasons["kernels"].startswith("config.json: attn_implementation is 'someone/kernels'")
 
 
 def test_a_python_without_transformers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_a_python_without_transformers_says_what_to_install(tmp_path: Path, monk
 def test_vectors_are_pooled_as_sentence_transformers_does(dtype: Any) -> None:
     folders = pytest.importorskip("tenure.serving.hugging_face")
     hidden = torch.tensor([[[1.0, -2.0], [3.0, 4.0], [-5.0, 8.0]], [[9.0, 9.0], [2.0, -6.0], [4.0, 1.0]]], dtype=dtype)
-    # The second text is filled up before its first token.
+    # The second text is padded on the left.
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
     expected = {
         "cls": [[1.0, -2.0], [2.0, -6.0]],

@@ -1,4 +1,4 @@
-"""Modules that functions of the user's load for a server."""
+"""Modules that a user's functions load for a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names() -> set[str]:
 def test_weights_that_are_shared_count_once_and_are_freed_with_the_module(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(CODE)
     loaded = modules.load(str(tmp_path), "model.py", "load", ["y"])
-    # One weight, two biases; four vectors of the normalisation and its count.
+    # One weight, two biases; the normalisation's four vectors and its counter.
     assert loaded.bytes == 4 * (64 + 8 + 8 + 4 * 8) + 8
     assert not loaded._module.training
     (answer,) = loaded([torch.ones(2, 8)])

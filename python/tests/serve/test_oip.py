@@ -28,7 +28,7 @@ if HAS_GRPC:
 
 @contextmanager
 def example(*faults: str) -> Iterator[list[str]]:
-    """The addresses of the suite's own server, of its gRPC too where there is grpcio."""
+    """Runs the suite's own server; yields its addresses: HTTP, and gRPC if grpcio is installed."""
     server = subprocess.Popen([sys.executable, str(EXAMPLE), *faults], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -39,7 +39,7 @@ def example(*faults: str) -> Iterator[list[str]]:
 
 
 def checked(report: Path, address: str, grpc: str | None = None) -> list[dict[str, Any]]:
-    """The suite's checks of a server."""
+    """Runs the suite against a server, and returns its checks."""
     command = [sys.executable, "-m", "pytest", "tests/oip", "--url", f"http://{address}", "--json", str(report), "-q"]
     command += ["--grpc", grpc] if grpc and HAS_GRPC else []
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
@@ -50,7 +50,7 @@ def checked(report: Path, address: str, grpc: str | None = None) -> list[dict[st
 
 
 def failures(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What of the checks fails a run of the suite, and why."""
+    """Returns the checks that make a run of the suite fail, each with the reason."""
     return {check["id"]: check["why"] for check in checks if check["outcome"] == "fail" and check["part"] != "beyond"}
 
 

@@ -1,4 +1,4 @@
-"""`tenure serve`, asked for vectors of texts by OpenAI's client."""
+"""`tenure serve`, asked by OpenAI's client for embeddings of texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = needs_program
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Any]:
-    """A client of a server with a tiny encoder, which has a tokenizer."""
+    """Yields a client of a server with a tiny encoder and its tokenizer."""
     models = tmp_path / "models"
     subprocess.run([PROGRAM, "models", "init", models, "--encoder", ENCODER], check=True, capture_output=True)
     with serving(models) as address, openai.OpenAI(base_url=f"http://{address}/v1", api_key="none") as client:
@@ -40,7 +40,7 @@ def test_models_are_listed(client: Any) -> None:
 
 
 def test_vectors_are_those_of_the_encoder(client: Any) -> None:
-    # The client asks for base64 unless it is told otherwise.
+    # The client requests base64 by default.
     answer = client.embeddings.create(model="tiny_bert", input=TEXTS)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(TEXTS)
     said = subprocess.run([PROGRAM, "embed", "--weights", ENCODER, *TEXTS], check=True, capture_output=True, text=True)
@@ -66,7 +66,7 @@ def test_tokens_have_vectors(client: Any) -> None:
 
 def test_errors_are_understood(client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        client.embeddings.create(model="nobody", input="a")
+        client.embeddings.create(model="absent", input="a")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     for model, given, param in (("tiny_bert", "", "input"), ("tiny_bert", [], "input"), ("digits", "a", "model")):
         with pytest.raises(openai.BadRequestError) as wrong:

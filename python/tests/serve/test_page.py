@@ -28,7 +28,7 @@ ARGUMENTS = (
     "--disable-component-update --disable-sync"
 )
 
-# What a reader sees, each by what it is called.
+# A script that returns all that a reader sees on the page, by name.
 READ = """
 const text = (element) => element.innerText.trim();
 const all = (selector) => [...document.querySelectorAll(selector)];
@@ -55,14 +55,14 @@ def milliseconds(text: str) -> float:
 
 
 def post(url: str, body: object) -> Any:
-    """What is answered in JSON to a body in JSON."""
+    """Posts a body as JSON, and returns the answer's JSON."""
     request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 
 class Browser:
-    """A window of a headless Chromium, by the WebDriver protocol."""
+    """A window of a headless Chromium, driven through WebDriver."""
 
     def __init__(self, driver: str, profile: Path) -> None:
         arguments = [*ARGUMENTS.split(), f"--user-data-dir={profile}"]
@@ -74,12 +74,12 @@ class Browser:
         post(f"{self._session}/url", {"url": url})
 
     def resize(self, width: int) -> None:
-        """Makes the page so wide, as on a phone, which may be narrower than a window."""
+        """Sets the page's width, which may be a phone's, narrower than a window can be."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self._command("Emulation.setDeviceMetricsOverride", metrics)
 
     def prefer(self, scheme: str) -> None:
-        """Light or dark."""
+        """Sets the preferred colour scheme, light or dark."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._command("Emulation.setEmulatedMedia", {"features": features})
 
@@ -94,12 +94,12 @@ class Browser:
         self.run(script, token)
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """Writes a PNG of the whole page."""
         picture = self._command("Page.captureScreenshot", {"captureBeyondViewport": True})
         path.write_bytes(base64.b64decode(picture["data"]))
 
     def complaints(self) -> list[str]:
-        """What the browser has to say against the page since it was asked last, such as of its policy."""
+        """Returns the browser's errors about the page since the last call, such as violations of its policy."""
         entries = post(f"{self._session}/se/log", {"type": "browser"})["value"]
         return [entry["message"] for entry in entries]
 
@@ -107,18 +107,18 @@ class Browser:
         return post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": params})["value"]
 
     def run(self, script: str, *args: object) -> Any:
-        """What a script returns."""
+        """Runs a script in the page, and returns its result."""
         return post(f"{self._session}/execute/sync", {"script": script, "args": args})["value"]
 
     def input(self, kind: str, **params: object) -> None:
-        """What a person does with mouse or keys, such as `MouseEvent`."""
+        """Sends an event of the mouse or the keyboard, such as `MouseEvent`."""
         self._command(f"Input.dispatch{kind}", params)
 
     def read(self) -> Any:
         return self.run(READ)
 
     def wait_for(self, is_so: Callable[[Any], bool]) -> Any:
-        """The page, when it shows something."""
+        """Waits until `is_so` holds for the page's content, and returns the content."""
         end = time.monotonic() + 300
         while not is_so(page := self.read()):
             assert time.monotonic() < end, page
@@ -177,7 +177,7 @@ def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, brow
         for _ in range(5):
             ask_digits(address)
         ask(address, "next-byte", "tokens", "INT64", [1, 3], [1, 2, 3])
-        # Nobody loads it again.
+        # The page updates without a reload.
         busy = browser.wait_for(lambda page: answered(page) == 6)
         assert (busy["facts"]["Requests waiting"], busy["facts"]["Switches"]) == ("0", "2")
         (tier,) = busy["tiers"]
@@ -202,7 +202,7 @@ def test_the_page_connects_again_when_the_server_is_back(models: Path, browser: 
         ask_digits(address)
         browser.open(f"http://{address}/")
         browser.wait_for(lambda page: is_live(page) and answered(page) == 1)
-    # It still shows what it knows.
+    # The page still shows the last state.
     away = browser.wait_for(lambda page: page["link"] == "connecting again")
     assert answered(away) == 1
     with serving(models, listen=address):
@@ -231,7 +231,7 @@ def test_the_page_is_a_table_without_scripts(models: Path, browser: Browser) -> 
         page = browser.read()
         assert answered(page) == 1 and page["models"]["digits"]["Answered"] == "1"
         assert page["switches"] == ["digits"] and not page["asksForToken"]
-        # It is loaded again by itself.
+        # Without scripts, the page reloads itself.
         ask_digits(address)
         browser.wait_for(lambda page: answered(page) == 2)
 

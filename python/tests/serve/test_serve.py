@@ -23,7 +23,7 @@ pytestmark = needs_program
 
 @contextmanager
 def serving(models: Path, *args: str) -> Iterator[Any]:
-    """A client of a server of its own."""
+    """Yields a client of a new server."""
     with serving_at(models, *args) as address:
         client = http.InferenceServerClient(address)
         yield client
@@ -100,7 +100,7 @@ def test_errors_are_understood(models: Path) -> None:
 
     tokens = np.array([[1, 2, 3]])
     with serving(models) as client:
-        assert "there is no model" in reason("nobody", [tensor("tokens", tokens)])
+        assert "there is no model" in reason("absent", [tensor("tokens", tokens)])
         assert "the model takes FP32" in reason("digits", [tensor("image", tokens)])
         assert "out of range" in reason("next-byte", [tensor("tokens", tokens + 1000)])
         client.unload_model("next-byte")
@@ -137,7 +137,7 @@ def test_statistics_count_requests_and_rows(models: Path) -> None:
 
 @contextmanager
 def region(client: Any, shared_memory: Any, name: str, byte_size: int) -> Iterator[Any]:
-    """Shared memory that the server knows by a name."""
+    """Registers shared memory with the server under a name."""
     key = f"/tenure-test-{uuid.uuid4()}"
     handle = shared_memory.create_shared_memory_region(name, key, byte_size)
     try:

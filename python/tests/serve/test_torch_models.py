@@ -43,7 +43,7 @@ LINEAR = """
         return torch.nn.Linear(4, 3)
 """
 
-#: One row.
+#: One row of inputs.
 ROW = [0.5, -1.25, 3.0, 0.1]
 
 
@@ -62,7 +62,7 @@ def serving(models: Path, *args: str) -> Iterator[str]:
 
 
 def call(address: str, path: str, body: Any = None) -> Any:
-    """What the server answers, or its status and error."""
+    """Returns the answer's JSON, or the status and the error."""
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f"http://{address}/{path}", data), timeout=300) as answer:
@@ -73,7 +73,7 @@ def call(address: str, path: str, body: Any = None) -> Any:
 
 
 def ask(address: str, name: str, rows: list[list[float]]) -> Any:
-    """The outputs' data, or the status and error."""
+    """Returns the outputs' numbers, or the status and the error."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [len(rows), len(rows[0])], "data": sum(rows, [])}
     answer = call(address, f"v2/models/{name}/infer", {"inputs": [tensor]})
     return answer if isinstance(answer, tuple) else answer["outputs"][0]["data"]
@@ -87,7 +87,7 @@ def expected(seed: int, rows: list[list[float]]) -> list[float]:
 
 
 def exactly(values: list[float]) -> list[bytes]:
-    """As 32-bit floats, which JSON writes in the shortest way that is read as the same."""
+    """Returns numbers as 32-bit floats, since JSON has each in the shortest form that reads back the same."""
     return [struct.pack("<f", value) for value in values]
 
 
@@ -99,7 +99,7 @@ def reason(address: str, name: str) -> str:
 
 
 def worker(models: Path) -> int:
-    """The process of Python that the server of a folder has started."""
+    """Returns the id of the Python process that a folder's server has started."""
     found = []
     for folder in Path("/proc").iterdir():
         try:
@@ -174,7 +174,7 @@ def test_a_module_and_a_network_of_ours_share_one_budget(models: Path) -> None:
             return Model()
     """
     write(models, "big", code)
-    # There is room for either.
+    # Either model fits, but not both.
     budget = (4 << 20) + 4096
     image = {"name": "image", "datatype": "FP32", "shape": [1, 1, 28, 28], "data": [0.5] * 784}
     with serving(models, "--device-bytes", str(budget)) as address:
@@ -267,7 +267,7 @@ def test_requests_that_run_together_get_their_own_rows(tmp_path: Path) -> None:
         assert answers == [[1.0, 2.0, 4.0, 3.0, 4.0, 4.0], [5.0, 6.0, 4.0, 7.0, 8.0, 4.0]]
 
 
-def test_a_module_that_goes_on_when_nobody_waits_is_ended(tmp_path: Path) -> None:
+def test_a_module_that_goes_on_when_no_request_waits_is_ended(tmp_path: Path) -> None:
     write(tmp_path, "linear", LINEAR.format(seed=9))
     code = """
         import pathlib, signal, torch
@@ -292,7 +292,7 @@ def test_a_module_that_goes_on_when_nobody_waits_is_ended(tmp_path: Path) -> Non
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROW}
         client = HTTPConnection(address)
         client.request("POST", "/v2/models/endless/infer", json.dumps({"inputs": [tensor]}))
-        # Waits until it is written.
+        # Waits until the module has written it.
         assert begun.read_text() == "begun"
         client.close()
         assert exactly(ask(address, "linear", [ROW])) == exactly(expected(9, [ROW]))
@@ -387,7 +387,7 @@ def test_a_server_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> No
     ended = os.pidfd_open(worker(tmp_path))
     server.kill()
     server.wait()
-    # Readable when it has ended; the test's own limit ends it if it does not.
+    # The descriptor is readable once the worker has ended; otherwise the test's own limit ends the test.
     select.select([ended], [], [])
     os.close(ended)
 

@@ -48,7 +48,7 @@ def event(action: str, number: int, size: int, at: int, *names: str) -> dict[str
 
 
 def snapshot(path: Path) -> None:
-    """A large block that stays, and others over it that come and go."""
+    """Writes a snapshot of a large block that stays, and others above it that come and go."""
     events = [event("segment_alloc", 0, 64 * MIB * 40, 0), event("alloc", 0, 60 * MIB, 1, "weights", HOSTILE)]
     for number in range(1, 31):
         events.append(event("alloc", number, MIB, 2 * number, "forward", "main"))
@@ -60,9 +60,9 @@ def snapshot(path: Path) -> None:
 
 
 def page_when(browser: Browser, is_so: Callable[[Any], bool]) -> Any:
-    """The page, when it shows something."""
+    """Waits until `is_so` holds for the page's content, and returns the content."""
     for _ in range(3000):
-        # A frame later, what was asked for is drawn.
+        # The page draws a request one frame later.
         browser.run("return document.readyState")
         if is_so(page := browser.run(READ)):
             return page
@@ -120,7 +120,7 @@ def test_a_block_shows_its_stack_and_is_found_by_it(browser: Browser, tmp_path: 
 
 
 def report(browser: Browser, folder: Path, events: list[dict[str, object]], *options: str, **rest: object) -> Any:
-    """The opened page of a snapshot of these events."""
+    """Opens the report of a snapshot of these events."""
     snapshot = {"segments": [], "device_traces": [events], **rest}
     (folder / "s.pickle").write_bytes(pickle.dumps(snapshot))
     command: list[str | Path] = [PROGRAM, "trace", "report", folder / "s.pickle", "-o", folder / "s.html", *options]
@@ -138,7 +138,8 @@ def go_to(browser: Browser, event: int) -> None:
 
 
 def passing_blocks(count: int, gaps_ms: dict[int, int], number: int = 1) -> list[dict[str, object]]:
-    """Blocks that are freed at once, a millisecond an event but for `gaps_ms` before some of them."""
+    """Returns the events of blocks that are freed at once: one event per ms, with `gaps_ms` before some of the
+    blocks."""
     events, at = [], 0
     for block in range(count):
         at += gaps_ms.get(block, 0)
@@ -151,7 +152,7 @@ def passing_blocks(count: int, gaps_ms: dict[int, int], number: int = 1) -> list
 def test_the_time_of_an_event_is_right_beside_a_pause(browser: Browser, tmp_path: Path) -> None:
     pause = passing_blocks(30_000, {10_000: 60_000})
     report(browser, tmp_path, [event("segment_alloc", 0, 64 * MIB * 40, 0), *pause])
-    # The recorder left out the requests of the frees, which the trace has.
+    # The trace also has the requests of the frees, which the recorder left out: two events a block became three.
     for shown, time in [(29_998, "19.9980 s"), (30_001, "80.0000 s"), (30_004, "80.0020 s")]:
         go_to(browser, shown)
         page_when(browser, partial(holds, "held", f"At event {shown:,} ({time})"))
@@ -239,7 +240,7 @@ def test_the_keyboard_selects_blocks_and_the_bytes_zoom_to_a_limit(browser: Brow
 
 @pytest.mark.skipif("TENURE_LONG_PAGE" not in os.environ, reason="TENURE_LONG_PAGE names no page to time")
 def test_a_long_history_loads_in_seconds(browser: Browser, tmp_path: Path) -> None:
-    """Times the page of a large snapshot, such as `scripts/snapshots` writes."""
+    """Times the page of a large snapshot, of the kind that `scripts/snapshots` writes."""
     path = Path(os.environ["TENURE_LONG_PAGE"])
     page = opened(browser, path)
     ready, loaded, draw = page["canvas"]["readyMs"], page["loadedMs"], page["canvas"]["drawMs"]

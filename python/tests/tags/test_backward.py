@@ -102,7 +102,7 @@ def test_a_step_that_calls_its_closure_leaves_nothing_behind() -> None:
         assert held("gradient")["0"] == held("optimizer_state")["0"] == 2 * ROW
 
 
-def test_memory_of_an_untagged_model_is_nobodys() -> None:
+def test_memory_of_an_untagged_model_has_no_module() -> None:
     tagged, other = OfUnknownType().cuda(), nn.Sequential(*[Scale() for _ in range(10)]).cuda()
     with tenure.torch.tag(tagged):
         tagged(batch()).y.sum().backward()
