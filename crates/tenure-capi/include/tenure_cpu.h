@@ -1,6 +1,7 @@
-/* What PyTorch's allocator of the CPU asks of Tenure: one table of functions, of which the shim under PyTorch is given the
- * address, so that it links to nothing of Tenure's. Every function may be called from any thread. No function lets a
- * panic of Rust's out.
+/* The functions of Tenure that PyTorch's CPU allocator calls. The shim under PyTorch is given the address of this one
+ * table, and so links to nothing of Tenure's. Every function may be called from any thread. No function lets a Rust
+ * panic
+ * out.
  */
 #ifndef TENURE_CPU_H
 #define TENURE_CPU_H
@@ -21,17 +22,17 @@ extern "C" {
 typedef struct tenure_cpu_api {
     size_t size; /* of this struct */
     uint32_t abi;
-    /* As tenure_last_error(). */
+    /* Does what tenure_last_error() does. */
     const char *(*last_error)(void);
-    /* Whether the calling thread has chosen where its memory comes from. If not, that is none of Tenure's business. */
+    /* Returns whether Tenure serves the calling thread. If not, the shim leaves the call to PyTorch's own allocator. */
     bool (*is_chosen)(void);
-    /* Memory for a thread that has; NULL for 0 bytes. */
+    /* Allocates memory for a thread that Tenure serves; NULL for 0 bytes. */
     tenure_status (*allocate)(size_t bytes, void **data);
-    /* Frees memory of allocate(), from any thread. False if it is none: then nothing was done. */
+    /* Frees memory of allocate(), from any thread. Returns false, and does nothing, for any other memory. */
     bool (*free)(void *data);
 } tenure_cpu_api;
 
-/* The table; it is there for as long as the process. */
+/* Returns the table, which lives as long as the process. */
 const tenure_cpu_api *tenure_cpu_table(void);
 
 #ifdef __cplusplus

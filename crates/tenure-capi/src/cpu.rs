@@ -1,5 +1,4 @@
-//! What PyTorch's allocator of the CPU asks of Tenure: the table of `include/tenure_cpu.h`, which says what each function
-//! does.
+//! The functions of Tenure that PyTorch's CPU allocator calls, as `include/tenure_cpu.h` declares and documents them.
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,22 +27,22 @@ pub struct Table {
 static TABLE: Table =
     Table { size: size_of::<Table>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
 
-/// Blocks by their addresses: PyTorch frees some by nothing else.
+/// The live blocks by address. PyTorch frees some of them with nothing but the address.
 static LIVE: LazyLock<Unforked<FxHashMap<usize, DataPtr>>> = LazyLock::new(Unforked::default);
 
-/// How many want host memory for threads that chose nothing.
+/// The number of guards that give host memory to threads without an allocator of their own.
 static ON_HOST_MEMORY: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether this process is a child of one that had host memory: there its locks may be held for ever.
+/// Whether this process is a fork of one that had host memory, whose locks may be held for ever here.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The table.
+/// Returns the table.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_cpu_table() -> *const Table {
     &TABLE
 }
 
-/// Threads that chose nothing have host memory from now on.
+/// Gives host memory to threads that have chosen no allocator, until [`leave_host_memory`] is called as often.
 pub(crate) fn enter_host_memory() {
     static LISTENING: Once = Once::new();
     LISTENING.call_once(|| {
@@ -56,17 +55,17 @@ pub(crate) fn enter_host_memory() {
     ON_HOST_MEMORY.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Ends what [`enter_host_memory`] began, but in a child, where it has ended.
+/// Ends one [`enter_host_memory`]. In a forked child, where all of them have ended, does nothing.
 pub(crate) fn leave_host_memory() {
     let _ = ON_HOST_MEMORY.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |wanted| wanted.checked_sub(1));
 }
 
-/// See [`IS_FORKED`].
+/// Returns [`IS_FORKED`].
 pub(crate) fn is_forked() -> bool {
     IS_FORKED.load(Ordering::Relaxed)
 }
 
-/// Whose memory the calling thread has.
+/// Returns the allocator that serves the calling thread, or `None` if PyTorch's own allocator does.
 fn chosen() -> Option<Arc<dyn Allocator>> {
     AllocatorScope::current(Device::CPU).or_else(|| {
         let host = || HostMemory::installed().map(|host| host as Arc<dyn Allocator>);
@@ -74,7 +73,8 @@ fn chosen() -> Option<Arc<dyn Allocator>> {
     })
 }
 
-/// The owner of a live block, which PyTorch must be told to have elsewhere, and who gives more of its kind.
+/// Takes a live block out of [`LIVE`]: the caller must from now on find it when PyTorch frees the address. Returns the
+/// block's owner, and the allocator for more memory of its kind.
 pub(crate) fn take(address: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
     let allocator = HostMemory::installed()?;
     Some((LIVE.lock().remove(&address)?, allocator))
@@ -113,7 +113,7 @@ pub(crate) extern "C" fn free(data: *mut c_void) -> bool {
         let _ = memory.release_context();
         return true;
     }
-    // With no lock held. A deleter that panics leaks its block; nothing can be told of it here.
+    // No lock is held here. A deleter that panics leaks its block; the panic cannot be reported from here.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(memory)));
     true
 }
@@ -131,7 +131,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Held by tests of what threads get that chose nothing.
+    /// A lock for tests that depend on the memory of threads without an allocator of their own.
     pub(crate) static ONE: Mutex<()> = Mutex::new(());
 
     #[test]

@@ -1,4 +1,4 @@
-//! The devices that were opened, and the streams that their drivers were told of.
+//! The open devices, and the streams that their drivers know.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use tenure_device::sim::SimDriver;
 
 use crate::failure::Failure;
 
-/// Streams remembered at a time. A power of two.
+/// The number of streams remembered at a time. A power of two.
 const STREAMS: usize = 256;
 
 static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
@@ -20,19 +20,19 @@ static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MA
 /// One more than the highest number of an open device.
 static END: AtomicI32 = AtomicI32::new(0);
 
-/// Held while a device is opened.
+/// A lock that is held while a device is opened.
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// An open device.
 pub(crate) struct Device {
     pub(crate) memory: &'static DeviceMemory,
     driver: DeviceDriver,
-    /// Streams that the driver was told of, each at a place that follows from its handle. One that was displaced is
-    /// told again, which changes nothing.
+    /// The streams that the driver knows, each in a slot computed from its handle. A stream that another one displaced
+    /// is adopted again, which changes nothing.
     told: [AtomicU64; STREAMS],
 }
 
-/// A driver to which streams of elsewhere can be made known.
+/// A driver that can adopt streams made elsewhere.
 pub(crate) enum DeviceDriver {
     Cuda(Arc<CudaDriver>),
     Sim(Arc<SimDriver>),
@@ -46,7 +46,7 @@ impl Device {
             DeviceDriver::Sim(driver) => Arc::clone(driver) as _,
         };
         let slot = DEVICES.get(number as usize).ok_or(Failure::NotOpen { device: number })?;
-        // So that whoever is told that the device is open finds it open.
+        // Held so that a caller that gets `AlreadyInstalled` finds the device open.
         let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = memory::install(shared, config)?;
         let device = Self { memory, driver, told: [const { AtomicU64::new(0) }; STREAMS] };
@@ -55,13 +55,13 @@ impl Device {
         Ok(())
     }
 
-    /// The open devices and their numbers.
+    /// Iterates over the open devices and their numbers.
     #[inline]
     pub(crate) fn all() -> impl Iterator<Item = (c_int, &'static Self)> {
         (0..END.load(Ordering::Acquire)).filter_map(|number| Some((number, DEVICES[number as usize].get()?)))
     }
 
-    /// Device number `number`.
+    /// Returns device number `number`.
     #[inline]
     pub(crate) fn get(number: c_int) -> Result<&'static Self, Failure> {
         DEVICES.get(number as usize).and_then(OnceLock::get).ok_or(Failure::NotOpen { device: number })
@@ -70,13 +70,13 @@ impl Device {
     /// Makes sure that the driver knows `stream`.
     ///
     /// # Safety
-    /// It is the null stream or a stream of this device that exists.
+    /// `stream` is the null stream or an existing stream of this device.
     #[inline]
     pub(crate) unsafe fn adopt(&self, stream: StreamId) {
-        // Handles are addresses or small numbers: the high bits of a product depend on every bit.
+        // Handles are addresses or small numbers. The high bits of the product depend on all of their bits.
         let place = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - STREAMS.trailing_zeros());
         let place = &self.told[place as usize];
-        // The null stream is known, and is what an empty place holds.
+        // The driver knows the null stream, whose id is also the value of an empty slot.
         if place.load(Ordering::Relaxed) != stream.0 && stream != StreamId::NULL {
             // SAFETY: by the function's contract.
             unsafe { self.driver.adopt(stream) };

@@ -1,4 +1,4 @@
-//! How a call fails in C: a status, and a message of the thread.
+//! Failures as C sees them: a status, and a message for each thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -15,27 +15,27 @@ use tenure_device::share::ShareError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum Status {
-    /// The call did what it is for.
+    /// The call succeeded.
     Ok = 0,
-    /// No memory.
+    /// There is not enough memory.
     OutOfMemory = 1,
     /// The device was not opened.
     NotOpen = 2,
     /// The device was opened before.
     AlreadyOpen = 3,
-    /// Not a live block.
+    /// The address is not that of a live block.
     UnknownAddress = 4,
-    /// An argument makes no sense.
+    /// An argument is invalid.
     Invalid = 5,
     /// A driver call failed.
     DriverFailed = 6,
-    /// A defect.
+    /// Tenure has a defect: the call panicked.
     Panic = 7,
-    /// Not a live block in memory that processes can share.
+    /// The address is not that of a live block in memory that processes can share.
     NotShareable = 8,
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("device {device} is not open: call tenure_open first")]
@@ -96,7 +96,7 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the body of a call: errors and panics come to C as a status.
+/// Runs the body of a call, and turns errors and panics into a status.
 #[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -110,7 +110,7 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     }
 }
 
-/// The message of this thread's last failure. Valid until the next.
+/// Returns the message of this thread's last failure. It is valid until the next failure.
 pub(crate) fn last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|message| message.as_ptr())
 }

@@ -1,7 +1,7 @@
-//! The C interface: what `include/tenure.h` declares, and says. Built as `libtenure_capi.so`.
+//! The C interface: the functions that `include/tenure.h` declares and documents. Built as `libtenure_capi.so`.
 //!
-//! On the way of an allocation it adds a look into a table of devices and the conversion of the result, no lock and no
-//! allocation.
+//! An allocation through it takes no lock and allocates nothing by itself: it looks up the device in a table, and
+//! converts the result.
 
 pub mod cpu;
 mod device;
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn tenure_stats_json(device: c_int, json: *mut *mut c_char
         let memory = Device::get(device)?.memory;
         let flat = memory.allocator().statistics().flat();
         let mut figures: serde_json::Map<_, _> = flat.into_iter().map(|(name, value)| (name, value.into())).collect();
-        // Null where the system does not tell.
+        // Null if the system does not report it.
         figures.insert("overhead_bytes".into(), memory.backing().known_overhead_bytes().into());
         // SAFETY: by the function's contract.
         unsafe { hand_over(serde_json::Value::from(figures).to_string().into_bytes(), json, bytes) }
@@ -151,11 +151,12 @@ pub unsafe extern "C" fn tenure_snapshot(device: c_int, pickle: *mut *mut c_char
 /// See `tenure.h`.
 ///
 /// # Safety
-/// Both come from one call of `tenure_stats_json` or `tenure_snapshot`, or `buffer` is null; it is not used again.
+/// `buffer` and `bytes` come from one call of `tenure_stats_json` or `tenure_snapshot`, or `buffer` is null. The buffer
+/// is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_free_buffer(buffer: *mut c_char, bytes: usize) {
     if !buffer.is_null() {
-        // SAFETY: `hand_over` made it from a boxed slice of one byte more.
+        // SAFETY: `hand_over` made the buffer from a boxed slice of one byte more.
         drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(buffer.cast::<u8>(), bytes + 1)) });
     }
 }
@@ -165,7 +166,7 @@ fn stream_id(stream: *mut c_void) -> StreamId {
     StreamId(stream.addr() as u64)
 }
 
-/// Gives `content` to C, with a zero after it.
+/// Hands `content` over to C, with a zero byte after it.
 ///
 /// # Safety
 /// `buffer` and `bytes` are null or places to write to.

@@ -11,11 +11,11 @@ use tenure_device::sim::{SimConfig, SimDriver};
 use crate::device::DeviceDriver;
 use crate::failure::Failure;
 
-/// How to open a device.
+/// The parsed options of `tenure_open`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Options {
     kind: DriverKind,
-    /// Bytes of a simulated device, if not the default.
+    /// The size in bytes of a simulated device, if not the default.
     capacity: Option<u64>,
     pub(crate) memory: MemoryConfig,
 }
@@ -53,7 +53,7 @@ impl FromStr for Options {
 }
 
 impl Options {
-    /// The driver of device number `device`.
+    /// Makes the driver of device number `device`.
     pub(crate) fn driver(&self, device: c_int) -> Result<DeviceDriver, Failure> {
         match self.kind {
             DriverKind::Cuda => {

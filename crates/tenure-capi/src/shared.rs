@@ -1,8 +1,8 @@
-//! Blocks of PyTorch's that others have too, as a [`Storage`].
+//! Blocks that PyTorch and other owners share, as [`Storage`]s.
 //!
-//! PyTorch frees a block by its address, whoever else may need the bytes. A block that is [shared](share) belongs to a
-//! storage instead, of which PyTorch has a handle: freeing the address lets go of that, and the last handle frees the
-//! block. The other way, a storage that is [lent](lend) is what PyTorch's next allocation finds.
+//! PyTorch frees a block by its address, even if another owner still needs the bytes. A block that is [shared](share)
+//! therefore belongs to a storage, of which PyTorch has one handle: freeing the address drops that handle, and the last
+//! handle frees the block. The other way round, PyTorch's next allocation returns a storage that is [lent](lend).
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -18,31 +18,31 @@ use tenure_device::memory::DeviceMemory;
 use crate::cpu;
 use crate::device;
 
-/// What PyTorch has a handle of, by address.
+/// The storages of which PyTorch has a handle, by address.
 static SHARED: LazyLock<Unforked<FxHashMap<usize, Shared>>> = LazyLock::new(Unforked::default);
-/// How many those are. Where there are none, who frees a block looks for none.
+/// The number of entries in [`SHARED`]. While it is 0, frees skip the lookup.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held while a block becomes a storage, so that it becomes one only.
+/// A lock that is held while a block becomes a storage, so that it becomes only one.
 static SHARING: Mutex<()> = Mutex::new(());
-/// How many storages are being lent.
+/// The number of storages that are lent at present.
 static LENDING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// What the thread's next allocation of so many bytes finds.
+    /// The storage that the thread's next allocation of as many bytes returns.
     static LENT: RefCell<Option<Storage>> = const { RefCell::new(None) };
 }
 
 struct Shared {
     storage: Storage,
-    /// PyTorch's storages at the address.
+    /// The number of PyTorch storages at the address.
     holders: usize,
 }
 
-/// The block that PyTorch has at an address, as a storage of its bytes: the same each time, for as long as PyTorch or
-/// anybody else has it. None if the address is none of Tenure's, or the bytes are others than those shared before.
+/// Returns PyTorch's block at an address as a storage of its bytes: the same one each time, for as long as PyTorch or
+/// another owner has it. Returns `None` if the address is not Tenure's, or if other bytes were shared before.
 ///
 /// # Safety
-/// PyTorch has a storage of so many bytes at the address, and frees it no sooner than this returns.
+/// PyTorch has a storage of `bytes` bytes at the address, and frees it no sooner than this returns.
 pub unsafe fn share(device: Device, address: usize, bytes: usize) -> Option<Storage> {
     let _sharing = SHARING.lock().unwrap_or_else(PoisonError::into_inner);
     let known = SHARED.lock().get(&address).map(|shared| shared.storage.clone());
@@ -50,20 +50,20 @@ pub unsafe fn share(device: Device, address: usize, bytes: usize) -> Option<Stor
         return Some(known).filter(|known| known.bytes() == bytes && known.device() == device);
     }
     let (data, allocator) = if device.is_cpu() { cpu::take(address)? } else { block(device, address, bytes)? };
-    // SAFETY: by the function's contract, and PyTorch's deleter finds the address here from now on.
+    // SAFETY: by the function's contract; PyTorch's deleter finds the address in `SHARED` from now on.
     let storage = unsafe { Storage::from_data_ptr(data, bytes, Some(allocator)) };
-    // PyTorch has the address. There is an allocator, so this cannot fail.
+    // A resize would move the bytes, of which PyTorch has the address. This cannot fail: the storage has an allocator.
     let _ = storage.set_resizable(false);
     SHARED.lock().insert(address, Shared { storage: storage.clone(), holders: 1 });
     COUNT.fetch_add(1, Ordering::Release);
     Some(storage)
 }
 
-/// A device's block, owned as a storage owns it.
+/// Makes the owner of a device's block, for a storage.
 fn block(device: Device, address: usize, bytes: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
     let memory = memory(device)?;
     memory.allocator().block(address as u64).filter(|block| block.bytes >= bytes as u64)?;
-    // A device's address is a number to the host, which never follows it.
+    // The host never follows a device's address, which is a number to it.
     let data = std::ptr::without_provenance_mut(address);
     let free = move || drop(memory.free(address as u64));
     Some((DataPtr::foreign(data, device, free), Arc::new(memory)))
@@ -73,14 +73,15 @@ fn memory(device: Device) -> Option<&'static DeviceMemory> {
     device::Device::get(device.index().into()).ok().map(|device| device.memory)
 }
 
-/// Has the thread's next allocation of as many bytes on the storage's device find the storage, while this lives.
+/// A storage that is lent: while this lives, the thread's next allocation of as many bytes on the storage's device
+/// returns the storage.
 #[must_use = "it lends for as long as it lives"]
 pub struct Lent {
-    /// It belongs to the thread.
+    /// Keeps the value on its thread.
     thread: PhantomData<*const ()>,
 }
 
-/// See [`Lent`].
+/// Lends a storage to PyTorch's next allocation on this thread. See [`Lent`].
 pub fn lend(storage: Storage) -> Lent {
     LENDING.fetch_add(1, Ordering::Relaxed);
     LENT.set(Some(storage));
@@ -88,7 +89,7 @@ pub fn lend(storage: Storage) -> Lent {
 }
 
 impl Lent {
-    /// Whether the allocation came.
+    /// Returns whether an allocation has taken the storage.
     pub fn is_taken(&self) -> bool {
         LENT.with_borrow(Option::is_none)
     }
@@ -101,12 +102,12 @@ impl Drop for Lent {
     }
 }
 
-/// Whether the thread's next allocation finds something, if it asks for as many bytes.
+/// Returns whether a storage is lent to this thread, for an allocation of as many bytes.
 pub(crate) fn is_lending() -> bool {
     LENDING.load(Ordering::Relaxed) > 0 && LENT.with_borrow(Option::is_some)
 }
 
-/// The address of what an allocation finds, if there is something.
+/// Returns the address of the lent storage, if one fits the allocation, and counts PyTorch as a holder.
 #[inline]
 pub(crate) fn take_lent(device: Device, bytes: usize) -> Option<*mut u8> {
     if LENDING.load(Ordering::Relaxed) == 0 { None } else { taken(device, bytes) }
@@ -119,7 +120,7 @@ fn taken(device: Device, bytes: usize) -> Option<*mut u8> {
     let address = storage.lock().as_ptr();
     let mut shared = SHARED.lock();
     if let Some(known) = shared.get_mut(&address.addr()) {
-        // While PyTorch has a handle, no other storage can be there.
+        // While PyTorch has a handle, no other storage can be at this address.
         known.holders += 1;
         drop(shared);
     } else {
@@ -129,7 +130,7 @@ fn taken(device: Device, bytes: usize) -> Option<*mut u8> {
     Some(address)
 }
 
-/// Lets go of PyTorch's handle of what is at an address. False if it has none.
+/// Drops PyTorch's handle of the storage at an address. Returns false if PyTorch has none there.
 #[inline]
 pub(crate) fn free(address: usize) -> bool {
     COUNT.load(Ordering::Acquire) > 0 && freed(address)
@@ -147,16 +148,16 @@ fn freed(address: usize) -> bool {
     drop(shared);
     COUNT.fetch_sub(1, Ordering::Relaxed);
     if cpu::is_forked() {
-        // Its allocator's locks are the parent's.
+        // The locks of its allocator may be held for ever in a forked child.
         std::mem::forget(last);
     }
     true
 }
 
-/// A stream of PyTorch's, on a device that is open.
+/// Returns one of PyTorch's streams, on a device that is open.
 ///
 /// # Safety
-/// It is null or a stream of the device that exists for as long as anybody may use it, as PyTorch's do.
+/// The handle is null or a stream of the device that exists for as long as it may be used, as PyTorch's streams do.
 pub unsafe fn stream(device: Device, handle: usize) -> Option<Stream> {
     let device = device::Device::get(device.index().into()).ok()?;
     let id = StreamId(handle as u64);
@@ -166,12 +167,12 @@ pub unsafe fn stream(device: Device, handle: usize) -> Option<Stream> {
     Some(if id == StreamId::NULL { streams.null() } else { streams.external(id) })
 }
 
-/// Has PyTorch's memory of the CPU come from [`HostMemory`], for threads that chose nothing else, while it lives.
+/// A guard: while it lives, threads that have chosen no allocator get PyTorch's CPU memory from [`HostMemory`].
 #[must_use = "it holds for as long as it lives"]
 pub struct OnHostMemory(());
 
 impl OnHostMemory {
-    /// From now on. None where the system gives no address space.
+    /// Makes a guard. Returns `None` where the system gives no address space.
     pub fn enter() -> Option<Self> {
         HostMemory::installed()?;
         cpu::enter_host_memory();
@@ -203,7 +204,7 @@ mod tests {
     }
 
     fn shared(address: usize, bytes: usize) -> Option<Storage> {
-        // SAFETY: allocated above, and freed by who calls.
+        // SAFETY: allocated above, and freed by the caller.
         unsafe { share(Device::CPU, address, bytes) }
     }
 
@@ -224,7 +225,7 @@ mod tests {
         assert!(free_at(address));
         assert_eq!((storage.handles(), live()), (1, before + BYTES as u64));
 
-        // It goes back to PyTorch, twice, and then is nobody's.
+        // It goes back to PyTorch twice, and is freed with the second handle.
         for _ in 0..2 {
             let lent = lend(storage.clone());
             assert!(take_lent(Device::CPU, BYTES / 2).is_none() && !lent.is_taken());
@@ -236,7 +237,7 @@ mod tests {
         assert!(free_at(address) && weak.upgrade().is_none());
         assert_eq!(live(), before);
 
-        // What was lent and not taken is nobody's either.
+        // A storage that was lent and not taken is freed as well.
         let address = allocate();
         let lent = lend(shared(address, BYTES).ok_or("it is Tenure's")?);
         assert!(free_at(address));

@@ -1,4 +1,5 @@
-/* What PyTorch's shim of the CPU asks for, on a thread that has chosen nothing. Run by tests/interface.rs. */
+/* Makes the calls of PyTorch's CPU shim, on a thread that has chosen no allocator. tests/interface.rs runs this
+ * program. */
 #include <stdio.h>
 #include <string.h>
 

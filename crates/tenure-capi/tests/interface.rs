@@ -1,4 +1,4 @@
-//! The library and its header, as a C program meets them.
+//! Tests of the library and its headers, from C programs.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::collections::BTreeSet;
@@ -8,14 +8,14 @@ use std::{env, fs};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// `libtenure_capi.so`, which cargo has built beside this program.
+/// Returns the path of `libtenure_capi.so`, which cargo has built beside this program.
 fn library() -> PathBuf {
     let library = env::current_exe().unwrap().with_file_name("libtenure_capi.so");
     assert!(library.is_file(), "cargo has built no {}", library.display());
     library
 }
 
-/// Whether a program can be run here; says so if not.
+/// Returns whether a program can be run here, and prints a line if not.
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -39,7 +39,7 @@ fn a_shim_of_the_cpu_without_pytorch_gets_what_the_table_says() {
     run_c("cpu_table.c");
 }
 
-/// Compiles a program of this folder, and runs it.
+/// Compiles a C program of this folder, and runs it.
 fn run_c(name: &str) {
     if !has("cc") {
         return;

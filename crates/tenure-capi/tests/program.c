@@ -1,4 +1,4 @@
-/* What the C interface does, on the simulated device. Run by tests/interface.rs. */
+/* Checks the C interface on the simulated device. tests/interface.rs runs this program. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

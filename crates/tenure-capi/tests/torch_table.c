@@ -1,4 +1,4 @@
-/* What PyTorch's shim asks for, from a caller without PyTorch, on the simulated device. Run by tests/interface.rs. */
+/* Makes the calls of PyTorch's shim, without PyTorch, on the simulated device. tests/interface.rs runs this program. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,7 +109,7 @@ static void no_memory(void) {
     OK(api->memory_fraction(0, &fraction));
     CHECK(fraction == 1);
     OK(api->set_memory_fraction(-1, 0.75));
-    OK(api->memory_fraction(3, &fraction)); /* which is not open, nor opened by this */
+    OK(api->memory_fraction(3, &fraction)); /* device 3 is not open, and this call does not open it */
     CHECK(fraction == 0.75 && !api->is_open(3));
     OK(api->set_memory_fraction(-1, 1));
     OK(api->tune(TENURE_ROUNDUP_POWER2_DIVISIONS, divisions, 16, &applies));
@@ -144,7 +144,7 @@ static void history(void) {
     api->set_note(nothing);
     OK(api->record_history(NULL, true));
     CHECK(look(common).events == 0);
-    OK(api->release_cached(0, common, nothing)); /* the segment was made for the block */
+    OK(api->release_cached(0, common, nothing)); /* frees the segment that was made for the block */
     CHECK(dropped == 1100);
 }
 

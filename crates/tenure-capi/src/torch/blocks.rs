@@ -1,4 +1,4 @@
-//! Blocks: allocating and freeing them, and finding the device that one lies on.
+//! Blocks: allocating and freeing them, and finding the device of one.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut
     guarded(|| {
         let (address, stream) = (address.addr() as Address, stream_id(stream));
         on_owner(address, |device| {
-            // SAFETY: by the header, a stream of the device; one that is asked in vain only remembers the name.
+            // SAFETY: by the header, a stream of the block's device. Other devices only remember its name.
             unsafe { device.adopt(stream) };
             device.memory.record_stream(address, stream)
         })
@@ -124,7 +124,7 @@ fn in_pytorch(error: MemoryError) -> Failure {
     }
 }
 
-/// What `call` does on the device that `address` lies on, which is known by its range of addresses, or else asked for.
+/// Runs `call` on the device that owns `address`. If no range of addresses tells, asks one device after the other.
 #[inline]
 fn on_owner(address: Address, call: impl Fn(&Device) -> Result<(), MemoryError>) -> Result<(), Failure> {
     if let Some((_, owner)) = Device::all().find(|(_, device)| device.memory.owns(address)) {

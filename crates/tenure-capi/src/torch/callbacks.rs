@@ -1,4 +1,4 @@
-//! Functions of C that the allocators of all devices call.
+//! C functions that the allocators of all devices call.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The devices under PyTorch: opened when they are first needed, and told what holds for all of them.
+//! The devices under PyTorch: opened at their first use, and configured alike.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
 use crate::options::Options;
 
-/// What every device is told, those opened later too.
+/// A configuration step for every device, also for those opened later.
 type Wish = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send>;
 
-/// What a later wish replaces an earlier one of.
+/// The subject of a wish: a later wish replaces an earlier one about the same subject.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
     History,
@@ -23,7 +23,7 @@ pub(super) enum Topic {
 
 static SETUP: Mutex<Setup> = Mutex::new(Setup { options: None, wishes: Vec::new() });
 
-/// How devices are opened.
+/// The options for opening devices, and the wishes so far.
 struct Setup {
     options: Option<Options>,
     wishes: Vec<(Option<Topic>, Wish)>,
@@ -37,7 +37,7 @@ pub(super) unsafe extern "C" fn configure(options: *const c_char) -> Status {
     })
 }
 
-/// [`configure`], for Rust.
+/// Does the work of [`configure`], for Rust.
 pub(super) fn configure_from(options: &str) -> Result<(), Failure> {
     let options = options.parse()?;
     let mut setup = setup();
@@ -48,7 +48,7 @@ pub(super) fn configure_from(options: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether it was said how devices are opened.
+/// Returns whether options for opening devices were given.
 pub(super) fn is_configured() -> bool {
     setup().options.is_some()
 }
@@ -57,13 +57,13 @@ pub(super) extern "C" fn is_open(number: c_int) -> bool {
     Device::get(number).is_ok()
 }
 
-/// Device number `number`, opened if this is its first use.
+/// Returns device number `number`, which is opened if this is its first use.
 #[inline]
 pub(super) fn device(number: c_int) -> Result<&'static Device, Failure> {
     Device::get(number).or_else(|_| open(number))
 }
 
-/// Tells every device, now or when it is opened; a wish of the same topic is forgotten.
+/// Applies a wish to every device, now or when it is opened, and forgets an earlier wish of the same topic.
 pub(super) fn tell_all(
     topic: Option<Topic>,
     wish: impl Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send + 'static,
@@ -75,17 +75,17 @@ pub(super) fn tell_all(
     Ok(())
 }
 
-/// The memory fraction that devices are opened with.
+/// Returns the memory fraction with which devices are opened.
 pub(super) fn fraction_at_first() -> f64 {
     setup().options.as_ref().map_or(1.0, |options| options.memory.fraction)
 }
 
-/// Has devices opened with another one.
+/// Sets the memory fraction with which devices are opened.
 pub(super) fn set_fraction_at_first(fraction: f64) {
     setup().options.get_or_insert_default().memory.fraction = fraction;
 }
 
-/// Whether a setting means anything for the allocator that devices are opened with.
+/// Returns whether a setting has an effect on the allocator with which devices are opened.
 pub(super) fn applies(tuning: &Tuning) -> bool {
     let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
     !matches!((policy, tuning), (Policy::Paged(_), Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_)))
@@ -94,7 +94,7 @@ pub(super) fn applies(tuning: &Tuning) -> bool {
 #[cold]
 fn open(number: c_int) -> Result<&'static Device, Failure> {
     let setup = setup();
-    // Another thread may have been faster.
+    // Another thread may have opened it first.
     if let Ok(device) = Device::get(number) {
         return Ok(device);
     }

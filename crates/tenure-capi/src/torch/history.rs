@@ -1,4 +1,4 @@
-//! What happened, and who is told.
+//! The history of events, and the trackers that are called for each event.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub(super) unsafe extern "C" fn record_history(recording: *const CRecording, cle
 }
 
 pub(super) extern "C" fn set_note(note: Object) {
-    // It cannot fail: a thread that is ending has no events any more.
+    // This cannot fail. A thread that is ending causes no further events.
     let _ = guarded(|| {
         Context::set_note(note.into_context());
         Ok(())
@@ -103,7 +103,7 @@ impl CEvent {
 fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
     let skip = match recording.skip_count {
         0 => &[],
-        // SAFETY: by the header, so many actions.
+        // SAFETY: by the header, this many actions.
         count => unsafe { slice::from_raw_parts(recording.skip, count) },
     };
     let action = |number: &c_int| {

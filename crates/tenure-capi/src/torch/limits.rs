@@ -1,4 +1,4 @@
-//! Limits and settings.
+//! Limits and settings of the allocators.
 
 use std::ffi::c_int;
 use std::slice;
@@ -9,7 +9,7 @@ use super::devices::{Topic, applies, device, fraction_at_first, set_fraction_at_
 use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
 
-/// Stands for every device.
+/// The number that stands for every device.
 const ALL_DEVICES: c_int = -1;
 
 pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> Status {
@@ -37,7 +37,7 @@ pub(super) unsafe extern "C" fn memory_fraction(number: c_int, fraction: *mut f6
     })
 }
 
-/// The least of the devices that are open, or else what they are opened with.
+/// Returns the least fraction of the open devices. If none is open, returns the one they are opened with.
 pub(super) fn least_memory_fraction() -> f64 {
     Device::all().map(|(_, device)| of(device)).reduce(f64::min).unwrap_or_else(fraction_at_first)
 }
@@ -57,7 +57,7 @@ pub(super) unsafe extern "C" fn largest_free(number: c_int, bytes: *mut usize) -
 
 pub(super) unsafe extern "C" fn tune(setting: c_int, values: *const f64, count: usize, heeded: *mut bool) -> Status {
     guarded(|| {
-        // SAFETY: by the header, so many values.
+        // SAFETY: by the header, this many values.
         let tuning = tuning_of(setting, unsafe { slice::from_raw_parts(values, count) })?;
         // SAFETY: by the header, a place to write to.
         unsafe { heeded.write(applies(&tuning)) };
@@ -65,7 +65,7 @@ pub(super) unsafe extern "C" fn tune(setting: c_int, values: *const f64, count: 
     })
 }
 
-/// `tenure_setting` and its values.
+/// Converts a `tenure_setting` and its values.
 fn tuning_of(setting: c_int, values: &[f64]) -> Result<Tuning, Failure> {
     let unknown = || Failure::Invalid(format!("setting {setting} with {} values is none", values.len()));
     Ok(match (setting, values) {

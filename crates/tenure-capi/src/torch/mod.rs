@@ -1,4 +1,4 @@
-//! What PyTorch's allocator asks of Tenure: the table of `include/tenure_torch.h`, which says what each function does.
+//! The functions of Tenure that PyTorch's allocator calls, as `include/tenure_torch.h` declares and documents them.
 
 mod blocks;
 mod callbacks;
@@ -123,26 +123,27 @@ static TABLE: Table = Table {
     close_shared: sharing::close_shared,
 };
 
-/// The table.
+/// Returns the table.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_torch_table() -> *const Table {
     &TABLE
 }
 
-/// The part of each device that this process may hold: the least of those in use, or what the first is to begin with.
+/// Returns the part of each device that this process may hold: the least of the open devices, or, if none is open, the
+/// one for the first.
 pub fn memory_fraction() -> f64 {
     limits::least_memory_fraction()
 }
 
-/// Says how devices are opened: `tenure_torch_api.configure`, for Rust.
+/// Sets the options with which devices are opened: `tenure_torch_api.configure`, for Rust.
 ///
 /// # Errors
-/// The options make no sense, or a device is open already: the message.
+/// Returns the message if the options are invalid, or if a device is open already.
 pub fn configure(options: &str) -> Result<(), String> {
     devices::configure_from(options).map_err(|failure: Failure| failure.to_string())
 }
 
-/// Whether [`configure`] was called, from Rust or through the table: PyTorch is on Tenure, or soon will be.
+/// Returns whether [`configure`] was called, from Rust or through the table: PyTorch is on Tenure, or soon will be.
 pub fn is_configured() -> bool {
     devices::is_configured()
 }

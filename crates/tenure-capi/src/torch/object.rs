@@ -1,4 +1,4 @@
-//! Objects of C that are handed over to Rust.
+//! C objects that are handed over to Rust.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -19,30 +19,30 @@ unsafe impl Send for Object {}
 unsafe impl Sync for Object {}
 
 impl Object {
-    /// No object.
+    /// The absence of an object.
     pub(super) const NOTHING: Self = Self { pointer: ptr::null_mut(), drop: None };
 
-    /// The object that `drop` drops.
+    /// Makes an object that is freed with `drop`.
     pub(super) fn new(pointer: *mut c_void, drop: unsafe extern "C" fn(*mut c_void)) -> Self {
         Self { pointer, drop: Some(drop) }
     }
 
-    /// The pointer of the object that a context was made of; null if it was made of anything else.
+    /// Returns the pointer of the object that a context was made of; null if it was made of anything else.
     pub(super) fn of(context: Option<&Context>) -> *mut c_void {
         context.and_then(Context::downcast::<Self>).map_or(ptr::null_mut(), Self::pointer)
     }
 
-    /// The context made of the object, if there is one.
+    /// Makes the object a context. Returns `None` if there is no object.
     pub(super) fn into_context(self) -> Option<Context> {
         (!self.pointer.is_null()).then(|| Context::new(self))
     }
 
-    /// What the object's functions are called with.
+    /// Returns the pointer to pass to the object's functions.
     pub(super) fn pointer(&self) -> *mut c_void {
         self.pointer
     }
 
-    /// Makes the object the context of what this thread does while the guard lives; nothing changes without an object.
+    /// Makes the object the context of the thread's calls while the guard lives. Without an object, nothing changes.
     #[inline]
     pub(super) fn enter(self) -> Option<ContextGuard> {
         self.into_context().map(|context| Context::enter(Some(context)))

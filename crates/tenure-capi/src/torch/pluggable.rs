@@ -1,8 +1,8 @@
-//! The functions of PyTorch's `CUDAPluggableAllocator` (torch/csrc/cuda/CUDAPluggableAllocator.h), for where there is
-//! no shim. PyTorch looks them up by name.
+//! Functions for PyTorch's `CUDAPluggableAllocator` (torch/csrc/cuda/CUDAPluggableAllocator.h), used where there is no
+//! shim. PyTorch looks them up by name.
 //!
-//! They have no other way to fail than a C++ exception. Each is declared `C-unwind`, and throws outside of what catches
-//! panics.
+//! They can fail in no other way than with a C++ exception. Each is declared `C-unwind`, and throws outside of the code
+//! that catches panics.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
@@ -13,7 +13,7 @@ use super::{blocks, limits, pools};
 use crate::device::Device;
 use crate::failure::{Status, last_error};
 
-/// A block, or an exception with the text of the error: PyTorch does not look for null.
+/// Allocates a block, or throws an exception with the text of the error: PyTorch does not check for null.
 ///
 /// # Safety
 /// `stream` is null or a stream of the device.
@@ -39,23 +39,23 @@ pub(super) extern "C-unwind" fn tenure_torch_plug_free(address: *mut c_void, _: 
     }
 }
 
-/// Devices are opened when they are first needed.
+/// Does nothing: devices are opened at their first use.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_init(_: c_int) {}
 
-/// `empty_cache`.
+/// Releases the cached memory of all devices: `empty_cache`.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_reset() {
     Device::all().for_each(|(device, _)| check(pools::release_cached(device, Pool::COMMON, Object::NOTHING)));
 }
 
-/// Limits what this process may hold.
+/// Limits the memory that this process may hold.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_memory_fraction(fraction: f64, device: c_int) {
     check(limits::set_memory_fraction(device, fraction));
 }
 
-/// What was mapped or allocated together around a block.
+/// Returns the beginning and the bytes of the memory that was mapped or allocated together around a block.
 ///
 /// # Safety
 /// `bytes` is null or a place to write to.
@@ -71,10 +71,10 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_base(address: *mut c_vo
     first
 }
 
-/// Says that `stream` uses a block too.
+/// Records that `stream` uses a block too.
 ///
 /// # Safety
-/// `stream` is null or a stream of the device that the block lies on.
+/// `stream` is null or a stream of the block's device.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_record_stream(address: *mut c_void, stream: *mut c_void) {
     if !address.is_null() {
@@ -95,11 +95,11 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(
 ) {
     // SAFETY: by the function's contract.
     let filter = Box::into_raw(Box::new(unsafe { (*filter).copy() }));
-    // PyTorch tells a pluggable allocator of no capture: every use of a pool may be one.
+    // PyTorch does not tell a pluggable allocator about captures: every use of a pool may be one.
     check(pools::begin_pool(device, pool, true, passes, Object::new(filter.cast(), drop_filter)));
 }
 
-/// Ends what [`tenure_torch_plug_begin_pool`] began.
+/// Ends the use of a pool that [`tenure_torch_plug_begin_pool`] began.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_end_pool(device: c_int, pool: Pool) {
     check(pools::end_pool(device, pool));
@@ -111,7 +111,7 @@ pub(super) extern "C-unwind" fn tenure_torch_plug_release_pool(device: c_int, po
     check(pools::release_pool(device, pool));
 }
 
-/// `std::function<bool(cudaStream_t)>` of libstdc++.
+/// A `std::function<bool(cudaStream_t)>` of libstdc++.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct StdFunction {
@@ -120,13 +120,13 @@ pub(super) struct StdFunction {
     invoker: Option<unsafe extern "C" fn(*const [usize; 2], *const *mut c_void) -> bool>,
 }
 
-/// What a manager is asked to do: libstdc++'s `_Manager_operation`.
+/// The operations of a manager that are used here, as numbered by libstdc++'s `_Manager_operation`.
 const CLONE: c_int = 2;
 const DESTROY: c_int = 3;
 
 impl StdFunction {
     /// # Safety
-    /// This is a function of C++.
+    /// This is a C++ function object.
     unsafe fn copy(&self) -> Self {
         let mut functor = [0; 2];
         if let Some(manager) = self.manager {
@@ -148,7 +148,7 @@ impl Drop for StdFunction {
 }
 
 unsafe extern "C" fn passes(filter: *mut c_void, stream: *mut c_void) -> bool {
-    // SAFETY: `tenure_torch_plug_begin_pool` hands a function of C++ over with this one.
+    // SAFETY: `tenure_torch_plug_begin_pool` hands a C++ function object over with this function.
     let filter = unsafe { &*filter.cast::<StdFunction>() };
     // SAFETY: the invoker is that of this functor.
     filter.invoker.is_some_and(|invoker| unsafe { invoker(&filter.functor, &stream) })
@@ -159,7 +159,7 @@ unsafe extern "C" fn drop_filter(filter: *mut c_void) {
     drop(unsafe { Box::from_raw(filter.cast::<StdFunction>()) });
 }
 
-/// Throws this thread's last error, if there was one.
+/// Throws this thread's last error if the call failed.
 fn check(status: Status) {
     if status != Status::Ok {
         // SAFETY: a C string, and no call fails before it is copied.
@@ -173,7 +173,7 @@ fn check(status: Status) {
 /// `message` is a C string.
 unsafe fn throw(message: *const c_char) -> ! {
     type Throw = unsafe extern "C-unwind" fn(*const c_char) -> !;
-    // SAFETY: both names are C strings. The library is that of the C++ that called here, and stays open.
+    // SAFETY: both names are C strings. The library is that of the C++ code that called this function, and stays open.
     let function = unsafe {
         let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_LAZY);
         libc::dlsym(library, c"_ZSt21__throw_runtime_errorPKc".as_ptr())
@@ -183,6 +183,6 @@ unsafe fn throw(message: *const c_char) -> ! {
         eprintln!("tenure: {}", CString::from(unsafe { std::ffi::CStr::from_ptr(message) }).to_string_lossy());
         std::process::abort();
     }
-    // SAFETY: this is its signature. It copies the message, and unwinds through frames that let it.
+    // SAFETY: this is its signature. It copies the message, and unwinds only through frames that allow it.
     unsafe { std::mem::transmute::<*mut c_void, Throw>(function)(message) }
 }

@@ -1,4 +1,4 @@
-//! Private pools.
+//! Private pools of memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -32,7 +32,7 @@ pub(super) type Visit = unsafe extern "C" fn(*mut c_void, *mut c_void);
 pub(super) type Filter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
 
 impl Pool {
-    /// No private one.
+    /// The memory outside of private pools.
     pub(super) const COMMON: Self = Self { first: 0, second: 0 };
 }
 
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn checkpoint(number: c_int, pool: Pool, place: *mu
 }
 
 pub(super) unsafe extern "C" fn drop_checkpoint(checkpoint: *mut PoolCheckpoint) {
-    // SAFETY: by the header, one that `checkpoint` made of a box, and that is not used again.
+    // SAFETY: by the header, `checkpoint` made it from a box, and it is not used again.
     drop(unsafe { Box::from_raw(checkpoint) });
 }
 
@@ -168,7 +168,7 @@ unsafe fn visit_all(addresses: &[Address], visit: Visit, user: *mut c_void) {
     addresses.iter().for_each(|&address| unsafe { visit(user, pointer(address)) });
 }
 
-/// An address, or a stream's handle, as C has them.
+/// Converts an address or a stream's handle to C's form.
 fn pointer(value: u64) -> *mut c_void {
     ptr::without_provenance_mut(value as usize)
 }

@@ -1,4 +1,4 @@
-//! Other devices and processes.
+//! Memory that other devices use, or other processes.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -16,18 +16,18 @@ use crate::failure::{Failure, Status, guarded};
 pub(super) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
 pub(super) type Imported = ImportedBlock<'static>;
 
-/// Runs a wait for another process.
+/// A function that runs a wait for another process.
 type AroundWait = fn(&mut (dyn FnMut() + Send));
 
 static AROUND_WAIT: OnceLock<AroundWait> = OnceLock::new();
 
-/// Has waits for other processes run by `around`, which must call what it is given: PyTorch holds Python's lock when it
-/// opens a block, and who embeds this in Python can let go of it meanwhile. The first call counts.
+/// Makes `around` run waits for other processes; it must call its argument. PyTorch holds Python's lock when it opens a
+/// block, and a program that embeds Python can release the lock meanwhile. Only the first call has an effect.
 pub fn run_waits_in(around: AroundWait) {
     AROUND_WAIT.get_or_init(|| around);
 }
 
-/// The value of `wait`, which is run around if that was asked for.
+/// Runs `wait` through the function of [`run_waits_in`], if there is one, and returns its value.
 fn waited<T: Send>(mut wait: impl FnMut() -> T + Send) -> T {
     let mut value = None;
     if let Some(around) = AROUND_WAIT.get() {
@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn share(
 ) -> Status {
     guarded(|| {
         let address = address.addr() as Address;
-        // Those that do not have the block say so.
+        // A device that does not have the block answers `NotShareable`.
         let shared = Device::all().map(|(_, device)| device.memory.share(address));
         let answer =
             shared.reduce(
@@ -75,7 +75,7 @@ pub(super) unsafe extern "C" fn open_shared(
     imported: *mut *mut Imported,
 ) -> Status {
     guarded(|| {
-        // SAFETY: by the header, so many bytes.
+        // SAFETY: by the header, this many bytes.
         let handle = unsafe { slice::from_raw_parts(handle.cast::<u8>(), bytes) };
         let memory = device(number)?.memory;
         let block = waited(|| memory.open(handle))?;
@@ -89,9 +89,9 @@ pub(super) unsafe extern "C" fn open_shared(
 }
 
 pub(super) unsafe extern "C" fn close_shared(imported: *mut Imported) {
-    // A defect is told with the next failure; there is nobody to tell of it here.
+    // The caller gets no status: a panic is only kept as this thread's last error.
     let _ = guarded(|| {
-        // SAFETY: by the header, one that `open_shared` made of a box, and that is not used again.
+        // SAFETY: by the header, `open_shared` made it from a box, and it is not used again.
         drop(unsafe { Box::from_raw(imported) });
         Ok(())
     });

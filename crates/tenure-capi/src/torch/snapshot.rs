@@ -1,4 +1,4 @@
-//! What a device holds, shown to a visitor of C.
+//! Snapshots of a device's memory, shown to a C visitor.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;

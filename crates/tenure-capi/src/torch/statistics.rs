@@ -1,4 +1,4 @@
-//! Figures, in the order of `tenure_torch.h`.
+//! Statistics of the allocators, in the order of `tenure_torch.h`.
 
 use std::ffi::{c_int, c_void};
 
@@ -116,7 +116,7 @@ impl From<&Statistics> for CStatistics {
     }
 }
 
-/// PyTorch's figures are signed.
+/// Converts a counter to PyTorch's signed type.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
