@@ -1,6 +1,6 @@
-"""An agent in Python that takes the place of `tenure agent serve`: tensors by density, first fit, into the first tier.
+"""An agent in Python that replaces `tenure agent serve`: tensors by density, first fit, into the first tier.
 
-`python examples/agent.py /tmp/agent.sock /dev/shm` serves what `docs/agent-protocol.md` says, to any number of clients.
+`python examples/agent.py /tmp/agent.sock /dev/shm` serves `docs/reference/agent-protocol.md` to any number of clients.
 """
 import fcntl, json, os, pathlib, socketserver, struct, sys, time, uuid  # noqa: E401
 HEADER, SPOKEN, PLACED, REFUSED, LONGEST = struct.Struct("<4sHHI"), (b"TNAG", 1, 1), 2, 3, 256 << 20
@@ -30,13 +30,13 @@ def answer(problem, options):
     places = {tensor["key"]: min(int(it not in fast), len(tiers) - 1) for it, tensor in enumerate(problem["tensors"])}
     mapping = {"format": "tenure-mapping", "version": 1, "tiers": [tier["name"] for tier in tiers], "places": places}
     path.with_suffix(".new").write_text(json.dumps(mapping))
-    path.with_suffix(".new").rename(path)  # Whoever looks finds the whole of it or nothing.
+    path.with_suffix(".new").rename(path)  # A reader finds the whole file or none.
     seconds = time.monotonic() - begun
     return dict(mapping=str(path), planner="density", score=score, makespan_us=0.0, evaluations=1, seconds=seconds)
 
 
 class Agent(socketserver.StreamRequestHandler):
-    timeout = 30  # Seconds that a client may be silent.
+    timeout = 30  # The seconds that a client may be silent.
 
     def handle(self):
         kind = PLACED
@@ -55,6 +55,6 @@ class Agent(socketserver.StreamRequestHandler):
 if __name__ == "__main__":
     path, RESULTS = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
     os.umask(0o077)
-    fcntl.flock(lock := open(f"{path}.lock", "w"), fcntl.LOCK_EX | fcntl.LOCK_NB)  # So whose socket is there is dead.
+    fcntl.flock(lock := open(f"{path}.lock", "w"), fcntl.LOCK_EX | fcntl.LOCK_NB)  # Its owner, if any, is dead.
     path.unlink(missing_ok=True)
     socketserver.ThreadingUnixStreamServer(str(path), Agent).serve_forever()

@@ -2,10 +2,10 @@
 
     python examples/placement.py
 
-The slower tier is a file in a temporary folder here; on a machine with persistent memory, name a file there. It needs
-PyTorch on Linux, and no GPU.
+The slower tier here is a file in a temporary folder; on a machine with persistent memory, name a file there. The
+program needs PyTorch on Linux, and no GPU.
 
-Where `tenure agent serve --learn` runs, `tenure.plan.Agent(...).plan(problem)` plans instead, and its next mappings are
+Where `tenure agent serve --learn` runs, `tenure.plan.Agent(...).plan(problem)` plans instead. Its next mappings are
 better after `agent.report(mapping, sum(kernels_ns), kernels_ns)`.
 """
 

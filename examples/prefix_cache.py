@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Out of memory with memory free: four language models that keep prefix caches, on each of PyTorch's allocators.
+"""Compares PyTorch's allocators and Tenure's: four language models with prefix caches, out of memory with memory free.
 
 Four GPT-2s are served on one GPU, each on a stream of its own, 16 prompts at a time. A model keeps the keys and values
-of every prompt, so that one that begins alike need not be computed again. Traffic moves from model to model; the caches
-of all are then cut to a fifth, as if those prompts were left that are asked for most.
+of every prompt, so that a prompt with the same beginning need not compute them again. Traffic moves from model to
+model; then all caches are cut to a fifth, as if only the most requested prompts were kept.
 
-What stays of a cache pins the memory around it. PyTorch's allocators keep that memory for the stream that it came
-from, in pieces, so that the next model finds none: with 15 % more memory than is ever asked for at once, they give up.
-Tenure puts the pieces together for whoever asks.
+The entries that are kept pin the memory around them. PyTorch's allocators keep that memory, in pieces, for the stream
+it came from, so that the next model finds none: they run out of memory with 15 % more than is ever requested at once.
+Tenure puts the pieces together for any stream.
 
-    prefix_cache.py                 # all three, each in a process of its own, and what became of them
-    prefix_cache.py --headroom 0.5  # with half as much again as is asked for at once
+    prefix_cache.py                 # all three, each in a process of its own, and their outcomes
+    prefix_cache.py --headroom 0.5  # with half as much again as is requested at once
 
-It needs a GPU with 8 GiB free.
+The program needs a GPU with 8 GiB free.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ALLOCATORS = ("native", "expandable", "tenure")
 MIB = 1 << 20
 
 MODELS, BATCH, LENGTHS = 4, 16, (16, 160)
-# Traffic goes to each model this many times, and lasts until its cache has so many bytes.
+# The turns of each model, the bytes of its cache that end a turn, and the part of the caches that is kept.
 TURNS, CACHE_BYTES, KEPT = 3, 2 << 30, 0.2
 
 
 class Failed(Exception):
-    """Something is missing, or there is nothing to compare. Its text is the program's last line."""
+    """An error about something missing, or about nothing to compare. Its text is the program's last line."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def part(text: str) -> float:
-    """A number of 0 or more."""
+    """Parses a number of 0 or more."""
     number = float(text)
     if not 0 <= number < math.inf:
         raise ValueError(text)
@@ -68,7 +68,7 @@ def part(text: str) -> float:
 
 
 def compare(headroom: float, as_json: bool) -> None:
-    """Serves on each allocator, and prints what became of it."""
+    """Serves on each allocator, and prints the outcomes."""
     first = child("tenure", None)
     if first["error"] is not None:
         raise Failed(f"the device is too small, even without a limit: {first['error']}")
@@ -93,7 +93,7 @@ def compare(headroom: float, as_json: bool) -> None:
 
 
 def child(allocator: str, limit: int | None) -> dict[str, Any]:
-    """Serves on an allocator, in a process of its own. One that ends with an error has said why."""
+    """Serves on an allocator, in a process of its own. A process that fails has printed the reason."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_ALLOC_CONF")}
     environment["TENURE_TORCH"] = "0"
     if allocator == "expandable":
@@ -110,7 +110,7 @@ def child(allocator: str, limit: int | None) -> dict[str, Any]:
 
 
 def run(allocator: str, limit: int | None) -> dict[str, Any]:
-    """Serves within `limit` bytes of the device."""
+    """Serves within `limit` bytes of the device, and returns the outcome."""
     begin(allocator)
     import torch
 
@@ -129,7 +129,7 @@ def run(allocator: str, limit: int | None) -> dict[str, Any]:
 
 
 def begin(allocator: str) -> None:
-    """Makes sure that this allocator is under PyTorch, and no other."""
+    """Makes sure that PyTorch uses this allocator."""
     try:
         import torch
     except Exception as error:
@@ -147,7 +147,7 @@ def begin(allocator: str) -> None:
 
 
 def install() -> None:
-    """Puts Tenure under PyTorch."""
+    """Installs Tenure's allocator under PyTorch."""
     try:
         import tenure.torch
     except Exception as error:
@@ -162,10 +162,10 @@ def install() -> None:
 
 
 def serve() -> float:
-    """Serves all prompts; returns a number that depends on every answer."""
+    """Serves all prompts, and returns a number that depends on every answer."""
     import torch
 
-    # Python does not look beside a program if it is told not to (PYTHONSAFEPATH).
+    # Python does not import from a program's own folder if PYTHONSAFEPATH is set.
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
     from models.gpt2 import VOCABULARY, Gpt2
 

@@ -1,13 +1,13 @@
-"""Two processes share the weights of a model: one copy on the device, and either may die.
+"""Shares the weights of a model between two processes: one copy on the device, and either process may die.
 
     python examples/shared_weights.py [--model resnet50] [--json]
 
 The *owner* takes a shared cache, puts a model (random weights, fixed seed) into it and publishes it. The *reader*
-builds the same model on the owner's bytes: it gets no memory for weights of its own. Both answer alike. Then the owner
-is killed, and the reader answers as before; and in a second scene, the reader, and the owner answers as before.
-Whatever does not hold ends the program with an error.
+builds the same model on the owner's bytes: it allocates no memory for weights. Both give the same answers. Then the
+owner is killed, and the reader answers as before; in a second scene, the reader is killed, and the owner answers as
+before. The program ends with an error if any of this does not hold.
 
-It needs a GPU with 4 GiB free, and torchvision, but for `--model small`.
+It needs a GPU with 4 GiB free, and torchvision, except for `--model small`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 class Failed(Exception):
-    """Something is missing, or does not hold. Its text is the program's last line."""
+    """An error about something missing, or about a check that failed. Its text is the program's last line."""
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -42,7 +42,7 @@ def check(holds: bool, otherwise: str) -> None:
 
 
 class Process:
-    """One of the two, which does what it is told. It is killed at the end, if it still runs."""
+    """One of the two processes, which obeys orders. It is killed at the end, if it still runs."""
 
     def __init__(self, role: str, model: str, socket: Path) -> None:
         command = [sys.executable, __file__, "--role", role, "--model", model, "--socket", str(socket)]
@@ -56,7 +56,7 @@ class Process:
         self.kill()
 
     def ask(self, what: str) -> dict[str, Any]:
-        # One that has ended may have said why before it was asked.
+        # A process that has ended may have printed the reason before this request.
         with suppress(BrokenPipeError):
             print(what, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
@@ -66,7 +66,7 @@ class Process:
         return answer
 
     def kill(self) -> None:
-        """Ends it as a crash would (SIGKILL)."""
+        """Kills the process, as a crash would (SIGKILL)."""
         self.process.kill()
         self.process.wait()
         with suppress(BrokenPipeError):
@@ -78,13 +78,13 @@ class Process:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two answers are computed from the same weights and agree. Simulated devices compute none."""
+    """Returns whether two answers come from the same weights and agree. A simulated device has no logits."""
     differences = [abs(a - b) for a, b in zip(one["logits"], other["logits"], strict=True)]
     return one["weights"] == other["weights"] and max(differences, default=0.0) < 1e-4
 
 
 def scene(model: str, socket: Path, killed: str) -> dict[str, Any]:
-    """Both answer, one is killed, and the other answers again."""
+    """Lets both answer, kills one, and lets the other answer again."""
     with Process("owner", model, socket) as owner, Process("reader", model, socket) as reader:
         shared = owner.ask("share")
         attached = reader.ask("attach")
@@ -102,7 +102,7 @@ def scene(model: str, socket: Path, killed: str) -> dict[str, Any]:
 
 
 def play(role: str, model: str, socket: str) -> None:
-    """What the two processes do: what they are asked, line by line."""
+    """Runs one of the two processes: reads orders line by line, and prints the answers."""
     needed("torch", "install it (https://pytorch.org)")
     needed("tenure.torch", "install it (pip install .)")
     import torch
@@ -118,7 +118,7 @@ def play(role: str, model: str, socket: str) -> None:
 
 
 def needed(module: str, otherwise: str) -> Any:
-    """An import, which does not work everywhere."""
+    """Imports a module that may be missing."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -142,7 +142,7 @@ def small() -> nn.Module:
 
 
 def actor(role: str, make: Callable[[], nn.Module], socket: str) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What one of the two can be asked for."""
+    """Prepares one of the two processes, and returns the orders that it obeys."""
     import torch
 
     import tenure.torch as tt

@@ -1,9 +1,9 @@
-"""Two of transformers' models take turns on a GPU that has room for the weights of one.
+"""Switches between two models of transformers on a GPU that has room for the weights of one.
 
     python examples/switch.py
 
-GPT-2 continues some tokens and BERT reads what it wrote, again and again. Both are small, with random weights, so that
-nothing is downloaded. It needs a GPU with 1 GiB free, and transformers.
+GPT-2 continues some tokens, and BERT reads the result, again and again. Both models are small and have random weights,
+so that nothing is downloaded. The program needs a GPU with 1 GiB free, and transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One workload on PyTorch, with the models of torchvision and Transformers; prints what `main.rs` does."""
+"""Runs one workload on PyTorch, with the models of torchvision and Transformers; prints the same figures as
+`main.rs`."""
 
 import argparse
 import json

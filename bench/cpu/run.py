@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models on the CPU: Tenure beside PyTorch and candle, a process for each, in turns, on two processors.
+"""Compares models on the CPU: Tenure, PyTorch and candle, each in processes of its own, in turns, on two processors.
 
 Needs Rust, and a Python with torch, torchvision and transformers:
 
@@ -19,7 +19,7 @@ WORKLOADS = ["resnet18-train", "resnet18-infer", "bert-infer", "gpt2-train"]
 
 
 def build() -> pathlib.Path:
-    """The program for Tenure and candle."""
+    """Builds the program for Tenure and candle, and returns its path."""
     command = ["cargo", "build", "--release", "--manifest-path", HERE / "Cargo.toml", "--message-format", "json"]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = map(json.loads, output.splitlines())
@@ -40,7 +40,7 @@ def measure(command: list[str], processors: list[int]) -> dict:
 
 
 def summary(runs: list[dict]) -> dict:
-    """The fastest step of the median process, and the memory of the median process."""
+    """Returns the fastest step of the median process, and the memory of the median process."""
     return {
         "ms": statistics.median(min(run["ms"]) for run in runs),
         "peak_bytes": statistics.median(run["peak_bytes"] for run in runs),

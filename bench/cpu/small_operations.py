@@ -1,12 +1,12 @@
-"""What a budget costs a model of many small operations, where nothing is done about nearly all of them.
+"""Measures what a budget costs a model of many small operations, of whose results the budget moves nearly none.
 
-20 layers of 60 small operations, forward and backward, and one large tensor that each layer saves. Each way runs in a
-process of its own, in turns. Prints a row of JSON for each: the median of its steps in microseconds, and what an operation
-takes more than in the plain program.
+The model has 20 layers of 60 small operations, forward and backward, and one large tensor that each layer saves. Each
+way runs in a process of its own, in turns. Prints a row of JSON for each: the median of its steps in microseconds, and
+the extra time of an operation compared with the plain program.
 
     python3 bench/cpu/small_operations.py [--device cuda] [--turns 5]
 
-`fits` is a budget that the step fits into. In `planned` a twentieth of what it takes has to go: by a plan.
+In `fits`, the step fits into its budget. In `planned`, a plan has to move a twentieth of the step's memory.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 LAYERS = 20
 OPERATIONS = 60
 WAYS = {"plain": None, "fits": "16GiB", "planned": "95%"}
-#: Steps in which a budget measures and plans.
+#: The number of steps in which a budget measures and plans.
 FIRST = 8
 
 
 class Layer(nn.Module):
-    """Small operations on one row, which then weighs a large tensor."""
+    """Small operations on one row, which then scales a large tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class Count(TorchDispatchMode):
-    """Counts operations."""
+    """Counts the operations that are dispatched."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A disk as Tenure uses it, beside fio: writes and reads at once, with requests of one size, as many of them, past the
-system's cache, in turns. Prints both, and the ratio of the best rounds: others are slower for whoever else uses the
-disk or the processor.
+"""Compares a disk as Tenure uses it with fio: writes and reads at once, with requests of the same size, as many in
+flight, past the system's cache, in turns. Prints both, and the ratio of the best rounds: other rounds are slower
+because of other users of the disk or the processor.
 
     python3 bench/disk/run.py [--rounds N] FOLDER
 
@@ -14,13 +14,13 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of a request, as `tenure_tier::Disk` makes them, and of what is read, and written, in all.
+# The bytes of a request, as `tenure_tier::Disk` makes them, and the bytes that are read, and written, in all.
 BLOCK_BYTES = 1 << 20
 SIDE_BYTES = 512 << 20
 
 
 def build() -> pathlib.Path:
-    """The program that uses a disk as Tenure does."""
+    """Builds the program that uses a disk as Tenure does, and returns its path."""
     command = ["cargo", "build", "--release", "--package=tenure-tier", "--example=disk", "--message-format=json"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = map(json.loads, output.splitlines())
@@ -35,7 +35,7 @@ def tenure(program: pathlib.Path, folder: str, depth: int, seconds: int) -> dict
 
 
 def fio(engine: str, file: pathlib.Path, depth: int, seconds: int) -> dict[str, float]:
-    """Two jobs, one for each half of a file that has been written before."""
+    """Runs two jobs, each on one half of a file that was written before, and returns their speeds."""
     common = [
         "--direct=1",
         f"--bs={BLOCK_BYTES}",
@@ -46,7 +46,7 @@ def fio(engine: str, file: pathlib.Path, depth: int, seconds: int) -> dict[str, 
         "--output-format=json",
     ]
     if engine == "io_uring":
-        # As Tenure does.
+        # Tenure uses registered buffers too.
         common.append("--fixedbufs=1")
     if file.stat().st_size == 0:
         laid_out = ["fio", "--name=fill", "--rw=write", *common, f"--size={2 * SIDE_BYTES}"]
@@ -76,7 +76,7 @@ def main() -> None:
             "tenure": lambda: tenure(program, args.folder, args.depth, args.seconds),
         }
         for number in range(args.rounds):
-            # Who comes second finds what the first has left of a disk's burst.
+            # The second one gets only what the first has left of a disk's burst, so they take turns in going first.
             for name in list(ways)[:: -1 if number % 2 else 1]:
                 runs[name].append(ways[name]())
     if args.json:

@@ -1,9 +1,9 @@
-"""The largest batches that can be trained within a device's memory of so many bytes, and how fast.
+"""Finds the largest batches that can be trained within a given memory of a device, and measures their speed.
 
-PyTorch's plain step and every block checkpointed, with no more memory than that; `tenure.torch.budget`, and the same
-model of our own tensors, within that budget, which spill to pinned memory, or to a disk. Batches are doubled until one
-does not fit, from the largest on that fits plainly, and then the one between that and the last is tried. Prints a row
-of JSON for each that was tried.
+PyTorch's plain step, and every block checkpointed, may reserve no more than that memory. `tenure.torch.budget`, and the
+same model of our own tensors, have it as their budget, and spill to pinned memory or to a disk. Batches are doubled
+from the largest that fits plainly until one does not fit; then the batch between that and the last one is tried. Prints
+a row of JSON for each batch that was tried.
 
     batches.py --ours ./bench-gpu --bytes 17179869184 --spill /tmp    # takes the options of budgets.py
     batches.py --workload llama --method tenure --batch 16            # from that batch on
@@ -15,14 +15,14 @@ from argparse import Namespace
 
 from budgets import WORKLOADS, arguments, child
 
-#: Of each workload's plain step.
+#: The batch that each workload begins with, for its plain step.
 LEAST_BATCHES = {"llama": 1, "resnet152": 64}
-#: Pinned memory where spilled bytes go to a disk: they pass through.
+#: The GiB of pinned memory through which bytes pass on their way to a disk.
 STAGING_GIB = 4
 
 
 def fits(workload: str, method: str, place: str | None, batch: int, args: Namespace) -> bool:
-    """Whether a batch does: its row is printed."""
+    """Measures a batch, prints its row, and returns whether the batch fits."""
     one = copy.copy(args)
     one.batch, one.limit = batch, args.bytes
     one.spill, one.host_gib = (args.spill, STAGING_GIB) if place == "disk" else (None, args.host_gib)

@@ -1,6 +1,6 @@
-"""Programs of others within `tenure.torch.budget`, each way in a process of its own: time, memory, bits.
+"""Runs third parties' programs within `tenure.torch.budget`, each way in a process of its own: time, memory, bits.
 
-Budgets are shares of what the plain program reserved, and what checkpoints reserved. Prints a row of JSON for each.
+Budgets are shares of what the plain program reserved, or what checkpoints reserved. Prints a row of JSON for each way.
 
     budget_programs.py                                       # the five that are timed: some ten minutes on an H100
     budget_programs.py --program vit --way plain --way 60    # one of them, two ways
@@ -23,9 +23,10 @@ import torch
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-#: Steps in which a budget measures and plans: what is timed comes behind them.
+#: The number of steps in which a budget measures and plans. The timed steps follow.
 FIRST = 8
-#: A number is a budget in percent of what the plain program reserved, `same` is one of what checkpoints reserved.
+#: The ways to run a program. A number is a budget in percent of what the plain program reserved; `same` is the budget
+#: that checkpoints reserved.
 WAYS = [
     "plain",
     "checkpoint",
@@ -45,7 +46,7 @@ def checkpointed(block: torch.nn.Module) -> None:
 
 
 def apply(way: str, program: programs.Program) -> None:
-    """Has a program need less memory, by what PyTorch and transformers have for it."""
+    """Applies one of PyTorch's or transformers' own ways of saving memory to a program."""
     if way in ("checkpoint", "offload"):
         options = {"use_reentrant": False} | ({"offload": True} if way == "offload" else {})
         if program.checkpoint is not None:
@@ -61,7 +62,7 @@ def apply(way: str, program: programs.Program) -> None:
 
 
 def bits_of(program: programs.Program) -> str:
-    """A number that is another where a parameter or buffer has other bits."""
+    """Returns a hash of the bits of all parameters and buffers."""
     sums = [
         int(tensor.detach().contiguous().view(torch.uint8).to(torch.int64).mul_(1 + index % 7).sum())
         for index, tensor in enumerate(programs.parameters(program))
@@ -70,7 +71,7 @@ def bits_of(program: programs.Program) -> str:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one way, in this process."""
+    """Returns the figures of one way, which runs in this process."""
     if args.budget:
         import tenure.torch
 
@@ -79,7 +80,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if not args.small:
             tenure.torch.install()
     if args.bits:
-        # cuBLAS wants to be told before it begins.
+        # cuBLAS reads this when it starts.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True, warn_only=True)
     device = torch.device("cpu") if args.small else torch.device("cuda", 0)
@@ -94,7 +95,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.synchronize()
 
     def on_step() -> None:
-        # The host may run ahead of the device, but where a part that is timed begins or ends.
+        # The host may run ahead of the device, except where a timed part begins or ends.
         if len(ends) + 1 in (FIRST, args.steps):
             wait()
         ends.append(time.perf_counter())
@@ -131,7 +132,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def row(program: str, way: str, budget: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Prints the row of one way: its figures, or why there are none."""
+    """Prints the row of one way: its figures, or the error."""
     options = ["--program", program, "--way", way, "--budget", str(budget)]
     options += ["--steps", str(args.steps), "--host-gib", str(args.host_gib)]
     options += [f"--{flag}" for flag in ("bits", "small") if getattr(args, flag)]

@@ -1,12 +1,12 @@
-"""Training steps of stock PyTorch, as they are and with less memory: in turn, each in a process of its own.
+"""Measures training steps of stock PyTorch, plain and with less memory, in turn, each in a process of its own.
 
-Beside the plain step: `save_on_cpu` with pinned memory, every block checkpointed, activations offloaded on streams of
+Beside the plain step: `save_on_cpu` with pinned memory; every block checkpointed; activations offloaded on streams of
 their own; `tenure.torch.budget`, and the same model of our own tensors, at shares of what the plain step reserved.
 Prints a row of JSON for each.
 
     budgets.py --ours ./bench-gpu                                 # both models: some ten minutes on an H200
     budgets.py --ours ./bench-gpu --workload llama --percent 50   # one of them, at one share
-    budgets.py --problems /tmp --bounds target/release/tenure     # with what no plan takes less than, by the MILP
+    budgets.py --problems /tmp --bounds target/release/tenure     # with the MILP's lower bound of every plan's time
 """
 
 import argparse
@@ -27,19 +27,20 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-#: With their batches.
+#: The workloads, with their batches.
 WORKLOADS = {"llama": 16, "resnet152": 256}
 METHODS = ["plain", "save_on_cpu", "checkpoint", "streams", "tenure", "ours"]
 PERCENTS = [75, 50, 35, 25]
 GIB = 1 << 30
-#: As in `tenure.torch.budget`.
+#: The least bytes of a tensor that is moved, as in `tenure.torch.budget`.
 LEAST_BYTES = 1 << 20
-#: For the mixed-integer program of a row.
+#: The seconds for the mixed-integer program of a row.
 BOUND_SECONDS = 45
 
 
 def llama(batch: int) -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
-    """1.1 billion parameters, texts of 2048 tokens."""
+    """Returns a model of 1.1 billion parameters, its blocks, an optimizer, and texts of 2048 tokens with their
+    targets."""
     from pytorch import DEVICE, Llama, ids
 
     model = Llama().to(DEVICE, torch.bfloat16)
@@ -61,9 +62,10 @@ def resnet152(batch: int) -> tuple[nn.Module, list[nn.Module], torch.optim.Optim
 
 
 class Streams:
-    """Activations go to pinned memory on one stream and come back on another, as torchtune has them do.
+    """Offloads activations to pinned memory on one stream, and brings them back on another, as torchtune does.
 
-    The newest stay until as many newer ones have begun to go: their copies have time, and backward begins with them.
+    The newest activations stay until as many newer ones have begun to go: their copies have time, and backward begins
+    with them.
     """
 
     NEWEST = 5
@@ -80,7 +82,7 @@ class Streams:
         self.out.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.out):
             copy.copy_(tensor, non_blocking=True)
-        # Let go of when the copy is made, on the stream that computes: it needs no record.
+        # The computing stream drops the tensor once the copy is made: it needs no record_stream.
         saved = [tensor, copy]
         self.newest.append((saved, self.out.record_event()))
         if len(self.newest) > self.NEWEST:
@@ -116,19 +118,19 @@ def checkpointed(block: nn.Module) -> None:
 
 
 def bits_of(model: nn.Module) -> str:
-    """A number that is another where a gradient has other bits."""
+    """Returns a hash of the bits of all gradients."""
     sums = [parameter.grad.view(torch.int16).sum(dtype=torch.int64) for parameter in model.parameters()]
     return f"{hash(tuple(torch.stack(sums).tolist())) & (1 << 64) - 1:016x}"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one method, in this process."""
+    """Returns the figures of one method, which runs in this process."""
     if args.budget:
         import tenure.torch
 
         tenure.torch.install()
     if args.bits:
-        # cuBLAS wants to be told before it begins; the backward pass of attention adds in any order otherwise.
+        # cuBLAS reads this when it starts. Without determinism, attention's backward pass adds in any order.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
     if args.limit:
@@ -171,7 +173,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(step: Callable[[], torch.Tensor], args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """Takes steps: first those that compile, measure and plan; then those that count."""
+    """Takes steps: first those that compile, measure and plan; then the timed ones."""
     figures["losses"] = [step().item().hex() for _ in range(args.warm)]
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -187,12 +189,12 @@ def run(step: Callable[[], torch.Tensor], args: argparse.Namespace, figures: dic
     free, total = torch.cuda.mem_get_info()
     figures["allocated_bytes"] = torch.cuda.max_memory_allocated()
     figures["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    # With the context and what libraries take for themselves.
+    # This includes the context, and the memory that libraries take for themselves.
     figures["device_bytes"] = total - free
 
 
 def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The row of one method: its figures, or why there are none."""
+    """Returns the row of one method: its figures, or the error."""
     batch = args.batch or WORKLOADS[workload]
     counts = ["steps", "repeats", "warm"]
     options = [text for name in counts for text in (f"--{name}", str(getattr(args, name)))] + ["--batch", str(batch)]
@@ -210,7 +212,7 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     else:
         command = [sys.executable, __file__, "--child", "--workload", workload, "--method", method, *options]
     try:
-        # The last line of an error says what it is.
+        # Makes the error's message the last line.
         environment = os.environ | {"RUST_BACKTRACE": "0"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.seconds, env=environment)
     except subprocess.TimeoutExpired:
@@ -221,12 +223,12 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
 
 
 def problem_of(workload: str, method: str, budget: int, args: argparse.Namespace) -> str:
-    """The file for what the planner is asked."""
+    """Returns the path of the file for the problem that the planner solves."""
     return f"{args.problems}/{workload}-{method}-{budget >> 20}.json"
 
 
 def bound(problem: str, program: str) -> dict[str, Any]:
-    """How long every plan takes at least."""
+    """Returns a lower bound of every plan's time."""
     command = [program, "plan", problem, "--planner", "milp", "--seconds", str(BOUND_SECONDS), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -235,7 +237,7 @@ def bound(problem: str, program: str) -> dict[str, Any]:
 
 
 def row(workload: str, method: str, percent: int | None, budget: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Prints a row."""
+    """Measures a method, and prints its row."""
     asked = {"workload": workload, "method": method, "percent": percent, "budget_bytes": budget}
     row = asked | child(workload, method, budget, args)
     if budget and args.bounds and "ms" in row:
@@ -245,7 +247,7 @@ def row(workload: str, method: str, percent: int | None, budget: int, args: argp
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What a method is to be measured by."""
+    """Returns the parser for the options of a measurement."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="only this one; may be repeated")
     parser.add_argument("--method", choices=METHODS, action="append", help="beside plain only this; may be repeated")
@@ -283,7 +285,7 @@ def main() -> None:
     for workload in args.workload or WORKLOADS:
         plain = args.plain_bytes or row(workload, "plain", None, 0, args).get("reserved_bytes", 0)
         if args.bits:
-            # Whether it has the same bits without any budget.
+            # Measures whether the plain step has the same bits twice.
             row(workload, "plain", None, 0, args)
         for method in methods:
             if method not in ("plain", "tenure"):

@@ -1,8 +1,7 @@
-"""Asks `tenure serve` for a model whose tensors are in this process's memory on the GPU, and compares the answers.
+"""Asks `tenure serve` for a model whose tensors are in this process's GPU memory, and compares the answers.
 
-The memory is from `cuMemAlloc`, and its handle is registered with the server over HTTP. The scores that the server
-writes there must be, bit for bit, those that it sends when the tokens are in the request. Needs nothing but numpy and
-the driver.
+The memory comes from `cuMemAlloc`, and its handle is registered with the server over HTTP. The scores that the server
+writes to it must be, bit for bit, the scores that it sends for tokens in the request. Needs only numpy and the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ VOCABULARY = 256
 
 
 class Memory:
-    """Memory on a GPU that other processes may open."""
+    """GPU memory that other processes may open."""
 
     def __init__(self, device: int, size: int) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -104,7 +103,7 @@ def check(address: str, model: str, device: int, rounds: int) -> None:
         assert status == 200, answer
         assert memory.read(tokens.nbytes, len(expected)) == expected, "the memory has other scores"
     print(f"{rounds} equal answers, {1e3 * (time.monotonic() - begun) / rounds:.2f} ms each")
-    # A handle that was closed can be opened again.
+    # A handle can be opened again after it was closed.
     for _ in range(2):
         assert server.ask("POST", "/v2/cudasharedmemory/region/r/unregister")[0] == 200
         assert server.ask("GET", "/v2/cudasharedmemory/status") == (200, [])

@@ -1,9 +1,9 @@
-"""Trains in the background of `tenure serve`, which is asked in bursts: whether losses stay the same, how soon training
-yields, and what is left of its speed.
+"""Trains in the background of `tenure serve`, which gets bursts of requests. Measures whether losses stay the same, how
+soon training yields, and how much of its speed is left.
 
-On a GPU it is PyTorch that trains, on Tenure's allocator, with deterministic algorithms; on the CPU
-`tenure train`, under `tenure background`. Times to yield are those of /metrics, whose buckets are a quarter
-apart: each is an upper bound.
+On a GPU, PyTorch trains on Tenure's allocator, with deterministic algorithms; on the CPU, `tenure train` runs under
+`tenure background`. Times to yield are those of /metrics, whose buckets are a quarter apart: each time is an upper
+bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ASKED = json.dumps({"inputs": [{"name": "tokens", "datatype": "INT64", "shape": 
 
 
 def train(steps: int, background: str | None) -> None:
-    """Trains a GPT on a GPU, and prints when each step ended and its loss, as hexadecimal numbers."""
+    """Trains a GPT on a GPU, and prints each step's end and its loss as hexadecimal numbers."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -48,7 +48,7 @@ def train(steps: int, background: str | None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     losses = []
     for step in range(steps + 1):
-        if step == 1:  # what the first one prepares is not measured
+        if step == 1:  # the first step prepares, and is not measured
             torch.cuda.synchronize()
             begun = time.monotonic()
         data = torch.randint(vocabulary, (batch, length + 1), device="cuda")
@@ -66,7 +66,7 @@ def train(steps: int, background: str | None) -> None:
 
 
 class Server:
-    """`tenure serve` of the example models."""
+    """A `tenure serve` of the example models."""
 
     def __init__(self, program: str, device: str, folder: Path) -> None:
         self.socket = str(folder / "background.sock")
@@ -80,7 +80,7 @@ class Server:
         self._connection = http.client.HTTPConnection(address, timeout=120)
 
     def infer(self) -> float:
-        """Asks for the model `next-byte`: in how many seconds it answered."""
+        """Asks the model `next-byte`, and returns the seconds until the answer."""
         begun = time.monotonic()
         self._connection.request("POST", "/v2/models/next-byte/infer", ASKED)
         response = self._connection.getresponse()
@@ -95,14 +95,14 @@ class Server:
 
 
 def quantile(metrics: dict[str, float], part: float) -> float:
-    """The least bound of a bucket, in ms, that so many of the times to yield are below."""
+    """Returns the least bound, in ms, of a bucket below which this part of the times to yield lies."""
     buckets = [(name, count) for name, count in metrics.items() if name.startswith(f"{YIELD}_bucket")]
     bounds = sorted((float(name.split('"')[1].replace("+Inf", "inf")), count) for name, count in buckets)
     return next(round(1e3 * bound, 2) for bound, count in bounds if count >= part * metrics[f"{YIELD}_count"])
 
 
 def ran(command: list[str], server: Server | None, yields: int) -> tuple[dict[str, object], float, list[float]]:
-    """What a training printed, how long it took, and how long requests took; it is preempted so many times at most."""
+    """Runs a training, preempted at most `yields` times. Returns its output, its seconds, and the requests' seconds."""
     begun = time.monotonic()
     training = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     taken: list[float] = []

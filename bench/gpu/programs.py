@@ -1,7 +1,6 @@
-"""Training programs of stock PyTorch that others' libraries make: their models, and the loops that train them.
+"""Training programs of stock PyTorch that third parties' libraries make: their models, and the loops that train them.
 
-Each is made by a function that takes `Sizes` and returns a `Program`. Their data is random: only memory
-and time count.
+A function for each program takes `Sizes` and returns a `Program`. Their data is random: only memory and time count.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-#: Is called behind each step.
+#: A function that is called after each step.
 OnStep = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large programs are, and where they run."""
+    """The sizes of programs, and their device."""
 
     device: torch.device
-    #: Small enough for a processor, to see that they run.
+    #: Whether they are small enough for the CPU, to see that they run.
     is_small: bool
 
     def pick(self, full: int, small: int) -> int:
@@ -39,9 +38,9 @@ class Program:
 
     model: nn.Module
     train: Callable[[int, OnStep], None]
-    #: The parts that are checkpointed where `checkpoint` is asked for.
+    #: The parts that are checkpointed for the way `checkpoint`.
     blocks: list[nn.Module] = field(default_factory=list)
-    #: Has a model of transformers checkpoint its blocks, by these options.
+    #: Makes a model of transformers checkpoint its blocks, with these options.
     checkpoint: Callable[[dict[str, Any]], None] | None = None
 
 
@@ -73,7 +72,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=1e-4)
 
 
-# Language models of transformers.
+# Language models of transformers:
 
 
 def qwen3_model(sizes: Sizes) -> Any:
@@ -101,7 +100,7 @@ def trainer(
     collator: Callable[[list[dict[str, Tensor]]], dict[str, Tensor]] | None = None,
     **options: Any,
 ) -> Program:
-    """A model that transformers' `Trainer` trains."""
+    """Returns a program in which transformers' `Trainer` trains a model."""
     import transformers
 
     def train(count: int, on_step: OnStep) -> None:
@@ -142,13 +141,13 @@ def text_rows(length: int, vocabulary: int) -> Callable[[int], dict[str, Tensor]
 
 
 def qwen3(sizes: Sizes) -> Program:
-    """The shape of Qwen3, of 20 layers, by `Trainer`."""
+    """A model of Qwen3's shape, with 20 layers, trained by `Trainer`."""
     length, vocabulary = sizes.pick(1024, 64), sizes.pick(32768, 256)
     return trainer(sizes, qwen3_model(sizes), text_rows(length, vocabulary), sizes.pick(16, 4))
 
 
 def lora(sizes: Sizes) -> Program:
-    """The same, of which PEFT's LoRA trains little."""
+    """The same model, of which PEFT's LoRA trains a small part."""
     import peft
 
     model = qwen3_model(sizes)
@@ -160,7 +159,7 @@ def lora(sizes: Sizes) -> Program:
 
 
 def bert_accumulated(sizes: Sizes) -> Program:
-    """BERT by `Trainer` in mixed precision, whose steps accumulate four batches of texts of other lengths."""
+    """BERT trained by `Trainer` in mixed precision; a step accumulates four batches of texts of different lengths."""
     import transformers
 
     config = transformers.BertConfig(
@@ -184,7 +183,7 @@ def bert_accumulated(sizes: Sizes) -> Program:
 
 
 def t5(sizes: Sizes) -> Program:
-    """T5, encoder and decoder, trained by Accelerate, with gradients that are clipped."""
+    """T5, encoder and decoder, trained by Accelerate, with clipped gradients."""
     import accelerate
     import transformers
 
@@ -219,7 +218,7 @@ def t5(sizes: Sizes) -> Program:
 
 
 def mamba(sizes: Sizes) -> Program:
-    """Mamba without its kernels: many small operations."""
+    """Mamba without its special kernels: many small operations."""
     import transformers
 
     config = transformers.MambaConfig(
@@ -237,11 +236,11 @@ def mamba(sizes: Sizes) -> Program:
     return Program(model, lambda count, on_step: steps_of(step, on_step, count), list(model.backbone.layers))
 
 
-# Images.
+# Models of images:
 
 
 def convnext(sizes: Sizes) -> Program:
-    """ConvNeXt by Lightning's `Trainer.fit`, which calls `training_step`."""
+    """ConvNeXt trained by Lightning's `Trainer.fit`, which calls `training_step`."""
     import torchvision
 
     net = torchvision.models.convnext_base() if not sizes.is_small else torchvision.models.convnext_tiny()
@@ -278,7 +277,7 @@ def lightning(
 
 
 def fit(sizes: Sizes, task: Any, count: int, on_step: OnStep, **options: Any) -> None:
-    """Has Lightning's `Trainer` train for one pass over as many numbers."""
+    """Makes Lightning's `Trainer` train for one pass over `count` numbers."""
     import lightning.pytorch as pl
 
     class Callback(pl.Callback):  # type: ignore[misc]
@@ -299,7 +298,7 @@ def fit(sizes: Sizes, task: Any, count: int, on_step: OnStep, **options: Any) ->
 
 
 def lightning_gan(sizes: Sizes) -> Program:
-    """A generator and a critic, by Lightning's manual optimization, each with an optimizer of its own."""
+    """A generator and a critic, in Lightning's manual optimization, each with an optimizer of its own."""
     import lightning.pytorch as pl
 
     width, batch = sizes.pick(64, 8), sizes.pick(256, 4)
@@ -346,7 +345,7 @@ def lightning_gan(sizes: Sizes) -> Program:
 
 
 def vit(sizes: Sizes) -> Program:
-    """ViT-L of timm, autocast to fp16 with a `GradScaler`, two backward passes a step."""
+    """timm's ViT-L, with autocast to fp16 and a `GradScaler`, and two backward passes in a step."""
     import timm
 
     model = timm.create_model("vit_tiny_patch16_224" if sizes.is_small else "vit_large_patch16_224").to(sizes.device)
@@ -368,7 +367,7 @@ def vit(sizes: Sizes) -> Program:
 
 
 def efficientnet(sizes: Sizes) -> Program:
-    """EfficientNet of timm, channels last, with a mean of its weights, evaluated between steps."""
+    """timm's EfficientNet, channels last, with a mean of its weights, evaluated between steps."""
     import timm
 
     model = timm.create_model("efficientnet_b0" if sizes.is_small else "efficientnet_b4", drop_path_rate=0.2)
@@ -394,7 +393,7 @@ def efficientnet(sizes: Sizes) -> Program:
 
 
 def swin(sizes: Sizes) -> Program:
-    """Swin of torchvision, of windows that are shifted, in bf16."""
+    """torchvision's Swin, with shifted windows, in bf16."""
     import torchvision
 
     model = torchvision.models.swin_v2_t() if sizes.is_small else torchvision.models.swin_v2_b()
@@ -415,7 +414,7 @@ def images_of(sizes: Sizes, model: nn.Module, batch: int, side: int) -> Program:
 
 
 def segmentation(sizes: Sizes) -> Program:
-    """DeepLabV3 of torchvision, which has two losses."""
+    """torchvision's DeepLabV3, which has two losses."""
     import torchvision
 
     model = torchvision.models.segmentation.deeplabv3_resnet50(weights_backbone=None, aux_loss=True).to(sizes.device)
@@ -432,7 +431,7 @@ def segmentation(sizes: Sizes) -> Program:
 
 
 def detection(sizes: Sizes) -> Program:
-    """Faster R-CNN of torchvision: other sizes in each step, and as many boxes as it finds."""
+    """torchvision's Faster R-CNN: different sizes in each step, and as many boxes as it finds."""
     import torchvision
 
     model = torchvision.models.detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=21)
@@ -450,18 +449,18 @@ def detection(sizes: Sizes) -> Program:
     return Program(model, lambda count, on_step: steps_of(step, on_step, count))
 
 
-# Graphs and sequences.
+# Models of graphs and sequences:
 
 
 def gcn(sizes: Sizes) -> Program:
-    """A GCN of PyTorch Geometric, of another number of nodes in each step."""
+    """PyTorch Geometric's GCN, with a different number of nodes in each step."""
     from torch_geometric.nn import GCN
 
     return graphs(sizes, GCN(sizes.pick(256, 16), sizes.pick(512, 16), sizes.pick(6, 2), 64), sizes.pick(80_000, 300))
 
 
 def gat(sizes: Sizes) -> Program:
-    """Attention over a graph, by PyTorch Geometric."""
+    """PyTorch Geometric's attention over a graph."""
     from torch_geometric.nn import GAT
 
     model = GAT(sizes.pick(256, 16), sizes.pick(256, 16), sizes.pick(4, 2), 64, heads=4)
@@ -483,7 +482,7 @@ def graphs(sizes: Sizes, model: nn.Module, most: int) -> Program:
 
 
 def lstm(sizes: Sizes) -> Program:
-    """A language model of two LSTM layers whose state goes from step to step, detached."""
+    """A language model of two LSTM layers, whose state goes from step to step, detached."""
     vocabulary, width = sizes.pick(16384, 64), sizes.pick(1024, 32)
     model = nn.ModuleDict(
         {
@@ -507,9 +506,9 @@ def lstm(sizes: Sizes) -> Program:
     return Program(model, train)
 
 
-#: Those of the table in docs/benchmarks.md.
+#: The programs of the table in docs/benchmarks.md.
 TIMED = {"qwen3": qwen3, "lora": lora, "convnext": convnext, "vit": vit, "gcn": gcn}
-#: More, of which is only asked that budgets hold and change no bit.
+#: Programs that are only tested: budgets must hold and change no bit.
 OTHERS = {
     "bert_accumulated": bert_accumulated,
     "t5": t5,

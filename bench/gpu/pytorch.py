@@ -1,4 +1,4 @@
-"""One workload on PyTorch, as its users write it; prints what `main.rs` does."""
+"""Runs one workload on PyTorch, written as its users would; prints the same figures as `main.rs`."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda")
 
 
 class Attention(nn.Module):
-    """Causal attention, with fewer heads of keys and values perhaps."""
+    """Causal attention, perhaps with fewer heads for keys and values."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Gpt2Block(nn.Module):
 
 
 def begin(module: nn.Module) -> None:
-    """Weights as Hugging Face's models begin."""
+    """Initializes weights as Hugging Face's models do."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -117,7 +117,7 @@ class Llama(nn.Module):
 
 
 def ids(first: int, batch: int, length: int, vocabulary: int) -> torch.Tensor:
-    """Tokens of a text, from number `first` on."""
+    """Returns tokens of a text, from number `first` on."""
     return (torch.arange(first, first + batch * length, device=DEVICE) * 7919 % vocabulary).view(batch, length)
 
 
@@ -146,7 +146,7 @@ def resnet50():
 
 def language_model(model: nn.Module, batch: int, length: int, vocabulary: int):
     model = model.to(DEVICE, torch.bfloat16)
-    # Targets are the tokens that follow.
+    # The targets are the following tokens.
     inputs, targets = (ids(first, batch, length, vocabulary) for first in (0, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return train(model, optimizer, inputs, targets.flatten())
@@ -188,14 +188,14 @@ WORKLOADS = {work.__name__: work for work in [resnet50, gpt2, llama, resnet152, 
 
 
 def captured(step):
-    """The step as a graph, after the warm-up that PyTorch asks for."""
+    """Returns the step as a graph, after the warm-up that PyTorch needs."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(stream)
-    # Peaks are of what is measured: without the steps before.
+    # The peaks are those of the measured steps, without the steps before.
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -206,7 +206,7 @@ def captured(step):
 
 
 def counts(step) -> dict[str, int]:
-    """What one step asks of the runtime and of the allocator."""
+    """Returns the numbers of calls that one step makes to the runtime and to the allocator."""
     before = torch.cuda.memory_stats()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
@@ -214,9 +214,9 @@ def counts(step) -> dict[str, int]:
     after = torch.cuda.memory_stats()
     waits = ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"]
     return {
-        # Each call launches one, those of the libraries too.
+        # Each such call launches a kernel, in libraries too.
         "kernels": sum(count for name, count in calls.items() if "LaunchKernel" in name),
-        # The profile ends with one.
+        # The profile itself ends with a wait.
         "waits": sum(calls[name] for name in waits) - 1,
         "driver_memory_calls": after["num_device_alloc"] - before["num_device_alloc"],
         "allocations": after["allocation.all.allocated"] - before["allocation.all.allocated"],
@@ -253,7 +253,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def of_rank(rank: int, args: argparse.Namespace) -> None:
-    """One process of several, each with a device."""
+    """Runs one process of several, each with a device."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=args.devices)
     figures = measure(args)

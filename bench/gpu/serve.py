@@ -1,7 +1,7 @@
-"""Asks `tenure serve` for many models of which a tenth have room on the GPU, and for those alone.
+"""Asks `tenure serve` for many models, of which a tenth fits on the GPU, and for only those that fit.
 
-Models are Llamas of random weights, made in a folder in memory. Requests come at times of a Poisson process, models by
-Zipf's law. Every answer must be the model's own, bit for bit: the one that it gave when it was asked alone.
+The models are Llamas of random weights, in a folder in memory. Requests arrive as a Poisson process, and models are
+chosen by Zipf's law. Each answer must be bit for bit the one that its model gave when it was asked alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ max_rows = 1
 
 
 def make(folder: Path, models: int, layers: int) -> int:
-    """Writes models that differ in their last layer; the bytes of each."""
+    """Writes models that differ in their last layer, and returns the bytes of each."""
     shapes = {"lm_head.weight": (256, SIZE), "model.embed_tokens.weight": (256, SIZE), "model.norm.weight": (SIZE,)}
     for layer in range(layers):
         at = f"model.layers.{layer}"
@@ -81,7 +81,7 @@ def make(folder: Path, models: int, layers: int) -> int:
 
 
 class Client:
-    """A connection that asks."""
+    """A connection for requests."""
 
     def __init__(self, address: str) -> None:
         self._connection = http.client.HTTPConnection(address, timeout=120)
@@ -90,14 +90,14 @@ class Client:
         self._body = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
 
     def ask(self, model: str) -> tuple[int, bytes]:
-        """The status, and the bytes of the answer."""
+        """Asks a model, and returns the status and the answer's bytes."""
         self._connection.request("POST", f"/v2/models/{model}/infer", self._body)
         response = self._connection.getresponse()
         body = response.read()
         return response.status, body[int(response.headers.get("Inference-Header-Content-Length", 0)) :]
 
     def switches(self) -> int:
-        """How often a model was brought."""
+        """Returns how often a model was loaded to the device."""
         self._connection.request("GET", "/metrics")
         lines = self._connection.getresponse().read().decode().splitlines()
         counts = (line for line in lines if line.startswith("tenure_") and "switches_total" in line)
@@ -105,7 +105,7 @@ class Client:
 
 
 def load(address: str, chosen: list[str], expected: dict[str, bytes], rate: float, clients: int) -> dict[str, Any]:
-    """Asks for models at times of a Poisson process, whether or not earlier requests are answered."""
+    """Sends requests at the times of a Poisson process, whether or not earlier requests are answered."""
     due: queue.SimpleQueue[tuple[float, str] | None] = queue.SimpleQueue()
     taken: list[float] = []
     wrong, refused, lock = [0], [0], threading.Lock()

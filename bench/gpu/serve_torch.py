@@ -1,12 +1,12 @@
-"""Asks `tenure serve --device cuda` for stock PyTorch models of which a part has room on the GPU.
+"""Asks `tenure serve --device cuda` for stock PyTorch models, of which a part fits on the GPU.
 
-Models are ResNet-50s (of timm, or else torchvision) and BERTs (of transformers) of random weights, each with its own
-seed. Every answer must be that of the module itself on the GPU, bit for bit. Latencies are of one request at a time: of
-models that are on the device, and of models that come from pinned memory because others took their place.
+The models are ResNet-50s (timm's, or else torchvision's) and BERTs (transformers'), with random weights from a seed of
+their own. Each answer must be bit for bit the module's own on the GPU. Latencies are those of one request at a time:
+for models on the device, and for models that come from pinned memory because others took their place.
 
     serve_torch.py target/gpu/tenure --python ~/venv/bin/python
 
-The Python has tenure, PyTorch, transformers, and timm or torchvision; this script is run by it, too.
+That Python, which also runs this script, has tenure, PyTorch, transformers, and timm or torchvision.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ batching = { max_rows = 1 }
 
 
 def example(kind: str) -> tuple[str, str, torch.Tensor]:
-    """An input's name, its datatype, and values."""
+    """Returns an input's name, its datatype, and its values."""
     draw = torch.Generator().manual_seed(0)
     if kind == "bert":
         return "input_ids", "INT64", torch.randint(30522, (1, 128), generator=draw)
@@ -81,7 +81,7 @@ def write(folder: Path, kind: str, seed: int) -> Path:
 
 
 def own(folder: Path, kind: str) -> tuple[bytes, int, float]:
-    """What the module itself answers on the GPU, the bytes of its weights, and how long a call takes in ms."""
+    """Returns the module's own answer on the GPU, the bytes of its weights, and the time of a call in ms."""
     names: dict[str, Any] = {}
     exec((folder / "model.py").read_text(), names)
     module = names["load"](str(folder)).cuda()
@@ -98,13 +98,13 @@ def own(folder: Path, kind: str) -> tuple[bytes, int, float]:
 
 
 class Client:
-    """A connection that asks."""
+    """A connection for requests."""
 
     def __init__(self, address: str) -> None:
         self._connection = http.client.HTTPConnection(address, timeout=300)
 
     def ask(self, model: str, kind: str) -> tuple[bytes, float]:
-        """The bytes of the answer, and how long it took in ms."""
+        """Asks a model, and returns the answer's bytes and the time in ms."""
         name, datatype, values = example(kind)
         payload = values.numpy().tobytes()
         described = {"name": name, "datatype": datatype, "shape": list(values.shape)}
@@ -176,7 +176,7 @@ def measure(
     client: Client, kinds: dict[str, tuple[str, Path]], expected: dict[str, bytes], turns: int, budget: int
 ) -> None:
     wrong = 0
-    # Orders are learned, and graphs captured.
+    # These calls learn the orders and capture the graphs.
     for name, (kind, _) in kinds.items():
         for _ in range(5):
             wrong += client.ask(name, kind)[0] != expected[name]
@@ -189,7 +189,7 @@ def measure(
                 answer, taken = client.ask(name, kind)
                 wrong += answer != expected[name]
                 of = resident if client.metric("tenure_switches_total") == before else switched
-                # The first of a model's turn that found it there may be any model's.
+                # The first request of a turn is not counted as resident: which model it found there is chance.
                 if of is switched or again:
                     of.setdefault(kind, []).append(taken)
             used = client.metric("tenure_resident_bytes")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The methods of `budgets.py` on a simulated H200: how the host keeps up, and whether steps take what plans predict.
+"""Runs the methods of `budgets.py` on a simulated H200: how the host keeps up, and whether steps take the planned time.
 
-Needs no GPU, but PyTorch built for CUDA. Nothing is computed: products, convolutions, norms and attention only take the
-time of an H200, and so do copies and what goes element by element (`tests/cudart`). The host does all that it does. A
-slower device stands for a larger batch: half of it, at half the speed, takes as long, in half of the memory.
+Needs no GPU, but PyTorch built for CUDA. Nothing is computed: products, convolutions, norms and attention only take an
+H200's time, and so do copies and elementwise operations (`tests/cudart`). The host does all of its work. A slower
+device stands for a larger batch: half of the batch at half the speed takes as long, in half of the memory.
 
     simulated.py --workload resnet152 --batch 128 --slowness 2                      # stands for 256: the plain step
     simulated.py --workload resnet152 --batch 128 --slowness 2 --budget 3126853632  # a quarter of its memory
@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
-#: Operations of either, and bytes of memory, in a nanosecond; nanoseconds until a kernel begins.
+#: Floating-point operations of products and of convolutions, and bytes of memory, in a nanosecond; then the nanoseconds
+#: until a kernel begins.
 PRODUCTS, CONVOLUTIONS, MEMORY, LAUNCH = 600e3, 450e3, 3000, 4000
 
 
 def simulate(args: argparse.Namespace) -> None:
-    """Starts this again, on the simulated CUDA."""
+    """Starts this program again, on the simulated CUDA."""
     root = Path(__file__).resolve().parents[2]
     folder = root / "target/cudart"
     subprocess.run([root / "tests/cudart/build", folder, sys.executable], check=True)
@@ -40,7 +41,7 @@ def simulate(args: argparse.Namespace) -> None:
 
 
 def replace_libraries(slowness: float) -> None:
-    """Has operations that libraries and large kernels do take time, and make tensors of anything."""
+    """Makes library operations and large kernels take time, and return tensors of arbitrary values."""
 
     def work(operations: float, per_ns: float, *touched: torch.Tensor) -> None:
         time = max(operations / per_ns, sum(tensor.nbytes for tensor in touched) / MEMORY)

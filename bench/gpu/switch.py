@@ -1,9 +1,9 @@
-"""Cold starts of models of stock PyTorch: each way in turn, each in a process of its own.
+"""Measures cold starts of stock PyTorch models: each way in turn, each in a process of its own.
 
-A model that is ready; one that is stopped and started as a process; one that is moved from pinned memory by `.to()`;
-and `tenure.torch.Switcher` with its device budget full of others, its layers in groups as searched, each alone, and all
-at once. Weights are random. Prints a row of JSON for each, times in ms: those of a call until its answer is there, the
-least and the median.
+The ways: the model is ready; a process with it is started anew; `.to()` moves it from pinned memory; and
+`tenure.torch.Switcher` loads it while others fill its device budget, with the layers in searched groups, each alone, or
+all at once. Weights are random. Prints a row of JSON for each way: the least and the median time in ms of a call until
+its answer is there.
 
     switch.py                                             # all: some five minutes on an H200
     switch.py --workload resnet152 --method searched      # one model, in one way; beside it, ready
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 METHODS = ["ready", "start", "to", "searched", "per_layer", "whole"]
-#: Models of a switcher, one more than its device budget has room for: whichever is called in turn is not there.
+#: The models of a switcher, one more than its device budget holds: the model called next is never on the device.
 MODELS = 3
-#: For the measure of the link.
+#: The bytes that are copied to measure the link.
 LINK_BYTES = 256 << 20
 CHUNK_BYTES = 16 << 20
 
@@ -69,7 +69,7 @@ WORKLOADS = {"resnet152": resnet152, "inception_v3": inception_v3, "bert_base": 
 
 
 def make(workload: str, seed: int) -> Any:
-    """A model with weights of its own, and inputs, on the host."""
+    """Makes a model with weights of its own, and inputs, on the host."""
     import torch
 
     torch.manual_seed(seed)
@@ -78,12 +78,12 @@ def make(workload: str, seed: int) -> Any:
 
 
 def answer_of(made: Any) -> Any:
-    """The tensor that is the answer, of whatever a model returns."""
+    """Returns the tensor with the answer, for any kind of result."""
     return made if hasattr(made, "shape") else made[0]
 
 
 def timed(call: Callable[[], Any], times: int) -> dict[str, float]:
-    """How long a call takes until the device has its answer."""
+    """Times calls until the device has their answer."""
     import torch
 
     taken = []
@@ -97,7 +97,7 @@ def timed(call: Callable[[], Any], times: int) -> dict[str, float]:
 
 
 def link_gb_per_s() -> float:
-    """What is copied from pinned memory to the device, at best."""
+    """Returns the best speed of copies from pinned memory to the device."""
     import torch
 
     source = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -141,7 +141,7 @@ def to(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def start(args: argparse.Namespace) -> dict[str, Any]:
-    """This is the process that is started: its parent looks at the clock."""
+    """Runs in the process that is started, whose parent measures the time."""
     import torch
 
     model, inputs = make(args.workload, 0)
@@ -170,7 +170,7 @@ def started(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def switched(args: argparse.Namespace) -> dict[str, Any]:
-    """In turn, so that whichever is called was evicted; and again, when it is there."""
+    """Calls the models in turn, so that each was evicted before its call; and then once more, when it is there."""
     import torch
 
     import tenure.torch
@@ -187,7 +187,7 @@ def switched(args: argparse.Namespace) -> dict[str, Any]:
     torch.cuda.empty_cache()
     tensors = [*made[0][0].parameters(), *made[0][0].buffers()]
     weight_bytes = sum(tensor.nbytes for tensor in tensors)
-    # Each begins at a multiple of 256 bytes.
+    # Each tensor begins at a multiple of 256 bytes.
     image_bytes = sum(-(-tensor.nbytes // 256) * 256 for tensor in tensors)
     room = -(-image_bytes // CHUNK_BYTES) * CHUNK_BYTES
     with tenure.torch.Switcher(
@@ -232,7 +232,7 @@ MEASURES = {"ready": ready, "to": to, "start": start} | dict.fromkeys(("searched
 
 
 def child(workload: str, method: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The row of one way: its figures, or why there are none."""
+    """Returns the row of one way: its figures, or the error."""
     options = ["--child", "--workload", workload, "--method", method, "--times", str(args.times)]
     try:
         done = subprocess.run(

@@ -1,7 +1,8 @@
-"""CUDA graphs of `tenure.torch.Switcher` on a GPU: whether answers are those of the plain module, and what calls take.
+"""Checks CUDA graphs of `tenure.torch.Switcher` on a GPU: whether answers are the plain module's, and the time of
+calls.
 
-Prints a row of JSON for each model, times in ms of a call until its answer is there, at the median: of one that is
-there (`ready_ms`) and of one whose weights have left (`cold_ms`), and the same without graphs. Weights are random.
+Prints a row of JSON for each model: the median time in ms of a call until its answer is there, for a model on the
+device (`ready_ms`) and for one whose weights have left (`cold_ms`), with and without graphs. Weights are random.
 
     switch_graphs.py                        # all of them, each in a process of its own
     switch_graphs.py --model gpt2 --times 50
@@ -50,7 +51,7 @@ def gpt2_half() -> Any:
 
 
 def gpt2_with_cache() -> Any:
-    """Answers with an object, so it cannot be captured."""
+    """Makes a model that returns an object, so that it cannot be captured."""
     import torch
     import transformers
 
@@ -59,7 +60,7 @@ def gpt2_with_cache() -> Any:
 
 
 def branches() -> Any:
-    """Reads a value on the host, so it cannot be captured."""
+    """Makes a model that reads a value on the host, so that it cannot be captured."""
     import torch
     from torch import nn
 
@@ -79,7 +80,7 @@ def branches() -> Any:
 
 
 def tiny() -> Any:
-    """For a simulated CUDA, whose kernels compute nothing."""
+    """Makes a model for a simulated CUDA, whose kernels compute nothing."""
     import torch
     from torch import nn
 
@@ -98,7 +99,7 @@ MODELS = {made.__name__: made for made in (resnet50, bert, gpt2, gpt2_half, gpt2
 
 
 def tensors_in(answer: Any) -> list[Any]:
-    """The tensors of an answer; those of a cache, too."""
+    """Returns the tensors of an answer, those of a cache included."""
     import torch
     from torch.utils._pytree import tree_flatten
 
@@ -112,7 +113,7 @@ def tensors_in(answer: Any) -> list[Any]:
 
 
 def are_equal(one: list[Any], other: list[Any]) -> bool:
-    """Bit for bit."""
+    """Returns whether all tensors are equal, bit for bit."""
     import torch
 
     return len(one) == len(other) and all(
@@ -147,7 +148,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     module, make_inputs = MODELS[args.model[0]]()
     module.eval()
-    # Replays are given other values than the capture.
+    # Replays get other values than the capture.
     inputs = [make_inputs() for _ in range(4)]
     inputs = [([x.cuda() for x in xs], {name: x.cuda() for name, x in kwargs.items()}) for xs, kwargs in inputs]
     plain = module.cuda()

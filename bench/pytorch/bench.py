@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tenure's allocator and PyTorch's in one process, on one device: the same sizes in the same random order.
+"""Compares Tenure's allocator with PyTorch's in one process, on one device: the same sizes in the same random order.
 
 Builds bench.cpp (which needs g++, and the headers of PyTorch and CUDA) and runs both allocators in turns inside C++
 loops. The figures are nanoseconds for a pair of an allocation and a free, medians over the repetitions.
@@ -26,7 +26,7 @@ INCLUDE = HERE.parent.parent / "crates/tenure-capi/include"
 KIB, MIB = 1 << 10, 1 << 20
 PAIR, CHURN, THREADS, RECORDED, HANDED_OVER, EMPTY_CACHE = range(6)
 
-# (name, what, size or number, the largest block of a churn or how many streams threads share, pairs)
+# (name, kind, size or number, the largest block of a churn or the number of streams that threads share, pairs)
 CASES = [
     ("pair of 512 B", PAIR, 512, 0, 200_000),
     ("pair of 64 KiB", PAIR, 64 * KIB, 0, 200_000),
@@ -98,7 +98,7 @@ def build(folder, include, with_pytorch):
 
 
 def cuda_include():
-    """Where CUDA's headers are: a toolkit's, or those of the packages that PyTorch's own wheel needs."""
+    """Returns the folders of CUDA's headers: a toolkit's, or those of the packages that PyTorch's own wheel needs."""
     homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     folders = [pathlib.Path(home) / "include" for home in homes if home]
     folders += sorted(pathlib.Path(sysconfig.get_path("purelib")).glob("nvidia/*/include"))
@@ -113,12 +113,12 @@ def measure(bench, case, arguments, with_pytorch):
     count = max(1, int(count * arguments.scale))
     sides = [("tenure", 1), ("pytorch", 0)] if with_pytorch else [("tenure", 1)]
     times = {side: [] for side, _ in sides}
-    # Both begin with nothing cached, and warm up before they are measured.
+    # Both begin with an empty cache, and warm up before the measurement.
     for _, ours in sides:
         bench.bench_run(ours, EMPTY_CACHE, 0, 0, 0, 0)
         bench.bench_run(ours, what, size, most_bytes, max(1, count // 4), arguments.seed)
     for repetition in range(arguments.repetitions):
-        # In turns, and neither always first.
+        # They take turns, and in going first too.
         for side, ours in sides if repetition % 2 == 0 else reversed(sides):
             ns = bench.bench_run(ours, what, size, most_bytes, count, arguments.seed)
             times[side].append(ns)

@@ -1,4 +1,4 @@
-"""The programs that are measured: some that train, one that serves, one that generates text.
+"""The measured programs: some train, one serves, one generates text.
 
 Each is a function that makes its models and yields a function for every step, in order. A step puts its work on the
 device and returns a tensor that stands for its result: a loss, or a sum over its answers. Sizes and order follow from
@@ -19,7 +19,7 @@ Steps = Iterator[Callable[[], Tensor]]
 
 
 class Attention(nn.Module):
-    """Causal self-attention with `heads` heads; inputs (batch, length, width)."""
+    """Causal self-attention with `heads` heads. Inputs: (batch, length, width)."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -66,7 +66,8 @@ class LlamaBlock(nn.Module):
 
 
 class Language(nn.Module):
-    """A language model: the loss of predicting `tokens` (batch, length), or with `loss=False` the last logits."""
+    """A language model. Returns the loss of predicting `tokens` (batch, length), or with `loss=False` the last
+    logits."""
 
     def __init__(self, block: type[nn.Module], layers: int, width: int, vocabulary: int, recompute: bool = False):
         super().__init__()
@@ -169,7 +170,7 @@ def generate_varlen() -> Steps:
 
 
 def gcn_varsize() -> Steps:
-    """Three graph convolutions of 256 features on graphs of changing sizes: gathered, scaled and added up, Adam."""
+    """Three graph convolutions of 256 features on graphs of changing sizes: gather, scale, sum; Adam."""
     layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(3)).cuda()
     optimizer = torch.optim.Adam(layers.parameters(), lr=1e-3)
     chance = random.Random(9)
@@ -215,7 +216,8 @@ PROGRAMS: dict[str, Callable[[], Steps]] = {
 
 @functools.cache
 def _streams() -> list[torch.cuda.Stream]:
-    """A server's streams last as long as the server: memory cached for one is of no use to another."""
+    """Returns a server's streams, which last as long as the server: memory cached for one stream is of no use to
+    another."""
     return [torch.cuda.Stream() for _ in range(3)]
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Stock PyTorch on its own allocators and on Tenure: the same programs, in turns, on one GPU.
+"""Compares PyTorch's own allocators and Tenure's: the same programs of stock PyTorch, in turns, on one GPU.
 
 Each program (programs.py) runs in a process of its own under `native`, `expandable` and `tenure`; the order changes
-from round to round. Said of each: the time of a step beside the better of PyTorch's two, what was reserved beside what
-was requested at most, what the device itself says is in use, and whether losses are the same.
+from round to round. Prints for each: the time of a step beside the better of PyTorch's two, the peak of reserved bytes
+beside that of requested bytes, the memory in use according to the device, and whether losses are the same.
 
     workloads.py                          # everything: some twenty minutes
     workloads.py --program gpt2_varlen --rounds 1
-    workloads.py --json figures.json      # the figures for machines too
+    workloads.py --json figures.json      # also writes the figures as JSON
 """
 
 import argparse
@@ -26,11 +26,11 @@ MIB = 1 << 20
 ALLOCATORS = ["native", "expandable", "tenure"]
 PROGRAMS = ["resnet50_train", "densenet201_train", "gpt2_varlen", "llama_ckpt_varlen", "multi_model_serve"]
 PROGRAMS += ["generate_varlen", "gcn_varsize", "vit_autocast"]
-# Native runs, without which nothing is said of the spread of losses.
+# The least number of native runs that show the spread of losses.
 SPREAD_RUNS = 5
-# What a step may take beside the better of PyTorch's two allocators.
+# The longest time of a step, as a multiple of the better of PyTorch's two allocators.
 SLOWER_AT_MOST = 1.02
-# What may be in use on the device, by one allocator more than by another, beside what is reserved.
+# The bytes by which the device's use may differ between allocators, beside their reserved bytes.
 DEVICE_DIFFERENCE = 64 * MIB
 
 
@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    """Ends the program, before anything takes long, with a line on what is wrong."""
-    # The first repetition of a process is counted apart; a child that is deterministic makes one.
+    """Ends the program with an error about bad arguments, before anything takes long."""
+    # The first repetition of a process is counted apart; a deterministic child makes only one.
     least = {"rounds": 1, "repeats": 1 if arguments.child else 2, "seconds": 1}
     for option, count in least.items():
         if getattr(arguments, option) < count:
@@ -85,7 +85,7 @@ def run(program: str, allocator: str, repeats: int, deterministic: bool) -> dict
     if deterministic:
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Python does not look beside a program if it is told not to (PYTHONSAFEPATH).
+    # Python does not import from a program's own folder if PYTHONSAFEPATH is set.
     sys.path.insert(0, str(HERE))
     from programs import PROGRAMS
 
@@ -121,7 +121,7 @@ def run(program: str, allocator: str, repeats: int, deterministic: bool) -> dict
 
 
 def measure(program: str, arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Processes of every allocator in turns; the deterministic ones under `native!` and `tenure!`."""
+    """Runs processes of every allocator in turns; the deterministic ones are `native!` and `tenure!`."""
     measured: dict[str, list[dict[str, Any]]] = {}
     for round in range(arguments.rounds):
         for turn in range(len(ALLOCATORS)):
@@ -153,7 +153,7 @@ def child(program: str, allocator: str, repeats: int, deterministic: bool, argum
 
 
 def compare(program: str, measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The figures of a program, and whether they are as they must be."""
+    """Returns the figures of a program, and whether they meet the requirements."""
     # The first repetition of a process is cold, and counted apart.
     warm = {
         name: sum_of_medians([steps for run in runs for steps in run["step_ms"][1:]])
@@ -195,7 +195,7 @@ def compare(program: str, measured: dict[str, list[dict[str, Any]]]) -> dict[str
 
 
 def sum_of_medians(repetitions: list[list[float]]) -> float:
-    """Milliseconds of a whole run: for each step, the median over the repetitions."""
+    """Returns the milliseconds of a whole run: for each step, the median over the repetitions."""
     return sum(statistics.median(times) for times in zip(*repetitions, strict=True))
 
 
@@ -204,9 +204,10 @@ def losses_of(runs: list[dict[str, Any]]) -> list[list[float]]:
 
 
 def spread(native: list[list[float]], tenure: list[list[float]]) -> dict[str, Any]:
-    """Whether the mean of Tenure's last losses is among those of native: each repetition of a process is a run.
+    """Returns whether the mean of Tenure's last losses is among those of native: each repetition of a process is a run.
 
-    Where native's losses do not differ at all, Tenure's must be the same bits. Of few native runs nothing is said: None.
+    If native's losses do not differ at all, Tenure's must have the same bits. With too few native runs, the answer is
+    None.
     """
     last, ours = [losses[-1] for losses in native], [losses[-1] for losses in tenure]
     low, high, mean = min(last), max(last), statistics.fmean(ours)

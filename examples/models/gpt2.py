@@ -1,4 +1,4 @@
-"""A GPT-2 as wide as the medium one, with half its layers, that also returns the keys and values of a prompt."""
+"""A GPT-2 as wide as the medium one, with half its layers. It also returns the keys and values of a prompt."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ LAYERS, WIDTH, HEADS, VOCABULARY = 12, 1024, 16, 50257
 
 
 class Block(nn.Module):
-    """A block of GPT-2, which also returns its keys and values."""
+    """A block of GPT-2 that also returns its keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,8 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """GPT-2: the next word's logits, and the keys and values of a prompt (layers, 2, batch, heads, length, width)."""
+    """GPT-2: returns the next word's logits, and a prompt's keys and values (layers, 2, batch, heads, length,
+    width)."""
 
     def __init__(self) -> None:
         super().__init__()

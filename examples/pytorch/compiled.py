@@ -1,4 +1,4 @@
-"""torch.compile on Tenure's allocator, in its three modes: the second one replays CUDA graphs."""
+"""torch.compile on Tenure's allocator, in its three modes. The second one replays CUDA graphs."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer on Tenure's allocator: training and validation in turns, bf16."""
+"""Lightning's Trainer on Tenure's allocator: training and validation alternate, bf16."""
 
 import argparse
 

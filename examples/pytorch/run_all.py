@@ -1,4 +1,4 @@
-"""Runs the programs of this folder, one after another, and says what each held beside what it asked for.
+"""Runs the programs of this folder, one after another, and prints what each reserved beside what it requested.
 
 run_all.py                     # those whose libraries are installed, on the first GPU
 run_all.py --small vit gcn     # these two, in seconds
@@ -16,7 +16,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
-#: The programs, and what they import.
+#: The programs, and the libraries that they import.
 PROGRAMS = {
     "trainer": ["accelerate", "transformers"],
     "generate": ["transformers"],
@@ -30,11 +30,11 @@ PROGRAMS = {
     "distributed": [],
 }
 
-# Runs a program, and says what is left of it.
+# A program that runs another one, and prints its memory figures.
 MEASURED = """
 import gc, json, runpy, sys
 import torch
-if "--simulated" in sys.argv:  # No part of cuDNN is.
+if "--simulated" in sys.argv:  # the simulated device has no part of cuDNN
     sys.argv.remove("--simulated")
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -51,18 +51,19 @@ print(json.dumps({
 
 
 def missing(program: str) -> list[str]:
-    """The libraries that a program needs and that are not installed."""
+    """Returns the libraries that a program needs and that are not installed."""
     return [library for library in PROGRAMS[program] if importlib.util.find_spec(library) is None]
 
 
 def run(program: str, *options: str, folder: Path | None = None) -> tuple[str, dict[str, Any]]:
-    """Runs a program. Returns its output, and its figures in bytes: none if it runs in a process a device."""
+    """Runs a program. Returns its output, and its figures in bytes, which are missing for a program of several
+    processes."""
     path, environment = str(HERE / f"{program}.py"), dict(os.environ)
     if program == "distributed":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "gpu", path, *options]
     else:
         command = [sys.executable, "-c", MEASURED, path, *options]
-        # With several, transformers would split its batches, and figures are of the first device.
+        # With several devices, transformers would split its batches. The figures are those of the first device.
         environment["CUDA_VISIBLE_DEVICES"] = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     if done.returncode != 0:

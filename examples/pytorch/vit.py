@@ -1,4 +1,4 @@
-"""timm's ViT on Tenure's allocator: autocast, channels last, an average of the weights, some images left out."""
+"""timm's ViT on Tenure's allocator: autocast, channels last, an average of the weights, batches without some images."""
 
 import argparse
 

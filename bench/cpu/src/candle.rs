@@ -1,5 +1,5 @@
-//! The workloads on candle. BERT is that of its `candle-transformers`; what that has for evaluation only (ResNet) or
-//! not at all (GPT-2) is written here with the layers of `candle-nn`.
+//! The workloads on candle. BERT is that of `candle-transformers`. The models that it has for evaluation only (ResNet)
+//! or not at all (GPT-2) are written here with the layers of `candle-nn`.
 
 use anyhow::Result;
 use candle_core::{D, DType, Device, IndexOp, Module, ModuleT, Tensor};
@@ -34,7 +34,7 @@ pub(crate) fn workload(workload: Workload) -> Result<Step> {
         }
         Workload::BertInfer => {
             let config = BertConfig::default();
-            // Not from variables, of which candle would keep a graph.
+            // From tensors, since candle would keep a graph for variables.
             let weights = VarBuilder::from_backend(Box::new(variables), DType::F32, Device::Cpu);
             let model = BertModel::load(weights, &config)?;
             let tokens = tokens(BERT_TOKENS, config.vocab_size)?;
@@ -89,7 +89,7 @@ impl ResNet {
     }
 
     fn forward(&self, images: &Tensor, training: bool) -> candle_core::Result<Tensor> {
-        // candle has no backward of windows that overlap: 2 x 2 for 3 x 3, which is less work.
+        // candle has no backward for overlapping windows: 2 x 2 replaces 3 x 3, which is less work.
         let mut x = self.stem.forward(images, training)?.relu()?.max_pool2d(2)?;
         for block in &self.blocks {
             x = block.forward(&x, training)?;

@@ -1,5 +1,5 @@
-//! One workload on Tenure or on candle: a line of JSON with the milliseconds of each step and the bytes of memory that
-//! the process held. `run.py` runs it beside PyTorch.
+//! Runs one workload on Tenure or on candle. Prints a line of JSON with the milliseconds of each step and the bytes of
+//! memory that the process held. `run.py` runs it beside PyTorch.
 
 mod candle;
 mod tenure;
@@ -13,7 +13,7 @@ use clap::{Parser, ValueEnum};
 struct Args {
     library: Library,
     workload: Workload,
-    /// Steps that are timed, after one that is not.
+    /// Timed steps, after one that is not timed.
     #[arg(long, default_value_t = 5)]
     steps: usize,
 }
@@ -61,10 +61,10 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What a step does, with everything that it needs.
+/// A step, with everything that it needs.
 type Step = Box<dyn FnMut() -> Result<()>>;
 
-/// Token numbers that are not all the same.
+/// Returns token numbers that are not all the same.
 fn tokens((batch, length): (usize, usize), vocabulary: usize) -> Vec<i64> {
     (0..batch * length).map(|index| (index * 7919 % vocabulary) as i64).collect()
 }

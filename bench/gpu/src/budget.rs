@@ -1,4 +1,4 @@
-//! Training within a budget of memory.
+//! Training within a memory budget.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,27 +17,27 @@ use tenure_offload::Link;
 use crate::Arguments;
 use crate::workloads::{self, Numbers, Trained};
 
-/// What it is made of.
+/// The options of a budget.
 #[derive(Args)]
 pub(crate) struct BudgetArguments {
-    /// Trained within so much device memory: a size, or a share of what a plain step takes
+    /// Train within this much device memory: a size, or a share of a plain step's peak
     #[arg(long, conflicts_with_all = ["graph", "devices"], value_name = "SIZE|P%")]
     pub(crate) budget: Option<Amount>,
-    /// Pinned memory to spill to
+    /// GiB of pinned memory to spill to
     #[arg(long, default_value_t = 90)]
     host_gib: u64,
-    /// A folder to spill to, too
+    /// A folder to spill to as well
     #[arg(long)]
     spill: Option<PathBuf>,
-    /// Of the disk
+    /// GiB of that folder's disk
     #[arg(long, default_value_t = 48)]
     spill_gib: u64,
-    /// A file for what the planner was asked
+    /// A file for the problem that the planner solves
     #[arg(long)]
     problem: Option<PathBuf>,
 }
 
-/// Steps of a trainer, which reads the loss of each.
+/// Measures steps of a trainer, which reads the loss of each.
 pub(crate) fn run(
     arguments: &Arguments,
     trained: Trained,
@@ -91,12 +91,12 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// What the driver took for its calls so far.
+/// Returns the times of the driver's calls so far.
 fn timings(memory: &DeviceMemory) -> Vec<Timing> {
     if let Executor::Cuda(driver) = memory.driver().executor() { driver.timings() } else { Vec::new() }
 }
 
-/// What it took since, and for how many chunks or waits.
+/// Returns the driver's time since `before` in ms, with the number of chunks or waits.
 fn driver_ms(before: &[Timing], after: &[Timing]) -> Value {
     let of = |(before, after): (&Timing, &Timing)| {
         let (count, ms) = (after.count - before.count, (after.elapsed_us - before.elapsed_us) / 1e3);

@@ -1,4 +1,5 @@
-//! One workload on Tenure, on the first CUDA device; prints what `pytorch.py` does, and what the driver was asked for.
+//! Runs one workload on Tenure, on the first CUDA device; prints the same figures as `pytorch.py`, and the driver
+//! calls.
 
 mod budget;
 mod parallel;
@@ -17,12 +18,12 @@ use tenure_tensor::{MemoryFormat, Tensor, tuning};
 
 use workloads::{Kind, Trained, Workload};
 
-/// What is measured, and how.
+/// The workload, and the options of its measurement.
 #[derive(Parser)]
 struct Arguments {
     #[arg(value_enum)]
     workload: Workload,
-    /// Captured
+    /// Capture the steps as a graph
     #[arg(long)]
     graph: bool,
     /// Convolutional inference with channels last
@@ -34,13 +35,13 @@ struct Arguments {
     /// The fastest algorithms for products and convolutions, found by trying them
     #[arg(long)]
     measure: bool,
-    /// Sums in any order, as PyTorch's are
+    /// Allow sums in any order, as PyTorch does
     #[arg(long)]
     any_order: bool,
-    /// Trained on so many devices at once, each with the batch of one; also of one, to compare with
+    /// Train on so many devices at once, each with the batch of one; 1 to compare
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..), conflicts_with = "graph")]
     devices: Option<u8>,
-    /// Trained with so many examples at once
+    /// Train with this many examples at once
     #[arg(long)]
     batch: Option<usize>,
     #[command(flatten)]
@@ -48,15 +49,15 @@ struct Arguments {
     /// Steps before those that count
     #[arg(long, default_value_t = 4)]
     warm: usize,
-    /// In a row, without a wait between
+    /// Steps in a row, without a wait between
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// Of those
+    /// Rows of steps
     #[arg(long, default_value_t = 5)]
     repeats: usize,
 }
 
-/// What a training step or an inference gives, on the device: a loss, or the outputs.
+/// A training step or an inference. Its result is on the device: a loss, or the outputs.
 type Step = Box<dyn FnMut() -> tenure_nn::Result<Tensor>>;
 
 fn main() -> Result<()> {
@@ -90,7 +91,7 @@ fn main() -> Result<()> {
     }
     driver.synchronize()?;
     let mut counts = counts(driver, memory, &mut step)?;
-    // Peaks are of what is measured: captured, without the steps before.
+    // The peaks are those of the measured steps: captured, without the steps before.
     let mut captured = arguments.graph.then(|| captured(memory, &mut step)).transpose()?;
     let mut milliseconds = Vec::new();
     for _ in 0..arguments.repeats {
@@ -106,7 +107,7 @@ fn main() -> Result<()> {
         milliseconds.push(began.elapsed().as_secs_f64() * 1e3 / arguments.steps as f64);
     }
     let peaks = memory.allocator().statistics().all;
-    // Libraries do not say what they launch; a graph does.
+    // Libraries do not report their launches; a graph shows them.
     let captured = captured.map_or_else(|| self::captured(memory, &mut step), Ok)?;
     counts["kernels"] = json!(driver.kernels_of(captured.graph().id()));
     let figures = json!({
@@ -125,14 +126,14 @@ fn trained(kind: &Kind) -> Result<Trained> {
     Ok(*trained)
 }
 
-/// A step as a graph, with peaks that begin before it.
+/// Captures a step as a graph, with peaks that begin before it.
 fn captured(memory: &'static DeviceMemory, step: &mut Step) -> Result<Captured> {
     memory.allocator().release_cached()?;
     memory.allocator().reset_peak_statistics();
     Ok(Captured::new(memory.device(), step)?.0)
 }
 
-/// What one step asks of the driver.
+/// Counts the calls of one step to the driver and to the allocator.
 fn counts(driver: &CudaDriver, memory: &DeviceMemory, step: &mut Step) -> Result<serde_json::Value> {
     let waits = |call: Call| {
         let is_copy = matches!(call, Call::CopyToDevice | Call::CopyFromDevice);

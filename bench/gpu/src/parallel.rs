@@ -1,4 +1,4 @@
-//! Training on several devices, each with the batch that one has otherwise.
+//! Training on several devices, each with the batch of one.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use tenure_tensor::Device;
 use crate::Arguments;
 use crate::workloads::{self, Numbers, Trained};
 
-/// Steps of a trainer, which reads the loss of each.
+/// Measures steps of a trainer, which reads the loss of each.
 pub(crate) fn run(arguments: &Arguments, trained: Trained, count: u8) -> Result<()> {
     let devices: Vec<Device> = (0..count).map(Device::cuda).collect();
     let (task, optimizer) = workloads::training(trained, devices[0])?;

@@ -1,4 +1,4 @@
-//! The workloads, as `pytorch.py` has them.
+//! The workloads, the same as in `pytorch.py`.
 
 use clap::ValueEnum;
 use tenure_nn::data::Dataset;
@@ -27,7 +27,7 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    /// What is done with it: it is trained, with so many examples if they are given, or used.
+    /// Returns the kind of workload: training, with `batch` examples if they are given, or inference.
     pub(crate) fn of(self, batch: Option<usize>, dropout: bool) -> Kind {
         let train = |model, otherwise| Kind::Trained(Trained { model, batch: batch.unwrap_or(otherwise) });
         match self {
@@ -42,7 +42,7 @@ impl Workload {
     }
 }
 
-/// What is done with a model.
+/// The use of a model: training or inference.
 pub(crate) enum Kind {
     Trained(Trained),
     Inferred(Inferred),
@@ -55,7 +55,7 @@ pub(crate) enum Inferred {
     Bert,
 }
 
-/// A model, and how many examples a step of its training has.
+/// A model to train, and the number of examples in a step.
 #[derive(Clone, Copy)]
 pub(crate) struct Trained {
     model: Model,
@@ -71,7 +71,7 @@ enum Model {
 
 const DEVICE: Device = Device::cuda(0);
 
-/// A step of inference, of images in that `format`.
+/// Makes a step of inference, on images in that `format`.
 pub(crate) fn inference(model: Inferred, format: MemoryFormat) -> Result<Step> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
@@ -93,7 +93,7 @@ pub(crate) fn inference(model: Inferred, format: MemoryFormat) -> Result<Step> {
     })
 }
 
-/// Stand for the examples that are there, with a trainer.
+/// A data set of numbers, which stand for examples that are already on the device, for a trainer.
 pub(crate) struct Numbers;
 
 impl Dataset for Numbers {
@@ -108,14 +108,14 @@ impl Dataset for Numbers {
     }
 }
 
-/// A model that is trained on the same examples again and again.
+/// A model that trains on the same examples again and again.
 pub(crate) struct Training {
     model: Box<dyn Layer>,
     inputs: Tensor,
     targets: Tensor,
 }
 
-/// What is trained, on a device.
+/// Makes the model, its examples and its optimizer, on a device.
 pub(crate) fn training(trained: Trained, device: Device) -> Result<(Training, Optimizer)> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
@@ -149,14 +149,14 @@ pub(crate) fn training(trained: Trained, device: Device) -> Result<(Training, Op
     }
 }
 
-/// A step of it, with the same examples as ever.
+/// Makes a training step, which takes the same examples each time.
 pub(crate) fn train(trained: Trained) -> Result<Step> {
     let (training, mut optimizer) = training(trained, DEVICE)?;
     Ok(Box::new(move || {
         let loss = training.loss_of_all()?;
         loss.backward()?;
         optimizer.step()?;
-        // Before the next step needs the memory.
+        // Frees the gradients before the next step needs the memory.
         optimizer.zero_grad();
         Ok(loss.detach())
     }))
@@ -170,7 +170,7 @@ fn language_model(
     model.to_dtype(DType::BF16)?;
     model.to_device(device)?;
     let optimizer = Optimizer::new(model.parameters(), 1e-4, Adam::w());
-    // Those that follow.
+    // The targets are the following tokens.
     let [inputs, targets] = [0, 1].map(|first| ids(first, batch, length, vocabulary, device));
     Ok((Training { model: Box::new(model), inputs: inputs?, targets: targets?.flatten(0, -1)? }, optimizer))
 }
@@ -181,13 +181,13 @@ impl Training {
         Ok(scores.cross_entropy(&self.targets, &CrossEntropy::default())?)
     }
 
-    /// Images, or texts.
+    /// Returns the number of examples: images, or texts.
     pub(crate) fn examples(&self) -> usize {
         self.inputs.sizes()[0]
     }
 }
 
-/// In the hands of a trainer: a batch stands for the examples that are there.
+/// A task for a trainer: a batch of numbers stands for the examples on the device.
 impl Task for Training {
     type Batch = Tensor;
 
@@ -224,7 +224,7 @@ fn images(count: usize, side: usize, generator: &Generator) -> Result<Tensor> {
     Ok(Tensor::randn(&[count, 3, side, side], DType::F32, Device::CPU, generator)?)
 }
 
-/// Tokens of a text, from number `first` on.
+/// Returns tokens of a text, from number `first` on.
 fn ids(first: usize, batch: usize, length: usize, vocabulary: usize, device: Device) -> Result<Tensor> {
     let ids: Vec<i64> = (first..first + batch * length).map(|at| (at * 7919 % vocabulary) as i64).collect();
     Ok(Tensor::from_slice(&ids, &[batch, length])?.to_device(device)?)

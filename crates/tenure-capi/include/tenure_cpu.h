@@ -1,7 +1,6 @@
 /* The functions of Tenure that PyTorch's CPU allocator calls. The shim under PyTorch is given the address of this one
  * table, and so links to nothing of Tenure's. Every function may be called from any thread. No function lets a Rust
- * panic
- * out.
+ * panic out.
  */
 #ifndef TENURE_CPU_H
 #define TENURE_CPU_H

@@ -1,13 +1,10 @@
 /* The functions of Tenure that PyTorch's allocator calls. The shim under PyTorch is given the address of this one
- * table,
- * and so links to nothing of Tenure's.
+ * table, and so links to nothing of Tenure's.
  *
  * A device is opened at its first use, with the options of configure(). Settings for all devices (history, observers,
  * callbacks, rounding) are given once, before or after devices are opened. Every function may be called from any
- * thread.
- * Functions that return a status follow tenure.h: last_error() gives the message, and a call that fails changes
- * nothing.
- * No function lets a Rust panic out, and no callback may let an exception out.
+ * thread. Functions that return a status follow tenure.h: last_error() gives the message, and a call that fails changes
+ * nothing. No function lets a Rust panic out, and no callback may let an exception out.
  */
 #ifndef TENURE_TORCH_H
 #define TENURE_TORCH_H
@@ -82,8 +79,7 @@ typedef struct tenure_segment {
     void *context;
 } tenure_segment;
 
-/* The next block of a segment. A block that is active but not allocated was freed, and other streams may still use it.
- * */
+/* The next block of a segment. A block that is active but not allocated was freed; other streams may still use it. */
 typedef struct tenure_segment_block {
     uint64_t bytes, requested;
     bool is_allocated, is_active;

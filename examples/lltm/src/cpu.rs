@@ -1,4 +1,4 @@
-//! The kernels on the CPU: everything of a cell in one pass, where operations one after the other make nine.
+//! The CPU kernels: a whole cell in one pass, where separate operations make nine passes.
 
 use half::{bf16, f16};
 use num_traits::{Float as Math, one, zero};
@@ -20,10 +20,10 @@ pub(crate) const BACKWARD: &[Entry<Backward>] = &[
     (DeviceKind::Cpu, DType::F64, backward::<f64>),
 ];
 
-/// Numbers of a state that are worth waking a thread for.
+/// The least numbers of a state for which another thread is worth waking.
 const GRAIN: usize = 2048;
 
-// Work is divided by sizes alone, in rows of the batch, so that results are the same bits for any number of threads.
+// Work is divided by sizes alone, in rows of the batch, so that any number of threads gives the same bits.
 fn forward<T: Float<Compute: Math>>(out: [&Tensor; 2], gates: &Tensor, cell: &Tensor) -> Result<()> {
     let state = cell.sizes()[1].max(1);
     let mut access = Access::new("lltm_cell", &out, &[gates, cell])?;

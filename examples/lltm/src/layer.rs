@@ -5,20 +5,21 @@ use tenure_tensor::{Result, Tensor, ops};
 
 use crate::lltm_cell;
 
-/// A recurrent layer: a linear one makes the gates of the hidden state and the input, `lltm_cell` does the rest.
+/// A recurrent layer: a linear layer computes the gates from the hidden state and the input, and `lltm_cell` does the
+/// rest.
 pub struct Lltm {
-    /// `[3 * state, state + inputs]`.
+    /// The weight of the linear layer, `[3 * state, state + inputs]`.
     pub weight: Parameter,
-    /// `[3 * state]`.
+    /// The bias of the linear layer, `[3 * state]`.
     pub bias: Parameter,
 }
 module!(Lltm { weight, bias });
 
 impl Lltm {
-    /// A fresh layer, whose values are uniform from -1/√`state` to 1/√`state`.
+    /// Makes a layer whose values are uniform from -1/√`state` to 1/√`state`.
     ///
     /// # Errors
-    /// No memory.
+    /// There is no memory.
     pub fn new(scope: &Scope, inputs: usize, state: usize) -> Result<Self> {
         let bound = 1.0 / (state as f64).sqrt();
         let init = Init::Uniform { low: -bound, high: bound };
@@ -28,10 +29,11 @@ impl Lltm {
         })
     }
 
-    /// The next hidden state and cell, `[batch, state]` both, from the last ones and an input `[batch, inputs]`.
+    /// Returns the next hidden state and cell, both `[batch, state]`, from the last ones and an input
+    /// `[batch, inputs]`.
     ///
     /// # Errors
-    /// Sizes or dtypes that do not go together; no memory.
+    /// The sizes or dtypes do not fit together, or there is no memory.
     pub fn forward(&self, input: &Tensor, (hidden, cell): (&Tensor, &Tensor)) -> Result<(Tensor, Tensor)> {
         lltm_cell(&ops::cat(&[hidden, input], 1)?.linear(&self.weight, Some(&self.bias))?, cell)
     }

@@ -1,5 +1,5 @@
 //! An operation added to Tenure from outside: LLTM, the cell of PyTorch's tutorial on C++ extensions, which is an LSTM
-//! that forgets nothing. `README.md` tells how to add one's own.
+//! that forgets nothing. `README.md` explains how to add your own.
 //!
 //! ```
 //! use lltm::Lltm;
@@ -24,7 +24,7 @@ mod op;
 pub use layer::Lltm;
 pub use op::{BACKWARD, Backward, FORWARD, Forward, lltm_cell};
 
-/// What the README shows is compiled and run.
+/// The README's examples, which are compiled and run as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,22 +1,23 @@
-//! The operation: checks, outputs, kernel, formula.
+//! The operation: its checks, outputs, kernel and gradient formula.
 
 use tenure_tensor::autograd::{self, Context, attach_all};
 use tenure_tensor::{Kernel, Result, Tensor, TensorError, autocast, ops};
 
 use crate::cpu;
 
-/// Writes the new hidden state and the new cell `[batch, state]` from gates `[batch, 3 * state]` and the cell.
+/// A kernel that writes the new hidden state and cell `[batch, state]` from gates `[batch, 3 * state]` and the cell.
 pub type Forward = fn([&Tensor; 2], &Tensor, &Tensor) -> Result<()>;
 
-/// Writes the gradients of gates and cell, from those of hidden state and new cell, the gates and the new cell.
+/// A kernel that writes the gradients of gates and cell, from those of hidden state and new cell, the gates and the new
+/// cell.
 pub type Backward = fn([&Tensor; 2], [&Tensor; 2], &Tensor, &Tensor) -> Result<()>;
 
-/// What computes [`lltm_cell`]. A crate for another device registers its function here.
+/// The kernels of [`lltm_cell`]. A crate for another device registers its function here.
 pub static FORWARD: Kernel<Forward> = Kernel::new("lltm_cell", &[cpu::FORWARD]);
-/// What computes its gradients.
+/// The kernels of its gradients.
 pub static BACKWARD: Kernel<Backward> = Kernel::new("lltm_cell_backward", &[cpu::BACKWARD]);
 
-/// The new hidden state and the new cell, `[batch, state]` both, from a cell `[batch, state]` and gates
+/// Returns the new hidden state and the new cell, `[batch, state]` both, from a cell `[batch, state]` and gates
 /// `[batch, 3 * state]`, which are input, output and candidate:
 ///
 /// ```text
@@ -25,13 +26,13 @@ pub static BACKWARD: Kernel<Backward> = Kernel::new("lltm_cell_backward", &[cpu:
 /// ```
 ///
 /// # Errors
-/// Other sizes; two dtypes or devices; a dtype that is not floating; no memory.
+/// The sizes do not fit, the two dtypes or devices differ, the dtype is not floating, or there is no memory.
 pub fn lltm_cell(gates: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
     check(gates, cell)?;
-    // Under autocast the gates come from a product in half the bits, and the cell may not.
+    // Under autocast, the gates come from a product in half precision, and the cell perhaps does not.
     let [gates, cell] = autocast::widest([gates, cell])?;
     check_dtypes(&gates, &cell)?;
-    // What is not contiguous is copied, by an operation that has a gradient too.
+    // A tensor that is not contiguous is copied, by an operation that has a gradient too.
     let (gates, cell) = (gates.contiguous()?, cell.contiguous()?);
     let (hidden, new_cell) = (cell.empty_like()?, cell.empty_like()?);
     FORWARD.find(cell.device().kind(), cell.dtype())?([&hidden, &new_cell], &gates, &cell)?;
@@ -40,7 +41,7 @@ pub fn lltm_cell(gates: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
         Ok(move |context: &Context<'_>| {
             let grads = [context.grad(0)?, context.grad(1)?];
             let (gates, new_cell) = (context.unpack(gates)?, context.unpack(new_cell)?);
-            // A gradient that is to have one itself is computed by operations that do.
+            // If the gradient must have a gradient itself, differentiable operations compute it.
             let differentiable = autograd::is_grad_enabled();
             let backward = if differentiable { backward_by_operations } else { backward_by_kernel };
             Ok(backward(grads, &gates, &new_cell)?.map(Some).into_iter().collect())
@@ -83,7 +84,7 @@ fn backward_by_operations(grads: [Tensor; 2], gates: &Tensor, new_cell: &Tensor)
     let [to_hidden, to_new_cell] = grads;
     let [input, output, candidate] = &gates.chunk(3, 1)?[..] else { unreachable!("three times the state's size") };
     let (input, output, tanh) = (input.sigmoid()?, output.sigmoid()?, new_cell.tanh()?);
-    // The slope of sigmoid where it is s.
+    // The slope of sigmoid, from its value s.
     let slope = |s: &Tensor| s.mul(&s.neg()?.add(1)?);
     let to_cell = to_hidden.mul(&output)?.mul(&tanh.square()?.neg()?.add(1)?)?.add(&to_new_cell)?;
     let to_input = to_cell.mul(&candidate.elu(1.0)?)?.mul(&slope(&input)?)?;

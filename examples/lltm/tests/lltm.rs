@@ -1,4 +1,5 @@
-//! The operation beside the same in basic operations, its gradients, what it saves, and a layer that learns.
+//! Tests of the operation: beside the same in basic operations, its gradients, its saved tensors, and a layer that
+//! learns.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::{Arc, Mutex};
@@ -12,14 +13,14 @@ use tenure_tensor::ops::Reduction;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, DeviceKind, Result, Tensor};
 
-/// The operation in basic ones.
+/// Computes the operation with basic ones.
 fn by_operations(gates: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
     let gates = gates.chunk(3, 1)?;
     let new_cell = cell.add(&gates[2].elu(1.0)?.mul(&gates[0].sigmoid()?)?)?;
     Ok((new_cell.tanh()?.mul(&gates[1].sigmoid()?)?, new_cell))
 }
 
-/// Gates and cell that require gradients. The batch is of several threads' parts.
+/// Returns gates and a cell that require gradients. The batch is large enough for several threads.
 fn inputs(batch: usize, state: usize, dtype: DType) -> [Tensor; 2] {
     let generator = Generator::new(5);
     [3 * state, state].map(|columns| {
@@ -28,7 +29,7 @@ fn inputs(batch: usize, state: usize, dtype: DType) -> [Tensor; 2] {
     })
 }
 
-/// Both outputs and both gradients, in `f64`.
+/// Returns both outputs and both gradients, in `f64`.
 fn results(function: impl Fn(&Tensor, &Tensor) -> Result<(Tensor, Tensor)>, inputs: &[Tensor; 2]) -> [Vec<f64>; 4] {
     let (hidden, cell) = function(&inputs[0], &inputs[1]).unwrap();
     let loss = hidden.mul(2.0).unwrap().add(&cell.mul(&cell).unwrap()).unwrap().sum_all().unwrap();
@@ -112,7 +113,7 @@ fn what_does_not_go_together_is_refused() {
 
 #[test]
 fn a_crate_can_compute_it_otherwise() {
-    // Kinds of devices are as good as dtypes here: this one has no kernel of its own.
+    // Another device would do as well as another dtype: this one has no kernel in the crate.
     assert!(FORWARD.find(DeviceKind::Cpu, DType::U8).is_err());
     FORWARD.register(DeviceKind::Cpu, DType::U8, |out, _, cell| {
         out[0].copy_(cell)?;
@@ -123,7 +124,7 @@ fn a_crate_can_compute_it_otherwise() {
     assert_eq!(lltm_cell(&gates, &cell).unwrap().0.to_vec::<u8>().unwrap(), [7]);
 }
 
-/// The last of a few steps over a sequence.
+/// Returns the last hidden state after a few steps over a sequence.
 fn read(layer: &Lltm, sequence: &[Tensor]) -> Result<Tensor> {
     let zeros = Tensor::zeros(&[sequence[0].sizes()[0], 4], DType::F32, Device::CPU)?;
     let state = (zeros.clone(), zeros);
@@ -139,7 +140,7 @@ fn a_layer_of_it_learns() {
     assert_eq!(names, ["weight", "bias"]);
     let sequence: Vec<Tensor> =
         (0..3).map(|_| Tensor::randn(&[8, 2], DType::F32, Device::CPU, &generator).unwrap()).collect();
-    // To remember the first of what it read.
+    // The layer learns to remember the first input.
     let target = sequence[0].repeat(&[1, 2]).unwrap().tanh().unwrap().mul(0.5).unwrap();
     let mut optimizer = Optimizer::new(layer.parameters(), 0.05, Adam::w());
     let mut losses = Vec::new();

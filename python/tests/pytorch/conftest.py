@@ -1,9 +1,9 @@
 """Fixtures that the tests of PyTorch's behaviour share.
 
 The tests are a specification: each holds on PyTorch's own allocator and on Tenure's. `TENURE_TEST_ALLOCATOR=native`
-runs
-them on the former. They run on a GPU, or on the simulated CUDA of `tests/cudart`; there, kernels compute nothing, and
-tests marked `values` are skipped. Its clock advances only in waits: a stream stays busy until a thread waits for it.
+runs them on the former. They run on a GPU, or on the simulated CUDA of `tests/cudart`; there, kernels compute nothing,
+and tests marked `values` are skipped. Its clock advances only in waits: a stream stays busy until a thread waits for
+it.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ def known(kind: str) -> list[list[int]]:
 
 def figures(kind: str) -> list[list[int]]:
     """Returns the bytes allocated on each device: with a tensor on both, after the second's was freed while the first
-    is
-    current, and with both freed; and last the bytes reserved, with the cache emptied."""
+    is current, and with both freed; and last the bytes reserved, with the cache emptied."""
     install(kind)
     held = [torch.empty((4 + 2 * device) * MIB, dtype=torch.uint8, device=f"cuda:{device}") for device in range(2)]
     seen = []
