@@ -1,4 +1,4 @@
-"""Exits with 0 if bindgen can work here: a libclang that it finds and that reads a C header of the system."""
+"""Exits with 0 if bindgen can work here: if it finds a libclang, which can read a C header of the system."""
 
 import ctypes
 import glob
@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 
-# The names that bindgen looks for. Others begin alike, such as that of `libclang-cpp.so.14`, a library of another interface.
+# The names that bindgen looks for. Other libraries have similar names, such as `libclang-cpp.so.14`, which has another
+# interface.
 NAMES = ("libclang.so", "libclang.so.*", "libclang-[0-9]*.so*")
 FOLDERS = ("/usr/lib/llvm*/lib", "/usr/lib", "/usr/lib64", "/usr/lib/*-linux-gnu", "/usr/local/lib*", "/usr/local/llvm*/lib")
 
 
 def folders() -> list[str]:
-    """Where bindgen looks, its own variable first."""
+    """Returns the folders in which bindgen looks, its own variable's first."""
     named = os.environ.get("LIBCLANG_PATH")
     if named:
         return [named]
@@ -31,7 +32,7 @@ class UnsavedFile(ctypes.Structure):
 
 
 def reads_headers(path: str) -> bool:
-    """Whether a library is libclang, and finds the compiler's headers."""
+    """Returns whether a library is libclang, and finds the compiler's headers."""
     try:
         library = ctypes.CDLL(path)
         create, parse = library.clang_createIndex, library.clang_parseTranslationUnit

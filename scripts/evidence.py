@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the curves of the learned planner beside others', as SVG.
+"""Draws the curves of the learned planner and of others, as SVG.
 
     cargo run --release -p tenure-agent --features milp --example evidence -- marl.tsv FILE...
     scripts/evidence.py < marl.tsv > docs/images/marl.svg
 
-Placements: means over all problems. Schedules: how many times as long as marl's the plans of others take, means over ten
-seeds, and shades from the least to the most.
+Placements: means over all problems. Schedules: the plans' times as multiples of marl's, means over ten seeds, with a
+shade from the least to the most.
 """
 
 import csv
@@ -36,7 +36,7 @@ def figure(title, lines):
     right, bottom = WIDTH - 15, HEIGHT - BOTTOM
     points = [point for line in lines.values() for point in line]
     last = math.log(max(point[0] for point in points))
-    # What is far above what is compared is cut off: programs of which some are harder, and searches that have only begun.
+    # Values far above the compared ones are cut off: those of harder programs, and of searches that have only begun.
     is_shaded = not title.startswith("placements")
     begun = [point for point in points if not is_shaded or point[0] >= 10]
     low = min(point[2] if is_shaded else 0 for point in begun)

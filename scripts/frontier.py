@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws what each allocator reserves against what its driver calls cost, as SVG.
+"""Draws the reserved memory of each allocator against the cost of its driver calls, as SVG.
 
     tenure replay TRACE... --repeat 3 --json | scripts/frontier.py > docs/images/frontier.svg
 
-Costs are of all passes, as multiples of the native allocator's for the same trace.
+Costs are those of all passes, as multiples of the native allocator's for the same trace.
 """
 
 import json
@@ -17,7 +17,7 @@ COLOURS = {
     "explored, without": "#b9b3d3",
 }
 
-# What an exploration of about 150 policies reached before: driver time of the first pass, reserved / requested.
+# The best of about 150 policies that were explored before: driver time of the first pass, reserved / requested.
 EXPLORED = {
     "resnet50_train": [(2.3, 1.009), (2.3, 1.018)],
     "densenet201_train": [(2.2, 1.010), (1.9, 1.010)],
@@ -46,7 +46,7 @@ def main():
 def svg(points, explored):
     right, top = 6, 150
     x = lambda cost: LEFT + (WIDTH - LEFT - RIGHT) * min(cost, right) / right
-    # A square root: the goal is at 1 %, native's worst beyond 100 %.
+    # The scale is a square root: the goal is at 1 %, native's worst beyond 100 %.
     y = lambda waste: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (max(waste, 0) / top) ** 0.5
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',

@@ -1,7 +1,7 @@
-"""Runs tests of one of PyTorch's test files in this process, and writes what became of each as it happens.
+"""Runs tests of one of PyTorch's test files in this process, and writes the result of each as it happens.
 
-The file runs as the program that it is (`__main__`), unchanged: only `run_tests`, which it calls at its end, is ours.
-It is started by `pytorch-tests`, which reads the lines and starts it again for what a crash or a hang left over.
+The file runs unchanged, as `__main__`; only `run_tests`, which it calls at its end, is replaced. `pytorch-tests` starts
+this program, reads its lines, and starts it again for the tests that a crash or a hang left over.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def main() -> None:
                 return
             result = Lines(out)
             for name in names:
-                # Which tests run before this one is chance. What they left for the collector may hold memory.
+                # The tests that ran before this one may have left garbage, which holds memory.
                 gc.collect()
                 found[name](result)
                 if result.lost_context():
                     sys.exit(LOST)
 
     common_utils.run_tests = run_tests
-    # Child processes that tests start find the files beside this one, as if the file had been started by its name.
+    # Child processes of tests find the files beside this one, as if the file had been started by its name.
     os.chdir(arguments.file.parent)
     sys.path.insert(0, str(arguments.file.parent))
     sys.argv = [str(arguments.file)]
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def begin(allocator: str) -> None:
-    """Imports torch, and makes sure that the allocator is the one that is meant."""
+    """Imports torch, and checks that it uses the intended allocator."""
     import torch  # noqa: F401
 
     if allocator == "tenure":
@@ -75,7 +75,7 @@ def begin(allocator: str) -> None:
 
 
 def cases(module: types.ModuleType) -> dict[str, unittest.TestCase]:
-    """The tests of a module by `Class.name`, those included that it imports."""
+    """Returns the tests of a module by `Class.name`, with those that it imports."""
     tests = {}
     for case in vars(module).values():
         if isinstance(case, type) and issubclass(case, unittest.TestCase):
@@ -118,7 +118,7 @@ class Lines(unittest.TestResult):
         self.outcome = ("fail", "it passed, but is expected to fail")
 
     def lost_context(self) -> bool:
-        """Whether the last test left a device on which nothing works any more."""
+        """Returns whether the last test left a device on which every call fails."""
         if self.outcome[0] != "fail":
             return False
         import torch
@@ -138,9 +138,9 @@ class Lines(unittest.TestResult):
 
 
 def reason_of(err: Any) -> str:
-    """What an error says, and the line of the test where it happened."""
+    """Returns the text of an error, and the line of the test that raised it."""
     kind, error, trace = err
-    # What follows is how to run the test.
+    # The rest of the text tells how to run the test.
     text = " ".join(str(error).partition("To execute this test")[0].split())
     where = ""
     while trace is not None:

@@ -1,4 +1,4 @@
-//! Any bytes, as what a client sends to an agent: a frame, and in it a request or measured times.
+//! Takes any bytes as a client's message to an agent: a frame, and in it a request or measured times.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
         frame.write(&mut again).expect("no longer than it came");
         assert_eq!(Frame::read(&again[..]).expect("a frame"), Some(frame));
     }
-    // With the header made right, so that more of them have a body.
+    // The header is corrected, so that more inputs reach the body.
     let mut framed = [&MAGIC[..], &VERSION.to_le_bytes(), &Kind::Place.number().to_le_bytes()].concat();
     framed.extend((bytes.len() as u32).to_le_bytes());
     framed.extend(bytes);

@@ -1,5 +1,5 @@
-//! Any bytes, as the handle of another process's block: after a right head, and as the chunks that a living process is
-//! asked for. What is opened must be memory that can be read.
+//! Takes any bytes as the handle of another process's block: after a correct head, and as the list of chunks in a
+//! living process. A block that opens must be memory that can be read.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -11,7 +11,7 @@ use tenure_device::Driver;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 
-/// Of a handle: the magic number and the version.
+/// The bytes of a handle's magic number and version.
 const HEAD: usize = 8;
 
 fn memory() -> DeviceMemory {
@@ -19,7 +19,7 @@ fn memory() -> DeviceMemory {
     DeviceMemory::new(driver, MemoryConfig::default()).expect("a simulated device")
 }
 
-/// Memory that is shared, and the handle of a block in it up to where the chunks are named.
+/// A device's memory that is shared, and the handle of a block in it, up to the list of chunks.
 static SENDER: LazyLock<(DeviceMemory, Vec<u8>)> = LazyLock::new(|| {
     let memory = memory();
     let block = memory.allocate(Request::new(4 << 20, StreamId::NULL)).expect("an empty device");
@@ -32,7 +32,7 @@ static SENDER: LazyLock<(DeviceMemory, Vec<u8>)> = LazyLock::new(|| {
 
 fuzz_target!(|bytes: &[u8]| {
     let start = &SENDER.1;
-    // A device gives no address twice, so that a hostile size would use up those of later inputs.
+    // A device gives no address twice: a hostile size would otherwise use up the addresses of later inputs.
     let receiver = memory();
     for start in [&start[..HEAD], start] {
         if let Ok(block) = receiver.open(&[start, bytes].concat()) {

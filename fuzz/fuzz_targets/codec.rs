@@ -1,5 +1,5 @@
-//! Any bytes, as an encoded tensor and as a tensor: what is decoded is as long as it says, and what is encoded without loss
-//! comes back.
+//! Takes any bytes as an encoded tensor and as a tensor: a decoded tensor is as long as its header says, and a lossless
+//! encoding decodes to the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -9,7 +9,7 @@ use tenure_tier::codec::{Codec, Reader, decode, encode, sequential};
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(reader) = Reader::new(bytes) {
         let raw_bytes = reader.encoded().raw_bytes;
-        // Zeros take nearly nothing.
+        // Zeros are encoded in nearly no bytes, so a large size needs a limit.
         if raw_bytes <= 64 << 20 {
             let mut into = vec![0; raw_bytes];
             if let Err(error) = reader.read(&mut into, &sequential) {

@@ -1,4 +1,4 @@
-//! Any bytes, as a compact trace with every checksum made right, so that the fuzzer gets past them.
+//! Takes any bytes as a compact trace, with every checksum corrected, so that the fuzzer gets past them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Overwrites the checksum of the header and of each block, as far as lengths lead.
+/// Corrects the checksum of the header and of each block, as far as the lengths lead.
 fn right_checksums(bytes: &mut [u8]) {
     let Some(length) = length_at(bytes, HEADER_START - 4) else { return };
     let Some(mut start) = right_one(bytes, 0, HEADER_START, length) else { return };

@@ -1,4 +1,4 @@
-//! Any bytes, as an IDX file and as a text: plain, packed by gzip, and behind the header of a gzip file.
+//! Takes any bytes as an IDX file and as a text: plain, packed by gzip, and after the header of a gzip file.
 #![no_main]
 
 use std::io::Write;
@@ -18,19 +18,19 @@ fuzz_target!(|bytes: &[u8]| {
     // Most arrays are of bytes.
     for content in [bytes.to_vec(), [&[0, 0, 8], bytes].concat()] {
         let plain = read(&file, &content);
-        // What is packed already is unpacked once.
+        // The reader unpacks only once, so packed content is not packed again.
         if !content.starts_with(&GZIP_HEADER[..2]) {
             let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
             packed.write_all(&content).expect("memory takes it");
             let unpacked = read(&file, &packed.finish().expect("memory takes it"));
-            // Pointers of git-lfs are looked for before files are unpacked.
+            // The reader looks for git-lfs pointers before it unpacks.
             assert!(plain == unpacked || content.starts_with(b"version https://git-lfs"));
         }
     }
     read(&file, &[&GZIP_HEADER, bytes].concat());
 });
 
-/// Returns the array and the number of windows that a file of these bytes has, where it has them.
+/// Returns the array and the number of windows in a file of these bytes, if they can be read.
 fn read(file: &Path, content: &[u8]) -> (Option<(Vec<usize>, Vec<u8>)>, Option<usize>) {
     fs::write(file, content).expect("a temporary file");
     let array = Idx::open(file).ok().map(|idx| {

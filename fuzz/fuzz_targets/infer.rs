@@ -1,4 +1,5 @@
-//! Any bytes, as a request for inference, all JSON or up to its last brace: what is read is written and read again.
+//! Takes any bytes as a request for inference, all JSON or JSON up to the last brace: a parsed request is written and
+//! parsed again.
 #![no_main]
 
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Any text, as a mapping: what is read has a tier for every key, and is read again as it was written.
+//! Takes any text as a mapping: a parsed mapping has a tier for every key, and its written form parses to the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

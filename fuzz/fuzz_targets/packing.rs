@@ -1,4 +1,4 @@
-//! Any bytes, as buffers to be packed. What is read is packed, and its answer is a problem again.
+//! Takes any bytes as buffers to be packed. Parsed buffers are packed, and the answer parses as a problem again.
 #![no_main]
 
 use std::ops::ControlFlow;
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use tenure_plan::packing::{Buffer, PackingError, PackingOptions, PackingProblem};
 
 fuzz_target!(|bytes: &[u8]| {
-    // Buffers alone are rarely begun with their columns' names.
+    // The fuzzer rarely begins with the columns' names, so they are added.
     let columns: [&[u8]; 3] = [b"", b"id,lower,upper,size,alignment\n", b"id,lower,upper,size,offset\n"];
     for file in columns.map(|columns| [columns, bytes].concat()) {
         match PackingProblem::from_csv(&file) {

@@ -1,4 +1,4 @@
-//! Any bytes, as one of the files that state how the encoder of a folder is used. The first byte says which file.
+//! Takes any bytes as one of the files that configure a folder's encoder. The first byte chooses the file.
 #![no_main]
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::{env, fs, process};
 use libfuzzer_sys::fuzz_target;
 use tenure_nn::sentence::SentenceEncoder;
 
-/// The files, and their contents where another is tried.
+/// The files, and their contents while another one is fuzzed.
 const FILES: [(&str, &str); 5] = [
     (
         "modules.json",
@@ -38,7 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
     fs::write(FOLDER.join(file), bytes).expect("a temporary file");
     match SentenceEncoder::open(&FOLDER) {
         Ok(encoder) => {
-            // A limit may leave no room for the tokens that are around each text.
+            // A limit may leave no room for the tokens around each text.
             if let Ok(vectors) = encoder.embed(&["a cat", ""]) {
                 assert_eq!(vectors.sizes(), [2, encoder.width()]);
             }

@@ -1,4 +1,4 @@
-//! Any bytes, as a snapshot: compressed or not. What is read must survive being written and read again.
+//! Takes any bytes as a snapshot, compressed or not. A trace that was read must survive being written and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,7 +11,7 @@ fuzz_target!(|bytes: &[u8]| {
         trace.write_to(&mut written, Format::Pickle).expect("memory takes any write");
         let again = Trace::read_from(written.as_slice(), trace.source(), &ReadOptions::default());
         let again = again.expect("our own pickles are read");
-        // Notes about the file are not written.
+        // Notes about the file are not written, so they are not compared.
         assert_eq!((again.device(), again.settings()), (trace.device(), trace.settings()));
         assert_eq!((again.events(), again.earlier_events()), (trace.events(), trace.earlier_events()));
         trace.summary();

@@ -1,4 +1,4 @@
-//! Any bytes, as a safetensors file, with the length of its header made right, and as an index of such files.
+//! Takes any bytes as a safetensors file, with the header's length corrected, and as an index of such files.
 #![no_main]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     for content in [bytes, &[&header.to_le_bytes(), bytes].concat()] {
         fs::write(&file, content).expect("a temporary file");
         read(&file);
-        // It fails, or says of itself how far the run was.
+        // It fails, or reports the run's progress.
         let _ = Checkpoint::open(&file).map(|checkpoint| checkpoint.progress().step);
     }
     let index = folder.join("model.safetensors.index.json");
@@ -29,7 +29,7 @@ fn read(path: &Path) {
     let Ok(weights) = Weights::open(path) else { return };
     for name in weights.names() {
         let sizes = weights.sizes(&name).expect("what it names, it has");
-        // Its dtype may be one that is not known.
+        // Its dtype may be unknown.
         if let Ok(tensor) = weights.tensor(&name) {
             assert_eq!(tensor.sizes(), sizes);
             assert_eq!(tensor.to_bytes().expect("no more than the file").len(), tensor.numel() * tensor.dtype().size());

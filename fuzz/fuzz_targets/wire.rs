@@ -1,4 +1,4 @@
-//! Any bytes, as a frame of the memory daemon's protocol, with the version made right.
+//! Takes any bytes as a frame of the memory daemon's protocol, with the version corrected.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(decode(&encode(&request).expect("a short message")), Ok(request));
     }
     if let Ok(reply) = decode::<Reply>(&frame) {
-        // Numbers may have been written longer than they must be, never shorter.
+        // The input may encode numbers in more bytes than needed, never in fewer.
         assert_eq!(decode(&encode(&reply).expect("no longer than it came")), Ok(reply));
     }
     if let [a, b, ..] = bytes

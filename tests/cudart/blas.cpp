@@ -1,10 +1,10 @@
-// Dense matrix products: cuBLAS and cuBLASLt, found by programs in place of the real libraries' functions.
+// Dense matrix products: cuBLAS and cuBLASLt. Programs find these functions in place of the real libraries'.
 //
-// As other kernels, products compute nothing: what they would have written is whatever the memory held. It is checked
-// that they could read and write their operands. Factorizations and triangular solvers are refused.
+// Like other kernels, products compute nothing: their results are whatever the memory held. They check that they could
+// read and write their operands. Factorizations and triangular solvers are refused.
 //
-// The libraries' headers need more of CUDA's than PyTorch brings, so enumerations are ints here, and no pointer has a
-// type.
+// The libraries' headers need more of CUDA's headers than PyTorch installs, so enumerations are ints here, and no
+// pointer has a type.
 
 #include <library_types.h>
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ struct Handle {
   int math_mode = 0, pointer_mode = 0;
 };
 
-/// Matrices one after another, in columns as cuBLAS has them.
+/// Matrices one after another, stored by columns, as in cuBLAS.
 struct Matrices {
   const void *address;
   int type;
@@ -78,7 +78,7 @@ int multiply(cudaStream_t handle, const Matrices &left, const Matrices &right, c
   return submit(handle, work) == CUDA_SUCCESS ? SUCCESS : EXECUTION_FAILED;
 }
 
-/// An operand that is `rows` x `columns` once it is transposed, if `how` says so.
+/// An operand that is `rows` x `columns` after it is transposed, if `how` says so.
 Matrices operand(int how, const void *address, int type, int64_t rows, int64_t columns, int64_t stride,
                  int64_t batch = 1, int64_t batch_stride = 0) {
   if (how != 0)
@@ -143,7 +143,7 @@ int cublasSgemmEx(Handle *handle, int how_a, int how_b, int m, int n, int k, con
                       type_c, stride_c, 0, 0);
 }
 
-// Functions that are there once for each type.
+// Functions that exist once for each type.
 #define OF_TYPE(LETTER, TYPE)                                                                                           \
   int cublas##LETTER##gemmStridedBatched(Handle *handle, int how_a, int how_b, int m, int n, int k, const void *,       \
                                          const void *a, int stride_a, long long next_a, const void *b, int stride_b,    \
@@ -194,7 +194,7 @@ DOT(Cdotc, CUDA_C_32F)
 DOT(Zdotu, CUDA_C_64F)
 DOT(Zdotc, CUDA_C_64F)
 
-// cuBLASLt. A layout is a `Matrices` without an address. Of products and preferences nothing is kept.
+// cuBLASLt. A layout is a `Matrices` without an address. Descriptions of products and preferences are not kept.
 
 size_t cublasLtGetVersion() { return 130000; }
 
@@ -229,7 +229,7 @@ int cublasLtMatrixLayoutSetAttribute(Matrices *it, int attribute, const void *va
   return SUCCESS;
 }
 
-/// `results` is an array of structures whose zeros mean success, and an algorithm without a workspace.
+/// Fills `results`, an array of structures whose zeros mean success and an algorithm without a workspace.
 int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int, void *results,
                                    int *count) {
   constexpr size_t RESULT_BYTES = 96;
@@ -238,7 +238,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void 
   return SUCCESS;
 }
 
-// Named algorithms, with which PyTorch picks others than the heuristic's.
+// Named algorithms, with which PyTorch chooses others than the heuristic's.
 int cublasLtMatmulAlgoInit(...) { return NOT_SUPPORTED; }
 int cublasLtMatmulAlgoCheck(...) { return NOT_SUPPORTED; }
 int cublasLtMatmulAlgoConfigSetAttribute(...) { return NOT_SUPPORTED; }

@@ -13,11 +13,11 @@ namespace {
 
 thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/// Captures that have not ended.
+/// The captures that have not ended.
 std::vector<std::shared_ptr<Capture>> captures;
 unsigned long long next_id = 1;
 
-/// The handle of a graph is its address, and so is that of what it is launched by: graphs do not change.
+/// All graphs. A graph's handle is its address, and so is that of its executable graph: graphs do not change.
 std::set<std::shared_ptr<Graph>> &graphs() {
   static auto *all = new std::set<std::shared_ptr<Graph>>;
   return *all;
@@ -33,7 +33,7 @@ template <class Handle> std::shared_ptr<Graph> find(const std::set<std::shared_p
   return found == known.end() ? nullptr : *found;
 }
 
-/// Objects of programs, by the handle that graphs retain them under, each with the references that the program holds.
+/// An object of the program, by the handle under which graphs retain it, with the references that the program holds.
 struct UserObject {
   std::shared_ptr<void> object;
   unsigned references;
@@ -43,7 +43,7 @@ std::map<cudaUserObject_t, UserObject> &user_objects() {
   return *all;
 }
 
-/// Takes references from the program, and returns the object so that it is destroyed after the lock is given back.
+/// Takes references from the program. Returns the object, so that the caller destroys it after it releases the lock.
 std::shared_ptr<void> drop_references(std::map<cudaUserObject_t, UserObject>::iterator found, unsigned count) {
   std::shared_ptr<void> object = found->second.object;
   found->second.references -= std::min(count, found->second.references);
@@ -52,7 +52,7 @@ std::shared_ptr<void> drop_references(std::map<cudaUserObject_t, UserObject>::it
   return object;
 }
 
-/// The graph of that handle, ended or still captured into.
+/// Returns the graph with that handle, ended or still being captured, or null.
 Graph *any_graph(cudaGraph_t handle) {
   for (const auto &capture : captures)
     if (reinterpret_cast<cudaGraph_t>(capture->graph.get()) == handle)
@@ -61,14 +61,14 @@ Graph *any_graph(cudaGraph_t handle) {
 }
 
 template <class Handle> CUresult destroy(std::set<std::shared_ptr<Graph>> &known, Handle handle) {
-  // It goes after the lock is given back, since the end of what it retained may wait.
+  // Destroyed after the lock is released, since destroying a retained object may wait.
   std::shared_ptr<Graph> graph;
   std::lock_guard lock(state());
   graph = find(known, handle);
   return known.erase(graph) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/// As `cudaThreadExchangeStreamCaptureMode` tells it.
+/// Returns whether a capture forbids the call, as `cudaThreadExchangeStreamCaptureMode` documents.
 bool forbids(const Capture &capture) {
   if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED || capture.mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return false;
@@ -235,7 +235,7 @@ cudaError_t cudaGraphRetainUserObject(cudaGraph_t handle, cudaUserObject_t objec
   return cudaSuccess;
 }
 
-// Branches and loops within a graph depend on what kernels compute.
+// Branches and loops within a graph depend on results of kernels, which compute nothing here.
 
 cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle *, cudaGraph_t, unsigned, unsigned) {
   return noted(CUDA_ERROR_NOT_SUPPORTED);

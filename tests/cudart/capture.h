@@ -11,9 +11,9 @@
 
 namespace simulated {
 
-/// The work that was captured, in the order in which it was submitted.
+/// The captured work, in the order in which it was submitted.
 struct Graph : std::vector<Work> {
-  /// Objects of the program that live as long as the graph and what it is launched by.
+  /// The program's objects that live as long as the graph and its executable graph.
   std::vector<std::shared_ptr<void>> retained;
 };
 
@@ -24,17 +24,17 @@ struct Capture {
   std::thread::id thread = std::this_thread::get_id();
   std::shared_ptr<Graph> graph = std::make_shared<Graph>();
   bool ended = false;
-  /// A call that a capture does not bear was made.
+  /// Whether a call was made that a capture forbids.
   bool broken = false;
 };
 
-/// The stream that the thread launches a graph on, for work of the graph that waits.
+/// The stream on which the thread launches a graph, for work of the graph that waits.
 extern thread_local Stream *launched_on;
 
-/// Whether the thread may make a call that a capture does not bear: if not, the captures that forbid it are broken.
+/// Checks whether the thread may make a call that captures forbid. If not, breaks the captures that forbid it.
 CUresult check_capture();
 
-/// Breaks a capture by a call that no capture bears.
+/// Breaks a capture because of a call that no capture allows.
 CUresult break_capture(Capture &capture);
 
 } // namespace simulated

@@ -1,5 +1,5 @@
-// Copies and fills. Bytes are really moved, at once or when the graph they are captured into is launched.
-// A device that copies to where it may only read, or from where only another may, loses its context.
+// Copies and fills. They really move bytes, at once or when their graph is launched. A device that writes where it may
+// only read, or touches memory that only another device may touch, loses its context.
 
 #include <sys/mman.h>
 
@@ -13,7 +13,7 @@ using namespace simulated;
 
 namespace {
 
-/// A copy for which each side is touched by a device of its own.
+/// Copies; a device of its own touches each side.
 CUresult copy(const Device *writer, void *target, const Device *reader, const void *source, size_t bytes,
               CUstream stream) {
   const auto from = reinterpret_cast<Address>(source), to = reinterpret_cast<Address>(target);
@@ -29,7 +29,7 @@ CUresult copy(const Device *writer, void *target, const Device *reader, const vo
   });
 }
 
-/// A copy by the device of the stream.
+/// Copies; the stream's device touches both sides.
 CUresult copy(void *target, const void *source, size_t bytes, CUstream handle) {
   const Stream *it = stream(handle);
   return it ? copy(it->device, target, it->device, source, bytes, handle) : CUDA_ERROR_INVALID_HANDLE;

@@ -14,7 +14,7 @@ constexpr char NAME[] = "Simulated";
 constexpr int VERSION = 13000;
 
 thread_local int current = 0;
-/// Whether the thread has a context, or only the number of a device.
+/// Whether the thread has a context, and not only the number of a device.
 thread_local bool bound = false;
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -23,7 +23,7 @@ size_t setting(const char *name, size_t otherwise) {
   return value && *value ? std::strtoull(value, nullptr, 10) : otherwise;
 }
 
-/// An NVIDIA H200's, as far as PyTorch looks at them.
+/// Returns an NVIDIA H200's properties, as far as PyTorch reads them.
 cudaDeviceProp properties_of(const Device &device) {
   cudaDeviceProp it{};
   std::snprintf(it.name, sizeof it.name, "%s", NAME);
@@ -60,7 +60,7 @@ int attribute_of(const Device &device, CUdevice_attribute attribute) {
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return it.major;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return it.minor;
   case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return it.warpSize;
-  case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return 1000000; // in kHz: a cycle is a nanosecond
+  case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return 1000000; // in kHz: a cycle is 1 ns
   case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return it.multiProcessorCount;
   case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return it.l2CacheSize;
   case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: return it.asyncEngineCount;
@@ -130,7 +130,7 @@ using namespace simulated;
 
 extern "C" {
 
-// The driver.
+// The driver:
 
 CUresult cuInit(unsigned) { return devices().empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS; }
 
@@ -231,7 +231,7 @@ CUresult cuGetErrorString(CUresult result, const char **text) {
   return CUDA_SUCCESS;
 }
 
-// The runtime.
+// The runtime:
 
 cudaError_t cudaDriverGetVersion(int *version) { return noted(cuDriverGetVersion(version)); }
 

@@ -1,4 +1,4 @@
-// The simulated devices, and which of them a thread uses.
+// The simulated devices, and the device that a thread uses.
 #pragma once
 
 #include <cuda.h>
@@ -17,36 +17,38 @@ namespace simulated {
 struct Device {
   int number;
   size_t capacity;
-  /// Bytes of chunks that this process made and that are not gone.
+  /// The bytes of chunks that this process made and that still exist.
   std::atomic<size_t> used{0};
-  /// Whether the primary context was made.
+  /// Whether the primary context exists.
   std::atomic<bool> active{false};
-  /// What lost its context, if something did: from then on, streams and events answer with it.
+  /// The error that lost the context, if any: from then on, streams and events return it.
   std::atomic<CUresult> failure{CUDA_SUCCESS};
   Stream null_stream;
-  /// Devices whose memory this one was told to access.
+  /// The devices whose memory this one may access.
   std::set<int> peers;
 
   Device(int number, size_t capacity) : number(number), capacity(capacity) { null_stream.device = this; }
   CUcontext context() { return reinterpret_cast<CUcontext>(this); }
 };
 
-/// As many as TENURE_CUDART_DEVICES says (1), each of TENURE_CUDART_CAPACITY bytes (8 GiB).
+/// Returns all devices: TENURE_CUDART_DEVICES of them (default 1), each of TENURE_CUDART_CAPACITY bytes (8 GiB).
 std::deque<Device> &devices();
 
-/// The device of that number, or null.
+/// Returns the device of that number, or null.
 Device *device(int number);
 
-/// The device of the calling thread, which starts as number 0; null where there is none. Makes its context.
+/// Returns the device of the calling thread, which starts as number 0, and makes its context; null if there is no
+/// device.
 Device *current_device();
 
-/// The device whose context this is, or null.
+/// Returns the device with this context, or null.
 Device *device_of(CUcontext context);
 
-/// Guards everything that has no guard of its own. Never held while something waits.
+/// Returns the lock of everything that has no lock of its own. It is never held during a wait.
 std::mutex &state();
 
-/// The runtime's name of a result of the driver; they have the same numbers. A failure is the thread's last error.
+/// Converts a result of the driver to the runtime's, which has the same number. A failure becomes the thread's last
+/// error.
 cudaError_t noted(CUresult result);
 
 } // namespace simulated

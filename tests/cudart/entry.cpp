@@ -1,4 +1,4 @@
-// How programs find functions of the driver, and those that the simulation does not have.
+// The look-up of driver functions by programs, and functions that the simulation does not have.
 
 #include <dlfcn.h>
 
@@ -27,7 +27,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 cudaError_t cudaProfilerStart() { return cudaSuccess; }
 cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
-// Kernels compiled while the program runs need a compiler's output to be run, which nothing here can.
+// A kernel compiled while the program runs is a compiler's output, which cannot be run here.
 
 CUresult cuModuleLoadData(CUmodule *, const void *) { return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *) { return CUDA_ERROR_NOT_SUPPORTED; }

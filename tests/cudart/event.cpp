@@ -16,7 +16,7 @@ using namespace simulated;
 
 namespace {
 
-/// When work before the event is done; in a file in memory, so that other processes see it.
+/// The time when the work before the event is done, in a file in memory, so that other processes see it.
 struct Record {
   int file = memfd_create("simulated-cuda-event", MFD_CLOEXEC);
   std::atomic<Time> *done_at = nullptr;
@@ -41,22 +41,22 @@ struct Record {
 struct Event {
   unsigned flags;
   std::atomic<Time> done_at{0};
-  /// Of an interprocess event.
+  /// The record of an interprocess event.
   std::unique_ptr<Record> shared;
-  /// What it was last recorded in, if that was a capture.
+  /// The capture that it was last recorded in, if it was one.
   std::shared_ptr<Capture> capture;
 
   std::atomic<Time> &time() { return shared ? *shared->done_at : done_at; }
 };
 
-/// What a handle for other processes says: whose file the record is.
+/// The content of a handle for other processes: the process and its file with the record.
 struct Shared {
   pid_t process;
   int file;
 };
 static_assert(sizeof(Shared) <= sizeof(CUipcEventHandle));
 
-/// The handle of an event is its address.
+/// All events. An event's handle is its address.
 std::unordered_map<CUevent, std::shared_ptr<Event>> &events() {
   static auto *all = new std::unordered_map<CUevent, std::shared_ptr<Event>>;
   return *all;
@@ -105,7 +105,7 @@ CUresult wait(CUstream handle, CUevent on, bool external) {
     return CUDA_SUCCESS;
   }
   if (it->capture && external) {
-    // Each launch waits for what was recorded last before it.
+    // Each launch waits for the last recording before it.
     it->capture->graph->push_back([event] {
       launched_on->done_at = std::max(launched_on->done_at.load(), event->time().load());
       return Time(0);
@@ -120,7 +120,7 @@ CUresult wait(CUstream handle, CUevent on, bool external) {
   return CUDA_SUCCESS;
 }
 
-/// Whether the host may ask for an event.
+/// Checks whether the host may query an event.
 CUresult check_host(const Event &event) {
   if (const Device *device = current_device(); device && device->failure)
     return device->failure;

@@ -1,4 +1,4 @@
-// Pinned memory of the host, and what a pointer points to.
+// Pinned memory of the host, and attributes of pointers.
 
 #include <sys/mman.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 struct Pinned {
   size_t bytes;
-  /// Mapped here, not registered by the program.
+  /// Whether it was mapped here, and not registered by the program.
   bool own;
 };
 

@@ -1,8 +1,8 @@
-// Kernels: known by name, and launched without effect but for two that tests need.
+// Kernels: known by name, and launched without effect, except for two kinds that tests need.
 //
-// `spin_kernel` (`torch.cuda._sleep`) keeps its stream busy for a nanosecond a cycle. Fills of contiguous tensors
-// (`torch.zeros`, `torch.full`, `fill_`) write their value. Every other kernel does nothing: what it would have computed
-// is whatever the memory held. Of elementwise ones (`add_`, `relu_`), it is checked that they could write it.
+// `spin_kernel` (`torch.cuda._sleep`) keeps its stream busy for 1 ns a cycle. Fills of contiguous tensors
+// (`torch.zeros`, `torch.full`, `fill_`) write their value. All other kernels do nothing: their results are whatever
+// the memory held. Elementwise kernels (`add_`, `relu_`) check that they could write their result.
 
 #include <sys/mman.h>
 
@@ -25,12 +25,13 @@ std::unordered_map<const void *, const char *> &names() {
   return *all;
 }
 
-/// Bytes that an elementwise kernel reads and writes for each element, as a rule: two of two bytes, and one.
+/// The bytes that a typical elementwise kernel reads and writes for each element: two inputs and one output of two
+/// bytes.
 constexpr size_t ELEMENT = 6;
 
 bool contains(std::string_view name, std::string_view part) { return name.find(part) != name.npos; }
 
-/// The size of the values that a fill writes, by the mangled name of its functor's type; 0 if that is not known.
+/// Returns the size of the values that a fill writes, from the mangled name of its functor's type; 0 if it is unknown.
 size_t value_size(std::string_view name) {
   constexpr std::string_view FUNCTOR = "11FillFunctorI";
   const size_t at = name.find(FUNCTOR);
@@ -46,14 +47,14 @@ size_t value_size(std::string_view name) {
   return 0;
 }
 
-/// The work of a kernel on a device, with its arguments taken over.
+/// Returns the work of a kernel on a device, with a copy of its arguments.
 Work work_of(std::string_view name, void **arguments, const Device &user) {
   if (contains(name, "11spin_kernelE")) {
     const int64_t cycles = *static_cast<int64_t *>(arguments[0]);
     return [cycles] { return cycles; };
   }
-  // (int count, Functor functor, std::array<char *, N> operands, ...), the first operand being what is written. The
-  // functor of a fill is its value.
+  // The arguments: (int count, Functor functor, std::array<char *, N> operands, ...). The kernel writes the first
+  // operand. The functor of a fill is its value.
   if (contains(name, "vectorized_elementwise_kernel") || contains(name, "unrolled_elementwise_kernel")) {
     const int count = *static_cast<int *>(arguments[0]);
     char *target = *static_cast<char **>(arguments[2]);
@@ -89,7 +90,7 @@ thread_local std::vector<Configuration> configurations;
 
 extern "C" {
 
-// What compiled CUDA code calls by itself.
+// Functions that compiled CUDA code calls by itself:
 
 void **__cudaRegisterFatBinary(void *) {
   static void *module = nullptr;
@@ -129,7 +130,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_b
   return cudaSuccess;
 }
 
-// What programs call.
+// Functions that programs call:
 
 cudaError_t cudaLaunchKernel(const void *function, dim3, dim3, void **arguments, size_t, cudaStream_t stream) {
   return launch(function, arguments, stream);
@@ -164,7 +165,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
   return cudaSuccess;
 }
 
-// Kernels that come in libraries of their own while the program runs would have to be read from them.
+// Kernels in libraries that are loaded while the program runs are refused: they would have to be read from them.
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *, const void *, cudaJitOption *, void **, unsigned, cudaLibraryOption *,
                                 void **, unsigned) {
@@ -192,7 +193,7 @@ cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute, int
   return noted(CUDA_ERROR_NOT_SUPPORTED);
 }
 
-/// A variable of the device lives where its shadow on the host does.
+/// Returns the address of a device variable, which lives where its shadow on the host does.
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
   *address = const_cast<void *>(symbol);
   return cudaSuccess;

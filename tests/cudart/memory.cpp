@@ -16,10 +16,10 @@ namespace simulated {
 
 namespace {
 
-/// Where addresses of devices begin and end: far from where the system places anything by itself.
+/// The range of device addresses, far from where the system places anything by itself.
 constexpr Address FIRST = 0x200000000000, LAST = 0x500000000000;
 
-/// How long an H200 takes to let a range be accessed, with nothing to do and under load.
+/// The time in which an H200 lets a range be accessed: idle, and under load.
 constexpr Time ACCESS = 20000, BUSY_ACCESS = 250000;
 
 struct Handle {
@@ -33,7 +33,7 @@ std::map<Address, Mapping> mappings;
 std::unordered_map<CUmemGenericAllocationHandle, Handle> handles;
 CUmemGenericAllocationHandle next_handle = 1;
 
-/// Every chunk is an open file, and a process may have few of those unless it asks for more.
+/// Raises the process's limit of open files: every chunk is one.
 [[gnu::constructor]] void allow_many_files() {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -46,7 +46,7 @@ bool granular(size_t value) { return value && value % GRANULARITY == 0; }
 
 size_t rounded(size_t bytes) { return (bytes + GRANULARITY - 1) / GRANULARITY * GRANULARITY; }
 
-/// Takes address space that nothing has, with nothing under it; 0 if there is none left.
+/// Reserves unused address space, without memory. Returns 0 if there is none left.
 Address take_addresses(size_t bytes) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
   for (; next_address + bytes <= LAST; next_address += GRANULARITY) {
@@ -57,19 +57,19 @@ Address take_addresses(size_t bytes) {
   return 0;
 }
 
-/// Shows the bytes of a chunk at addresses that are taken already.
+/// Maps a chunk at addresses that are reserved already.
 bool show(const Chunk &chunk, Address address, int protection) {
   return mmap(reinterpret_cast<void *>(address), chunk.bytes, protection, MAP_SHARED | MAP_FIXED, chunk.file, 0) !=
          MAP_FAILED;
 }
 
-/// Leaves addresses taken, with nothing under them.
+/// Unmaps a range and keeps its addresses reserved.
 void hide(Address address, size_t bytes) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE, flags, -1, 0);
 }
 
-/// Whether a range is mapped, and `test` says yes to each of its mappings.
+/// Returns whether a range is mapped, and `test` holds for each of its mappings.
 template <class Test> bool all_mapped(Address address, size_t bytes, Test test) {
   std::lock_guard lock(state());
   for (Address at = address; at < address + bytes && is_on_device(at);) {
@@ -87,7 +87,7 @@ CUmemGenericAllocationHandle name(std::shared_ptr<Chunk> chunk) {
   return next_handle++;
 }
 
-/// Calls `action` with every mapping of a range that covers each of them whole and has no gap.
+/// Calls `action` with every mapping of a range, which must cover each of them whole and have no gap.
 template <class Action> CUresult each_whole(Address address, size_t bytes, Action action) {
   for (Address at = address; at < address + bytes;) {
     const auto found = mappings.find(at);
@@ -272,7 +272,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
   std::lock_guard lock(state());
   return each_whole(address, bytes, [&rights](auto found) {
     auto &[start, mapping] = *found;
-    // Devices that are not named keep what they have; the host may do what any of them may.
+    // Devices that are not named keep their rights. The host may do what any device may.
     for (const auto &[user, right] : rights)
       mapping.rights[user] = right;
     int protection = PROT_NONE;

@@ -1,5 +1,5 @@
-// NVIDIA's management library, as far as PyTorch asks it about devices: none is part of a fabric, and no process that
-// computes is told of. It has no headers in the packages that PyTorch brings, so its types are written out.
+// NVIDIA's management library, as far as PyTorch asks it about devices: no device is part of a fabric, and no computing
+// process is listed. PyTorch's packages lack its headers, so its types are written out.
 
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// Devices that reach each other's memory: each can reach every other's, once it is told to.
+// Peer access: each device can reach every other's memory once it is enabled.
 
 #include "device.h"
 
@@ -6,7 +6,8 @@ using namespace simulated;
 
 namespace {
 
-/// Lets the current device use what others allocate, not what they map: that goes by `cuMemSetAccess`.
+/// Gives the current device access to memory that others allocate. Access to mapped memory goes through
+/// `cuMemSetAccess`.
 CUresult enable_access_to(const Device *peer) {
   Device *user = current_device();
   if (!user || !peer || peer == user)

@@ -1,4 +1,4 @@
-// Memory that comes with its address: `cudaMalloc`, and what other processes show of theirs.
+// Memory that comes with its address: `cudaMalloc`, and memory that other processes share.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ using namespace simulated;
 
 namespace {
 
-/// What a handle for other processes says: whose file the memory is.
+/// The content of a handle for other processes: the process and its file with the memory.
 struct Shared {
   pid_t process;
   int file;
@@ -96,7 +96,7 @@ cudaError_t cudaIpcCloseMemHandle(void *address) {
   return noted(unmap_segment(reinterpret_cast<Address>(address)));
 }
 
-// Allocation in stream order is not simulated: PyTorch's `cudaMallocAsync` backend says so.
+// Allocation in stream order is not simulated: PyTorch's `cudaMallocAsync` backend reports that.
 
 cudaError_t cudaMallocAsync(void **, size_t, cudaStream_t) { return noted(CUDA_ERROR_NOT_SUPPORTED); }
 cudaError_t cudaFreeAsync(void *, cudaStream_t) { return noted(CUDA_ERROR_NOT_SUPPORTED); }
@@ -114,7 +114,7 @@ cudaError_t cudaDeviceSetGraphMemAttribute(int, cudaGraphMemAttributeType, void 
   return noted(CUDA_ERROR_NOT_SUPPORTED);
 }
 
-// Nor is memory that moves between the host and devices by itself.
+// Managed memory, which moves between the host and devices by itself, is not simulated either.
 
 cudaError_t cudaMallocManaged(void **, size_t, unsigned) { return noted(CUDA_ERROR_NOT_SUPPORTED); }
 

@@ -17,7 +17,7 @@ namespace {
 constexpr int LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5;
 constexpr Time NANOSECONDS = 1000000000;
 
-/// The handle of a stream is its address.
+/// All streams. A stream's handle is its address.
 std::unordered_map<CUstream, std::unique_ptr<Stream>> &streams() {
   static auto *all = new std::unordered_map<CUstream, std::unique_ptr<Stream>>;
   return *all;
@@ -32,7 +32,7 @@ Stream *find(CUstream handle) {
   return found == streams().end() ? nullptr : found->second.get();
 }
 
-/// Whether time passes for nobody but who waits, so that a program does the same whenever it is run.
+/// Returns whether time passes only for a thread that waits, so that every run of a program does the same.
 bool is_virtual() {
   static const bool it = [] {
     const char *clock = std::getenv("TENURE_CUDART_CLOCK");
@@ -41,12 +41,12 @@ bool is_virtual() {
   return it;
 }
 
-/// Bytes a nanosecond, and what a kernel takes at least.
+/// Bytes moved in 1 ns, and the least time of a kernel.
 constexpr double MEMORY = 3000, LINK = 54;
 constexpr Time LEAST_TIME = 4000;
 constexpr size_t LARGE = 256 << 10;
 
-// An event whose time is 0 was never recorded.
+// The virtual time. It begins at 1, because an event with time 0 was never recorded.
 std::atomic<Time> virtual_now{1};
 
 } // namespace

@@ -1,8 +1,8 @@
 // Streams, and the work that is put on them.
 //
-// Work is done in the call that submits it. What a stream has of a real one is time: it is busy until `done_at`, which
-// only `torch.cuda._sleep` moves, or all work that takes time (see `slowness`). Events take that time over, waits and
-// queries look at it.
+// Work is done in the call that submits it. A stream only has the times of a real one: it is busy until `done_at`,
+// which advances with `torch.cuda._sleep` only, or with all work that takes time (see `slowness`). Events copy that
+// time; waits and queries compare it with the clock.
 #pragma once
 
 #include <cuda.h>
@@ -17,23 +17,24 @@ namespace simulated {
 struct Capture;
 struct Device;
 
-/// Nanoseconds of a clock that all processes share; where TENURE_CUDART_CLOCK is `virtual`, of one that stands still
-/// but for who waits.
+/// Nanoseconds of a clock that all processes share. If TENURE_CUDART_CLOCK is `virtual`, the clock advances only while
+/// a thread waits.
 using Time = int64_t;
 
 Time now();
 
-/// Blocks until `time` has come.
+/// Waits until `time` has come.
 void sleep_until(Time time);
 
-/// How many times slower than an H200 the devices are (TENURE_CUDART_SLOWNESS); 0, if they take no time for anything.
-/// Devices that take time do not move or fill what is large: a program then needs far less memory than they have.
+/// Returns how many times slower than an H200 the devices are (TENURE_CUDART_SLOWNESS); 0 if their work takes no time.
+/// Devices whose work takes time do not move or fill large ranges: a program then needs far less memory than they have.
 double slowness();
 
-/// Whether so many bytes are moved and filled.
+/// Returns whether a range of so many bytes is moved and filled.
 bool has_content(size_t bytes);
 
-/// How long a device takes to read or write so many bytes of its own memory, or to move as many to the host or from there.
+/// Returns the time in which a device reads or writes that many bytes of its own memory, or copies them from or to the
+/// host.
 Time memory_time(size_t bytes);
 Time link_time(size_t bytes);
 
@@ -41,31 +42,31 @@ struct Stream {
   Device *device = nullptr;
   unsigned flags = 0;
   int priority = 0;
-  /// When the work put on it so far is done.
+  /// The time when the work put on it so far is done.
   std::atomic<Time> done_at{0};
-  /// What it is captured by, if it is.
+  /// The capture that records the stream, if any.
   std::shared_ptr<Capture> capture;
 };
 
-/// Thrown by work that touches what it must not. The device's context is lost.
+/// An error that is thrown by work that touches memory without the right to. The device's context is lost.
 struct IllegalAddress {};
 
-/// Does something, and returns how long that takes on the device.
+/// A function that does some work, and returns the time that it takes on the device.
 using Work = std::function<Time()>;
 
-/// The stream behind a handle; the three default streams of the current device are one. Null if there is none.
+/// Returns the stream of a handle; the three default streams of the current device are one. Null if there is none.
 Stream *stream(CUstream handle);
 
-/// Does `work` in the order of a stream, or leaves it to the graph that the stream is captured into.
+/// Does `work` in the order of a stream, or adds it to the graph into which the stream is captured.
 CUresult submit(CUstream handle, Work work);
 
-/// Does `work` at once, and counts its time as the stream's.
+/// Does `work` at once, and adds its time to the stream's.
 void run(Stream &stream, const Work &work);
 
-/// Until when some stream of the device is busy.
+/// Returns the time until which some stream of the device is busy.
 Time device_done_at(Device &device);
 
-/// All streams that are captured by `capture` no longer are.
+/// Ends the capture of all streams that `capture` records.
 void release_captured(const Capture *capture);
 
 } // namespace simulated
