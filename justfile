@@ -1,6 +1,6 @@
-# Everything that is done to this project, by name. `just` lists it.
+# All tasks of this project, by name. `just` lists them.
 
-# Where the Python package is installed and tested. If PyTorch is in it too, what needs PyTorch is tested.
+# The environment in which the Python package is installed and tested. If it has PyTorch too, tests that need it run.
 venv := env("TENURE_VENV", "target/venv")
 
 # Features of the program and the Python package: `TENURE_FEATURES=milp just test` tests the planner `milp` too.
@@ -16,15 +16,15 @@ pytorch := "2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0"
 default:
     @just --list --unsorted
 
-# Trains a small Llama for a few steps within a budget of memory, and shows what a recorded training step did with its memory
+# Trains a small Llama for a few steps within a memory budget, and replays a recorded training step's memory history
 demo program="cargo run --release --" steps="20":
     {{ program }} train --model llama-mini --data text:docs/benchmarks.md --steps {{ steps }} --budget 80% --report target/demo.html
     {{ program }} replay tests/data/resnet50_step.pickle.xz
 
-# All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
+# All tests and the documentation's examples: Rust's, the Python package's, and those under PyTorch if it is installed
 test: rust python test-torch
 
-# Tests of Rust alone, under nextest if it is installed, and the examples. With NVRTC, the CUDA kernels that they use are checked
+# The Rust tests and the example programs, under nextest if it is installed. With NVRTC, the CUDA kernels are checked too
 rust:
     #!/usr/bin/env bash
     set -euo pipefail
@@ -42,11 +42,11 @@ rust:
         "$program" >/dev/null || { echo "$example failed" >&2; exit 1; }
     done
 
-# Tests of Rust in their long form, for hours: every kernel is compiled, and more random cases are drawn
+# The Rust tests in their long form, for hours: every kernel is compiled, and more random cases are drawn
 soak factor="5":
     NEXTEST_PROFILE=soak TENURE_CHECK_KERNELS=full TENURE_TEST_FACTOR={{ factor }} just rust
 
-# The tests of Rust that took longest, the last time that they ran under nextest
+# The Rust tests that took longest in their last run under nextest
 slowest count="20":
     #!/usr/bin/env python3
     import xml.etree.ElementTree as xml
@@ -54,7 +54,7 @@ slowest count="20":
     for test in sorted(tests, key=lambda test: -float(test.get("time")))[:{{ count }}]:
         print(f'{float(test.get("time")):8.1f} s  {test.get("classname")} {test.get("name")}')
 
-# Builds Rust's tests, which takes longest
+# Builds the Rust tests, which takes longest
 build:
     cargo test --workspace --features "{{ features }}" --no-run
 
@@ -65,15 +65,15 @@ python *args: venv
     {{ venv }}/bin/mypy
     {{ venv }}/bin/pytest --numprocesses 2 {{ args }}
 
-# Clients that others wrote, each with five models of `tenure serve` in memory for two
+# Third parties' clients, each with five models of `tenure serve` in memory for two
 clients *args: venv
     cargo build --package tenure-cli --features "{{ features }}"
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev --features={{ features }}" '.[clients,test]'
     {{ venv }}/bin/pytest python/tests/serve/test_clients.py {{ args }}
 
-# With TENURE_TEST_ALLOCATOR=native, it is the tests of PyTorch's behaviour, on its own allocator: after they have changed.
+# TENURE_TEST_ALLOCATOR=native runs the tests of PyTorch's behaviour on its own allocator. Do so when they have changed.
 
-# What needs PyTorch on a device, where it is installed: on a GPU, or without one on a simulated CUDA
+# Tests that need PyTorch on a device, if it is installed: on a GPU, or without one on a simulated CUDA
 test-torch *args: venv
     #!/usr/bin/env bash
     set -euo pipefail
@@ -84,7 +84,7 @@ test-torch *args: venv
         echo "what needs PyTorch on a device is not tested: no PyTorch that is built for CUDA is in {{ venv }}"
         exit
     fi
-    # It is no failure if `args` choose none of some. On a GPU, tests look at how much of it is in use.
+    # It is no failure if `args` choose no test of a folder. On a GPU, tests measure how much of its memory is in use.
     processes=0
     run() { {{ venv }}/bin/pytest --numprocesses "$processes" "$@" {{ args }} || (($? == 5)); }
     if ! nvidia-smi -L >/dev/null 2>&1; then
@@ -107,7 +107,7 @@ test-torch-on +versions: (install-torch versions)
         TENURE_VENV="target/torch-$version" just features="{{ features }}" test-torch
     done
 
-# Releases of PyTorch, each in an environment of its own
+# Installs releases of PyTorch, each in an environment of its own
 [private]
 install-torch +versions:
     #!/usr/bin/env bash
@@ -118,20 +118,20 @@ install-torch +versions:
         "$folder/bin/pip" install --quiet --disable-pip-version-check "torch==$version" 'nvidia-cuda-crt>=13,<14'
     done
 
-# The Python package and what its tests need, in target/venv
+# Installs the Python package and all that its tests need, in target/venv
 venv:
     test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev --features={{ features }}" '.[test]'
 
-# Compiles the allocator shim for wheels and `just gpu` to take along: for the PyTorch in target/venv, or those versions
+# Compiles the shims that wheels and `just gpu` include: for the PyTorch in target/venv, or for those versions
 shim *versions:
     {{ venv }}/bin/python scripts/build-shims {{ versions }}
 
-# Wheels of the Python package to be published, in target/wheels: with the program, and with shims for those versions of PyTorch
+# Builds the Python package's wheels to publish, in target/wheels: with the program, and with shims for those PyTorch versions
 wheels *versions=pytorch:
     scripts/build-wheels {{ versions }}
 
-# Format, clippy and documentation, no warning allowed; no test by the wall clock
+# Format, clippy and documentation, with no warnings; no test that depends on the wall clock
 lint:
     cargo fmt --all --check
     cargo fmt --manifest-path fuzz/Cargo.toml --check
@@ -159,7 +159,7 @@ deny:
 loom:
     RUSTFLAGS="--cfg loom" cargo test --package tenure-alloc --package tenure-device --lib --target-dir target/loom model::
 
-# Benchmarks; `just bench -- NAME` runs those whose name has NAME in it
+# Benchmarks; `just bench -- NAME` runs those with NAME in their name
 bench *args:
     cargo bench --workspace {{ args }}
 
@@ -168,17 +168,17 @@ bench-pytorch *args:
     cargo build --profile gpu --package tenure-capi
     python3 bench/pytorch/bench.py --library target/gpu/libtenure_capi.so {{ args }}
 
-# A disk as Tenure uses it beside fio, which must be installed: `just bench-disk FOLDER`
+# Compares a disk as Tenure uses it with fio, which must be installed: `just bench-disk FOLDER`
 bench-disk *args:
     python3 bench/disk/run.py {{ args }}
 
-# Ten training steps of whole models beside PyTorch's, in target/steps; `just steps resnet50` makes them with one alone
+# Ten training steps of whole models beside PyTorch's, in target/steps; `just steps resnet50` makes them with one model
 steps *models: venv
     {{ venv }}/bin/pip install --quiet 'torch==2.11.*' torchvision transformers safetensors
     {{ venv }}/bin/python crates/tenure-nn/tests/goldens/steps.py target/steps {{ models }}
     cargo run --release --package tenure-nn --example ten_steps -- target/steps {{ models }}
 
-# Builds into target/gpu what runs on a machine with a GPU and no Rust; there, `./gpu-run` tests and measures
+# Builds everything for a machine with a GPU and no Rust into target/gpu; there, `./gpu-run` tests and measures
 gpu:
     scripts/gpu-build
 
@@ -186,16 +186,16 @@ gpu:
 gpu-tensors:
     scripts/gpu-tensors
 
-# Feeds a parser (unpickle, codec, compact_trace, wire, agent, block_handle, idx, infer, mapping, packing, problem, weights) hostile bytes
+# Fuzzes a parser (unpickle, codec, compact_trace, wire, agent, block_handle, idx, infer, mapping, packing, problem, weights) with hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
     RUSTC_BOOTSTRAP=1 cargo fuzz run {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} --strip-dead-code -- \
         -max_total_time={{ seconds }} -rss_limit_mb=2048
 
-# `.ci/run`, or another command, on the last commit as a fresh machine meets it: in a chroot with the base system and Rust
+# Runs `.ci/run`, or another command, on the last commit as on a fresh machine: in a chroot with the base system and Rust
 fresh *command:
     scripts/fresh {{ command }}
 
-# What a change must pass. The demonstration is of what the tests have built: nothing is built for it alone
+# Everything that a change must pass. The demonstration uses the tests' build: nothing is built for it alone
 ci: test lint deny loom book (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")

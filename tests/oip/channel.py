@@ -1,4 +1,4 @@
-"""A server's calls over gRPC, with messages that are bytes: no generated code stands between."""
+"""A server's calls over gRPC, with messages as bytes: no generated code is involved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Channel:
         return self.channel.unary_unary(SERVICE + method)(message, timeout=120)
 
     def refuses(self, method: str, message: bytes) -> str:
-        """The name of the code of an error."""
+        """Makes a call that must fail, and returns the name of the error's code."""
         with pytest.raises(self.grpc.RpcError) as caught:
             self.call(method, message)
         return caught.value.code().name

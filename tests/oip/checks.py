@@ -1,11 +1,11 @@
-"""What a test checks: of which part of the protocol it is, and in which words that says so."""
+"""The mark of a check: its part of the protocol, and the words of the specification that it tests."""
 
 from __future__ import annotations
 
 import pytest
 
 REQUIRED = "required"
-# What the specification leaves open, and clients of it rely on all the same.
+# The part for behaviour that the specification leaves open, and that clients rely on all the same.
 BEYOND = "beyond"
 GRPC = "grpc"
 
@@ -19,5 +19,5 @@ PARAMETERS = "extension:parameters"
 
 
 def check(id: str, part: str, words: str) -> pytest.MarkDecorator:
-    """Marks a test as a check."""
+    """Marks a test as part of a check."""
     return pytest.mark.check(id, part, words)

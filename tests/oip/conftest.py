@@ -1,4 +1,4 @@
-"""The suite's options, what its tests share, and its report."""
+"""The suite's options, its shared fixtures, and its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ This suite checks a server of the Open Inference Protocol (v2), which must be ru
   python -m pytest tests/oip --url http://HOST:PORT [--model NAME]... [--json report.json] [--grpc HOST:PORT]
 tests/oip/README.md says more."""
 
-# Models of an index that are asked, at most.
+# The most models of an index that are asked.
 MOST_MODELS = 4
 
 NOT_OFFERED = "the server does not list "
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif part == GRPC and not server.grpc:
             item.add_marker(pytest.mark.skip(NOT_OFFERED + "gRPC to us: no --grpc"))
         elif part == BEYOND:
-            # The report tells of it, and the run does not fail.
+            # A failure is reported, and does not fail the run.
             item.add_marker(pytest.mark.xfail(reason="beyond the specification", raises=Exception, strict=False))
 
 
@@ -93,19 +93,19 @@ def channel(server: Server) -> Channel:
 
 @pytest.fixture(scope="session")
 def opened() -> dict[str, Model]:
-    """Models that were asked before, whose metadata and sizes are known."""
+    """The models asked so far, with their metadata and sizes."""
     return {}
 
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest, server: Server, opened: dict[str, Model]) -> Model:
-    """Each of the models in turn."""
+    """Gives each of the models in turn."""
     return opened.setdefault(request.param, server.model(request.param))
 
 
 @pytest.fixture
 def first(pytestconfig: pytest.Config, server: Server, opened: dict[str, Model]) -> Model:
-    """The first of the models, for what does not depend on one."""
+    """Gives the first of the models, for tests that do not depend on the model."""
     name = pytestconfig.stash[MODELS][0]
     return opened.setdefault(name, server.model(name))
 
@@ -120,7 +120,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def note(item: pytest.Item, mark: pytest.Mark, report: Any, call: pytest.CallInfo[None]) -> None:
-    """Adds a test to its check, which fails if one of its tests does."""
+    """Adds a test's result to its check, which fails if one of its tests does."""
     id, part, words = mark.args
     params = getattr(item, "callspec", None)
     case = params.params.get("case") if params else None
@@ -167,7 +167,7 @@ def counts(results: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def table(report: dict[str, Any]) -> Iterator[str]:
-    """What the server does and does not, part by part."""
+    """Yields the lines of the report: the results of all checks, part by part."""
     metadata = report["server"]
     yield f"{metadata.get('name')} {metadata.get('version')} at {report['url']}, models {', '.join(report['models'])}"
     for part, outcomes in sorted(report["counts"].items(), key=lambda item: (item[0] != REQUIRED, item[0])):

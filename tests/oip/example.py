@@ -1,9 +1,9 @@
-"""A server that passes the suite: three models that answer what they are asked, with all extensions that are checked.
+"""A server that passes the suite: three models that return their inputs, with all extensions that are checked.
 
     python tests/oip/example.py [FAULT]...
 
-It prints its address, and on a second line that of its gRPC, where there is the package grpcio. A fault is one that the
-suite must find; `FAULTS` has them, and `example_grpc.py` those of gRPC. It is an example, not a fast server.
+It prints its address, and on a second line its gRPC address if grpcio is installed. A fault is one that the suite must
+find: `FAULTS` lists them, and `example_grpc.py` lists those of gRPC. It is an example, not a fast server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "
 EXTENSIONS += ["cuda_shared_memory"]
 JSON_LENGTH = "Inference-Header-Content-Length"
 
-# Each by the check that finds it.
+# The faults, each with the check that finds it.
 FAULTS = {
     "no-bodies": "health.live.body",
     "no-id": "infer.id",
@@ -49,7 +49,7 @@ FAULTS = {
 
 
 class Wrong(Exception):
-    """What a client did wrong."""
+    """A client's mistake."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -319,7 +319,7 @@ class Handler(BaseHTTPRequestHandler):
         self.write(name, message, inputs)
 
     def read(self, tensor: dict[str, Any], binary: bytes) -> bytes:
-        """Puts a tensor's bytes into it, and returns what is left."""
+        """Puts a tensor's bytes into it, and returns the remaining ones."""
         parameters, shape = tensor.get("parameters", {}), tensor["shape"]
         is_json = "data" in tensor
         if not isinstance(shape, list):

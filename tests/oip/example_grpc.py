@@ -16,7 +16,7 @@ DATA_TYPES = {"TYPE_BOOL": 1, "TYPE_INT64": 9, "TYPE_FP16": 10, "TYPE_FP32": 11,
 KINDS = {"FP32": (6, ""), "INT64": (3, "Q"), "BOOL": (1, "B")}
 EXTENSIONS = ["model_repository", "model_configuration", "statistics", "system_shared_memory"]
 
-# Each by the check that finds it.
+# The faults, each with the check that finds it.
 FAULTS = {
     "grpc-lists-too-much": "grpc.extensions",
     "grpc-no-dims": "grpc.configuration",
@@ -151,7 +151,7 @@ class Gateway(grpc.GenericRpcHandler):
         return message
 
     def place(self, tensor: bytes, tag: int) -> dict[str, Any]:
-        """The parameters of a tensor."""
+        """Returns the parameters of a tensor."""
         found: dict[str, Any] = {}
         for entry in every(tensor, tag):
             (value,) = every(entry, 2)

@@ -1,4 +1,4 @@
-"""Messages of gRPC as bytes, written and read by hand."""
+"""Messages of gRPC as bytes, encoded and decoded by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def every(message: bytes, number: int) -> list[Any]:
 
 
 def integers(message: bytes, number: int) -> list[int]:
-    """A repeated integer, packed or not."""
+    """Returns a repeated integer, packed or not."""
     found = []
     for value in every(message, number):
         at, packed = 0, isinstance(value, bytes)
@@ -71,11 +71,11 @@ def integers(message: bytes, number: int) -> list[int]:
 
 
 def text(message: bytes, number: int) -> str:
-    """A string, which is empty where it is not said."""
+    """Returns a string, which is empty if the message lacks it."""
     return b"".join(every(message, number)).decode()
 
 
 def number(message: bytes, number: int) -> int:
-    """An integer of 64 bits, which is 0 where it is not said."""
+    """Returns a 64-bit integer, which is 0 if the message lacks it."""
     value = (every(message, number) or [0])[-1]
     return value - (1 << 64) if value >= 1 << 63 else value

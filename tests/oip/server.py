@@ -1,4 +1,4 @@
-"""A server that is checked, and its models: what they say of themselves, and requests that are made of that."""
+"""A server under test and its models: their metadata, and requests that are made from it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from wire import Address, Answer, Connection
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
-# Sizes for dimensions that are -1, the first and the others: the first that a model answers are used.
+# Sizes for dimensions that are -1: for the first dimension and for the others. The first pair that a model answers is
+# used.
 SIZES = ((2, 3), (1, 8), (1, 1), (1, 32), (1, 224))
 
-# Names by which a server lists an extension, as they are written without a suffix.
+# The suffixes with which servers list extensions, and which the suite drops.
 SUFFIXES = ("_extension",)
 
 
@@ -29,7 +30,7 @@ class Server:
     shapes: dict[str, list[int]] = field(default_factory=dict)
 
     def ask(self, method: str, path: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
-        """An answer on a connection of its own. A body that is not of bytes is sent as JSON."""
+        """Returns an answer, received on a connection of its own. A body that is not bytes is sent as JSON."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         if raw:
             headers = {"Content-Type": "application/json", **(headers or {})}
@@ -37,7 +38,7 @@ class Server:
             return connection.ask(method, path, raw, headers)
 
     def get(self, path: str) -> Any:
-        """The JSON of an answer that must be good."""
+        """Returns the JSON of an answer that must be good."""
         return good(self.ask("GET", path)).json()
 
     @cached_property
@@ -48,13 +49,13 @@ class Server:
 
     @cached_property
     def extensions(self) -> set[str]:
-        """Those that the server lists."""
+        """Returns the extensions that the server lists."""
         listed = self.metadata.get("extensions")
         names = [str(name) for name in listed] if isinstance(listed, list) else []
         return {name.removesuffix(suffix) for name in names for suffix in SUFFIXES}
 
     def index(self) -> list[str]:
-        """Models that are ready, if the server has an index."""
+        """Returns the models that are ready, if the server has an index."""
         answer = self.ask("POST", "v2/repository/index", {"ready": True})
         entries = answer.json() if answer.status == 200 else []
         ready = [entry["name"] for entry in entries if entry.get("state", "READY") in ("READY", "")]
@@ -71,13 +72,13 @@ def good(answer: Answer) -> Answer:
 
 @dataclass
 class Request:
-    """A request for inference, as it is sent."""
+    """A request for inference."""
 
     message: dict[str, Any]
     binary: bytes = b""
 
     def encode(self) -> tuple[bytes, dict[str, str]]:
-        """The body, and the headers of it."""
+        """Returns the body and its headers."""
         text = json.dumps(self.message).encode()
         if not self.binary:
             return text, {"Content-Type": "application/json"}
@@ -86,7 +87,7 @@ class Request:
 
 
 class Model:
-    """A model that is asked."""
+    """A model under test."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.server, self.name = server, name
@@ -106,7 +107,7 @@ class Model:
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """Inputs that the model answers: of the first sizes that do."""
+        """Inputs that the model answers, of the first sizes for which it does."""
         for sizes in SIZES:
             tensors = [self._filled(spec, sizes) for spec in self.inputs]
             if self.send(self.request(tensors=tensors)).status == 200:
@@ -120,7 +121,7 @@ class Model:
         return filled(spec["name"], spec["datatype"], shape)
 
     def request(self, *, tensors: list[Tensor] | None = None, nested: bool = False, **message: Any) -> Request:
-        """A request with all inputs in JSON, but those that have no form in it."""
+        """Makes a request with all inputs in JSON, except those whose datatype has no JSON form."""
         tensors = self.tensors if tensors is None else tensors
         binary = [tensor for tensor in tensors if tensor.datatype in NO_JSON]
         inputs = [tensor.binary() if tensor in binary else tensor.json(nested=nested) for tensor in tensors]
@@ -129,7 +130,7 @@ class Model:
         return Request({"inputs": inputs, **message}, b"".join(tensor.bytes() for tensor in binary))
 
     def binary_request(self, *, as_json: tuple[int, ...] = (), **message: Any) -> Request:
-        """A request with inputs as binary data, but those at some places."""
+        """Makes a request with inputs as binary data, except those at the positions in `as_json`."""
         pairs = list(enumerate(self.tensors))
         inputs = [tensor.json() if at in as_json else tensor.binary() for at, tensor in pairs]
         data = b"".join(tensor.bytes() for at, tensor in pairs if at not in as_json)
@@ -143,11 +144,11 @@ class Model:
         return f"{self.path}/versions/{quote(version, safe='')}/infer" if version else f"{self.path}/infer"
 
     def infer(self, request: Request | None = None) -> dict[str, Tensor]:
-        """The outputs of an answer that must be good, by their names."""
+        """Returns the outputs of an answer that must be good, by name."""
         return self.outputs_of(self.send(request or self.request()))
 
     def outputs_of(self, answer: Answer) -> dict[str, Tensor]:
-        """The outputs of an answer, each of which must be as the answer and the metadata say."""
+        """Returns the outputs of an answer, and checks each against the answer and the metadata."""
         message, data = split(good(answer))
         assert message.get("model_name") == self.name, f"model_name is {message.get('model_name')!r}"
         assert isinstance(message.get("outputs"), list), "outputs is no array"
@@ -164,7 +165,7 @@ class Model:
         return found
 
     def check(self, tensor: Tensor) -> None:
-        """That an output is what the metadata says."""
+        """Checks an output against the metadata."""
         known = {output["name"]: output for output in self.outputs}
         assert tensor.name in known, f"an output {tensor.name!r} that the metadata does not have"
         said = known[tensor.name]
@@ -176,7 +177,7 @@ class Model:
         assert len(tensor.values) == math.prod(tensor.shape), f"{len(tensor.values)} elements of {tensor.shape}"
 
     def needs_json(self) -> None:
-        """Ends a test of JSON tensors if some of the model's have no form in it."""
+        """Skips a test of JSON tensors if some of the model's have no JSON form."""
         for spec in [*self.inputs, *self.outputs]:
             if spec["datatype"] in NO_JSON:
                 pytest.skip(f"{spec['name']} is {spec['datatype']}, which has no form in JSON")
@@ -186,7 +187,7 @@ class Model:
 
 
 def split(answer: Answer) -> tuple[dict[str, Any], bytes]:
-    """The JSON of an answer, and the bytes behind it."""
+    """Returns the JSON of an answer, and the bytes after it."""
     length = answer.headers.get(JSON_LENGTH.lower())
     end = len(answer.body) if length is None else int(length)
     message = Answer(answer.status, answer.headers, answer.body[:end]).json()
@@ -194,7 +195,7 @@ def split(answer: Answer) -> tuple[dict[str, Any], bytes]:
 
 
 def assert_error(answer: Answer) -> None:
-    """That an answer is an error as the protocol has it."""
+    """Checks that an answer is an error in the protocol's form."""
     assert answer.status >= 400, f"status {answer.status}: {answer.body[:200]!r}"
     message = answer.json()
     text = message.get("error") if isinstance(message, dict) else None

@@ -1,4 +1,4 @@
-"""Tensors as the protocol has them: their values, as JSON, and as bytes."""
+"""Tensors of the protocol: their values, as JSON, and as bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-# Of struct, little endian; the protocol's table has the sizes.
+# The letters of Python's struct, used little-endian. The sizes are those of the protocol's table.
 FORMATS = {
     "BOOL": "?",
     "UINT8": "B",
@@ -22,14 +22,14 @@ FORMATS = {
     "FP32": "f",
     "FP64": "d",
 }
-# BF16 is Triton's, and in no table of the specification. Neither of the two has a form in JSON.
+# BF16 is Triton's, and missing from the specification's tables. Neither of these has a JSON form.
 NO_JSON = ("FP16", "BF16")
 DATATYPES = (*FORMATS, "BF16", "BYTES")
 
 
 @dataclass
 class Tensor:
-    """A tensor whose values lie flat. A BF16 is held as the two bytes' integer, a BYTES element as bytes."""
+    """A tensor with a flat list of values. A BF16 value is the integer of its two bytes, a BYTES element is bytes."""
 
     name: str
     datatype: str
@@ -37,24 +37,24 @@ class Tensor:
     values: list[Any]
 
     def flat(self) -> list[Any]:
-        """As a JSON array of all elements."""
+        """Returns all elements as one JSON array."""
         return [value.decode() for value in self.values] if self.datatype == "BYTES" else self.values
 
     def nested(self) -> Any:
-        """As JSON arrays in arrays."""
+        """Returns nested JSON arrays."""
         level = self.flat()
         for size in reversed(self.shape[1:]):
             level = [level[at : at + size] for at in range(0, len(level), size)]
         return level
 
     def bytes(self) -> bytes:
-        """As binary tensor data."""
+        """Returns binary tensor data."""
         if self.datatype == "BYTES":
             return b"".join(struct.pack("<I", len(value)) + value for value in self.values)
         return struct.pack(f"<{len(self.values)}{FORMATS.get(self.datatype, 'H')}", *self.values)
 
     def spec(self) -> dict[str, Any]:
-        """What JSON says of it beside its data."""
+        """Returns the tensor's JSON without its data."""
         return {"name": self.name, "datatype": self.datatype, "shape": self.shape}
 
     def json(self, *, nested: bool = False) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Tensor:
 
 
 def filled(name: str, datatype: str, shape: list[int]) -> Tensor:
-    """A tensor of values that most models take: small, and exact in each datatype."""
+    """Makes a tensor of values that most models accept: small, and exact in each datatype."""
     count = math.prod(shape)
     if datatype == "BYTES":
         values: list[Any] = [str(at % 2).encode() for at in range(count)]
@@ -79,7 +79,7 @@ def filled(name: str, datatype: str, shape: list[int]) -> Tensor:
 
 
 def of_json(output: dict[str, Any]) -> Tensor:
-    """A tensor of an answer, from its `data`."""
+    """Makes a tensor of an answer from its `data`."""
     values = flatten(output["data"])
     if output["datatype"] == "BYTES":
         values = [str(value).encode() for value in values]
@@ -87,7 +87,7 @@ def of_json(output: dict[str, Any]) -> Tensor:
 
 
 def of_bytes(output: dict[str, Any], data: bytes) -> Tensor:
-    """A tensor of an answer, from what lies behind the JSON."""
+    """Makes a tensor of an answer from the bytes after the JSON."""
     datatype = output["datatype"]
     values = strings(data) if datatype == "BYTES" else scalars(datatype, data)
     return Tensor(output["name"], datatype, output["shape"], values)
@@ -115,7 +115,7 @@ def flatten(data: Any) -> list[Any]:
 
 
 def assert_equal(one: Tensor, other: Tensor) -> None:
-    """That two answers say the same. Numbers may differ in their last bits: they are of two computations."""
+    """Checks that two answers agree. Numbers may differ in their last bits, since they come from two computations."""
     assert (one.name, one.datatype, one.shape) == (other.name, other.datatype, other.shape)
     assert len(one.values) == len(other.values)
     for left, right in zip(one.values, other.values, strict=True):

@@ -1,4 +1,4 @@
-"""Tensors as binary data, in requests and in answers."""
+"""Checks of tensors as binary data, in requests and in answers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_header_length_where_all_is_json(first: Model) -> None:
 
 
 def refused(model: Model, body: bytes, headers: dict[str, str]) -> None:
-    """That a request is an error, and the next one none."""
+    """Checks that a request fails, and that the next one succeeds."""
     assert_error(model.server.ask("POST", model.infer_path(), body, headers))
     good(model.send(model.request()))
 

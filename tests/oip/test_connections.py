@@ -1,4 +1,4 @@
-"""Several requests: on one connection, one behind the other or all at once, and on several."""
+"""Checks of several requests: on one connection, one after the other or all at once, and on several connections."""
 
 from __future__ import annotations
 

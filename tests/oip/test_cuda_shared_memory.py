@@ -1,4 +1,4 @@
-"""Regions of CUDA devices' memory: what can be checked by a program that has no such memory."""
+"""Checks of regions in CUDA devices' memory that a program without such memory can make."""
 
 from __future__ import annotations
 

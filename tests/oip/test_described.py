@@ -1,4 +1,4 @@
-"""Health, and what a server and its models say of themselves."""
+"""Checks of health, and of the metadata of a server and its models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_live_body(server: Server) -> None:
     assert server.get("v2/health/live").get("live") is True
 
 
-# The specification calls the field "live", and its OpenAPI file "ready".
+# The specification names the field "live", and its OpenAPI file "ready".
 @check("health.ready.body", REQUIRED, '$ready_server_response = { "live" : $bool }')
 def test_ready_body(server: Server) -> None:
     body = server.get("v2/health/ready")

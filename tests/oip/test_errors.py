@@ -1,4 +1,4 @@
-"""Requests that no server can answer: each has an error, and the next request an answer."""
+"""Checks of requests that no server can answer: each gets an error, and the next request an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERROR = "A failed inference request must be indicated by an HTTP error status (t
 
 @dataclass
 class Case:
-    """A mistake, and how a good request comes to have it."""
+    """A mistake, and the function that puts it into a good request."""
 
     name: str
     words: str
@@ -34,7 +34,7 @@ class Case:
 
 
 def first_input(**changes: Any) -> Callable[[dict[str, Any], Model], None]:
-    """Changes the first input; what is None goes."""
+    """Makes a mistake that changes the first input; keys with the value None are removed."""
 
     def spoil(message: dict[str, Any], _: Model) -> None:
         tensor = message["inputs"][0]
@@ -58,7 +58,7 @@ def fewer(message: dict[str, Any], _: Model) -> None:
 
 
 def ragged(message: dict[str, Any], model: Model) -> None:
-    """Arrays in an array, one of which is too short, and the next too long."""
+    """Makes nested arrays of which one is too short, and the next too long."""
     data = message["inputs"][0]["data"]
     message["inputs"][0]["data"] = [data[:1], data[1:]] if len(data) > 3 else [[data]]
 
@@ -90,7 +90,7 @@ def cut(message: dict[str, Any], _: Model) -> bytes:
 
 
 def deep(message: dict[str, Any], _: Model) -> bytes:
-    """Arrays in arrays, which may not take a server's stack."""
+    """Nests arrays so deep that a recursive parser would overflow its stack."""
     return b'{"inputs": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 
 
@@ -135,7 +135,7 @@ def refused(model: Model, body: bytes) -> Answer:
     return model.server.ask("POST", model.infer_path(), body)
 
 
-# Where the specification requires nothing, this fails the run no more than other checks beyond it.
+# A case that is beyond the specification does not fail the run, like other checks beyond it.
 @check("error.{case}", REQUIRED, ERROR)
 @each_case
 def test_an_error_says_what_is_wrong(first: Model, case: Case, request: pytest.FixtureRequest) -> None:

@@ -1,4 +1,4 @@
-"""The protocol over gRPC, with messages that are coded here: no generated code stands between."""
+"""Checks of the protocol over gRPC, with messages that are coded here: no generated code is involved."""
 
 from __future__ import annotations
 

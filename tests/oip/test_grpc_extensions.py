@@ -1,4 +1,4 @@
-"""Triton's extensions over gRPC: a server that lists one has its calls, and they say what they say over HTTP."""
+"""Checks of Triton's extensions over gRPC: a server that lists one has its calls, which answer as over HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from test_infer import assert_same
 SHM = Path("/dev/shm")
 BYTES = 1 << 20
 
-# Of each extension a call that says something without a model, and of one the calls of a model.
+# For each extension, a call that needs no model; for one of them, the calls about a model.
 CALLS = {
     "statistics": "ModelStatistics",
     "model_repository": "RepositoryIndex",
@@ -69,7 +69,7 @@ def test_a_configuration_is_that_of_http(channel: Channel, model: Model) -> None
 
 
 def counted(channel: Channel, model: Model) -> tuple[int, int]:
-    """Rows that were computed, and requests that were answered."""
+    """Returns the numbers of computed rows and of answered requests."""
     (found,) = every(channel.call("ModelStatistics", field(1, model.name)), 1)
     assert text(found, 1) == model.name
     (times,) = every(found, 6)
@@ -89,7 +89,7 @@ def test_a_request_is_counted(channel: Channel, model: Model) -> None:
 
 
 class Memory:
-    """A file in /dev/shm, and the region that is registered of it."""
+    """A file in /dev/shm, and the region of it that is registered."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.name = channel, f"oip-{uuid.uuid4().hex}"
@@ -101,14 +101,14 @@ class Memory:
         self.channel.call("SystemSharedMemoryRegister", message)
 
     def place(self, tag: int, at: int, size: int) -> bytes:
-        """The parameters of a tensor that lies there, in the field that its message has them."""
+        """Returns the parameters of a tensor in the region, in the field `tag` of its message."""
         integers = {"shared_memory_offset": at, "shared_memory_byte_size": size}
         values = {name: integer(2, value) for name, value in integers.items()}
         values["shared_memory_region"] = field(3, self.name)
         return b"".join(field(tag, field(1, name) + field(2, value)) for name, value in values.items())
 
     def inputs(self, model: Model) -> bytes:
-        """A request whose inputs lie in the region."""
+        """Returns a request with inputs in the region."""
         message, at, content = field(1, model.name), 64, bytearray(self.path.read_bytes())
         for tensor in model.tensors:
             data = tensor.bytes()

@@ -1,4 +1,4 @@
-"""Inference with tensors in JSON."""
+"""Checks of inference with tensors in JSON."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_version_may_be_named(model: Model) -> None:
 
 @check("infer.batch", BEYOND, "If the input is batched, the shape and data must represent the full shape")
 def test_rows_are_answered_as_alone(model: Model) -> None:
-    """Of models whose first dimension is free: that of two equal rows gives two equal answers."""
+    """If all first dimensions are free, a request with two equal rows must give two equal answers."""
     model.needs_json()
     specs = [*model.inputs, *model.outputs]
     if not all(spec["shape"][:1] == [-1] for spec in specs):

@@ -1,4 +1,4 @@
-"""The model repository: its index, and models that are unloaded and loaded."""
+"""Checks of the model repository: its index, and models that are unloaded and loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from checks import REPOSITORY, check
 from server import Model, Server, assert_error, good
 
-# A server may answer before a model is gone; it is asked again as often as this.
+# The most polls of the index, since a server may answer before a model is gone.
 ASKED_AGAIN = 1000
 
 
@@ -63,7 +63,7 @@ def wait_until_unloaded(model: Model) -> None:
 
 @pytest.fixture
 def unloaded(model: Model, pytestconfig: pytest.Config) -> Any:
-    """A model that is unloaded for a test, and loaded after it."""
+    """Gives a model that is unloaded for a test, and loaded after it."""
     if pytestconfig.getoption("--keep-loaded"):
         pytest.skip("--keep-loaded")
     assert model.tensors is not None

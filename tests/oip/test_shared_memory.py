@@ -1,4 +1,4 @@
-"""Tensors in system shared memory: regions are files of /dev/shm, which this program and the server share."""
+"""Checks of tensors in system shared memory: regions are files in /dev/shm, which this program and the server share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Region:
             file.write(data)
 
     def place(self, at: int, size: int) -> dict[str, Any]:
-        """The parameters of a tensor that lies there."""
+        """Returns the parameters of a tensor in the region."""
         return {"shared_memory_region": self.name, "shared_memory_offset": at, "shared_memory_byte_size": size}
 
 
@@ -57,7 +57,7 @@ def region(server: Server) -> Iterator[Region]:
 
 
 def with_inputs(model: Model, region: Region, **message: Any) -> Request:
-    """A request whose inputs lie in a region."""
+    """Makes a request with inputs in a region."""
     inputs, at = [], 64
     for tensor in model.tensors:
         data = tensor.bytes()

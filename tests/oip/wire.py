@@ -1,4 +1,4 @@
-"""HTTP/1.1 over sockets, so that a test says and sees each byte."""
+"""HTTP/1.1 over sockets, so that a test sends and sees each byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-# Ends a test of a server that does not answer; nothing else goes by it.
+# The limit of a test whose server does not answer. Nothing else depends on it.
 PATIENCE_S = 120.0
 
 
@@ -21,7 +21,7 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """The body, which the test takes to be JSON."""
+        """Returns the body, parsed as JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass
 class Address:
-    """Where a server is, and what each request to it says."""
+    """The address of a server, and the headers of each request to it."""
 
     url: str
     extra: dict[str, str] = field(default_factory=dict)
@@ -43,18 +43,18 @@ class Address:
         self.prefix = parts.path.rstrip("/")
 
     def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
-        """The bytes of a request."""
+        """Returns the bytes of a request."""
         all_headers = {"Host": f"{self.host}:{self.port}", **self.extra}
         if method != "GET" or body:
             all_headers["Content-Length"] = str(len(body))
         all_headers.update(headers or {})
-        # A test leaves a header out with an empty value.
+        # A test leaves a header out by giving it an empty value.
         lines = [f"{name}: {value}\r\n" for name, value in all_headers.items() if value != ""]
         return f"{method} {self.prefix}/{path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + body
 
 
 class Connection:
-    """One connection, which a test uses for one request or several."""
+    """A connection, which a test uses for one request or several."""
 
     def __init__(self, address: Address, patience_s: float = PATIENCE_S) -> None:
         self.address = address
@@ -75,11 +75,11 @@ class Connection:
         try:
             self.socket.sendall(request)
         except ConnectionError:
-            # The server may answer, and close, before it has read all.
+            # The server may answer and close the connection before it has read everything.
             pass
 
     def receive(self) -> Answer:
-        """The next answer; one that only says that there will be another is passed over."""
+        """Returns the next answer, without interim ones (status 1xx)."""
         while True:
             answer = self.receive_any()
             if answer.status >= 200:
