@@ -51,7 +51,7 @@ def summary(runs: list[dict]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="a Python with torch, torchvision and transformers")
-    parser.add_argument("--binary", type=pathlib.Path, help="of this folder, where it is built already")
+    parser.add_argument("--binary", type=pathlib.Path, help="this folder's program, if it is built already")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one (may be repeated)")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each library (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a process (default: %(default)s)")

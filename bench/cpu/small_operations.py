@@ -99,7 +99,7 @@ def measure(way: str, device: torch.device, steps: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu (the default) or cuda")
-    parser.add_argument("--steps", type=int, default=60, help=f"of a process, the first {FIRST} not counted")
+    parser.add_argument("--steps", type=int, default=60, help=f"steps of a process; the first {FIRST} do not count")
     parser.add_argument("--turns", type=int, default=5, help="processes of each way (default: %(default)s)")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()

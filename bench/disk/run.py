@@ -60,12 +60,12 @@ def fio(engine: str, file: pathlib.Path, depth: int, seconds: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="on the disk")
-    parser.add_argument("--program", type=pathlib.Path, help="tenure-tier's example `disk`, where it is built already")
-    parser.add_argument("--engine", default="io_uring", help="fio's (default: %(default)s)")
-    parser.add_argument("--depth", type=int, default=16, help="requests each way (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=8, help="of both, in turns (default: %(default)s)")
-    parser.add_argument("--seconds", type=int, default=3, help="of each (default: %(default)s)")
+    parser.add_argument("folder", help="a folder on the disk")
+    parser.add_argument("--program", type=pathlib.Path, help="tenure-tier's example `disk`, if it is built already")
+    parser.add_argument("--engine", default="io_uring", help="fio's engine (default: %(default)s)")
+    parser.add_argument("--depth", type=int, default=16, help="requests in flight each way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of both, in turns (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=3, help="seconds of each round (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="all figures, as JSON")
     args = parser.parse_args()
     program = args.program or build()

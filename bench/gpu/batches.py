@@ -37,7 +37,7 @@ def fits(workload: str, method: str, place: str | None, batch: int, args: Namesp
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--bytes", type=int, default=16 << 30, help="of the device (default: %(default)s)")
+    parser.add_argument("--bytes", type=int, default=16 << 30, help="the device's memory (default: %(default)s)")
     parser.add_argument("--place", choices=["host", "disk"], help="budgets spill only there")
     args = parser.parse_args()
     if args.percent or args.plain_bytes:

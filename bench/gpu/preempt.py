@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("program", help="the program `tenure`")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--yields", type=int, default=1000, help="preempt training so many times at most")
+    parser.add_argument("--yields", type=int, default=1000, help="the most times that training is preempted")
     args = parser.parse_args()
     random.seed(1)
     program = str(Path(args.program).resolve())

@@ -265,12 +265,12 @@ def of_rank(rank: int, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--graph", action="store_true", help="captured")
+    parser.add_argument("--graph", action="store_true", help="capture the steps as a graph")
     parser.add_argument("--channels-last", action="store_true", help="convolutional inference with channels last")
     parser.add_argument("--dropout", action="store_true", help="GPT-2 with the dropouts that it has by default")
-    parser.add_argument("--devices", type=int, help="trained on so many at once, each with the batch of one")
-    parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")
+    parser.add_argument("--devices", type=int, help="train on so many devices at once, each with one's batch")
+    parser.add_argument("--steps", type=int, default=10, help="steps without a wait between (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="rows of steps (default: %(default)s)")
     args = parser.parse_args()
     if args.graph and args.devices:
         parser.error("--graph is of one device")

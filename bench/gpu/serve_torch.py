@@ -134,9 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=Path)
     parser.add_argument("--python", type=Path, default=Path(sys.executable))
-    parser.add_argument("--models", type=int, default=8, help="of each kind")
+    parser.add_argument("--models", type=int, default=8, help="models of each kind")
     parser.add_argument("--kinds", nargs="+", choices=sorted(CONFIGS), default=sorted(CONFIGS))
-    parser.add_argument("--share", type=float, default=0.4, help="of all weights, what has room on the device")
+    parser.add_argument("--share", type=float, default=0.4, help="the part of all weights that fits on the device")
     parser.add_argument("--turns", type=int, default=10)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

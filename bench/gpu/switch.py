@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="only this one; may be repeated")
     parser.add_argument("--method", choices=METHODS, action="append", help="beside ready only this; may be repeated")
-    parser.add_argument("--times", type=int, default=30, help="of each call (default: %(default)s)")
+    parser.add_argument("--times", type=int, default=30, help="repetitions of each call (default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=240, help="limit of one process (default: %(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--state", help=argparse.SUPPRESS)

@@ -185,7 +185,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(MODELS), action="append", help="only this one; may be repeated")
-    parser.add_argument("--times", type=int, default=20, help="of each call (default: %(default)s)")
+    parser.add_argument("--times", type=int, default=20, help="repetitions of each call (default: %(default)s)")
     parser.add_argument("--no-install", dest="install", action="store_false", help="on PyTorch's own allocator")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
-// Loops over two allocators, PyTorch's and Tenure's, timed inside. `bench.py` builds and calls it.
+// Loops over two allocators, PyTorch's and Tenure's, which are timed inside. `bench.py` builds and calls them.
 //
-// Each function returns nanoseconds for each pair of an allocation and a free; in `threads`, for each thread. Compiled
-// with -DWITHOUT_PYTORCH there is Tenure's alone, and streams are numbers, as the simulated device has them.
+// Each function returns the nanoseconds for a pair of an allocation and a free; in `threads`, for each thread. Compiled
+// with -DWITHOUT_PYTORCH, it has Tenure's allocator only, and streams are numbers, as on the simulated device.
 
 #include <dlfcn.h>
 
@@ -35,7 +35,7 @@ constexpr int device = 0;
     std::abort();
 }
 
-// --- The two allocators, of one shape -------------------------------------------------------------------------------
+// --- The two allocators, with one interface -------------------------------------------------------------------------
 
 struct Tenure {
     decltype(&tenure_open) open;
@@ -85,7 +85,7 @@ struct PyTorch {
         return c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(bytes, static_cast<cudaStream_t>(stream));
     }
     void free(void *block) const { c10::cuda::CUDACachingAllocator::raw_delete(block); }
-    // As a tensor does it: by a DataPtr, which frees the block.
+    // Frees as a tensor does, through a DataPtr.
     void free_recorded(void *block, int stream) const {
         auto *allocator = c10::cuda::CUDACachingAllocator::get();
         c10::DataPtr data(block, block, allocator->raw_deleter(), c10::Device(c10::kCUDA, device));
@@ -103,15 +103,15 @@ void Tenure::free_recorded(void *block, int stream_number) const {
     free(block);
 }
 
-// --- What is measured -----------------------------------------------------------------------------------------------
+// --- The measured loops ---------------------------------------------------------------------------------------------
 
-// Replacements of random blocks: which, and the size of its successor.
+// A replacement of a random block: its slot, and the size of its successor.
 struct Step {
     uint32_t slot;
     uint32_t bytes;
 };
 
-// Sizes are log-uniform from 512 bytes up.
+// Returns steps with log-uniform sizes from 512 bytes up.
 std::vector<Step> steps(size_t live, size_t most_bytes, uint64_t seed) {
     std::mt19937_64 random(seed);
     std::uniform_int_distribution<uint32_t> slot(0, live - 1);
@@ -138,7 +138,7 @@ double churn(const Allocator &allocator, void *on, const std::vector<Step> &step
              const std::function<void()> &ready) {
     std::vector<void *> blocks(live);
     for (size_t i = 0; i < live; i++) blocks[i] = allocator.alloc(steps[i].bytes, on);
-    // Once through, so that every shape was seen.
+    // A first part without timing, so that every shape has been seen.
     for (size_t i = 0; i < steps.size() / 4; i++) {
         void *&block = blocks[steps[i].slot];
         allocator.free(block);
@@ -157,7 +157,7 @@ double churn(const Allocator &allocator, void *on, const std::vector<Step> &step
     return ns;
 }
 
-// Threads that share so many streams, in turn; the mean over the threads.
+// Runs threads that share so many streams, in turn. Returns the mean over the threads.
 template <typename Allocator>
 double threads(const Allocator &allocator, int threads, int streams, size_t count, uint64_t seed) {
     constexpr size_t live = 200;
@@ -181,7 +181,7 @@ double threads(const Allocator &allocator, int threads, int streams, size_t coun
     return sum / threads;
 }
 
-// Blocks of one stream that another uses too before they are freed.
+// Allocates blocks on one stream, records another stream's use of them, and frees them.
 template <typename Allocator>
 double recorded(const Allocator &allocator, size_t bytes, size_t count) {
     void *on = stream(0);
@@ -190,7 +190,7 @@ double recorded(const Allocator &allocator, size_t bytes, size_t count) {
     return ns_each(Clock::now() - start, count);
 }
 
-// Blocks allocated on a stream by one thread, used on another stream and freed there by another thread.
+// Allocates blocks on a stream in one thread, uses them on another stream, and frees them in another thread.
 template <typename Allocator>
 double handed_over(const Allocator &allocator, size_t bytes, size_t count) {
     constexpr size_t room = 256;
@@ -251,7 +251,7 @@ void bench_open(const char *library, const char *options) {
     tenure.check(tenure.open(device, options));
 }
 
-// Nanoseconds for each pair, of Tenure's allocator or PyTorch's.
+// Returns the nanoseconds for each pair, of Tenure's allocator or PyTorch's.
 double bench_run(int ours, int what, size_t size, size_t most_bytes, size_t count, uint64_t seed) {
     if (ours) return run(tenure, what, size, most_bytes, count, seed);
 #ifdef WITHOUT_PYTORCH

@@ -58,8 +58,8 @@ def main():
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of pairs")
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--commit", default=None, help="Tenure's commit, where git does not know")
+    parser.add_argument("--only", default="", help="only cases with this in their name")
+    parser.add_argument("--commit", default=None, help="Tenure's commit, if git does not know it")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures to this file")
     arguments = parser.parse_args()
 

@@ -15,8 +15,7 @@ from wire import Address, Answer, Connection
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 
-# Sizes for dimensions that are -1: for the first dimension and for the others. The first pair that a model answers is
-# used.
+# Sizes for dimensions that are -1, the first and the others. The first pair that a model answers is used.
 SIZES = ((2, 3), (1, 8), (1, 1), (1, 32), (1, 224))
 
 # The suffixes with which servers list extensions, and which the suite drops.
