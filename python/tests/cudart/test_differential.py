@@ -25,7 +25,7 @@ import tenure.torch
 MIB = 1 << 20
 CAPACITY = 2 << 30
 STEPS = 120
-LONG = 1 << 40  # cycles of a nanosecond each
+LONG = 1 << 40  # cycles of 1 ns
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Kind:
     #: Whether memory may run short. The moment depends on the policy.
     is_tight: bool = True
     streams: int = 4
-    #: The number of streams that blocks of other streams are recorded on. If several streams use a block, PyTorch does
-    #: not document when it becomes free, and which blocks it is merged with depends on that.
+    #: The number of streams that blocks of other streams are recorded on. Blocks that several streams used become free
+    #: in an order that PyTorch does not define, and which blocks they are merged with depends on it.
     users: int = 1
     pools: bool = True
     #: Whether the program captures graphs: PyTorch 2.12 and 2.13 await blocks used in captures in ways of their own.
@@ -332,8 +332,7 @@ def everything(step: Step) -> object:
 
 
 def all_but_order(step: Step) -> object:
-    """Returns a step without the parts that depend on the order in which blocks become free that several streams
-    used."""
+    """Returns a step without the parts that depend on the order in which blocks of several streams become free."""
     figures = {name: value for name, value in step.figures.items() if not is_of_order(name)}
     for block in (block for segment in step.segments for block in segment["blocks"]):
         if block["state"] == "inactive":

@@ -56,7 +56,7 @@ CODE = """
         return Model()
 """
 
-#: A first number that makes `forward` fail.
+#: The first number of an input for which `forward` fails.
 FAULT = -77.0
 
 ROW = [0.5, -1.25, 3.0, 0.1]
@@ -94,8 +94,7 @@ class OnDevice(Server):
         return status, torch.tensor(said).tolist() if status == 200 else said
 
     def taken(self, pid: int | None = None) -> int:
-        """Returns the number of chunks of the device's memory that a process has, or that all have. A lent chunk counts
-        once."""
+        """Returns how many chunks of the device's memory a process has, or all have. A lent chunk counts once."""
         chunks = set()
         for process in [self.process.pid, *self.workers()] if pid is None else [pid]:
             for file in Path(f"/proc/{process}/fd").iterdir():

@@ -53,8 +53,7 @@ def test_answers_are_those_of_the_plain_module(make: Any, grouping: Any) -> None
 
 
 def test_more_models_than_fit_answer_in_any_order() -> None:
-    """Each model takes two chunks, with room for five: a model of which one chunk is left needs only the other
-    copied."""
+    """Each model takes two of five chunks: a model of which one chunk is left needs only the other copied."""
     with opened(5) as switcher, computing():
         made = {f"model {seed}": large(seed) for seed in range(4)}
         expected = {name: answer_of(module, x) for name, (module, x) in made.items()}
@@ -540,8 +539,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path) -> Non
 
 
 class Copied(nn.Linear):
-    """Takes its parameters from copies of the dictionary that holds them, and an attribute from the parameter
-    itself."""
+    """Takes its parameters from copies of the dictionary that holds them, and an attribute from a parameter."""
 
     def forward(self, x: Tensor) -> Tensor:
         copies = [dict(self._parameters), {**self._parameters}, self._parameters | {}, {} | self._parameters]

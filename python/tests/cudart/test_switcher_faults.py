@@ -194,8 +194,7 @@ class Models:
             self.switcher.add(name, module, path)
 
     def check(self) -> None:
-        """Checks that all answers are right, that weights cannot be read outside of calls, and that budgets are
-        kept."""
+        """Checks that answers are right, that weights cannot be read outside of calls, and that budgets are kept."""
         for name, expected in self.expected.items():
             with pytest.raises(tenure.Error, match="only while the model is called"):
                 list(self.modules[name].parameters())

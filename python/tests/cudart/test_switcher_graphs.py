@@ -377,7 +377,7 @@ def test_graphs_share_memory_which_goes_with_them(
             return torch.empty(self.mib * MIB, dtype=torch.uint8, device="cuda")[:4].zero_().view(torch.float32) + x
 
     switcher = open_switcher(6)
-    # PyTorch's memory beside pools.
+    # Private pools that exist before the graphs.
     before = pool_bytes()
     for number, mib in enumerate((100, 60, 80)):
         model = switcher.add(str(number), Needs(mib))

@@ -119,8 +119,7 @@ def test_a_child_waits_for_an_event_of_its_parent(is_handle: bool) -> None:
 
 
 def is_pending(event: torch.cuda.Event) -> bool:
-    """Records an event after work that is long enough for this process to see it pending, and doubles the work until it
-    is."""
+    """Records an event after some work, and doubles the work until this process sees the event pending."""
     for doublings in range(12):
         torch.cuda._sleep(50_000_000 << doublings)
         event.record()

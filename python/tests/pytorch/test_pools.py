@@ -234,8 +234,7 @@ def test_a_pool_lends_when_memory_runs_out_if_it_may() -> None:
 
 
 def marks_captures() -> bool:
-    """Returns whether PyTorch tells its allocator where captures begin. If not, every use of a pool may be a
-    capture."""
+    """Returns whether PyTorch tells its allocator where captures begin. If not, any use of a pool may be one."""
     header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDACachingAllocator.h"
     return "markCaptureBegin" in header.read_text()
 

@@ -85,7 +85,7 @@ def test_a_module_is_attached_to_what_was_shared_without_a_copy() -> None:
 
 
 def laid_out() -> torch.nn.Module:
-    """Returns a module with tensors whose rows are not contiguous, and one without bytes."""
+    """Returns a module with tensors in other layouts than row-major, and one without bytes."""
     torch.manual_seed(3)
     layer = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     layer.turned = torch.nn.Parameter(torch.rand(4, 3).T)

@@ -114,8 +114,7 @@ def test_gradients_of_several_streams_are_whole(iterations: int) -> None:
                 ambient.wait_stream(stream)
             seed = torch.full((1000,), 3.0, device="cuda")
             torch.autograd.backward(results[0] + results[1], seed)
-            # The tensors are freed and overwritten while backward may still run: autograd and record_stream keep them
-            # whole.
+            # Backward may still use the tensors when they are freed and overwritten, unless record_stream keeps them.
             for result in results:
                 result.record_stream(ambient)
             del results, seed
