@@ -261,7 +261,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="bytes that PyTorch may reserve where no budget says so")
     parser.add_argument("--bits", action="store_true", help="deterministic steps: gradients' bits, and plain twice")
     parser.add_argument("--spill", help="a folder for a budget to spill to as well")
-    parser.add_argument("--spill-gib", type=int, default=32, help="GiB that may be in that folder (default: %(default)s)")
+    parser.add_argument("--spill-gib", type=int, default=32, help="GiB for that folder (default: %(default)s)")
     parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
     parser.add_argument("--problems", help="a folder for problems, which `tenure plan` reads")
     parser.add_argument("--bounds", help="the program `tenure`, for lower bounds of plans")
