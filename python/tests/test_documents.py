@@ -32,7 +32,7 @@ def path_of(node: ast.expr) -> list[str]:
 
 
 def resolved(path: list[str]) -> object:
-    """What a path names in the package; it fails if there is nothing."""
+    """The member of the package that a path names; it fails if there is none."""
     import tenure
 
     if path[1] == "torch":

@@ -132,9 +132,9 @@ pub enum Error {
         block: Address,
         /// The first byte that is wrong.
         address: Address,
-        /// What was written there.
+        /// The byte that the stream wrote there.
         written: u8,
-        /// What is there.
+        /// The byte that is there.
         found: u8,
     },
 }

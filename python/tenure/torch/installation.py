@@ -137,7 +137,7 @@ def install(
         ``cuda``; or ``cpu``, to place CPU tensors by a mapping, for threads that enter the placement. The parameters
         below are only for the CPU.
     mapping
-        The mapping file: the tier in which each key lives (docs/mapping-format.md).
+        The mapping file: the tier in which each key lives (docs/reference/mapping-format.md).
     tiers
         The medium of each of the mapping's tiers, by name: ``dram``, ``numa:N``, a DAX device such as ``/dev/dax0.0``,
         or a folder or the name of a new file, on any file system. A capacity in bytes may follow after an ``@``, as in

@@ -80,7 +80,7 @@ pub struct Learned {
 /// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The code for programs, one of those in `docs/agent-protocol.md`.
+    /// The code for programs, one of those in `docs/reference/agent-protocol.md`.
     pub code: String,
     /// The message for users, in one line.
     pub message: String,

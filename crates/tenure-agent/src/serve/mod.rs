@@ -1,5 +1,5 @@
 //! The agent as a process. A client asks it over a socket where the tensors of a program should live, and it answers
-//! with a mapping in a file, which any number of processes may read. `docs/agent-protocol.md` describes the protocol,
+//! with a mapping in a file, which any number of processes may read. `docs/reference/agent-protocol.md` describes the protocol,
 //! so that any other program can replace the agent.
 //!
 //! ```

@@ -132,7 +132,7 @@ fn what_cannot_be_is_said_in_a_line() {
     let agent = Agent::start(&["--socket", "agent.sock"]);
     for (args, says) in [
         (&["--socket", "agent.sock"][..], "problem.json: it names no tiers: say with --fast-bytes"),
-        (&["--socket", "nobody.sock", "--fast-bytes", "60"], "nobody.sock: no agent answers here"),
+        (&["--socket", "absent.sock", "--fast-bytes", "60"], "absent.sock: no agent answers here"),
         (&["--socket", "agent.sock", "--fast-bytes", "60", "--planner", "x"], "there is no planner \"x\""),
         (
             &["--socket", "agent.sock", "--fast-bytes", "60", "--seconds", "1e9"],

@@ -29,7 +29,7 @@ fn here() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// What a folder holds, hidden files included.
+/// The names of the files in a folder, hidden ones included.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into()).collect();
     files.sort();

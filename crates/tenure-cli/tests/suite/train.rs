@@ -31,7 +31,7 @@ pub(super) fn tenure(folder: &Path, args: &[&str]) -> Output {
     program(folder, args).output().unwrap()
 }
 
-/// What a run that must succeed prints with `--json`.
+/// The JSON that a run prints, which must succeed.
 fn train(folder: &Path, args: &[&str]) -> Value {
     json(&tenure(folder, &[TEXT, args, &["--json"]].concat()))
 }
@@ -47,7 +47,7 @@ pub(super) fn last_line(output: &Output) -> Value {
     serde_json::from_str(str::from_utf8(&output.stdout).unwrap().lines().last().unwrap()).unwrap()
 }
 
-/// What a run prints with `--json` that comes to something, though not to what was asked for, and its complaints.
+/// The JSON and the complaints of a run that ends early.
 pub(super) fn partly(output: &Output) -> (Value, Vec<String>) {
     assert_eq!(output.status.code(), Some(2));
     let said = str::from_utf8(&output.stderr).unwrap();
