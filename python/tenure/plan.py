@@ -151,7 +151,7 @@ class Mapping:
 
     @classmethod
     def load(cls, path: FilePath) -> Mapping:
-        """Reads a mapping from a file (docs/reference/mapping-format.md). Raises `tenure.Error` if the file is not valid."""
+        """Reads a mapping from a file (docs/reference/mapping-format.md); raises `tenure.Error` if it is not valid."""
         return cls(_native.Mapping.load(path))
 
     def save(self, path: FilePath) -> None:

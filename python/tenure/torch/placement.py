@@ -144,7 +144,7 @@ class Recording(_Entered):
         self._native.begin_iteration()
 
     def write(self, path: str | PathLike[str], *, name: str = "program") -> None:
-        """Writes the placement problem of the recording, which ``tenure plan`` reads (docs/reference/problem-format.md)."""
+        """Writes the recording's placement problem, which ``tenure plan`` reads (docs/reference/problem-format.md)."""
         self._native.write(path, name)
 
 
