@@ -7,6 +7,20 @@
 //! costs of each tensor at these prices and returns a leaning to each treatment. A [`Policy`] is both networks.
 //! [`train`](train::train) trains it on made-up problems, and the planner [`Marl`] applies it to any other. A
 //! [`Learner`] corrects a problem's costs by times that its program reports.
+//!
+//! ```
+//! use std::{ops::ControlFlow, time::Duration};
+//! use tenure_agent::Marl;
+//! use tenure_plan::planner::{Objective, Planner, PlannerOptions};
+//! use tenure_plan::problem::generate::Family;
+//!
+//! let problem = Family::Layered.fixed(1)?;
+//! let options =
+//!     PlannerOptions { objective: Objective::Score, time_limit: Duration::from_secs(60), evaluations: Some(5), seed: 0 };
+//! let planned = Marl::trained()?.plan(&problem, &options, &mut |_| ControlFlow::Continue(()))?;
+//! assert!(planned.evaluations <= 5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod choices;

@@ -19,8 +19,8 @@ pub fn score_bound(problem: &Problem) -> f64 {
     capacity(problem).map_or(1.0, |capacity| kernels_score(problem, &Room::new(problem, capacity)))
 }
 
-/// Returns an upper bound on the share of accessed bytes that the first tier serves if tensors stay where they are: 0 to
-/// 1. With the feature `milp` it is the optimum over placements that may split tensors between tiers, to the solver's
+/// Returns an upper bound, 0 to 1, on the share of accessed bytes that the first tier serves if tensors stay where they
+/// are. With the feature `milp` it is the optimum over placements that may split tensors between tiers, to the solver's
 /// tolerance of a millionth; that takes a tenth of a second instead of milliseconds.
 pub fn static_score_bound(problem: &Problem) -> f64 {
     let Some(capacity) = capacity(problem) else { return 1.0 };

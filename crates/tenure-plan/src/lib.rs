@@ -7,6 +7,19 @@
 //! for it. In a [`Plan`] tensors move and are recomputed; [`simulate`] computes the time and memory that a plan takes.
 //! A [`Planner`] searches for the best plan, and no plan surpasses [a bound](bound).
 //!
+//! ```
+//! use tenure_plan::problem::generate::Family;
+//! use tenure_plan::{Rule, simulate};
+//!
+//! let problem = Family::Transformer.fixed(1)?; // made up; `Problem::read` reads a file
+//! let fast_bytes = problem.tiers()[0].capacity.expect("the fast tier is limited");
+//! let placement = Rule::Density.place(&problem, fast_bytes);
+//! let outcome = simulate(&problem, &placement.plan())?;
+//! println!("{:.0} % of the accessed bytes are in the fast tier", 100.0 * outcome.score());
+//! assert!(outcome.peak_bytes[0] <= fast_bytes);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The feature `milp`, on by default, adds the planner that solves mixed-integer problems. Building it takes cmake, a
 //! C++ compiler and libclang.
 // The exception is the solver's callbacks, in `planner::milp::solver`.

@@ -1,4 +1,21 @@
 //! A model server for more models than fit on a device.
+//!
+//! A [`Repository`](repository::Repository) reads a folder of models. [`serving`] takes requests and answers them; a
+//! [`scheduler`] decides which model computes next, which one is loaded and which one leaves. Models compute in this process or in
+//! [`worker`] processes. [`http`] and [`grpc`] speak the Open Inference Protocol v2, whose messages are in [`protocol`].
+//!
+//! ```
+//! use tenure_serve::repository::Repository;
+//!
+//! let folder = tempfile::tempdir()?;
+//! tenure_serve::examples::write(folder.path(), None)?;
+//! let mut repository = Repository::new(folder.path());
+//! assert!(!repository.scan()?.added.is_empty());
+//! for model in repository.models() {
+//!     println!("{}: {} bytes of weights", model.name.as_str(), model.weight_bytes());
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
