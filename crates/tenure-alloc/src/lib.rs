@@ -15,6 +15,7 @@
 //! # Ok::<(), tenure_alloc::AllocError>(())
 //! ```
 
+mod accounts;
 pub mod adaptor;
 mod arena;
 mod backing;

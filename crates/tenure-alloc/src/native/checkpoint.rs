@@ -4,14 +4,15 @@
 use std::collections::BTreeMap;
 
 use super::blocks::{Block, BlockId, State};
-use super::engine::{Engine, change};
+use super::engine::Engine;
+use crate::accounts::Accounts;
 use crate::private::CheckpointBlock;
-use crate::{Address, AllocError, PoolCheckpoint, PoolId, PoolKind, Request, Restored};
+use crate::{Address, AllocError, PoolCheckpoint, PoolId, Request, Restored};
 
 impl Engine {
-    pub(crate) fn checkpoint(&mut self, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
+    pub(crate) fn checkpoint(&mut self, accounts: &mut Accounts, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
         let owner = self.find_pool(id)?;
-        self.settle_pool(id, owner)?;
+        self.settle_pool(accounts, id, owner)?;
         let live = self.blocks.iter().filter(|block| block.pool.owner == owner && block.state == State::Allocated);
         let mut blocks: Vec<CheckpointBlock> = live
             .map(|block| {
@@ -24,18 +25,22 @@ impl Engine {
     }
 
     /// Sets a pool back. Every step that can fail comes before the first change that callers see.
-    pub(crate) fn restore(&mut self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
+    pub(crate) fn restore(
+        &mut self,
+        accounts: &mut Accounts,
+        checkpoint: &PoolCheckpoint,
+    ) -> Result<Restored, AllocError> {
         let id = checkpoint.pool;
         let owner = self.find_pool(id)?;
         if self.pools.pair(owner).uses == 0 || !self.can_hold(owner, &checkpoint.blocks) {
             return Err(AllocError::PoolChanged(id));
         }
-        self.settle_pool(id, owner)?;
+        self.settle_pool(accounts, id, owner)?;
         let freed = self.live_blocks(id)?;
         self.await_users(id, &freed)?;
 
         for &address in &freed {
-            self.free(address)?;
+            self.free(accounts, address)?;
         }
         let mut free: BTreeMap<Address, BlockId> = self
             .blocks
@@ -45,10 +50,10 @@ impl Engine {
             .collect();
         for block in &checkpoint.blocks {
             let Some((_, &found)) = free.range(..=block.address).next_back() else { continue };
-            let (carved, rest) = self.carve(found, block.address, block.bytes);
+            let (carved, rest) = self.carve(accounts, found, block.address, block.bytes);
             free.extend(rest.map(|rest| (self.blocks[rest].address, rest)));
             let CheckpointBlock { requested, stream, tag, key, .. } = *block;
-            self.occupy(carved, Request { bytes: requested, stream, tag, key });
+            self.occupy(accounts, carved, Request { bytes: requested, stream, tag, key });
         }
         Ok(Restored { freed, allocated: checkpoint.addresses().collect() })
     }
@@ -68,16 +73,16 @@ impl Engine {
     }
 
     /// Completes the frees in a pool, waiting for them on the host.
-    fn settle_pool(&mut self, id: PoolId, owner: usize) -> Result<(), AllocError> {
+    fn settle_pool(&mut self, accounts: &mut Accounts, id: PoolId, owner: usize) -> Result<(), AllocError> {
         let is_pending = |block: &Block| block.pool.owner == owner && matches!(block.state, State::Pending(_));
-        self.finish_completed()?;
+        self.finish_completed(accounts)?;
         if !self.blocks.iter().any(is_pending) {
             return Ok(());
         }
         if self.captures.any() {
             return Err(AllocError::PoolBusy(id));
         }
-        self.finish_all()
+        self.finish_all(accounts)
     }
 
     /// Waits on the host for the other streams that use live blocks.
@@ -102,7 +107,13 @@ impl Engine {
 
     /// Cuts `bytes` bytes at `address` out of a free block. Returns them, in no set, and the free block after them, if
     /// any.
-    fn carve(&mut self, id: BlockId, address: Address, bytes: u64) -> (BlockId, Option<BlockId>) {
+    fn carve(
+        &mut self,
+        accounts: &mut Accounts,
+        id: BlockId,
+        address: Address,
+        bytes: u64,
+    ) -> (BlockId, Option<BlockId>) {
         let Block { address: first, bytes: whole, pool, segment, .. } = self.blocks[id];
         let before = if self.blocks[id].is_split() { (1, whole) } else { (0, 0) };
         self.remove_free(id);
@@ -118,16 +129,8 @@ impl Engine {
             inactive = (inactive.0 + 1, inactive.1 + self.blocks[rest].bytes);
         }
         if segment.is_none() {
-            self.count_inactive(pool.kind, before, inactive);
+            accounts.count_inactive(pool.kind, before, inactive);
         }
         (carved, rest)
-    }
-
-    /// Replaces, in the statistics, free blocks of segments in use by others; both are (blocks, bytes).
-    pub(crate) fn count_inactive(&mut self, kind: PoolKind, gone: (u64, u64), come: (u64, u64)) {
-        for pool in self.statistics.both(kind) {
-            change(&mut pool.inactive_split, gone.0, come.0);
-            change(&mut pool.inactive_split_bytes, gone.1, come.1);
-        }
     }
 }

@@ -12,18 +12,17 @@ use super::pending::Pending;
 use super::pool::Pools;
 use super::private::Captures;
 use super::source::{self, Locked, Returned};
-use crate::limit::Limit;
+use crate::accounts::Accounts;
 use crate::{
-    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolId, PoolKind, Request, Stat,
-    Statistics, Tuning,
+    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolId, PoolKind, Request, Tuning,
 };
 
-/// The state under the allocator's lock.
+/// Blocks, pools and segments. The allocator that owns the engine also owns the [`Accounts`], and lends them to each
+/// call that changes or reads them.
 pub(crate) struct Engine {
     pub(crate) config: Config,
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
-    pub(crate) statistics: Statistics,
     pub(super) blocks: Blocks,
     pub(super) pools: Pools,
     /// Live blocks, by address.
@@ -35,7 +34,6 @@ pub(crate) struct Engine {
     pub(super) made: u64,
     /// Segments to give back to the sources of pools, once the lock can be released.
     pub(super) returned: Vec<Returned>,
-    pub(crate) limit: Limit,
 }
 
 /// A request, its rounded bytes, and the pool that it goes to.
@@ -49,13 +47,10 @@ pub(super) struct Wanted {
 impl Engine {
     pub(crate) fn new(backing: Arc<dyn Backing>, config: Config, history: Arc<History>) -> Result<Self, AllocError> {
         config.validate(backing.granularity())?;
-        let limit = Limit::new(backing.memory_info()?.total);
-        let statistics = Statistics { max_split_size: config.max_split_size, ..Statistics::default() };
         Ok(Self {
             config,
             backing,
             history,
-            statistics,
             blocks: Blocks::default(),
             pools: Pools::default(),
             live: FxHashMap::default(),
@@ -64,21 +59,24 @@ impl Engine {
             segments: Vec::new(),
             made: 0,
             returned: Vec::new(),
-            limit,
         })
     }
 
     /// Allocates a free block for `request`, if there is one.
     #[inline]
-    pub(crate) fn allocate_free(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+    pub(crate) fn allocate_free(
+        &mut self,
+        accounts: &mut Accounts,
+        request: Request,
+    ) -> Result<Option<crate::Block>, AllocError> {
         let wanted = self.want(request)?;
-        Ok(self.take_free(&wanted).map(|id| self.hand_out(&wanted, id)))
+        Ok(self.take_free(accounts, &wanted).map(|id| self.hand_out(accounts, &wanted, id)))
     }
 
     /// Allocates a block for `request` in new memory, or in memory that can still be reclaimed; returns `None` if there
     /// is none.
     pub(crate) fn allocate_new(locked: &mut impl Locked, request: Request) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = locked.engine().want(request)?;
+        let wanted = locked.engine().0.want(request)?;
         source::keeping_pool(locked, &wanted, |locked| Self::search(locked, wanted))
     }
 
@@ -87,57 +85,67 @@ impl Engine {
         locked: &mut impl Locked,
         request: Request,
     ) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = locked.engine().want(request)?;
+        let wanted = locked.engine().0.want(request)?;
         source::keeping_pool(locked, &wanted, |locked| {
             let added = Self::add_segment(locked, &wanted)?;
-            Ok(added.map(|id| locked.engine().hand_out(&wanted, id)))
+            let (engine, accounts) = locked.engine();
+            Ok(added.map(|id| engine.hand_out(accounts, &wanted, id)))
         })
     }
 
     fn search(locked: &mut impl Locked, wanted: Wanted) -> Result<Option<crate::Block>, AllocError> {
-        let engine = locked.engine();
-        if engine.collects_garbage() {
-            engine.collect_garbage()?;
+        let (engine, accounts) = locked.engine();
+        if engine.collects_garbage(accounts) {
+            engine.collect_garbage(accounts)?;
         }
         let mut found = Self::add_segment(locked, &wanted)?;
         if found.is_none() {
-            let engine = locked.engine();
-            if let Some((wanted, id)) = engine.take_from_private_pools(&wanted) {
-                return Ok(Some(engine.hand_out(&wanted, id)));
+            let (engine, accounts) = locked.engine();
+            if let Some((wanted, id)) = engine.take_from_private_pools(accounts, &wanted) {
+                return Ok(Some(engine.hand_out(accounts, &wanted, id)));
             }
-            if engine.release_oversize(&wanted)? {
+            if engine.release_oversize(accounts, &wanted)? {
                 found = Self::add_segment(locked, &wanted)?;
             }
         }
-        let engine = locked.engine();
+        let (engine, accounts) = locked.engine();
         if found.is_none() && !engine.captures.any() {
-            engine.release_cached()?;
-            engine.statistics.num_alloc_retries += 1;
+            engine.release_cached(accounts)?;
+            accounts.statistics.num_alloc_retries += 1;
             found = Self::add_segment(locked, &wanted)?;
         }
         if found.is_none() {
             found = Self::add_small_segment(locked, &wanted)?;
         }
-        Ok(found.map(|id| locked.engine().hand_out(&wanted, id)))
+        let (engine, accounts) = locked.engine();
+        Ok(found.map(|id| engine.hand_out(accounts, &wanted, id)))
     }
 
     /// Allocates a free block for `request` from a private pool that is open to others.
-    pub(crate) fn borrow(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+    pub(crate) fn borrow(
+        &mut self,
+        accounts: &mut Accounts,
+        request: Request,
+    ) -> Result<Option<crate::Block>, AllocError> {
         let wanted = self.want(request)?;
-        Ok(self.take_from_private_pools(&wanted).map(|(wanted, id)| self.hand_out(&wanted, id)))
+        Ok(self.take_from_private_pools(accounts, &wanted).map(|(wanted, id)| self.hand_out(accounts, &wanted, id)))
     }
 
     /// Counts and records that there is no memory for `request`. Returns the error for the caller and the state for the
     /// observers.
-    pub(super) fn out_of_memory(&mut self, request: Request) -> Result<(AllocError, OutOfMemory), AllocError> {
+    pub(super) fn out_of_memory(
+        &mut self,
+        accounts: &mut Accounts,
+        request: Request,
+    ) -> Result<(AllocError, OutOfMemory), AllocError> {
         let bytes = self.config.round(request.bytes)?;
         let info = self.backing.memory_info()?;
-        let allowed = self.limit.bytes();
-        let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
-        let (inactive, overhead) = (reserved - allocated, self.limit.counted_overhead(&*self.backing));
+        let allowed = accounts.limit.bytes();
+        let (reserved, allocated) = (accounts.reserved(), accounts.statistics.all.allocated_bytes.current);
+        let (inactive, overhead) = (reserved - allocated, accounts.limit.counted_overhead(&*self.backing));
         let requested = segment_size(bytes);
-        let rejected = self.limit.rejects(reserved + overhead + requested);
-        self.statistics.count_out_of_memory(rejected);
+        let rejected = accounts.limit.rejects(reserved + overhead + requested);
+        accounts.statistics.count_out_of_memory(rejected);
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
         let pool = self.pool_for(stream);
@@ -159,7 +167,7 @@ impl Engine {
         Ok((error, seen))
     }
 
-    pub(crate) fn free(&mut self, address: Address) -> Result<(), AllocError> {
+    pub(crate) fn free(&mut self, accounts: &mut Accounts, address: Address) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         let must_wait = !self.blocks[id].uses.is_empty();
         let capturing = self.captures.any();
@@ -167,13 +175,13 @@ impl Engine {
         self.live.remove(&address);
         let block = &mut self.blocks[id];
         block.state = State::Pending(marks);
-        self.statistics.block_freed(block.pool.kind, block.tag, block.bytes);
+        accounts.statistics.block_freed(block.pool.kind, block.tag, block.bytes);
         if self.config.is_oversize(block.bytes) {
-            self.statistics.oversize_allocations.decrease(1);
+            accounts.statistics.oversize_allocations.decrease(1);
         }
         self.record_block(Action::FreeRequested, id);
         if !must_wait {
-            self.complete(id);
+            self.complete(accounts, id);
         } else if capturing {
             self.pending.deferred.push_back(id);
         }
@@ -194,12 +202,18 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+    pub(crate) fn retag(
+        &mut self,
+        accounts: &mut Accounts,
+        address: Address,
+        tag: Tag,
+        key: KeyId,
+    ) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         let block = &mut self.blocks[id];
         let from = std::mem::replace(&mut block.tag, tag);
         block.key = key;
-        self.statistics.block_retagged(from, tag, block.requested, block.bytes);
+        accounts.statistics.block_retagged(from, tag, block.requested, block.bytes);
         Ok(())
     }
 
@@ -222,35 +236,35 @@ impl Engine {
     }
 
     /// Changes a setting for later allocations.
-    pub(crate) fn tune(&mut self, tuning: Tuning) -> Result<(), AllocError> {
+    pub(crate) fn tune(&mut self, accounts: &mut Accounts, tuning: Tuning) -> Result<(), AllocError> {
         let mut config = self.config.clone();
         match tuning {
             Tuning::Rounding(divisions) => config.roundup_power2_divisions = divisions,
             Tuning::MaxSplitSize(bytes) => config.max_split_size = bytes,
             Tuning::GarbageCollectionThreshold(threshold) => config.garbage_collection_threshold = threshold,
             Tuning::ExpandableSegments(on) => config.expandable_segments = on,
-            Tuning::RejectAbove(fraction) => self.limit.set_rejection(fraction)?,
+            Tuning::RejectAbove(fraction) => accounts.limit.set_rejection(fraction)?,
         }
         config.validate(self.backing.granularity())?;
-        self.statistics.max_split_size = config.max_split_size;
+        accounts.statistics.max_split_size = config.max_split_size;
         self.config = config;
         Ok(())
     }
 
     /// Returns to its pool a freed block that every stream has passed, merged with its free neighbours.
-    pub(super) fn complete(&mut self, id: BlockId) {
+    pub(super) fn complete(&mut self, accounts: &mut Accounts, id: BlockId) {
         self.record_block(Action::FreeCompleted, id);
         let block = &mut self.blocks[id];
         block.state = State::Free;
         let Block { pool, requested, bytes, tag, segment, .. } = *block;
-        self.statistics.block_completed(pool.kind, tag, requested, bytes);
+        accounts.statistics.block_completed(pool.kind, tag, requested, bytes);
         let (merged, merged_bytes) = self.merge(id);
         self.insert_free(id);
         // Pages of expandable segments can be released whatever the state of their neighbours.
         if segment.is_none() {
             let block = &self.blocks[id];
             let split = if block.is_split() { (1, block.bytes) } else { (0, 0) };
-            self.count_inactive(pool.kind, (merged, merged_bytes), split);
+            accounts.count_inactive(pool.kind, (merged, merged_bytes), split);
         }
     }
 
@@ -286,8 +300,8 @@ impl Engine {
     }
 
     /// Takes the best fitting block out of the pool.
-    pub(super) fn take_free(&mut self, wanted: &Wanted) -> Option<BlockId> {
-        if self.collects_garbage() {
+    pub(super) fn take_free(&mut self, accounts: &Accounts, wanted: &Wanted) -> Option<BlockId> {
+        if self.collects_garbage(accounts) {
             self.pools.get_mut(wanted.pool).lookups += 1;
         }
         let found = self.best_fit(wanted)?;
@@ -315,7 +329,7 @@ impl Engine {
     }
 
     /// Makes a block that is in no set live, after splitting off the part that is not needed.
-    fn hand_out(&mut self, wanted: &Wanted, id: BlockId) -> crate::Block {
+    fn hand_out(&mut self, accounts: &mut Accounts, wanted: &Wanted, id: BlockId) -> crate::Block {
         let kind = wanted.pool.kind;
         let was_split = self.blocks[id].is_split();
         let expandable = self.blocks[id].segment.is_some();
@@ -331,13 +345,13 @@ impl Engine {
         };
         if !expandable {
             let inactive_before = if was_split { (1, whole) } else { (0, 0) };
-            self.count_inactive(kind, inactive_before, (u64::from(rest > 0), rest));
+            accounts.count_inactive(kind, inactive_before, (u64::from(rest > 0), rest));
         }
-        self.occupy(id, wanted.request)
+        self.occupy(accounts, id, wanted.request)
     }
 
     /// Makes a block that is in no set live.
-    pub(super) fn occupy(&mut self, id: BlockId, request: Request) -> crate::Block {
+    pub(super) fn occupy(&mut self, accounts: &mut Accounts, id: BlockId, request: Request) -> crate::Block {
         let block = &mut self.blocks[id];
         block.state = State::Allocated;
         block.requested = request.bytes;
@@ -345,9 +359,9 @@ impl Engine {
         block.key = request.key;
         let Block { address, bytes, pool, .. } = *block;
         self.live.insert(address, id);
-        self.statistics.block_allocated(pool.kind, request.tag, request.bytes, bytes);
+        accounts.statistics.block_allocated(pool.kind, request.tag, request.bytes, bytes);
         if self.config.is_oversize(bytes) {
-            self.statistics.oversize_allocations.increase(1);
+            accounts.statistics.oversize_allocations.increase(1);
         }
         self.record_block(Action::Alloc, id);
         crate::Block { address, bytes }
@@ -390,10 +404,6 @@ impl Engine {
         Ok(Wanted { request, bytes, pool })
     }
 
-    pub(super) fn reserved(&self) -> u64 {
-        self.statistics.all.reserved_bytes.current
-    }
-
     pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId, pool: PoolRef) {
         self.history.record(|| Event::new(action, address, bytes, stream).in_pool(self.pools.pair(pool.owner).id));
     }
@@ -404,14 +414,5 @@ impl Engine {
             let pool = self.pools.pair(pool.owner).id;
             Event::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool)
         });
-    }
-}
-
-/// Changes a statistic by the bytes or blocks that go and those that come, as one step.
-pub(super) fn change(stat: &mut Stat, gone: u64, come: u64) {
-    if come > gone {
-        stat.increase(come - gone);
-    } else {
-        stat.decrease(gone - come);
     }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::blocks::{Block, BlockId, PoolRef, State};
 use super::config::chunk_size;
 use super::engine::{Engine, Wanted};
+use crate::accounts::Accounts;
 use crate::{Action, Address, AllocError, Backing, BackingError, ChunkId, MappedChunk};
 
 /// A reserved range, divided into slots of one chunk each.
@@ -111,26 +112,26 @@ impl ExpandableSegment {
 
 impl Engine {
     /// Returns a block of at least `wanted.bytes`, in no set, at the lowest address where chunks can be mapped for it.
-    pub(super) fn map_for(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
+    pub(super) fn map_for(&mut self, accounts: &mut Accounts, wanted: &Wanted) -> Result<BlockId, BackingError> {
         let mut id = match self.find_room(wanted) {
             Some(id) => id,
-            None => self.reserve_segment(wanted)?,
+            None => self.reserve_segment(accounts, wanted)?,
         };
         if self.blocks[id].state == State::Unmapped {
-            id = self.map_block(id, wanted.bytes)?;
+            id = self.map_block(accounts, id, wanted.bytes)?;
         }
         // `find_room` found room, so a free block that is too small has an unmapped range after it.
         while let Block { bytes, next: Some(next), .. } = self.blocks[id]
             && bytes < wanted.bytes
         {
-            id = self.map_block(next, wanted.bytes - bytes)?;
+            id = self.map_block(accounts, next, wanted.bytes - bytes)?;
         }
         self.remove_free(id);
         Ok(id)
     }
 
     /// Unmaps the whole chunks of a free block, after waiting for the work on its stream.
-    pub(super) fn unmap_block(&mut self, id: BlockId) -> Result<(), AllocError> {
+    pub(super) fn unmap_block(&mut self, accounts: &mut Accounts, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, stream, pool, segment, .. } = self.blocks[id];
         let segment = segment.expect("only blocks of expandable segments are unmapped");
         let slots = self.segment(segment).whole_chunks(address, bytes);
@@ -139,24 +140,24 @@ impl Engine {
         }
         let mark = self.backing.record(stream)?;
         self.backing.synchronize(mark)?;
-        let result = self.on_segment(segment, pool, |segment, backing| {
+        let result = self.on_segment(accounts, segment, pool, |segment, backing| {
             slots.clone().try_for_each(|slot| segment.vacate(backing, slot))
         });
         let gone = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
         if gone > 0 {
             let first = self.segment(segment).address_of(slots.start);
-            self.mark_unmapped(id, first, gone * chunk_size(pool.kind));
+            self.mark_unmapped(accounts, id, first, gone * chunk_size(pool.kind));
         }
         Ok(result?)
     }
 
     /// Releases chunks that remain under an unmapped range, and the whole segment if the range is all of it.
-    pub(super) fn release_unmapped(&mut self, id: BlockId) -> Result<(), AllocError> {
+    pub(super) fn release_unmapped(&mut self, accounts: &mut Accounts, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, pool, segment, .. } = self.blocks[id];
         let index = segment.expect("only expandable segments have unmapped ranges");
         let slots = self.segment(index).slots_of(address, bytes);
         let slots = slots.start..slots.end.min(self.segment(index).slots.len());
-        self.on_segment(index, pool, |segment, backing| {
+        self.on_segment(accounts, index, pool, |segment, backing| {
             slots.into_iter().try_for_each(|slot| segment.vacate(backing, slot))
         })?;
         if !self.blocks[id].is_split() {
@@ -186,9 +187,9 @@ impl Engine {
     }
 
     /// Reserves a new segment: one unmapped block.
-    fn reserve_segment(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
+    fn reserve_segment(&mut self, accounts: &Accounts, wanted: &Wanted) -> Result<BlockId, BackingError> {
         let chunk_bytes = chunk_size(wanted.pool.kind);
-        let segment = ExpandableSegment::reserve(&*self.backing, self.limit.total, chunk_bytes)?;
+        let segment = ExpandableSegment::reserve(&*self.backing, accounts.limit.total, chunk_bytes)?;
         let index = self.segments.iter().position(Option::is_none).unwrap_or_else(|| {
             self.segments.push(None);
             self.segments.len() - 1
@@ -203,13 +204,13 @@ impl Engine {
 
     /// Maps chunks under the first `bytes` of an unmapped block, or under all of it. Returns the free block that they
     /// become part of.
-    fn map_block(&mut self, id: BlockId, bytes: u64) -> Result<BlockId, BackingError> {
+    fn map_block(&mut self, accounts: &mut Accounts, id: BlockId, bytes: u64) -> Result<BlockId, BackingError> {
         let Block { address, bytes: available, stream, pool, segment, .. } = self.blocks[id];
         let index = segment.expect("only expandable segments have unmapped ranges");
         let bytes = bytes.next_multiple_of(chunk_size(pool.kind)).min(available);
         let slots = self.segment(index).slots_of(address, bytes);
-        self.on_segment(index, pool, |segment, backing| segment.map(backing, slots))?;
-        self.statistics.num_device_alloc += 1;
+        self.on_segment(accounts, index, pool, |segment, backing| segment.map(backing, slots))?;
+        accounts.statistics.num_device_alloc += 1;
         self.record_segment(Action::SegmentMap, address, bytes, stream, pool);
 
         self.pools.get_mut(pool).remove_unmapped(&self.blocks[id]);
@@ -224,7 +225,7 @@ impl Engine {
     }
 
     /// Turns `bytes` at `first` of a free block, whose chunks are gone, into an unmapped block.
-    fn mark_unmapped(&mut self, id: BlockId, first: Address, bytes: u64) {
+    fn mark_unmapped(&mut self, accounts: &mut Accounts, id: BlockId, first: Address, bytes: u64) {
         let Block { address, bytes: whole, stream, pool, .. } = self.blocks[id];
         self.remove_free(id);
         let mut unmapped = id;
@@ -240,7 +241,7 @@ impl Engine {
         self.blocks[unmapped].state = State::Unmapped;
         self.merge(unmapped);
         self.pools.get_mut(pool).insert_unmapped(unmapped, &self.blocks[unmapped]);
-        self.statistics.num_device_free += 1;
+        accounts.statistics.num_device_free += 1;
         self.record_segment(Action::SegmentUnmap, first, bytes, stream, pool);
     }
 
@@ -266,6 +267,7 @@ impl Engine {
     /// Changes a segment, and counts the chunks that came or went, whether or not the change failed.
     fn on_segment(
         &mut self,
+        accounts: &mut Accounts,
         index: usize,
         pool: PoolRef,
         change: impl FnOnce(&mut ExpandableSegment, &dyn Backing) -> Result<(), BackingError>,
@@ -274,7 +276,7 @@ impl Engine {
         let before = segment.held_bytes();
         let result = change(segment, &*self.backing);
         let after = segment.held_bytes();
-        self.change_reserved(pool, before, after);
+        self.change_reserved(accounts, pool, before, after);
         result
     }
 }

@@ -25,6 +25,7 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 pub use config::Config;
 
+use crate::accounts::Accounts;
 use crate::hooks::Hooks;
 use crate::{
     Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
@@ -40,9 +41,15 @@ pub(crate) use source::{Locked, give_back};
 /// If a call of the backing fails, the request that it was made for fails and no other. Memory reclaimed before stays
 /// reclaimed, all other state is as before, and every counter is exact.
 pub struct NativeAllocator {
-    engine: Mutex<Engine>,
+    state: Mutex<NativeState>,
     history: Arc<History>,
     hooks: Hooks,
+}
+
+/// The state under the allocator's lock.
+struct NativeState {
+    engine: Engine,
+    accounts: Accounts,
 }
 
 impl NativeAllocator {
@@ -57,32 +64,41 @@ impl NativeAllocator {
     /// Makes an allocator that records in `history`, which has its own clock.
     pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
         let history = Arc::new(history);
-        let engine = Engine::new(backing, config, Arc::clone(&history))?;
-        Ok(Self { engine: Mutex::new(engine), history, hooks: Hooks::default() })
+        let max_split_size = config.max_split_size;
+        let engine = Engine::new(Arc::clone(&backing), config, Arc::clone(&history))?;
+        let mut accounts = Accounts::new(backing.memory_info()?.total);
+        accounts.statistics.max_split_size = max_split_size;
+        Ok(Self { state: Mutex::new(NativeState { engine, accounts }), history, hooks: Hooks::default() })
     }
 
     /// Allocates a block when the pool has none: calls the callbacks, then requests new memory from the engine.
     #[cold]
-    fn allocate_slow(&self, mut engine: MutexGuard<'_, Engine>, request: Request) -> Result<Block, AllocError> {
-        if self.hooks.has_callbacks() && MutexGuard::unlocked(&mut engine, || self.hooks.free_memory()) {
+    fn allocate_slow(&self, mut state: MutexGuard<'_, NativeState>, request: Request) -> Result<Block, AllocError> {
+        if self.hooks.has_callbacks() && MutexGuard::unlocked(&mut state, || self.hooks.free_memory()) {
             // The pools may have changed.
-            if let Some(block) = engine.allocate_free(request)? {
+            let NativeState { engine, accounts } = &mut *state;
+            if let Some(block) = engine.allocate_free(accounts, request)? {
                 return Ok(block);
             }
         }
-        if let Some(block) = Engine::allocate_new(&mut engine, request)? {
+        if let Some(block) = Engine::allocate_new(&mut state, request)? {
             return Ok(block);
         }
-        let (error, seen) = engine.out_of_memory(request)?;
-        drop(engine);
+        let NativeState { engine, accounts } = &mut *state;
+        let (error, seen) = engine.out_of_memory(accounts, request)?;
+        drop(state);
         self.hooks.out_of_memory(&seen);
         Err(error)
     }
 
-    fn release(&self, release: impl FnOnce(&mut Engine) -> Result<(), AllocError>) -> Result<(), AllocError> {
-        let mut engine = self.engine.lock();
-        let released = release(&mut engine);
-        give_back(&mut engine);
+    fn release(
+        &self,
+        release: impl FnOnce(&mut Engine, &mut Accounts) -> Result<(), AllocError>,
+    ) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        let NativeState { engine, accounts } = &mut *state;
+        let released = release(engine, accounts);
+        give_back(&mut state);
         released
     }
 }
@@ -92,34 +108,43 @@ impl Resource for NativeAllocator {
         if request.bytes == 0 {
             return Ok(Block { address: 0, bytes: 0 });
         }
-        let mut engine = self.engine.lock();
-        engine.finish_completed()?;
-        match engine.allocate_free(request)? {
+        let mut state = self.state.lock();
+        let NativeState { engine, accounts } = &mut *state;
+        engine.finish_completed(accounts)?;
+        match engine.allocate_free(accounts, request)? {
             Some(block) => Ok(block),
-            None => self.allocate_slow(engine, request),
+            None => self.allocate_slow(state, request),
         }
     }
 
     fn free(&self, address: Address) -> Result<(), AllocError> {
-        if address == 0 { Ok(()) } else { self.engine.lock().free(address) }
+        if address == 0 {
+            return Ok(());
+        }
+        let NativeState { engine, accounts } = &mut *self.state.lock();
+        engine.free(accounts, address)
     }
 }
 
 impl CachingAllocator for NativeAllocator {
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
-        if address == 0 { Ok(()) } else { self.engine.lock().record_stream(address, stream) }
+        if address == 0 { Ok(()) } else { self.state.lock().engine.record_stream(address, stream) }
     }
 
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
-        if address == 0 { Ok(()) } else { self.engine.lock().retag(address, tag, key) }
+        if address == 0 {
+            return Ok(());
+        }
+        let NativeState { engine, accounts } = &mut *self.state.lock();
+        engine.retag(accounts, address, tag, key)
     }
 
     fn annotate(&self, address: Address) -> Result<(), AllocError> {
-        self.engine.lock().annotate(address)
+        self.state.lock().engine.annotate(address)
     }
 
     fn block(&self, address: Address) -> Option<Block> {
-        self.engine.lock().block(address)
+        self.state.lock().engine.block(address)
     }
 
     fn release_cached(&self) -> Result<(), AllocError> {
@@ -132,19 +157,19 @@ impl CachingAllocator for NativeAllocator {
     }
 
     fn statistics(&self) -> Statistics {
-        self.engine.lock().statistics.clone()
+        self.state.lock().accounts.statistics.clone()
     }
 
     fn reset_peak_statistics(&self) {
-        self.engine.lock().statistics.reset_peak();
+        self.state.lock().accounts.statistics.reset_peak();
     }
 
     fn reset_accumulated_statistics(&self) {
-        self.engine.lock().statistics.reset_accumulated();
+        self.state.lock().accounts.statistics.reset_accumulated();
     }
 
     fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
-        self.engine.lock().snapshot(pool, traces)
+        self.state.lock().engine.snapshot(pool, traces)
     }
 
     fn history(&self) -> &History {
@@ -152,20 +177,21 @@ impl CachingAllocator for NativeAllocator {
     }
 
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
-        self.engine.lock().tune(tuning)?;
+        let NativeState { engine, accounts } = &mut *self.state.lock();
+        engine.tune(accounts, tuning)?;
         Ok(true)
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        self.engine.lock().limit.set(fraction)
+        self.state.lock().accounts.limit.set(fraction)
     }
 
     fn memory_fraction(&self) -> f64 {
-        self.engine.lock().limit.fraction()
+        self.state.lock().accounts.limit.fraction()
     }
 
     fn count_overhead(&self, counts: bool) {
-        self.engine.lock().limit.counts_overhead = counts;
+        self.state.lock().accounts.limit.counts_overhead = counts;
     }
 
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
@@ -177,74 +203,78 @@ impl CachingAllocator for NativeAllocator {
     }
 
     fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
-        self.engine.lock().create_pool(pool, source)
+        self.state.lock().engine.create_pool(pool, source)
     }
 
     fn pool_uses(&self, pool: PoolId) -> usize {
-        self.engine.lock().pool_uses(pool)
+        self.state.lock().engine.pool_uses(pool)
     }
 
     fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
-        self.engine.lock().begin_pool(pool, purpose, filter)
+        self.state.lock().engine.begin_pool(pool, purpose, filter)
     }
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.engine.lock().end_pool(pool)
+        self.state.lock().engine.end_pool(pool)
     }
 
     fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
-        self.engine.lock().set_pool_use(pool, purpose);
+        self.state.lock().engine.set_pool_use(pool, purpose);
     }
 
     fn is_capturing(&self) -> bool {
-        self.engine.lock().captures.any()
+        self.state.lock().engine.captures.any()
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.engine.lock().release_pool(pool)
+        self.state.lock().engine.release_pool(pool)
     }
 
     fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
-        self.engine.lock().use_pool_on_oom(pool, on)
+        self.state.lock().engine.use_pool_on_oom(pool, on)
     }
 
     fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.engine.lock().set_no_split(pool)
+        self.state.lock().engine.set_no_split(pool)
     }
 
     fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.engine.lock().set_expandable(pool)
+        self.state.lock().engine.set_expandable(pool)
     }
 
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.release(
-            |engine| {
-                if pool == PoolId::default() { engine.release_cached() } else { engine.release_cached_in(pool) }
-            },
-        )
+        self.release(|engine, accounts| {
+            if pool == PoolId::default() {
+                engine.release_cached(accounts)
+            } else {
+                engine.release_cached_in(accounts, pool)
+            }
+        })
     }
 
     fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
-        self.engine.lock().live_blocks(pool)
+        self.state.lock().engine.live_blocks(pool)
     }
 
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
-        self.engine.lock().checkpoint(pool)
+        let NativeState { engine, accounts } = &mut *self.state.lock();
+        engine.checkpoint(accounts, pool)
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
-        self.engine.lock().restore(checkpoint)
+        let NativeState { engine, accounts } = &mut *self.state.lock();
+        engine.restore(accounts, checkpoint)
     }
 
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
-        self.engine.lock().extent(address)
+        self.state.lock().engine.extent(address)
     }
 
     fn largest_free(&self) -> u64 {
-        self.engine.lock().largest_free()
+        self.state.lock().engine.largest_free()
     }
 
     fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        self.engine.lock().chunks_under(address, bytes)
+        self.state.lock().engine.chunks_under(address, bytes)
     }
 }

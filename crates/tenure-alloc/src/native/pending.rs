@@ -6,6 +6,7 @@ use tenure_core::StreamId;
 
 use super::blocks::{BlockId, State, Use};
 use super::engine::Engine;
+use crate::accounts::Accounts;
 use crate::{AllocError, BackingError, Mark};
 
 /// Freed blocks that wait for streams.
@@ -21,30 +22,30 @@ impl Engine {
     /// Returns to their pools the freed blocks that every stream has passed. Queries nothing while a capture may be
     /// underway.
     #[inline]
-    pub(crate) fn finish_completed(&mut self) -> Result<(), AllocError> {
+    pub(crate) fn finish_completed(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
         let nothing = self.pending.awaited.is_empty() && self.pending.deferred.is_empty();
         if nothing || self.captures.any() {
             return Ok(());
         }
-        self.finish(false)
+        self.finish(accounts, false)
     }
 
     /// Waits until every stream has passed every freed block, and returns the blocks to their pools.
-    pub(super) fn finish_all(&mut self) -> Result<(), AllocError> {
-        self.statistics.num_sync_all_streams += 1;
-        self.finish(true)
+    pub(super) fn finish_all(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
+        accounts.statistics.num_sync_all_streams += 1;
+        self.finish(accounts, true)
     }
 
     /// Waits in the same way for the blocks of one pool.
-    pub(super) fn finish_all_of(&mut self, owner: usize) -> Result<(), AllocError> {
-        self.statistics.num_sync_all_streams += 1;
-        self.settle_deferred()?;
+    pub(super) fn finish_all_of(&mut self, accounts: &mut Accounts, owner: usize) -> Result<(), AllocError> {
+        accounts.statistics.num_sync_all_streams += 1;
+        self.settle_deferred(accounts)?;
         for stream in self.awaited_streams() {
             let mut at = 0;
             while let Some((mark, id)) = self.awaited(stream, at) {
                 if self.blocks[id].pool.owner == owner {
                     self.backing.synchronize(mark)?;
-                    self.passed(stream, at);
+                    self.passed(accounts, stream, at);
                 } else {
                     at += 1;
                 }
@@ -53,8 +54,8 @@ impl Engine {
         Ok(())
     }
 
-    pub(crate) fn finish(&mut self, wait: bool) -> Result<(), AllocError> {
-        self.settle_deferred()?;
+    pub(crate) fn finish(&mut self, accounts: &mut Accounts, wait: bool) -> Result<(), AllocError> {
+        self.settle_deferred(accounts)?;
         for stream in self.awaited_streams() {
             while let Some((mark, _)) = self.awaited(stream, 0) {
                 if wait {
@@ -62,7 +63,7 @@ impl Engine {
                 } else if !self.backing.completed(mark)? {
                     break;
                 }
-                self.passed(stream, 0);
+                self.passed(accounts, stream, 0);
             }
         }
         Ok(())
@@ -83,13 +84,13 @@ impl Engine {
     /// Records the marks of blocks freed during a capture. Work put on a stream during the capture has not run, and the
     /// captured graph orders it by itself. So only streams recorded outside a capture are awaited. (PyTorch forgets
     /// streams that are recorded in both, and streams that are not captured while another is.)
-    fn settle_deferred(&mut self) -> Result<(), AllocError> {
+    fn settle_deferred(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
         while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;
             self.pending.deferred.pop_front();
             self.blocks[id].state = State::Pending(marks);
             if marks == 0 {
-                self.complete(id);
+                self.complete(accounts, id);
             }
         }
         Ok(())
@@ -104,7 +105,7 @@ impl Engine {
     }
 
     /// Notes that `stream` has passed a mark awaited on it; completes the block if that was its last mark.
-    fn passed(&mut self, stream: StreamId, at: usize) {
+    fn passed(&mut self, accounts: &mut Accounts, stream: StreamId, at: usize) {
         let Some(queue) = self.pending.awaited.get_mut(&stream) else { return };
         let Some((_, id)) = queue.remove(at) else { return };
         if queue.is_empty() {
@@ -113,7 +114,7 @@ impl Engine {
         let State::Pending(marks) = self.blocks[id].state else { unreachable!("an awaited block is pending") };
         self.blocks[id].state = State::Pending(marks - 1);
         if marks == 1 {
-            self.complete(id);
+            self.complete(accounts, id);
         }
     }
 }

@@ -9,6 +9,7 @@ use super::config::{Config, invalid};
 use super::engine::{Engine, Wanted};
 use super::pool::COMMON;
 use super::source;
+use crate::accounts::Accounts;
 use crate::{Address, AllocError, PoolId, PoolKind, PoolSource, PoolUse, StreamFilter};
 
 /// The private pools that allocations go to.
@@ -157,14 +158,18 @@ impl Engine {
     }
 
     /// Takes a free block out of a private pool that is open to others; the block is then in no set.
-    pub(super) fn take_from_private_pools(&mut self, wanted: &Wanted) -> Option<(Wanted, BlockId)> {
+    pub(super) fn take_from_private_pools(
+        &mut self,
+        accounts: &Accounts,
+        wanted: &Wanted,
+    ) -> Option<(Wanted, BlockId)> {
         if wanted.pool.owner != COMMON {
             return None;
         }
         (0..self.captures.overflow.len()).find_map(|index| {
             let pool = PoolRef { owner: self.captures.overflow[index], ..wanted.pool };
             let wanted = Wanted { pool, ..*wanted };
-            self.take_free(&wanted).map(|id| (wanted, id))
+            self.take_free(accounts, &wanted).map(|id| (wanted, id))
         })
     }
 
@@ -174,21 +179,21 @@ impl Engine {
     }
 
     /// Releases the free memory of private pools without uses, and removes the pools that are then empty.
-    pub(crate) fn release_unused_pools(&mut self) -> Result<(), AllocError> {
-        self.pools.unused().into_iter().try_for_each(|owner| self.release_unused_pool(owner))
+    pub(crate) fn release_unused_pools(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
+        self.pools.unused().into_iter().try_for_each(|owner| self.release_unused_pool(accounts, owner))
     }
 
     /// Does the same for one pool, after waiting for its freed blocks. Does nothing if the pool has uses or does not
     /// exist.
-    pub(crate) fn release_cached_in(&mut self, id: PoolId) -> Result<(), AllocError> {
+    pub(crate) fn release_cached_in(&mut self, accounts: &mut Accounts, id: PoolId) -> Result<(), AllocError> {
         let Some(owner) = self.pools.find(id).filter(|&owner| self.pools.pair(owner).uses == 0) else { return Ok(()) };
         if !self.captures.any() {
-            self.finish_all_of(owner)?;
+            self.finish_all_of(accounts, owner)?;
         }
-        self.release_unused_pool(owner)
+        self.release_unused_pool(accounts, owner)
     }
 
-    fn release_unused_pool(&mut self, owner: usize) -> Result<(), AllocError> {
+    fn release_unused_pool(&mut self, accounts: &mut Accounts, owner: usize) -> Result<(), AllocError> {
         // Replays use the addresses on streams that the allocator does not know. Freeing a segment waits for all work
         // on the device, but unmapping chunks does not, so the wait is here. (PyTorch does not wait; pools that are
         // expandable only by the setting behave as in PyTorch.)
@@ -196,7 +201,7 @@ impl Engine {
             self.backing.synchronize_all()?;
         }
         for kind in [PoolKind::Small, PoolKind::Large] {
-            self.release_free(PoolRef { owner, kind })?;
+            self.release_free(accounts, PoolRef { owner, kind })?;
         }
         if self.pools.pair(owner).is_empty() && !self.captures.is_underway(owner) {
             self.captures.overflow.retain(|&other| other != owner);

@@ -4,6 +4,7 @@ use super::blocks::{Block, BlockId, PoolRef, State};
 use super::config::segment_size;
 use super::engine::{Engine, Wanted};
 use super::source::{self, Locked, Returned};
+use crate::accounts::Accounts;
 use crate::{Action, Address, AllocError, BackingError, PoolKind};
 
 impl Engine {
@@ -15,7 +16,7 @@ impl Engine {
 
     /// Does the same with no more memory than `wanted` needs, where the settings allow that.
     pub(super) fn add_small_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        let engine = locked.engine();
+        let (engine, _) = locked.engine();
         let allowed = engine.config.shrink_segments && !engine.is_expandable(wanted);
         if allowed && wanted.pool.kind == PoolKind::Large && wanted.bytes < segment_size(wanted.bytes) {
             Self::add_segment_of(locked, wanted.bytes, wanted)
@@ -26,40 +27,40 @@ impl Engine {
 
     fn add_segment_of(locked: &mut impl Locked, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
         source::give_back(locked);
-        let engine = locked.engine();
-        let (limit, total) = (engine.limit.bytes(), engine.limit.total);
-        let held = |bytes| engine.reserved() + engine.limit.overhead(&*engine.backing) + bytes;
-        if limit < total && held(bytes) > limit || wanted.bytes > total {
+        let (engine, accounts) = locked.engine();
+        let (limit, total) = (accounts.limit.bytes(), accounts.limit.total);
+        if limit < total && accounts.held(&*engine.backing) + bytes > limit || wanted.bytes > total {
             return Ok(None);
         }
         let added = match engine.pools.pair(wanted.pool.owner).source.clone() {
             Some(source) => source::allocate(locked, &*source, bytes, wanted),
-            None if engine.is_expandable(wanted) => return none_if_full(engine.map_for(wanted)),
+            None if engine.is_expandable(wanted) => return none_if_full(engine.map_for(accounts, wanted)),
             None => engine.backing.malloc(bytes),
         };
-        none_if_full(added.map(|address| locked.engine().insert_segment(wanted, address, bytes)))
+        let (engine, accounts) = locked.engine();
+        none_if_full(added.map(|address| engine.insert_segment(accounts, wanted, address, bytes)))
     }
 
-    fn insert_segment(&mut self, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
+    fn insert_segment(&mut self, accounts: &mut Accounts, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
         let Wanted { request, pool, .. } = *wanted;
         self.made += 1;
         let block = Block::new(address, bytes, request.stream, pool, State::Free);
         let id = self.blocks.insert(Block { made: self.made, ..block });
-        self.change_reserved(pool, 0, bytes);
-        self.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.increase(1));
+        self.change_reserved(accounts, pool, 0, bytes);
+        accounts.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.increase(1));
         if self.config.is_oversize(bytes) {
-            self.statistics.oversize_segments.increase(1);
+            accounts.statistics.oversize_segments.increase(1);
         }
-        self.statistics.num_device_alloc += 1;
+        accounts.statistics.num_device_alloc += 1;
         self.record_segment(Action::SegmentAlloc, address, bytes, request.stream, pool);
         id
     }
 
     /// Changes the bytes that a pool holds by the bytes that go and those that come.
-    pub(super) fn change_reserved(&mut self, pool: PoolRef, gone: u64, come: u64) {
+    pub(super) fn change_reserved(&mut self, accounts: &mut Accounts, pool: PoolRef, gone: u64, come: u64) {
         let pair = self.pools.pair_mut(pool.owner);
         pair.reserved = pair.reserved + come - gone;
-        self.statistics.reserved_changed(pair.id, pool.kind, gone, come);
+        accounts.statistics.reserved_changed(pair.id, pool.kind, gone, come);
     }
 
     /// Returns whether a block is the whole of a segment that is not expandable.
@@ -69,7 +70,7 @@ impl Engine {
     }
 
     /// Gives a free block that is a whole segment back to the backing, or [back](source::give_back) to its source.
-    pub(super) fn release_segment(&mut self, id: BlockId) -> Result<(), AllocError> {
+    pub(super) fn release_segment(&mut self, accounts: &mut Accounts, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, stream, pool, .. } = self.blocks[id];
         match self.pools.pair(pool.owner).source.clone() {
             Some(source) => self.returned.push(Returned { source, address, bytes, stream }),
@@ -77,12 +78,12 @@ impl Engine {
         }
         self.remove_free(id);
         self.blocks.remove(id);
-        self.change_reserved(pool, bytes, 0);
-        self.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.decrease(1));
+        self.change_reserved(accounts, pool, bytes, 0);
+        accounts.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.decrease(1));
         if self.config.is_oversize(bytes) {
-            self.statistics.oversize_segments.decrease(1);
+            accounts.statistics.oversize_segments.decrease(1);
         }
-        self.statistics.num_device_free += 1;
+        accounts.statistics.num_device_free += 1;
         self.record_segment(Action::SegmentFree, address, bytes, stream, pool);
         Ok(())
     }

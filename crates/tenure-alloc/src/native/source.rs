@@ -7,20 +7,23 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 use tenure_core::StreamId;
 
+use super::NativeState;
 use super::engine::{Engine, Wanted};
+use crate::accounts::Accounts;
 use crate::{Address, BackingError, PoolSource};
 
-/// An engine under a lock that can be released for a while.
+/// An engine and its allocator's accounts, under a lock that can be released for a while.
 pub(crate) trait Locked {
-    fn engine(&mut self) -> &mut Engine;
+    fn engine(&mut self) -> (&mut Engine, &mut Accounts);
 
     /// Calls `call` with the lock released, and returns its result.
     fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T;
 }
 
-impl Locked for MutexGuard<'_, Engine> {
-    fn engine(&mut self) -> &mut Engine {
-        self
+impl Locked for MutexGuard<'_, NativeState> {
+    fn engine(&mut self) -> (&mut Engine, &mut Accounts) {
+        let NativeState { engine, accounts } = &mut **self;
+        (engine, accounts)
     }
 
     fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
@@ -39,10 +42,10 @@ pub(super) struct Returned {
 /// Runs `search` for `wanted`, and keeps the pool from being removed while the search may release the lock. Afterwards
 /// sources get back the segments released on the way, whether or not the search succeeded.
 pub(super) fn keeping_pool<L: Locked, T>(locked: &mut L, wanted: &Wanted, search: impl FnOnce(&mut L) -> T) -> T {
-    locked.engine().pools.pair_mut(wanted.pool.owner).searches += 1;
+    locked.engine().0.pools.pair_mut(wanted.pool.owner).searches += 1;
     let found = search(locked);
     give_back(locked);
-    locked.engine().pools.pair_mut(wanted.pool.owner).searches -= 1;
+    locked.engine().0.pools.pair_mut(wanted.pool.owner).searches -= 1;
     found
 }
 
@@ -59,7 +62,7 @@ pub(super) fn allocate(
 
 /// Gives sources back their released segments.
 pub(crate) fn give_back(locked: &mut impl Locked) {
-    let returned = std::mem::take(&mut locked.engine().returned);
+    let returned = std::mem::take(&mut locked.engine().0.returned);
     if !returned.is_empty() {
         let free = |it: Returned| it.source.free(it.address, it.bytes, it.stream);
         locked.unlocked(|| calling(|| returned.into_iter().for_each(free)));

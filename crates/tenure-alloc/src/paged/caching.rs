@@ -5,7 +5,9 @@ use std::sync::Arc;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::heap::Heap;
+use super::state::State;
 use super::{PagedAllocator, report};
+use crate::native::Engine;
 use crate::sync::Ordering;
 use crate::{
     Address, AllocError, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk, OutOfMemoryObserver,
@@ -76,12 +78,12 @@ impl CachingAllocator for PagedAllocator {
 
     fn reset_peak_statistics(&self) {
         self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_peaks());
-        self.state.lock().statistics_mut().reset_peak();
+        self.state.lock().accounts.statistics.reset_peak();
     }
 
     fn reset_accumulated_statistics(&self) {
         self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_accumulated());
-        self.state.lock().statistics_mut().reset_accumulated();
+        self.state.lock().accounts.statistics.reset_accumulated();
     }
 
     fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
@@ -99,7 +101,10 @@ impl CachingAllocator for PagedAllocator {
         if let Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_) = tuning {
             return Ok(false);
         }
-        self.state.lock().private.engine.tune(tuning)?;
+        {
+            let State { private, accounts, .. } = &mut *self.state.lock();
+            private.engine.tune(accounts, tuning)?;
+        }
         if let Tuning::Rounding(divisions) = tuning {
             *self.divisions.write() = divisions;
             self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
@@ -108,15 +113,15 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        self.state.lock().private.engine.limit.set(fraction)
+        self.state.lock().accounts.limit.set(fraction)
     }
 
     fn memory_fraction(&self) -> f64 {
-        self.state.lock().limit().fraction()
+        self.state.lock().accounts.limit.fraction()
     }
 
     fn count_overhead(&self, counts: bool) {
-        self.state.lock().private.engine.limit.counts_overhead = counts;
+        self.state.lock().accounts.limit.counts_overhead = counts;
     }
 
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
@@ -136,21 +141,15 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
-        let mut state = self.state.lock();
-        let begun = state.begin_pool(pool, purpose, filter);
-        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
-        begun
+        self.change_captures(|engine| engine.begin_pool(pool, purpose, filter))
     }
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        let mut state = self.state.lock();
-        let ended = state.end_pool(pool);
-        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
-        ended
+        self.change_captures(|engine| engine.end_pool(pool))
     }
 
     fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
-        self.state.lock().set_pool_use(pool, purpose);
+        self.change_captures(|engine| engine.set_pool_use(pool, purpose));
     }
 
     fn is_capturing(&self) -> bool {
@@ -186,20 +185,20 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
-        self.state.lock().private.engine.checkpoint(pool)
+        let State { private, accounts, .. } = &mut *self.state.lock();
+        private.engine.checkpoint(accounts, pool)
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
-        self.state.lock().private.engine.restore(checkpoint)
+        let State { private, accounts, .. } = &mut *self.state.lock();
+        private.engine.restore(accounts, checkpoint)
     }
 
     /// Returns the range of the chunks under the block, which are mapped side by side; for a block of a private pool
     /// its segment.
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
         let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
-        let chunks = self.state.lock().chunks_under(address, bytes);
-        let first = chunks.first()?.address;
-        Some((first, chunks.iter().map(|chunk| chunk.bytes).sum()))
+        self.state.lock().space.extent(address, bytes)
     }
 
     fn largest_free(&self) -> u64 {
@@ -210,9 +209,20 @@ impl CachingAllocator for PagedAllocator {
 
     fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         match self.lent_bytes(address) {
-            Some(block) => Some(self.state.lock().chunks_under(address, bytes.min(block))),
-            None => self.state.lock().chunks_of_apart(address, bytes),
+            Some(block) => Some(self.state.lock().space.chunks_under(address, bytes.min(block))),
+            None => self.state.lock().chunks_under(address, bytes),
         }
+    }
+}
+
+impl PagedAllocator {
+    /// Changes which private pools allocations go to, and for what.
+    fn change_captures<T>(&self, change: impl FnOnce(&mut Engine) -> T) -> T {
+        let State { private, progress, .. } = &mut *self.state.lock();
+        let changed = change(&mut private.engine);
+        progress.set_capturing(private.engine.captures.any());
+        self.filters.store(private.engine.captures.underway() as u64, Ordering::Release);
+        changed
     }
 }
 

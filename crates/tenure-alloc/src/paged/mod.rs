@@ -38,6 +38,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 pub use config::Config;
 
+use crate::accounts::Accounts;
 use crate::hooks::Hooks;
 use crate::native::give_back;
 use crate::sync::{AtomicU64, Ordering};
@@ -101,11 +102,12 @@ impl PagedAllocator {
         let granularity = backing.granularity();
         let history = Arc::new(history);
         let private = Private::new(Arc::clone(&backing), config.device, Arc::clone(&history))?;
+        let accounts = Accounts::new(total);
         let wanted = config.address_space_bytes.unwrap_or_else(|| total.saturating_mul(64).clamp(1 << 40, 1 << 46));
         let bytes = wanted.next_multiple_of(granularity);
         let first = backing.reserve(bytes)?;
         let addresses = AddressSpace::new(first, bytes, granularity);
-        let state = State::new(Arc::clone(&backing), config, addresses, private, Arc::clone(&history));
+        let state = State::new(Arc::clone(&backing), config, addresses, private, accounts, Arc::clone(&history));
         Ok(Self {
             heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
@@ -182,7 +184,7 @@ impl PagedAllocator {
         let bytes = self.round(request.bytes)?;
         let attempt = |state: &mut MutexGuard<'_, State>, requested, effort| {
             if state.private.engine.captures.diverts(request.stream) {
-                return State::allocate_private(state, request, effort);
+                return private::allocate(state, request, effort);
             }
             let address = state.allocate(request, bytes, requested, effort)?;
             Ok(Block { address, bytes })
@@ -238,7 +240,7 @@ impl PagedAllocator {
             self.settle_all()?;
             self.release_given_up(None)?;
             let mut state = self.state.lock();
-            state.statistics_mut().num_alloc_retries += 1;
+            state.accounts.statistics.num_alloc_retries += 1;
             // A private pool's segments are not made of the common space's chunks.
             if state.private.engine.captures.diverts(request.stream) {
                 state.release_whole()?;
@@ -249,7 +251,8 @@ impl PagedAllocator {
         }
         let mut state = self.state.lock();
         let bytes = self.round(request.bytes)?;
-        if let Some(block) = state.borrow(request)? {
+        let State { private, accounts, .. } = &mut *state;
+        if let Some(block) = private.engine.borrow(accounts, request)? {
             return Ok(Found::Lent(block));
         }
         // Libraries and other processes may use the memory that does not serve this request, as in PyTorch.
@@ -257,9 +260,9 @@ impl PagedAllocator {
             state.release_whole()?;
         }
         let free = self.backing.memory_info()?.free;
-        let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
-        let overhead = state.limit().counted_overhead(&*self.backing);
-        let rejected = state.limit().rejects(reserved + overhead + bytes);
+        let (allowed, reserved, total) = (state.accounts.limit.bytes(), state.accounts.reserved(), self.total);
+        let overhead = state.accounts.limit.counted_overhead(&*self.backing);
+        let rejected = state.accounts.limit.rejects(reserved + overhead + bytes);
         state.note_out_of_memory(Request { bytes, ..request }, free, rejected);
         drop(state);
         let allocated = self.statistics().all.allocated_bytes.current;
@@ -299,15 +302,17 @@ impl PagedAllocator {
             self.take_back(&mut self.state.lock(), unused);
         }
         let mut state = self.state.lock();
-        state.statistics_mut().num_sync_all_streams += 1;
+        state.accounts.statistics.num_sync_all_streams += 1;
         state.settle(true)?;
-        state.private.engine.finish(true)
+        let State { private, accounts, .. } = &mut *state;
+        private.engine.finish(accounts, true)
     }
 
     /// Gives back the memory of private pools without uses: of `pool`, or of all.
     fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        let released = state.release_given_up(pool);
+        let State { private, accounts, .. } = &mut *state;
+        let released = private.release_given_up(accounts, pool);
         give_back(&mut state);
         released
     }
@@ -402,7 +407,7 @@ impl Drop for PagedAllocator {
     /// Gives back every chunk that holds no block, and the address space if no chunk is left. Errors are dropped,
     /// because no caller can receive them.
     fn drop(&mut self) {
-        if self.release_cached().is_ok() && self.state.lock().reserved() == 0 {
+        if self.release_cached().is_ok() && self.state.lock().accounts.reserved() == 0 {
             let _ = self.backing.unreserve(self.addresses.0, self.addresses.1);
         }
     }

@@ -24,12 +24,14 @@ impl State {
         requested: u64,
         effort: Effort,
     ) -> Result<(Address, bool), Refusal> {
-        if bytes > self.limit().total {
+        if bytes > self.accounts.limit.total {
             return Err(Refusal::Full);
         }
         // Near its limit, a program may run out of memory at every other allocation: this check spares it the search.
         let free = self.space.free_bytes();
-        if bytes > free && bytes > free.saturating_add(self.limit().bytes().saturating_sub(self.reserved())) {
+        if bytes > free
+            && bytes > free.saturating_add(self.accounts.limit.bytes().saturating_sub(self.accounts.reserved()))
+        {
             return Err(Refusal::Full);
         }
         let peak = self.peak_requested.max(requested);
@@ -94,11 +96,11 @@ impl State {
     /// Makes memory for a block that no free range can hold. At most `creatable` bytes can be created; at most `peak`
     /// bytes were ever requested at once.
     fn make(&mut self, bytes: u64, stream: StreamId, peak: u64, creatable: u64) -> Result<Address, Refusal> {
-        let chunks_for = ChunksFor { in_streak: self.in_streak(), is_limited: self.limit().fraction() < 1.0 };
-        let held = self.reserved() + self.limit().overhead(&*self.backing);
+        let chunks_for = ChunksFor { in_streak: self.in_streak(), is_limited: self.accounts.limit.fraction() < 1.0 };
+        let held = self.accounts.held(&*self.backing);
         // The slack is that of the common space.
         let reserved = self.space.reserved;
-        let limit = self.limit().bytes().saturating_sub(held).min(creatable);
+        let limit = self.accounts.limit.bytes().saturating_sub(held).min(creatable);
         let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);
         let space = &mut self.space;
         let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);

@@ -25,7 +25,7 @@ use super::chunk::{Chunk, Mapping};
 use super::progress::{Progress, Use};
 use super::shown::Shown;
 use super::windows::{Changes, Place, Window, Windows};
-use crate::{Address, Backing, BackingError};
+use crate::{Address, Backing, BackingError, MappedChunk};
 
 /// The number of cycles for which a window is kept without a use. The places of blocks differ a little from cycle to
 /// cycle.
@@ -111,6 +111,25 @@ impl Space {
         let begin = place.address.max(start);
         let end = (place.address + bytes).min(start + self.chunks[chunk].bytes);
         (begin < end).then(|| Piece { chunk, offset: begin - start, bytes: end - begin })
+    }
+
+    /// Returns the chunks under a range that a block is in.
+    pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Vec<MappedChunk> {
+        let place = self.windows.place(address);
+        let chunks = &self.windows.get(place.window).chunks;
+        let pieces = chunks[place.slot..].iter().take_while(|(start, _)| *start < address + bytes);
+        pieces
+            .map(|&(address, index)| {
+                let chunk = &self.chunks[index];
+                MappedChunk { chunk: chunk.id, bytes: chunk.bytes, address }
+            })
+            .collect()
+    }
+
+    /// Returns the range of the chunks under a block, which are mapped side by side: first byte and bytes.
+    pub(super) fn extent(&self, address: Address, bytes: u64) -> Option<(Address, u64)> {
+        let chunks = self.chunks_under(address, bytes);
+        Some((chunks.first()?.address, chunks.iter().map(|chunk| chunk.bytes).sum()))
     }
 
     /// Takes a free range into use by a block that starts at `place`.

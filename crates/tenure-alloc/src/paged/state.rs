@@ -14,10 +14,11 @@ use super::private::Private;
 use super::progress::Progress;
 use super::shown::Shown;
 use super::space::Space;
-use crate::limit::Limit;
+use crate::accounts::Accounts;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Action, Address, AllocError, Backing, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics,
+    Action, Address, AllocError, Backing, BackingError, Block, Event, History, MappedChunk, PoolId, PoolKind, Request,
+    Statistics,
 };
 
 pub(super) struct State {
@@ -28,8 +29,9 @@ pub(super) struct State {
     pub(super) addresses: AddressSpace,
     pub(super) progress: Progress,
     pub(super) space: Space,
-    /// The private pools. Their engine also has the counters of all reserved memory, and of the blocks here.
     pub(super) private: Private,
+    /// The counters of all reserved memory, of the blocks here and of those of private pools; and the limit.
+    pub(super) accounts: Accounts,
     /// Blocks of streams that have no heap.
     pub(super) blocks: LargeBlocks,
     /// Bytes requested for these blocks.
@@ -87,6 +89,7 @@ impl State {
         config: Config,
         addresses: AddressSpace,
         private: Private,
+        accounts: Accounts,
         history: Arc<History>,
     ) -> Self {
         let space = Space::new(Shown::new(Arc::clone(&history)));
@@ -99,6 +102,7 @@ impl State {
             addresses,
             space,
             private,
+            accounts,
             blocks: LargeBlocks::default(),
             requested: 0,
             loans: FxHashMap::default(),
@@ -126,8 +130,8 @@ impl State {
         let loan = Loan { address, bytes, lent, number, is_made };
         self.loans.insert(address, (stream, loan));
         if lent == Lent::Slab {
-            self.statistics_mut().large_pool.reserved_bytes.decrease(bytes);
-            self.statistics_mut().small_pool.reserved_bytes.increase(bytes);
+            self.accounts.statistics.large_pool.reserved_bytes.decrease(bytes);
+            self.accounts.statistics.small_pool.reserved_bytes.increase(bytes);
         }
         Ok(loan)
     }
@@ -139,8 +143,8 @@ impl State {
         self.streak = 0;
         self.vacate(address, bytes, stream);
         if lent == Lent::Slab {
-            self.statistics_mut().small_pool.reserved_bytes.decrease(bytes);
-            self.statistics_mut().large_pool.reserved_bytes.increase(bytes);
+            self.accounts.statistics.small_pool.reserved_bytes.decrease(bytes);
+            self.accounts.statistics.large_pool.reserved_bytes.increase(bytes);
         }
     }
 
@@ -162,7 +166,7 @@ impl State {
     /// Frees a block.
     pub(super) fn free(&mut self, address: Address) -> Result<(), AllocError> {
         if self.blocks.get(address).is_none() {
-            return self.free_private(address);
+            return self.private.engine.free(&mut self.accounts, address);
         }
         let taken = self.blocks.take(address)?;
         let block = match &taken {
@@ -170,7 +174,7 @@ impl State {
             None => self.blocks.free(address, &mut self.progress)?,
         };
         self.requested -= block.requested;
-        self.private.engine.statistics.block_freed(PoolKind::Large, block.tag, block.bytes);
+        self.accounts.statistics.block_freed(PoolKind::Large, block.tag, block.bytes);
         block.record(Action::FreeRequested, address, PoolId::default(), &self.history);
         if let Some(block) = taken {
             self.complete(address, &block);
@@ -186,9 +190,9 @@ impl State {
     /// Changes a block's tag and key. Returns whether the block is here.
     pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
         let Some((from, block)) = self.blocks.retag(address, tag, key) else {
-            return self.private.engine.retag(address, tag, key).is_ok();
+            return self.private.engine.retag(&mut self.accounts, address, tag, key).is_ok();
         };
-        self.private.engine.statistics.block_retagged(from, tag, block.requested, block.bytes);
+        self.accounts.statistics.block_retagged(from, tag, block.requested, block.bytes);
         true
     }
 
@@ -205,6 +209,22 @@ impl State {
     pub(super) fn block(&self, address: Address) -> Option<Block> {
         let bytes = self.blocks.live_bytes(address);
         bytes.map(|bytes| Block { address, bytes }).or_else(|| self.private.engine.block(address))
+    }
+
+    /// Returns the memory that the block at `address`, which is in no heap, was mapped together with.
+    pub(super) fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        let Some(block) = self.blocks.get(address).filter(|block| !block.is_freed) else {
+            return self.private.engine.extent(address);
+        };
+        self.space.extent(address, block.bytes)
+    }
+
+    /// Returns the chunks under the block at `address`, which is in no heap.
+    pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        match self.blocks.get(address).filter(|block| !block.is_freed) {
+            Some(block) => Some(self.space.chunks_under(address, bytes.min(block.bytes))),
+            None => self.private.chunks_under(address, bytes),
+        }
     }
 
     /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
@@ -236,7 +256,7 @@ impl State {
 
     /// Counts and records an out-of-memory error.
     pub(super) fn note_out_of_memory(&mut self, request: Request, free: u64, rejected: bool) {
-        self.statistics_mut().count_out_of_memory(rejected);
+        self.accounts.statistics.count_out_of_memory(rejected);
         let Request { bytes, stream, tag, key } = request;
         let pool = self.private.engine.pool_for(stream);
         self.history
@@ -249,22 +269,8 @@ impl State {
         let extents = partial.flat_map(|(_, chunk)| chunk.free.iter().map(|extent| extent.bytes));
         let now = extents.fold((0, 0), |(count, bytes), extent| (count + 1, bytes + extent));
         let before = std::mem::replace(&mut self.inactive, now);
-        self.private.engine.count_inactive(PoolKind::Large, before, now);
-        self.private.engine.statistics.clone()
-    }
-
-    pub(super) fn statistics_mut(&mut self) -> &mut Statistics {
-        &mut self.private.engine.statistics
-    }
-
-    /// Returns the limit on the memory held.
-    pub(super) fn limit(&self) -> &Limit {
-        &self.private.engine.limit
-    }
-
-    /// Returns the bytes reserved in all.
-    pub(super) fn reserved(&self) -> u64 {
-        self.private.engine.statistics.all.reserved_bytes.current
+        self.accounts.count_inactive(PoolKind::Large, before, now);
+        self.accounts.statistics.clone()
     }
 
     fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId) {
@@ -283,7 +289,7 @@ impl State {
         let block = self.blocks.insert(request, range);
         block.record(Action::Alloc, address, PoolId::default(), &self.history);
         self.requested += request.bytes;
-        self.private.engine.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
+        self.accounts.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
     }
 
     /// Makes the memory of a freed block free.
@@ -293,7 +299,7 @@ impl State {
         block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
         self.vacate(address, block.bytes, block.stream);
         let LargeBlock { tag, requested, bytes, .. } = *block;
-        self.private.engine.statistics.block_completed(PoolKind::Large, tag, requested, bytes);
+        self.accounts.statistics.block_completed(PoolKind::Large, tag, requested, bytes);
     }
 
     pub(super) fn release(&mut self, index: usize, live: &[Address]) -> Result<(), BackingError> {
@@ -302,21 +308,21 @@ impl State {
         let released = space.release(index, live, &mut self.addresses, &*self.backing);
         self.clock.fetch_add(1, Ordering::Release);
         released?;
-        self.statistics_mut().num_device_free += 1;
-        self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
+        self.accounts.statistics.num_device_free += 1;
+        self.accounts.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
         Ok(())
     }
 
     pub(super) fn count_created(&mut self, bytes: u64) {
-        self.statistics_mut().num_device_alloc += 1;
-        self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));
+        self.accounts.statistics.num_device_alloc += 1;
+        self.accounts.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));
     }
 
     /// Updates the number of segments: PyTorch's statistics count each window as one.
     pub(super) fn count_windows(&mut self) {
         let now = self.space.windows.len() as u64;
         let before = std::mem::replace(&mut self.windows, now);
-        for pool in self.statistics_mut().both(PoolKind::Large) {
+        for pool in self.accounts.statistics.both(PoolKind::Large) {
             pool.segment.increase(now.saturating_sub(before));
             pool.segment.decrease(before.saturating_sub(now));
         }
