@@ -13,8 +13,8 @@ const ALIGNMENT: u64 = 512;
 /// for a step.
 ///
 /// Freeing a block does not make its memory reusable. The pool starts over at [`reset`](Self::reset). It also starts
-/// over once no block is live, but only while a single stream has used it since the last reset. Another stream gets
-/// memory that no stream has used yet, and from then on only a reset starts over.
+/// over once no block is live, but only while a single stream has used it since the last reset. Once a second stream
+/// allocates, every block gets memory that no stream has used since the last reset, and only a reset starts over.
 pub struct BumpPool {
     base: Address,
     bytes: u64,
@@ -42,14 +42,14 @@ enum Owner {
 }
 
 impl BumpPool {
-    /// Makes a pool over `base..base + bytes`, without the ends that do not fall on multiples of 512.
+    /// Makes a pool over the part of `base..base + bytes` from the first to the last multiple of 512 in it.
     pub fn new(base: Address, bytes: u64) -> Self {
         let end = base.saturating_add(bytes) / ALIGNMENT * ALIGNMENT;
         let base = base.checked_next_multiple_of(ALIGNMENT).unwrap_or(end);
         Self { base, bytes: end.saturating_sub(base), state: Mutex::default() }
     }
 
-    /// Frees every block. Addresses handed out before are unknown from now on.
+    /// Frees every block. Old addresses must not be freed any more: a new block may have the same address.
     ///
     /// Blocks allocated next may overlap them on any stream. Call it when all work on the old blocks has completed, or
     /// when every stream that allocates next waits for that work.

@@ -45,8 +45,8 @@ impl Engine {
         Self { inner }
     }
 
-    /// Measures computation on the host by `now` instead of the system's clock, from the next step on. For tests, whose
-    /// plans then depend on nothing else.
+    /// Measures computation on the host by `now` instead of the system's clock, from the next step on. Tests use this,
+    /// so that their plans do not depend on the system's clock.
     #[doc(hidden)]
     pub fn set_host_time(&self, now: impl Fn() -> Instant + Send + Sync + 'static) {
         *self.inner.host_time.lock() = Arc::new(now);
@@ -160,8 +160,8 @@ impl Engine {
         self.problem().map(drop)
     }
 
-    /// Returns the error for a budget that is too small, where one of `least_bytes` works. It lists the needs of the
-    /// step that was measured last, and counts the rest of `least_bytes` as set aside.
+    /// Returns the error for a budget that is too small, when a budget of `least_bytes` would do. It lists the needs of
+    /// the step that was measured last, and counts the rest of `least_bytes` as set aside.
     pub fn refusal(&self, budget_bytes: u64, least_bytes: u64) -> OffloadError {
         let ledger = self.inner.ledger.lock();
         let profiled = ledger.profiled();
@@ -177,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Makes the plan for the step that was measured last now, rather than when the next step begins.
+    /// Makes the plan for steps with the last step's signature now, rather than when the next of them begins.
     ///
     /// # Errors
     /// No plan keeps to the budget.
@@ -221,7 +221,8 @@ impl Engine {
         &self.inner.mover
     }
 
-    /// Begins a step. Steps of one signature, such as the sizes of a batch, do the same and share a plan.
+    /// Begins a step. Steps with equal signatures do the same work and share a plan. A signature is, for example, the
+    /// sizes of a batch.
     ///
     /// # Errors
     /// No plan for the measured step keeps to the budget; the limit cannot be set; the device fails.
@@ -230,7 +231,9 @@ impl Engine {
     }
 
     /// Saves the bytes of a storage, elements of `dtype`, as they are when the work that is on `stream` so far is done.
-    /// Returns None if they stay where they are, since moving them gains nothing.
+    /// Returns None if the engine leaves the bytes where they are: the storage has no allocator, it is smaller than the
+    /// least size, or no watched step is open. A storage that is saved again at the same `version` returns the same
+    /// handle.
     ///
     /// # Errors
     /// A transfer that is due now fails, or an earlier one failed.
@@ -292,8 +295,8 @@ impl Engine {
         self.inner.ledger.lock().planned_name().is_some()
     }
 
-    /// Notes that the front end has asked for an operation which makes the bytes of `id`, and which can be repeated.
-    /// The next call that can return an error returns an error of this one.
+    /// Notes that the front end has asked for an operation which makes the bytes of `id`, and which can be repeated. If
+    /// this fails, the next call that can return an error returns that error.
     pub fn operation(&self, id: Id, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(Some(id), stream) {
             self.inner.ledger.lock().fail(error);
@@ -330,7 +333,7 @@ impl Engine {
         }
     }
 
-    /// Returns the storage of a saved tensor, which the host or the work that is put on `stream` next needs.
+    /// Brings back a saved tensor and returns its storage, for the host or for the work that is put on `stream` next.
     ///
     /// # Errors
     /// The bytes cannot come back.

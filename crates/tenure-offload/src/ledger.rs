@@ -98,7 +98,7 @@ impl Ledger {
         self.budget_bytes.map(|bytes| bytes.saturating_sub(self.aside_bytes))
     }
 
-    /// Returns the most bytes that any measured step uses at once.
+    /// Returns the least bytes that are enough for every measured step.
     pub(crate) fn needed_bytes(&self) -> Option<u64> {
         self.steps.all_measured().map(|profiled| profiled.profile.least_bytes().0).max()
     }
@@ -144,8 +144,7 @@ impl Ledger {
         }
     }
 
-    /// Begins a step that follows `course`. Returns the course before, which the caller drops after the lock is
-    /// released.
+    /// Begins a step that follows `course`. Returns the previous course. The caller drops it after releasing the lock.
     pub(crate) fn begin_step(&mut self, signature: Signature, course: Course) -> Course {
         let before = std::mem::replace(&mut self.course, course);
         let report = StepReport { codec: self.codec, ..StepReport::default() };
@@ -278,7 +277,8 @@ impl Ledger {
         Ok(measured.operation(made, stream)?)
     }
 
-    /// Ends an interval, by an event or with the step. In a measured step, adds what the interval took to the profile.
+    /// Ends an interval, by an event or with the step. If an earlier error is pending, takes that error and returns it
+    /// instead. In a measured step, adds what the interval took to the profile.
     pub(crate) fn end_interval(
         &mut self,
         memory: &Memory,

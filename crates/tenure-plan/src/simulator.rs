@@ -29,8 +29,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the share of the bytes read and written by kernels that the first tier served, 0 to 1; 1 if there were
-    /// none.
+    /// Of the bytes that kernels read and wrote, returns the share that the first tier served, 0 to 1. Returns 1 if
+    /// they read and wrote none.
     pub fn score(&self) -> f64 {
         match self.accessed_bytes.iter().sum::<u64>() {
             0 => 1.0,
@@ -442,7 +442,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Returns the nanoseconds that a kernel takes while nothing else changes.
+    /// Returns the nanoseconds that a whole kernel takes at the current rates of transfers.
     fn duration_ns(&self, kernel: &Kernel) -> f64 {
         let tiers = self.problem.tiers();
         let taken = |bandwidth: fn(&Tier) -> u64, all: &[Accessed], end: fn(&Link) -> usize| -> f64 {
@@ -568,8 +568,8 @@ impl Transfer {
 }
 
 impl Tier {
-    /// Returns the nanoseconds by which accesses take longer than in a kernel's own time, which assumes the fastest
-    /// tier. `share` of the bandwidth is taken by transfers.
+    /// Returns the extra nanoseconds of accesses to this tier. A kernel's own time assumes that all its accesses are to
+    /// the fastest tier. `share` of the bandwidth is taken by transfers.
     pub(crate) fn extra_ns(
         &self,
         fastest: &Self,

@@ -38,7 +38,8 @@ pub struct Entry {
     pub origin: Origin,
 }
 
-/// A description of an image: tensors in the order in which they are needed, in groups that are brought together.
+/// A description of an image: tensors in the order in which they are needed, in groups. The tensors of a group are read
+/// together.
 pub struct Manifest {
     /// The name, for error messages.
     name: String,
@@ -67,8 +68,7 @@ impl Manifest {
     /// # Errors
     /// The sum of the sizes is larger than any memory.
     ///
-    /// # Panics
-    /// If `ends` does not divide the tensors.
+    /// # Panics If `ends` is not sorted, or does not end with the number of tensors.
     pub fn new(name: &str, entries: Vec<Entry>, ends: Vec<usize>) -> Result<Self, SwitchError> {
         assert!(ends.is_sorted() && ends.last().copied().unwrap_or(0) == entries.len(), "groups are of all tensors");
         let too_large = || SwitchError::TooLarge { model: name.into() };
@@ -155,7 +155,7 @@ impl Image {
         &self.sealed
     }
 
-    /// Waits until a group is there, and returns its first byte.
+    /// Waits until a group is there, and returns the address of its first byte.
     ///
     /// # Errors
     /// The group could not be read.
@@ -191,7 +191,7 @@ impl Image {
 
     /// Returns the bytes of a group as a storage of a device, whose kernels read them in place: each read goes over the
     /// link, and the device has no copy. A use of the storage waits until the bytes are there. The storage keeps the
-    /// image, and is for reading only. All work that uses it must be done before it is dropped.
+    /// image alive, and is for reading only. All work that uses it must be done before it is dropped.
     ///
     /// # Errors
     /// The driver knows no address of it on the device.
@@ -238,7 +238,8 @@ impl Image {
 }
 
 impl Manifest {
-    /// Writes the tensors of a group that functions make, and returns the parts to read from files.
+    /// Writes those tensors of a group whose bytes come from functions, and returns the parts whose bytes come from
+    /// files.
     fn fill(&self, group: usize, draft: &mut Draft) -> Vec<Part> {
         let start = self.groups[group].start;
         let begin = group.checked_sub(1).map_or(0, |before| self.ends[before]);

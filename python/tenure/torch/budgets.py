@@ -61,7 +61,7 @@ class StepReport:
     fetched_bytes: int
     #: The bytes that were recomputed.
     recomputed_bytes: int
-    #: The time that recomputation takes, as measured at the first computation.
+    #: The time of the operations that were recomputed, as measured when they first ran.
     recomputed_us: int
     #: The time that the host waited for transfers.
     stalled_us: int
@@ -149,7 +149,7 @@ class Budget:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Marks where a step begins and ends, for programs whose steps are not those that are found without it.
+        """Marks where a step begins and ends, for programs in which the budget would find other steps.
 
         Without it, a step begins where the model is called or a tensor is saved for backward. It ends where backward
         has freed the first tensor that the step saved, or where the model is called after its parameters were changed.
@@ -288,7 +288,7 @@ class Budget:
     def _follow(self) -> None:
         """Sets this thread's hooks if the step is watched, else removes them.
 
-        With several threads in the budget, the hooks stay: one thread cannot decide for the others.
+        The hooks are also set if several threads are in this budget, or if this thread is in several budgets.
         """
         hooks = self._threads.hooks[-1]
         if self._native.phase == _WATCHED or self._entered > 1 or len(_nested.entered) > 1:

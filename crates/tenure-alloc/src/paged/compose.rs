@@ -1,9 +1,9 @@
 //! Composition of one range from pieces of memory: the choice of the chunks that a new mapping shows side by side.
 //!
 //! A block of several chunks needs its middle chunks whole. Its first bytes can be the free end of a chunk in use, and
-//! its last bytes the free start of another. Of all such combinations the cheapest is taken: the one that exceeds the
-//! allowance least, and among those the one with the least cost in mappings and in free bytes left in chunks partly in
-//! use.
+//! its last bytes the free start of another. The plan tries some such combinations, filling the middle with the largest
+//! chunks first, and takes the cheapest: the one that exceeds the allowance least, and among those the one with the
+//! least cost in mappings and in free bytes left in chunks partly in use.
 
 use super::space::Space;
 use crate::Address;
@@ -49,8 +49,7 @@ pub(super) struct Need<'a> {
     pub(super) granularity: u64,
 }
 
-/// The cost of one more mapping, in free bytes left in chunks partly in use. (A mapping takes 25 µs; the choice weighs
-/// a few hundred mappings against some ten megabytes.)
+/// The cost of one more mapping: as much as 1 MiB of free bytes left in chunks partly in use. (A mapping takes 25 µs.)
 const MAPPING_BYTES: i64 = 1 << 20;
 /// The cost, in bytes, of one more free range in chunks partly in use: pieces are harder to use.
 const PIECE_BYTES: i64 = 2 << 20;
@@ -131,8 +130,8 @@ impl Space {
         Some(Open { window, address: longest.end(), bytes: 0 })
     }
 
-    /// Returns the free runs at ends of windows that are too short for the block but can be grown to hold it, longest
-    /// first.
+    /// Returns free runs at ends of windows, longest first. Each is shorter than the block, its window can grow to hold
+    /// the block, and the stream may touch it without a wait.
     fn open_runs(&self, need: &Need<'_>) -> Vec<Open> {
         // The last chunk mapped may reach beyond the block.
         let reach = 2 * self.chunks.iter().map(|(_, chunk)| chunk.bytes).max().unwrap_or(0).max(need.chunk_bytes);
@@ -205,7 +204,7 @@ impl Space {
         }
     }
 
-    /// Returns the cost of a block's beginning: the pieces of free memory that it uses up are a gain.
+    /// Returns the cost of a block's beginning. The pieces of free memory that it uses up lower the cost.
     fn start_cost(&self, start: Start, have: u64) -> i64 {
         match start {
             Start::Fresh => 0,

@@ -20,7 +20,7 @@ pub struct MemoryUse {
     pub address: usize,
     /// The bytes that were allocated, or minus the bytes that were freed.
     pub bytes: isize,
-    /// Bytes in live allocations, including this one.
+    /// Bytes in live allocations after this allocation or free.
     pub total_allocated: usize,
     /// Bytes that the allocator holds from the system. For one that caches nothing, this equals `total_allocated`.
     pub total_reserved: usize,

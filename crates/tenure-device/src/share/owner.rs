@@ -35,8 +35,7 @@ impl Default for SharedCacheConfig {
 impl SharedCacheConfig {
     /// Returns the chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
     ///
-    /// # Errors
-    /// The parts are larger than the whole, or one of them has size 0.
+    /// # Errors The two ranges are larger than the whole, or one of the two has size 0.
     pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
         for (setting, bytes) in
             [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
@@ -50,8 +49,8 @@ impl SharedCacheConfig {
         Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
     }
 
-    /// Checks that the parameters end where a chunk ends. A device protects whole chunks: if a chunk held both, a
-    /// worker that writes the range for computation could also write parameters.
+    /// Checks that the parameters end where a chunk ends. A device protects whole chunks: if one chunk held parameters
+    /// and a part of the range for computation, a worker that may write that range could also write parameters.
     pub(super) fn check_border(&self, chunks: &[u64]) -> Result<(), ShareError> {
         let mut ends = chunks.iter().scan(0, |end, bytes| {
             *end += bytes;
@@ -101,12 +100,11 @@ impl SharedCache {
         Ok(Self { store: Some(Store::new(driver, &config.chunks()?)?), daemon: None })
     }
 
-    /// Serves the memory at `config`'s socket, to all processes that connect now or later. Ignores `config`'s pool. One
-    /// call is enough for all workers; later calls change nothing.
+    /// Serves the memory at `config`'s socket, to all processes that connect now or later. The pool that `config`
+    /// describes is not used. One call is enough for all workers: a later call with the same socket does nothing.
     ///
-    /// # Errors
-    /// The socket is served already, or can not be made: the cache can then be sent at another socket. The cache is
-    /// already sent at another socket.
+    /// # Errors The socket is served already, or cannot be made: another call can then serve the cache at another
+    /// socket. The cache is already sent at another socket.
     pub fn send_shared_cache(&mut self, config: DaemonConfig) -> Result<(), ShareError> {
         if let Some(socket) = self.socket() {
             let same = socket == config.socket;

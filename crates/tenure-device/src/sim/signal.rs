@@ -12,7 +12,8 @@ use crate::{ErrorKind, EventHandle};
 /// The first bytes of every event handle, so that other bytes are not taken for one.
 const MAGIC: [u8; 16] = *b"tenure sim event";
 
-/// The number of records of one event that may be unfinished at once; with more, the oldest counts as passed.
+/// The number of records of one event that may be unfinished at once; with more, an unfinished record also counts as
+/// passed once a later record in its slot has passed.
 const SLOTS: u64 = 512;
 
 const WORD: u64 = size_of::<u64>() as u64;
@@ -20,7 +21,8 @@ const WORD: u64 = size_of::<u64>() as u64;
 /// The number of records of an event, by any process, and which of them were passed.
 ///
 /// This is a file in memory. It has the number of records, and for each slot the last record in it that was passed. A
-/// handle says in which process the file is open, so the file is gone once no process holds it.
+/// handle only names a process that has the file open, and its descriptor there. The file is gone once no process holds
+/// it.
 pub(super) struct Signal {
     file: File,
     identity: (u64, u64),

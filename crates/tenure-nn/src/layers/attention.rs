@@ -63,7 +63,7 @@ impl MultiheadAttention {
         Self::with_options(scope, size, heads, MultiheadOptions { dropout, ..MultiheadOptions::default() })
     }
 
-    /// Makes a layer with other options.
+    /// Makes a layer with the given options.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -112,7 +112,8 @@ impl MultiheadAttention {
     }
 
     /// Computes attention, and returns also how much each query attended to each key: `[batch, queries, keys]`, the
-    /// mean of the heads. All weights are held in memory at once, so use it for inspection. PyTorch's `need_weights`.
+    /// mean of the heads. It needs memory for all attention weights at once: use this method for inspection. PyTorch's
+    /// `need_weights`.
     ///
     /// # Errors
     /// The errors of [`forward`](Self::forward).

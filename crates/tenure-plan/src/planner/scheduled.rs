@@ -1,11 +1,12 @@
 //! Tenure's own planner: prices of room and of links make the decisions, and the simulator judges them.
 //!
-//! A price for each byte in the first tier during each kernel, and for each link's time, makes the decisions about
-//! tensors independent: each takes the treatment of least cost, with its room and transfers at these prices (a
-//! Lagrangian relaxation). Prices rise where demand exceeds supply, and fall elsewhere (subgradient steps of Polyak's
-//! length). In each round the decoder makes a plan of the decisions; the tensors that gain most for the price of their
-//! room come first. In addition, more and more tensors are recomputed, the cheapest first. Then the best decisions and
-//! some random ones evolve. Finally, as many moves are taken out of the best plan as cost nothing.
+//! Each byte in the first tier has a price during each kernel, and each link's time has one. At given prices, the
+//! decisions about tensors do not depend on each other (a Lagrangian relaxation). The cheapest treatments make up the
+//! demand. Prices rise where demand exceeds supply, and fall elsewhere (subgradient steps of Polyak's length). In each
+//! round the decoder tries, for each tensor, the best treatment other than the one of least room. Tensors that gain
+//! most for the price of their room come first. In addition, more and more tensors are recomputed, the cheapest first.
+//! Then the best decisions and some random ones evolve. Finally, steps are taken out of the best plan as long as it
+//! does not get worse.
 
 use std::ops::Range;
 
@@ -24,9 +25,10 @@ pub struct Scheduled;
 /// Rounds of prices. If tensors stay where they are, the prices converge to the best bound.
 const ROUNDS: u64 = 100;
 const STATIC_ROUNDS: u64 = 300;
-/// One in this many of the plans that may be tried is the best plan with fewer steps.
+/// One in this many evaluations is reserved for taking steps out of the best plan.
 const THINNING: u64 = 4;
-/// The number of decisions that evolve. Prices do not see the order in time: random decisions add what they leave out.
+/// The number of best decisions that are kept before evolution. Random decisions then fill up the population: prices do
+/// not see the order in time, and random decisions add what they miss.
 const SURVIVORS: usize = 30;
 
 impl Planner for Scheduled {

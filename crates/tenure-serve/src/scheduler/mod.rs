@@ -1,4 +1,5 @@
-//! The scheduler, which decides which requests run next, together and on which device, and which models stay there.
+//! The scheduler decides which requests run next, which of them run together, on which device, and which models stay on
+//! a device.
 //!
 //! Nothing here waits, has threads or reads a clock. The user reports to a [`Scheduler`] what happened and when, and
 //! polls it for [`Decision`]s. Times are durations since an origin that the user chooses, and never go back.
@@ -31,8 +32,8 @@
 //! switches. A request waits until it is due, and then only for requests that were due before it, for older requests of
 //! its class, and for the debts.
 //!
-//! **Batches.** A batch starts with the oldest request of a class, which is a model and a priority; others of the same
-//! shape join it, by priority, then by age.
+//! **Batches.** A class is a model and a priority. A batch starts with the oldest request of a class. Other requests
+//! for the same model and of the same shape join it, by priority, then by age.
 //!
 //! **Outcomes.** Every accepted request has exactly one outcome: it is in the list that [`Scheduler::finished`]
 //! returns, or in a [`Decision::Answer`].

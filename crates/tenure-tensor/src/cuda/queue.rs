@@ -101,8 +101,8 @@ impl Sealed for Elementwise<'_> {
 /// environment has `TENURE_CHECK_KERNELS`. It does not wait: the caller may drop the tensors afterwards, since their
 /// memory is reused in the order of the stream.
 ///
-/// # Errors
-/// An error of an earlier operation on the device, or of `device`. Errors of `host` come later.
+/// # Errors An error of an earlier operation on the device, or of `device`. A later operation on the device returns an
+/// error of `host`.
 pub fn submit(
     touched: &impl Touched,
     device: impl FnOnce(&mut Queue) -> Result<()>,
@@ -133,8 +133,8 @@ pub(super) fn submit_erased(
 /// A function that computes on the CPU what a kernel computes, given the written and the read tensors.
 pub(super) type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
-/// Protects storages that a stream uses from early reuse: until the stream has passed this point, if a storage was
-/// allocated for another stream; in a capture, as long as the graph may be replayed.
+/// Protects storages that a stream uses from early reuse. A storage that was allocated for another stream is kept until
+/// this stream has passed this point. In a capture, storages are kept as long as the graph may be replayed.
 pub(crate) fn record_use<'a>(
     op: &'static str,
     memory: &DeviceMemory,
@@ -184,13 +184,13 @@ impl Queue {
         (tuning::measures_algorithms() && !is_captured()).then_some(CANDIDATES)
     }
 
-    /// Returns the words with which a kernel reports an error.
+    /// Returns the two words that are passed to a kernel so that it can report an error.
     pub(crate) fn fault(&self, code: u64) -> Result<[u64; 2]> {
         late::fault(self.memory, self.op, code)
     }
 
-    /// Allocates bytes for a kernel. They are valid until the work that is now put on the stream is done. Returns their
-    /// address, a multiple of 256.
+    /// Allocates bytes for a kernel. They are valid until the work that this operation puts on the stream is done.
+    /// Returns their address, a multiple of 256.
     ///
     /// # Errors
     /// Out of memory.
@@ -309,7 +309,7 @@ impl Queue {
     }
 }
 
-/// A device tensor as a simulated kernel has it: on the CPU.
+/// A tensor of a simulated kernel: its copy on the CPU, and what copies it back.
 struct Twin {
     is_written: bool,
     address: u64,
@@ -317,7 +317,7 @@ struct Twin {
     dtype: DType,
     /// The ranges of its elements in memory, in bytes from the first.
     runs: Vec<Range<u64>>,
-    /// The tensor itself, if it is on the CPU anyway.
+    /// A copy of the tensor, made at submission, if the tensor is on the CPU.
     here: Option<Tensor>,
 }
 

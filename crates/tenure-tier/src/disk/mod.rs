@@ -43,10 +43,12 @@ const COPIERS: usize = 2;
 pub struct DiskOptions {
     /// The total size of the files in bytes, allocated when the disk is opened.
     pub capacity: u64,
-    /// Staging memory in bytes. Transfers that wait for it use no memory of their own.
+    /// Staging memory in bytes. It is rounded down to whole chunks, to at least 2 and at most 96. Transfers that wait
+    /// for it use no memory of their own.
     pub staging_bytes: usize,
-    /// The most bytes that may be written in 24 hours, or `None` for no limit: disks wear out. Only writes of this tier
-    /// count, with their size before encoding.
+    /// The most bytes that may be written in a day, or `None` for no limit: disks wear out. A day begins when the disk
+    /// is opened, and again with the first write more than 24 hours later. Only writes of this tier count, with their
+    /// size before encoding.
     pub daily_bytes: Option<u64>,
 }
 
@@ -126,7 +128,8 @@ struct Written {
 }
 
 impl Piece {
-    /// Returns the bytes in the file, in whole blocks. An encoded piece is shorter than the room set aside for it.
+    /// Returns the number of bytes that the piece takes in the file, rounded up to whole blocks. An encoded piece is
+    /// shorter than the room set aside for it.
     fn whole_blocks(&self) -> usize {
         self.written.get().map_or(self.bytes, |written| written.bytes).next_multiple_of(BLOCK)
     }
@@ -189,7 +192,8 @@ impl Room {
         &self.stored.name
     }
 
-    /// Begins to write bytes that fill the room exactly. They are kept until they are on disk. Does not wait.
+    /// Begins to write bytes. They must be exactly as many as the room is for. They are kept until they are on disk.
+    /// Does not wait.
     ///
     /// # Errors
     /// [`DiskError::Worn`] if the daily limit would be exceeded.
@@ -228,8 +232,8 @@ pub struct DiskStatistics {
 }
 
 impl Disk {
-    /// Returns the number of bytes that equally large files in all these folders have room for. Folders on one file
-    /// system share its room.
+    /// Returns the largest total size of equally large files, one in each of these folders. Folders on one file system
+    /// share its room.
     ///
     /// # Errors
     /// [`TierError`] if a folder does not exist.

@@ -34,8 +34,8 @@ use link::{CopyStream, Tally, Way};
 use stored::{Inner, Place, Progress};
 use watcher::Watcher;
 
-/// The largest piece in bytes that goes to disk or comes back on its own. A copy of this size is nearly as fast as a
-/// link allows.
+/// The most bytes of a piece. Each piece goes to disk and comes back separately. A copy of this size is nearly as fast
+/// as a link allows.
 const MAX_PIECE: usize = 4 << 20;
 /// The number of pieces read from disk at a time.
 const LANES: usize = 8;
@@ -50,8 +50,8 @@ const LEAST_MEMORY: usize = 8 << 20;
 /// Settings of a [`Mover`].
 #[derive(Clone, Debug)]
 pub struct MoverOptions {
-    /// Host memory in bytes, pinned if there is a device. It holds the bytes stored in it and stages the bytes that go
-    /// to disk or come back. Without a device, this is the most that may be on its way to disk at a time.
+    /// Host memory in bytes, pinned if there is a device. It holds bytes that are stored to the host, and stages bytes
+    /// that go to disk or come back. Without a device, this is the most that may be on its way to disk at a time.
     pub memory_bytes: usize,
     /// The NUMA node to pin memory of, if the host has any: the one next to the device.
     pub numa_node: Option<u32>,
@@ -131,7 +131,8 @@ struct Shared {
     stalls: Stalls,
 }
 
-/// The parts of a mover that serve its device. Watchers come first: they end before the streams.
+/// The parts of a mover that serve its device. The watchers are the first fields, so that they are dropped before the
+/// streams.
 struct DeviceSide {
     departures: Arc<Watcher>,
     arrivals: Watcher,

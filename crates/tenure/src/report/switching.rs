@@ -12,16 +12,16 @@ pub struct SwitchReport<'a> {
     models: &'a [ModelTimes],
 }
 
-/// The times that one model takes to answer, in several ways.
+/// The times that one model takes to answer, one for each state of its weights, such as `ready` or `cold`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelTimes {
     /// The model.
     pub model: String,
-    /// The name of each way, and its time in ms.
+    /// The name of each state, and the time in ms.
     pub times: Vec<(&'static str, f64)>,
 }
 
-/// The gap between the name of a bar, the bar and its figure, in pixels.
+/// The gap between a bar's name and the bar, and between the bar and its time, in pixels.
 const GAP: f64 = 10.0;
 const BAR: f64 = 22.0;
 const HEADING: f64 = 40.0;

@@ -46,7 +46,7 @@ pub(super) struct Parts<D> {
 
 pub(super) type Images = Box<dyn Dataset<Item = (Tensor, i64)>>;
 
-/// The shape of the images for which a model is made.
+/// The number of channels and of classes of the images for which a model is made.
 #[derive(Clone, Copy)]
 pub(super) struct ImageKind {
     pub(super) channels: usize,
@@ -102,7 +102,7 @@ impl DataSpec {
     }
 }
 
-/// Removes `./`, so that a checkpoint recognises the data.
+/// Removes `./`, so that `./images` and `images` are the same data to a checkpoint.
 fn plain(path: &str) -> PathBuf {
     let parts: PathBuf = Path::new(path).components().filter(|part| *part != Component::CurDir).collect();
     if parts.as_os_str().is_empty() { ".".into() } else { parts }
@@ -183,7 +183,7 @@ fn subfolders(folder: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Returns the first of the folders whose name is in `known`, which lists the preferred names first.
+/// Returns the folder whose plain name comes first in `known`.
 fn part_named<'a>(folders: &'a [String], known: &[&str]) -> Option<&'a str> {
     let mut found = known.iter().filter_map(|known| folders.iter().find(|folder| plain_part(folder) == *known));
     found.next().map(String::as_str)
@@ -209,8 +209,8 @@ fn image_kind(folder: &ImageFolder) -> ImageKind {
     ImageKind { channels: 3, classes: folder.classes().len() }
 }
 
-/// Prints the number of images to train on and to hold out in a folder, their folders, and the files that were not
-/// read.
+/// Prints how many images of a folder are trained on and held out, where they are, their classes, and the files that
+/// were not read.
 fn tell(folder: &Path, [training, held_out]: [(usize, &str); 2], classes: &str, left_out: &LeftOut) {
     let place = |name: &str| if name.is_empty() { String::new() } else { format!(" ({name})") };
     files::complain(&format!(

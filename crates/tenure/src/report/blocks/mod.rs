@@ -35,7 +35,7 @@ pub struct PageOptions {
 }
 
 impl Default for PageOptions {
-    /// Returns a page of at most 4 MB that shows the whole history.
+    /// Returns the options of a page of at most 4 MB that shows the whole history.
     fn default() -> Self {
         Self { page_bytes: 4_000_000, from: 0, to: usize::MAX }
     }
